@@ -1,0 +1,59 @@
+# Everything a user or a developer does, from a fresh clone. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_BENCH := $(VENV)/.installed-bench
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## List these targets.
+	@echo "Equilibria. The first of these commands creates $(VENV) and installs into it; later ones start at once."
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target says; \
+		do printf '%-14s %s\n' "$$target" "$$says"; done
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS) (test processes)  ARGS= (passed on to the program, e.g. make test ARGS='-k relu')"
+
+demo: $(INSTALLED) ## Run the demonstration: it trains a small model and writes a report.
+	$(BIN)/equilibria demo $(ARGS)
+
+# One thread a process: test processes that each take every core slow each other down.
+test: $(INSTALLED) ## Run the test suite.
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(INSTALLED) ## Check style, types and the import rule between rooms.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED_BENCH) ## Measure against peers in one run and print a table of ratios.
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove the environment, caches and build products.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "There is no '$(PYTHON)' here. Install Python 3.10 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Equilibria needs Python 3.10 or newer, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "'$(PYTHON)' has no venv module. Install it (Debian and Ubuntu: apt-get install python3-venv), or name another Python: make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Installing Equilibria into $(VENV); the first time takes some minutes, most of them for PyTorch."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(INSTALLED_BENCH): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,bench]'
+	@touch $@

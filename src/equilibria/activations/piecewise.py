@@ -1,0 +1,139 @@
+"""Activations that are piecewise linear."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu, softshrink
+
+from equilibria.activations.base import Activation
+from equilibria.activations.registry import register_activation
+
+
+@register_activation
+@dataclass(frozen=True)
+class ReLU(Activation):
+    """σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}."""
+
+    name: ClassVar[str] = "relu"
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return torch.relu(a)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return (a > 0).to(a.dtype)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return torch.relu(a).square() / 2
+
+    def penalty(self, y: Tensor) -> Tensor:
+        return torch.where(y < 0, math.inf, 0 * y)
+
+    def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
+        """gradient where y > 0, min(gradient, 0) where y = 0, because ∂f(0) = (−∞, 0]."""
+        result = torch.where(y == 0, gradient.clamp(max=0), gradient)
+        return torch.where(y < 0, math.inf, result)
+
+
+@register_activation
+@dataclass(frozen=True)
+class LeakyReLU(Activation):
+    """σ(a) = max(a, s·a) with slope 0 < s ≤ 1; f(y) = ½(1/s − 1) min(y, 0)²."""
+
+    name: ClassVar[str] = "leaky_relu"
+    slope: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slope <= 1:
+            raise ValueError(f"slope must lie in (0, 1], got {self.slope}; for slope 0 use ReLU")
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return leaky_relu(a, self.slope)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return torch.where(a > 0, torch.ones_like(a), self.slope)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return self(a) * a / 2
+
+    def penalty(self, y: Tensor) -> Tensor:
+        return y.clamp(max=0).square() * (self._curvature / 2)
+
+    def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
+        return gradient + self._curvature * y.clamp(max=0)
+
+    @property
+    def _curvature(self) -> float:
+        return 1 / self.slope - 1
+
+
+@register_activation
+@dataclass(frozen=True)
+class SoftThreshold(Activation):
+    """σ(a) = sign(a) max(|a| − λ, 0) with threshold λ > 0; f(y) = λ|y|."""
+
+    name: ClassVar[str] = "soft_threshold"
+    threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < math.inf:
+            raise ValueError(f"threshold must be positive and finite, got {self.threshold}")
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return softshrink(a, self.threshold)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return (a.abs() > self.threshold).to(a.dtype)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return self(a).square() / 2
+
+    def penalty(self, y: Tensor) -> Tensor:
+        return self.threshold * y.abs()
+
+    def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
+        """gradient + λ sign(y) where y ≠ 0, σ(gradient) where y = 0, because ∂f(0) = [−λ, λ]."""
+        return torch.where(y == 0, self(gradient), gradient + self.threshold * y.sign())
+
+
+@register_activation
+@dataclass(frozen=True)
+class IdentityActivation(Activation):
+    """σ(a) = a, S = ½a², f = 0: a linear equilibrium."""
+
+    name: ClassVar[str] = "identity"
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return a
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return torch.ones_like(a)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return a.square() / 2
+
+    def penalty(self, y: Tensor) -> Tensor:
+        return 0 * y
+
+    def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
+        return gradient

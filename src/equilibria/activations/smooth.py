@@ -1,0 +1,151 @@
+"""Smooth activations; where they saturate, f has an infinite slope at the end of its domain."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from equilibria.activations.base import Activation
+from equilibria.activations.dilogarithm import dilogarithm_exp, softplus, softplus_primitive
+from equilibria.activations.registry import register_activation
+
+
+@dataclass(frozen=True)
+class SmoothActivation(Activation):
+    """A σ with an inverse on an open interval, where f′(y) = σ⁻¹(y) − y.
+
+    σ never reaches the ends of the interval, but its rounded value does: tanh(50) is 1. There y
+    stands for every point that rounds to it, so ∂f is taken as the half line that begins at f′ of
+    the nearest number inside, and a saturated state counts as stationary when it is.
+    """
+
+    lower: ClassVar[float] = -math.inf
+    upper: ClassVar[float] = math.inf
+
+    @abstractmethod
+    def penalty_derivative(self, y: Tensor) -> Tensor:
+        """f′(y) inside the domain."""
+
+    def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
+        low, high = _nearest_inside(self.lower, self.upper, y.dtype)
+        inside = torch.where(y <= self.lower, low, torch.where(y >= self.upper, high, _widen(y)))
+        result = _widen(gradient) + self.penalty_derivative(inside)
+        result = torch.where(y <= self.lower, result.clamp(max=0), result)
+        result = torch.where(y >= self.upper, result.clamp(min=0), result)
+        outside = (y < self.lower) | (y > self.upper)
+        return torch.where(outside, math.inf, result).to(gradient.dtype)
+
+
+@register_activation
+@dataclass(frozen=True)
+class Tanh(SmoothActivation):
+    """σ = tanh, S = log cosh, S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1]."""
+
+    name: ClassVar[str] = "tanh"
+    lower: ClassVar[float] = -1.0
+    upper: ClassVar[float] = 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return torch.tanh(a)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return 1 - torch.tanh(a).square()
+
+    def primitive(self, a: Tensor) -> Tensor:
+        wide = _widen(a)
+        return (wide - logsigmoid(2 * wide) - math.log(2)).to(a.dtype)
+
+    def penalty(self, y: Tensor) -> Tensor:
+        wide = _widen(y)
+        return ((_xlogx(1 + wide) + _xlogx(1 - wide) - wide.square()) / 2).to(y.dtype)
+
+    def penalty_derivative(self, y: Tensor) -> Tensor:
+        return torch.atanh(y) - y
+
+
+@register_activation
+@dataclass(frozen=True)
+class Sigmoid(SmoothActivation):
+    """σ(a) = 1/(1 + e⁻ᵃ), S = log(1 + eᵃ) − log 2, S* = y log y + (1−y) log(1−y) + log 2."""
+
+    name: ClassVar[str] = "sigmoid"
+    lower: ClassVar[float] = 0.0
+    upper: ClassVar[float] = 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        return 0.25
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return torch.sigmoid(a)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        y = torch.sigmoid(a)
+        return y * (1 - y)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return (softplus(_widen(a)) - math.log(2)).to(a.dtype)
+
+    def penalty(self, y: Tensor) -> Tensor:
+        wide = _widen(y)
+        return (math.log(2) + _xlogx(wide) + _xlogx(1 - wide) - wide.square() / 2).to(y.dtype)
+
+    def penalty_derivative(self, y: Tensor) -> Tensor:
+        return torch.logit(y) - y
+
+
+@register_activation
+@dataclass(frozen=True)
+class Softplus(SmoothActivation):
+    """σ(a) = log(1 + eᵃ), S = −Li₂(−eᵃ) − π²/12, f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0."""
+
+    name: ClassVar[str] = "softplus"
+    lower: ClassVar[float] = 0.0
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return softplus(a)
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return torch.sigmoid(a)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return softplus_primitive(_widen(a)).to(a.dtype)
+
+    def penalty(self, y: Tensor) -> Tensor:
+        value = dilogarithm_exp(_widen(y).clamp(min=0)) - math.pi**2 / 12
+        return torch.where(y < 0, math.inf, value).to(y.dtype)
+
+    def penalty_derivative(self, y: Tensor) -> Tensor:
+        return torch.log(-torch.expm1(-y))
+
+
+def _xlogx(x: Tensor) -> Tensor:
+    """x log x: 0 at x = 0, +∞ at x < 0."""
+    entropy: Tensor = torch.special.entr(x)
+    return -entropy
+
+
+def _widen(x: Tensor) -> Tensor:
+    """x in float32 at least: logarithms of a half-precision 1 − y would keep no digit."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _nearest_inside(lower: float, upper: float, dtype: torch.dtype) -> tuple[float, float]:
+    """The normal numbers of `dtype` next to the ends of the domain, on its inner side."""
+    number = torch.finfo(dtype)
+    low = lower + number.tiny if lower == 0 else lower * (1 - number.eps / 2)
+    return low, upper * (1 - number.eps / 2)

@@ -1,0 +1,26 @@
+"""What a solve is about: the state that is iterated and the context it is iterated in."""
+
+from equilibria.context.context import Context, Entry
+from equilibria.context.state import (
+    Layout,
+    Packing,
+    State,
+    batch_size,
+    map_state,
+    state_tensors,
+    sum_per_sample,
+    unflatten_state,
+)
+
+__all__ = [
+    "Context",
+    "Entry",
+    "Layout",
+    "Packing",
+    "State",
+    "batch_size",
+    "map_state",
+    "state_tensors",
+    "sum_per_sample",
+    "unflatten_state",
+]

@@ -1,0 +1,93 @@
+"""Everything that a step of the map reads besides the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+Entry = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Tensors computed once a solve, by `inject`, and read by every step.
+
+    `sample` tensors have the batch first, so that finished samples can be dropped by indexing;
+    `shared` ones (normalised weights, scales) belong to all samples. A composite, such as a sum of
+    energy terms, keeps the contexts of its `parts`. Nothing in a context is detached: gradients
+    reach the parameters and the input through it.
+    """
+
+    sample: Mapping[str, Entry] = field(default_factory=dict)
+    shared: Mapping[str, Entry] = field(default_factory=dict)
+    parts: tuple[Context, ...] = ()
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor called `name`."""
+        entry = self.sample.get(name, self.shared.get(name))
+        if isinstance(entry, Tensor):
+            return entry
+        raise KeyError(
+            f"the context holds no tensor {name!r}; it has {sorted(self.names())}. "
+            "Put it there in `inject` or `prepare`."
+        )
+
+    def weights(self, name: str) -> tuple[Tensor, ...]:
+        """The effective weights of the operator called `name` (see `LinearOperator.weights`)."""
+        entry = self.shared[name]
+        return (entry,) if isinstance(entry, Tensor) else entry
+
+    def names(self) -> list[str]:
+        return [*self.sample, *self.shared]
+
+    def with_sample(self, **entries: Entry) -> Context:
+        return Context({**self.sample, **entries}, self.shared, self.parts)
+
+    def with_shared(self, entries: Mapping[str, Entry]) -> Context:
+        return Context(self.sample, {**self.shared, **entries}, self.parts)
+
+    def keep(self, index: Tensor) -> Context:
+        """The context of the samples at `index`."""
+        return Context(
+            {name: _map_entry(lambda t: t[index], entry) for name, entry in self.sample.items()},
+            self.shared,
+            tuple(part.keep(index) for part in self.parts),
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in an order that `replace` understands."""
+        return list(self._walk())
+
+    def replace(self, tensors: Sequence[Tensor]) -> Context:
+        """The same context with its tensors replaced, in the order of `tensors()`."""
+        remaining = iter(tensors)
+        return self._map(lambda _: next(remaining))
+
+    def skeleton(self) -> Context:
+        """The structure alone, without the memory of its tensors, for a later `replace`."""
+        return self._map(lambda tensor: tensor.new_empty(0))
+
+    def _walk(self) -> Iterator[Tensor]:
+        for entries in (self.sample, self.shared):
+            for entry in entries.values():
+                if isinstance(entry, Tensor):
+                    yield entry
+                else:
+                    yield from entry
+        for part in self.parts:
+            yield from part._walk()
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Context:
+        return Context(
+            {name: _map_entry(function, entry) for name, entry in self.sample.items()},
+            {name: _map_entry(function, entry) for name, entry in self.shared.items()},
+            tuple(part._map(function) for part in self.parts),
+        )
+
+
+def _map_entry(function: Callable[[Tensor], Tensor], entry: Entry) -> Entry:
+    if isinstance(entry, Tensor):
+        return function(entry)
+    return tuple(function(tensor) for tensor in entry)

@@ -1,0 +1,245 @@
+"""An energy term, and the sums and multiples that terms form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, Entry, Layout, State, state_tensors, unflatten_state
+from equilibria.context.state import batch_size
+from equilibria.energies.differentiate import local_graph
+
+
+class Energy(nn.Module):
+    """A smooth term E(y; x) of a hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x).
+
+    A new term needs one method, `value`, written with ordinary torch operations:
+
+        class Smoothness(Energy):
+            def value(self, y, context):
+                return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
+
+    Its `descent` −∇E, which the fixed-point map y = σ(−∇E(y; x)) is made of, then comes from
+    autograd. Parameters of the term are trained like those of any module. Override `inject` to
+    compute what depends on the input once a solve, `prepare` for what depends on parameters only,
+    and `descent` with a hand-written fast path (the tests hold it equal to the gradient of `value`).
+    """
+
+    couples_batch: bool = False
+    """Whether the value of one sample depends on the others. The batch is then one problem for the
+    solver, the adjoint and the status."""
+
+    def inject(self, x: Tensor) -> Context:
+        """What the term needs of the input, once a solve. By default the input itself, as `x`."""
+        return Context(sample={"x": x})
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        """What the term needs of its parameters, once a solve; `layout` holds the state's shapes."""
+        return {}
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        """`context` with what `prepare` gives."""
+        return context.with_shared(self.prepare(layout))
+
+    def initial_state(self, context: Context) -> State | None:
+        """Where a solve starts, or None if the term does not say what shape the state has."""
+        return None
+
+    def value(self, state: State, context: Context) -> Tensor:
+        """E(y; x) of each sample, shape `(batch,)`; one number where the term couples the batch."""
+        raise TypeError(
+            f"{type(self).__name__} is an energy term without a `value` method: "
+            "define value(self, state, context) and return one number per sample."
+        )
+
+    def descent(self, state: State, context: Context) -> State:
+        """−∇E(y; x), by automatic differentiation of `value`."""
+        create_graph = torch.is_grad_enabled()
+        with local_graph(state_tensors(state), context, create_graph) as (tensors, context):
+            value = self.value(unflatten_state(state, tensors), context)
+            self._check(value, state)
+            if value.requires_grad:
+                gradients = torch.autograd.grad(
+                    value.sum(), tensors, create_graph=create_graph, materialize_grads=True
+                )
+            else:  # The term does not depend on the state.
+                gradients = tuple(torch.zeros_like(tensor) for tensor in tensors)
+        return unflatten_state(state, (-gradient for gradient in gradients))
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """An upper bound of ‖∇²E‖ over all states and samples, or None if the term knows none.
+
+        Times the Lipschitz constant of σ it bounds the contraction factor of the map.
+        """
+        return None
+
+    def _check(self, value: Tensor, state: State) -> None:
+        expected = () if self.couples_batch else (batch_size(state),)
+        if tuple(value.shape) != expected and not (self.couples_batch and value.numel() == 1):
+            hint = "it couples the batch" if self.couples_batch else "one number per sample"
+            raise ValueError(
+                f"{type(self).__name__}.value returned shape {tuple(value.shape)}; "
+                f"expected {expected} ({hint}). Sum over all dimensions but the first."
+            )
+
+    def __add__(self, other: Energy | Callable[[Tensor, Tensor], Tensor]) -> Sum:
+        return Sum(self, _as_energy(other))
+
+    def __radd__(self, other: Energy | Callable[[Tensor, Tensor], Tensor] | int) -> Energy:
+        # `sum(terms)` starts from 0.
+        if isinstance(other, int) and other == 0:
+            return self
+        return Sum(_as_energy(other), self)
+
+    def __mul__(self, factor: float | Tensor) -> Scaled:
+        return Scaled(self, factor)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Scaled:
+        return Scaled(self, -1.0)
+
+    def __sub__(self, other: Energy) -> Sum:
+        return Sum(self, -_as_energy(other))
+
+
+class Sum(Energy):
+    """The sum of energy terms."""
+
+    def __init__(self, *terms: Energy) -> None:
+        super().__init__()
+        flat: list[Energy] = []
+        for term in terms:
+            flat.extend(term.summands() if isinstance(term, Sum) else [term])
+        self.terms = nn.ModuleList(flat)
+        self.couples_batch = any(term.couples_batch for term in flat)
+
+    def summands(self) -> list[Energy]:
+        return [term for term in self.terms if isinstance(term, Energy)]
+
+    def inject(self, x: Tensor) -> Context:
+        return Context(parts=tuple(term.inject(x) for term in self.summands()))
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        parts = zip(self.summands(), context.parts, strict=True)
+        return Context(parts=tuple(term.complete(part, layout) for term, part in parts))
+
+    def initial_state(self, context: Context) -> State | None:
+        for term, part in zip(self.summands(), context.parts, strict=True):
+            start = term.initial_state(part)
+            if start is not None:
+                return start
+        return None
+
+    def value(self, state: State, context: Context) -> Tensor:
+        parts = zip(self.summands(), context.parts, strict=True)
+        values = [(term, term.value(state, part)) for term, part in parts]
+        if self.couples_batch:
+            return torch.stack([value.sum() for _, value in values]).sum()
+        return torch.stack([value for _, value in values]).sum(dim=0)
+
+    def descent(self, state: State, context: Context) -> State:
+        total: tuple[Tensor, ...] | None = None
+        for term, part in zip(self.summands(), context.parts, strict=True):
+            descent = state_tensors(term.descent(state, part))
+            total = (
+                descent
+                if total is None
+                else tuple(a + b for a, b in zip(total, descent, strict=True))
+            )
+        if total is None:
+            raise ValueError("a sum of energies needs at least one term")
+        return unflatten_state(state, total)
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        total: Tensor | None = None
+        for term, part in zip(self.summands(), context.parts, strict=True):
+            bound = term.curvature_bound(part, layout)
+            if bound is None:
+                return None
+            total = bound if total is None else total + bound
+        return total
+
+
+class Scaled(Energy):
+    """A multiple of an energy term; the factor may be a trainable parameter."""
+
+    def __init__(self, term: Energy, factor: float | Tensor) -> None:
+        super().__init__()
+        if not isinstance(factor, int | float | Tensor):
+            raise TypeError(f"an energy is multiplied by a number, not by {type(factor).__name__}")
+        if isinstance(factor, Tensor) and factor.numel() != 1:
+            raise ValueError(f"an energy is multiplied by one number, not by {factor.numel()}")
+        self.term = term
+        self.couples_batch = term.couples_batch
+        self.factor: float | Tensor
+        if isinstance(factor, Tensor) and not isinstance(factor, nn.Parameter):
+            self.register_buffer("factor", factor)
+        else:
+            self.factor = factor
+
+    def inject(self, x: Tensor) -> Context:
+        return self.term.inject(x)
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        return self.term.complete(context, layout)
+
+    def initial_state(self, context: Context) -> State | None:
+        return self.term.initial_state(context)
+
+    def value(self, state: State, context: Context) -> Tensor:
+        return self.factor * self.term.value(state, context)
+
+    def descent(self, state: State, context: Context) -> State:
+        descent = self.term.descent(state, context)
+        return unflatten_state(state, (self.factor * tensor for tensor in state_tensors(descent)))
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        bound = self.term.curvature_bound(context, layout)
+        return None if bound is None else abs(self.factor) * bound
+
+
+class FunctionEnergy(Energy):
+    """The term E(y; x) = function(y, x), where the function returns one number per sample."""
+
+    def __init__(
+        self, function: Callable[[Tensor, Tensor], Tensor], *, couples_batch: bool = False
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.couples_batch = couples_batch
+
+    def value(self, state: State, context: Context) -> Tensor:
+        return self.function(state, context["x"])  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+def energy_term(
+    function: Callable[[Tensor, Tensor], Tensor] | None = None, *, couples_batch: bool = False
+) -> FunctionEnergy | Callable[[Callable[[Tensor, Tensor], Tensor]], FunctionEnergy]:
+    """Turn a function of (state, input) into an energy term, also as a decorator.
+
+        @energy_term
+        def smoothness(y, x):
+            return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
+
+        layer = EquilibriumLayer(Input(U) + Quadratic(W) + 0.1 * smoothness)
+    """
+    if function is None:
+        return lambda wrapped: FunctionEnergy(wrapped, couples_batch=couples_batch)
+    return FunctionEnergy(function, couples_batch=couples_batch)
+
+
+def _as_energy(term: Energy | Callable[[Tensor, Tensor], Tensor] | int) -> Energy:
+    if isinstance(term, Energy):
+        return term
+    if callable(term):
+        return FunctionEnergy(term)
+    raise TypeError(
+        f"cannot add {type(term).__name__} to an energy: "
+        "give an Energy, or a function of (state, input) that returns one number per sample"
+    )

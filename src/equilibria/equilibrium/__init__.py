@@ -1,0 +1,6 @@
+"""Equilibria as layers: the cell contract, and cell + solver + gradient rule."""
+
+from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium.layer import EquilibriumLayer
+
+__all__ = ["Cell", "EnergyCell", "EquilibriumLayer"]

@@ -1,0 +1,131 @@
+"""The cell: the one contract that every model meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.activations import Activation, get_activation
+from equilibria.adjoints import Symmetry
+from equilibria.context import Context, Entry, Layout, Packing, State, map_state
+from equilibria.energies import Energy
+from equilibria.objective import EnergyObjective, Objective
+
+
+class Cell(nn.Module):
+    """A fixed-point map y = T(y; x) and what a solver and a gradient rule must know of it.
+
+    `inject` runs once a solve and computes everything that is random, depends on the input, or
+    depends on parameters only (through `prepare`); `step` runs every iteration and reads nothing
+    but the state, the context and parameters.
+    """
+
+    symmetry: Symmetry = Symmetry.NONE
+    """What is known of the Jacobian of `step` in the state."""
+    couples_batch: bool = False
+    """Whether samples influence each other: the batch is then one problem."""
+    refresh_until: int = 0
+    """How many iterations renew the context by `refresh` before the map is fixed."""
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        """Normalised weights and whatever else depends on parameters only.
+
+        `layout` holds the state's shapes: the norm of a zero-padded convolution depends on them.
+        """
+        return {}
+
+    def inject(self, x: Tensor) -> Context:
+        """All that `step` needs of the input and the parameters. Nothing in it is detached."""
+        raise TypeError(f"{type(self).__name__} must define inject(self, x) -> Context")
+
+    def initial_state(self, x: Tensor, context: Context) -> State:
+        """Where a solve starts: zeros of the state's shape."""
+        raise TypeError(f"{type(self).__name__} must define initial_state(self, x, context)")
+
+    def step(self, state: State, context: Context) -> State:
+        """T(y; x). Pure: the same arguments give the same result."""
+        raise TypeError(f"{type(self).__name__} must define step(self, state, context)")
+
+    def refresh(self, state: State, context: Context) -> Context:
+        """The context renewed at a state, for cells that freeze signs or perturbations."""
+        return context
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """The feature that the rest of the network sees."""
+        if isinstance(state, Tensor):
+            return state
+        raise TypeError(
+            f"{type(self).__name__} has a state of several tensors: define output(state, context)"
+        )
+
+    def symmetry_weight(self, state: State, context: Context) -> State:
+        """S = σ′(pre-activation) ≥ 0, for cells of `Symmetry.WEIGHTED`."""
+        raise TypeError(
+            f"{type(self).__name__} states Symmetry.WEIGHTED without a symmetry_weight method"
+        )
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """A proven bound q of the Lipschitz constant of `step` in the state, or None."""
+        return None
+
+    def objective(self, context: Context) -> Objective:
+        """The hidden objective at the input that made `context`."""
+        raise TypeError(f"{type(self).__name__} has no hidden objective")
+
+    def forward(self, state: State, context: Context, *, method: str = "step") -> State:
+        """`step`, or another method, so that `functional_call` can run it on saved parameters."""
+        result: State = getattr(self, method)(state, context)
+        return result
+
+
+class EnergyCell(Cell):
+    """y = σ(−∇E(y; x)), the first-order condition of G = 1ᵀf + ½‖·‖² + E, σ = prox_f.
+
+    With `alpha` < 1 the step is relaxed, y ← α σ(−∇E(y; x)) + (1 − α) y: the same equilibrium,
+    the skip connection of OptEq's Table 1.
+    """
+
+    symmetry = Symmetry.WEIGHTED
+
+    def __init__(
+        self, energy: Energy, activation: str | Activation = "relu", alpha: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must be in (0, 1], not {alpha}")
+        self.energy = energy
+        self.activation = get_activation(activation)
+        self.alpha = alpha
+        self.couples_batch = energy.couples_batch
+
+    def inject(self, x: Tensor) -> Context:
+        context = self.energy.inject(x)
+        layout = Packing.of(self.initial_state(x, context)).layout
+        return self.energy.complete(context, layout)
+
+    def initial_state(self, x: Tensor, context: Context) -> State:
+        start = self.energy.initial_state(context)
+        return torch.zeros_like(x) if start is None else start
+
+    def step(self, state: State, context: Context) -> State:
+        image = map_state(self.activation, self.energy.descent(state, context))
+        if self.alpha == 1:
+            return image
+        return map_state(lambda y, mapped: y + self.alpha * (mapped - y), state, image)
+
+    def symmetry_weight(self, state: State, context: Context) -> State:
+        return map_state(self.activation.derivative, self.energy.descent(state, context))
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        curvature = self.energy.curvature_bound(context, layout)
+        if curvature is None:
+            return None
+        return 1 - self.alpha + self.alpha * self.activation.lipschitz * curvature
+
+    def objective(self, context: Context) -> Objective:
+        return EnergyObjective(self.energy, self.activation, context)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, alpha={self.alpha}"

@@ -1,0 +1,184 @@
+"""A cell, a solver and a gradient rule make a layer."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.activations import Activation
+from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, get_adjoint
+from equilibria.context import Context, Packing, State, map_state
+from equilibria.energies import Energy
+from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.objective import Objective
+from equilibria.solvers import (
+    ConvergenceError,
+    ConvergenceWarning,
+    FixedPointProblem,
+    Solution,
+    Solver,
+    get_solver,
+)
+
+
+class EquilibriumLayer(nn.Module):
+    """A layer whose output is the equilibrium y* = T(y*; x) of a cell.
+
+    Give an `energy` (and an activation), whose hidden objective the output then minimises, or a
+    `cell` of your own. Solver and gradient rule are chosen independently, by name or as objects.
+
+        layer = EquilibriumLayer(
+            Input(U) + Quadratic(W), activation="relu",
+            solver=Anderson(tolerance=1e-4), adjoint=Implicit(),
+        )
+
+    strict: raise `ConvergenceError` where a solve, forward or backward, does not converge. Otherwise
+        inference warns once with the share of samples, and `last_solution` holds the facts.
+    compile_step: run the solver on `torch.compile(step)`; derivatives use the step as it is.
+    """
+
+    def __init__(
+        self,
+        energy: Energy | None = None,
+        *,
+        cell: Cell | None = None,
+        activation: str | Activation = "relu",
+        solver: str | Solver[Any] = "anderson",
+        adjoint: str | GradientRule = "implicit",
+        strict: bool = False,
+        compile_step: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(energy, Cell):
+            energy, cell = None, energy
+        if (energy is None) == (cell is None):
+            raise ValueError("give an energy or a cell, and not both")
+        self.cell = cell if cell is not None else EnergyCell(_checked(energy), activation)
+        self.solver = get_solver(solver)
+        self.adjoint = get_adjoint(adjoint)
+        self.strict = strict
+        self.compile_step = compile_step
+        self.last_solution: Solution | None = None
+        """The last forward solve, without its state and context."""
+        self._backward_log = BackwardLog(strict)
+        self._warned = False
+
+    @property
+    def last_backward(self) -> LinearSolution | None:
+        """How the last backward solve went (without its value)."""
+        return self._backward_log.latest
+
+    def forward(self, x: Tensor, start: State | None = None) -> Tensor:
+        """The feature at the equilibrium, differentiable in the input and the parameters.
+
+        `start` is a state to start from, such as the `state` of an earlier solution.
+        """
+        with ExitStack() as stack:
+            if torch.is_inference_mode_enabled():
+                # Energies differentiate inside a step, which inference tensors forbid.
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+                x = x.clone() if x.is_inference() else x
+            problem = self._problem(x, start)
+            state, solution = self.adjoint.equilibrium(
+                self.cell, problem, self.solver, self._backward_log
+            )
+            self._note(solution)
+            return self.cell.output(state, solution.context)
+
+    @torch.no_grad()
+    def solve(
+        self,
+        x: Tensor,
+        start: State | None = None,
+        *,
+        solver: str | Solver[Any] | None = None,
+        trace: bool | Literal["states"] = False,
+    ) -> Solution:
+        """The equilibrium as a `Solution`, without gradients; optionally with another solver."""
+        with torch.inference_mode(False):
+            x = x.clone() if x.is_inference() else x
+            chosen = self.solver if solver is None else get_solver(solver)
+            solution = chosen.solve(self._problem(x, start), trace=trace)
+        self._note(solution)
+        return solution
+
+    def output(self, solution: Solution) -> Tensor:
+        """The feature that belongs to a solution."""
+        return self.cell.output(solution.state, solution.context)
+
+    def objective(self, x: Tensor) -> Objective:
+        """The hidden objective at an input."""
+        return self.cell.objective(self.cell.inject(x))
+
+    @torch.no_grad()
+    def contraction_bound(self, x: Tensor) -> float | None:
+        """A proven bound of the contraction factor q of the map at this input, or None."""
+        context = self.cell.inject(x)
+        layout = Packing.of(self.cell.initial_state(x, context)).layout
+        bound = self.cell.contraction_bound(context, layout)
+        return None if bound is None else float(bound)
+
+    def _problem(self, x: Tensor, start: State | None) -> FixedPointProblem:
+        context = self.cell.inject(x)
+        return FixedPointProblem(
+            step=self._solver_step(),
+            context=context,
+            start=self._start(x, context, start),
+            couples_batch=self.cell.couples_batch,
+            refresh=self.cell.refresh if self.cell.refresh_until else None,
+            refresh_until=self.cell.refresh_until,
+        )
+
+    def _start(self, x: Tensor, context: Context, given: State | None) -> State:
+        expected = self.cell.initial_state(x, context)
+        if torch.is_autocast_enabled(x.device.type):
+            # The map computes in half precision; the iterates are kept in single.
+            expected = map_state(lambda t: t.to(torch.promote_types(t.dtype, torch.float32)), expected)
+        if given is None:
+            return map_state(lambda t: t.detach(), expected)
+        if Packing.of(given) != Packing.of(expected):
+            raise ValueError(
+                f"the start has shapes {Packing.of(given).layout} for {Packing.of(given).samples} "
+                f"samples; expected {Packing.of(expected).layout} for {Packing.of(expected).samples}"
+            )
+        return map_state(lambda t, like: t.detach().to(like), given, expected)
+
+    def _solver_step(self) -> Any:
+        if not self.compile_step:
+            return self.cell.step
+        compiled = self.__dict__.get("_compiled_step")
+        if compiled is None:
+            compiled = self.__dict__["_compiled_step"] = torch.compile(self.cell.step)
+        return compiled
+
+    def _note(self, solution: Solution) -> None:
+        """Keep the facts of a solve, and say so where it failed."""
+        self.last_solution = replace(
+            solution, state=solution.residual.new_empty(0), context=Context(), trace=None
+        )
+        if bool(solution.converged.all()):
+            return
+        if self.strict:
+            raise ConvergenceError(solution.summary())
+        if not self.training and not self._warned:
+            self._warned = True
+            warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled step belongs to the cell it was made of: copies compile their own.
+        return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
+
+    def extra_repr(self) -> str:
+        return f"solver={self.solver}, adjoint={self.adjoint}, strict={self.strict}"
+
+
+def _checked(energy: Energy | None) -> Energy:
+    if isinstance(energy, Energy):
+        return energy
+    raise TypeError(f"energy must be an Energy, not {type(energy).__name__}")

@@ -1,0 +1,22 @@
+"""The models of the papers, each a short file that reads like its paper."""
+
+from equilibria.models import presets as _presets  # noqa: F401  (registers the named models)
+from equilibria.models.classifier import EquilibriumClassifier
+from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq
+from equilibria.models.opteq import OptEqCell, opteq, opteq_cell
+from equilibria.models.registry import create_model, list_models, model_options, register_model
+
+__all__ = [
+    "DeepOptEqCell",
+    "DeepOptEqObjective",
+    "EquilibriumClassifier",
+    "OptEqCell",
+    "UnitLayer",
+    "create_model",
+    "deep_opteq",
+    "list_models",
+    "model_options",
+    "opteq",
+    "opteq_cell",
+    "register_model",
+]

@@ -1,0 +1,64 @@
+"""The parts around an equilibrium: from an image to its input, from its feature to the logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class ImageStem(nn.Sequential):
+    """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, after optional pooling.
+
+    The norms have no trainable affine part, as the papers' parameter counts require; in evaluation
+    they fold into their convolutions.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: int, *, depth: int = 1, downsample: int = 1
+    ) -> None:
+        if depth < 1 or downsample < 1:
+            raise ValueError(f"depth and downsample must be at least 1, not {depth}, {downsample}")
+        layers: list[nn.Module] = []
+        for level in range(depth):
+            if level > 0:
+                layers.append(nn.ReLU())
+            width = in_channels if level == 0 else channels
+            layers.append(nn.Conv2d(width, channels, 3, padding=1, bias=False))
+            layers.append(nn.BatchNorm2d(channels, affine=False))
+        if downsample > 1:
+            layers.append(nn.AvgPool2d(downsample))
+        super().__init__(*layers)
+        self.in_channels = in_channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        features: Tensor = super().forward(images)
+        return features
+
+
+class PooledLinearHead(nn.Module):
+    """Average pooling to `pool` × `pool`, then a linear classifier."""
+
+    def __init__(self, channels: int, num_classes: int, *, pool: int = 1) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(pool)
+        self.classifier = nn.Linear(channels * pool * pool, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.pool(features).flatten(1))
+        return logits
+
+
+def check_images(images: Tensor, in_channels: int) -> None:
+    """A clear error where a tensor is not a batch of images for this model."""
+    if images.dim() != 4 or images.shape[1] != in_channels:
+        raise ValueError(
+            f"expected images of shape (batch, {in_channels}, height, width), "
+            f"not {tuple(images.shape)}"
+            + ("; add a batch dimension with images[None]" if images.dim() == 3 else "")
+        )
+    if not images.is_floating_point():
+        raise ValueError(
+            f"expected floating-point images, not {images.dtype}; "
+            f"convert them, e.g. images.to({torch.get_default_dtype()}) / 255"
+        )

@@ -1,0 +1,281 @@
+"""Deep OptEq: the equilibrium z = f_L∘…∘f_1(z, x) of composed unit layers.
+
+Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Sections 3.3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.activations import Activation, get_activation
+from equilibria.adjoints import GradientRule, Symmetry
+from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.energies import Input
+from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.models.blocks import ImageStem, PooledLinearHead
+from equilibria.models.classifier import EquilibriumClassifier
+from equilibria.models.options import initialise_small, solver_from_options
+from equilibria.objective import Objective
+from equilibria.operators import Conv2d, LinearOperator, as_operator
+from equilibria.solvers import Solver
+
+SMALLEST_ALPHA = 0.01
+
+
+class UnitLayer(nn.Module):
+    """f(z, x) = (α/μ) Wᵀσ(Wz + Ux + b) + (1 − α) z (Eq. 6): the proximal operator of α M_φ^{1−α}.
+
+    α is fixed, or learnable with that start. A learnable α is kept in (0, 1] by reflection at 1,
+    which, unlike a sigmoid, can start at and reach 1 and, unlike clamping, never gets stuck there.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator | nn.Module | Tensor,
+        U: LinearOperator | nn.Module | Tensor,
+        *,
+        bias: bool | Tensor | None = None,
+        activation: str | Activation = "relu",
+        mu: float = 1.0,
+        alpha: float = 1.0,
+        learnable_alpha: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must be in (0, 1], not {alpha}")
+        if not mu > 0:
+            raise ValueError(f"mu must be positive, not {mu}")
+        self.W = as_operator(W)
+        self.input = Input(U, bias)
+        self.activation = get_activation(activation)
+        self.mu = mu
+        self.raw_alpha: nn.Parameter | float
+        self.raw_alpha = nn.Parameter(torch.tensor(float(alpha))) if learnable_alpha else alpha
+
+    @property
+    def alpha(self) -> Tensor | float:
+        raw = self.raw_alpha
+        if not isinstance(raw, Tensor):
+            return raw
+        return torch.where(raw <= 1, raw, 2 - raw).clamp_min(SMALLEST_ALPHA)
+
+    def inject(self, x: Tensor) -> Context:
+        """c = Ux + b."""
+        return self.input.inject(x)
+
+    def prepare(self, layout: Layout) -> dict[str, Any]:
+        alpha = self.alpha
+        prepared: dict[str, Any] = {"W": self.W.weights(layout[0])}
+        if isinstance(alpha, Tensor):
+            prepared["alpha"] = alpha
+        return prepared
+
+    def lift(self, z: Tensor, context: Context) -> Tensor:
+        """y = σ(Wz + Ux + b)."""
+        return self.activation(self.W(z, context.weights("W")) + context["c"])
+
+    def lower(self, y: Tensor, context: Context) -> Tensor:
+        """p = Wᵀy/μ."""
+        p = self.W.adjoint(y, context.weights("W"))
+        return p if self.mu == 1 else p / self.mu
+
+    def forward(self, z: Tensor, context: Context) -> Tensor:
+        p = self.lower(self.lift(z, context), context)
+        alpha = self.step_size(context)
+        if isinstance(alpha, float | int) and alpha == 1:
+            return p
+        return z + alpha * (p - z)
+
+    def step_size(self, context: Context) -> Tensor | float:
+        """α, as the context holds it."""
+        return context["alpha"] if "alpha" in context.shared else self.alpha
+
+    def phi(self, y: Tensor, context: Context) -> Tensor:
+        """φ(p) of Theorem 1 at p = Wᵀy/μ, exact for y an output of σ (SPEC: φ(p) = Q(y))."""
+        z = self.W.adjoint(y, context.weights("W"))
+        linear = sum_per_sample(self.activation.conjugate(y) - context["c"] * y)
+        return linear / self.mu - sum_per_sample(z.square()) / (2 * self.mu**2)
+
+    def lipschitz_bound(self, context: Context, layout: Layout) -> Tensor:
+        """1 − α + α L_σ‖W‖²/μ."""
+        alpha = self.step_size(context)
+        square = self.W.norm_bound(layout[0]).square()
+        return 1 - alpha + alpha * self.activation.lipschitz * square / self.mu
+
+
+class DeepOptEqCell(Cell):
+    """z = f_L∘…∘f_1(z, x) (Eq. 5). With one layer it is OptEq in z-space.
+
+    One layer has the symmetric Jacobian αWᵀDW/μ + (1−α)I; a product of several has none.
+    """
+
+    def __init__(self, layers: Sequence[UnitLayer]) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("Deep OptEq needs at least one layer")
+        self.layers = nn.ModuleList(layers)
+        self.symmetry = Symmetry.PLAIN if len(layers) == 1 else Symmetry.NONE
+
+    def units(self) -> list[UnitLayer]:
+        return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
+
+    def inject(self, x: Tensor) -> Context:
+        contexts = [layer.inject(x) for layer in self.units()]
+        first = self.units()[0]
+        layout = (first.W.input_shape(tuple(contexts[0]["c"].shape[1:])),)
+        pairs = zip(self.units(), contexts, strict=True)
+        return Context(parts=tuple(c.with_shared(layer.prepare(layout)) for layer, c in pairs))
+
+    def initial_state(self, x: Tensor, context: Context) -> Tensor:
+        injected = context.parts[0]["c"]
+        shape = self.units()[0].W.input_shape(tuple(injected.shape[1:]))
+        return injected.new_zeros(injected.shape[0], *shape)
+
+    def step(self, state: State, context: Context) -> State:
+        z = state
+        for layer, part in zip(self.units(), context.parts, strict=True):
+            z = layer(z, part)
+        return z
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
+        """The product of the layers' Lipschitz constants."""
+        pairs = zip(self.units(), context.parts, strict=True)
+        bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
+        return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
+
+    def objective(self, context: Context) -> DeepOptEqObjective:
+        return DeepOptEqObjective(self, context)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one layer does to its input v: y = σ(Wv + c), p = Wᵀy/μ = prox_φ(v), z = αp + (1−α)v."""
+
+    v: Tensor
+    y: Tensor
+    p: Tensor
+    z: Tensor
+    envelope: Tensor
+    """α M_φ^{1−α}(z) of each sample."""
+
+
+class DeepOptEqObjective(Objective):
+    """What the equilibrium of a Deep OptEq minimises, or, for L > 2, the inclusion it solves.
+
+    Everything is evaluated at the blocks z_1 = f_1(z_0), …, z_L = f_L(z_{L−1}) that one application
+    of the map makes of a state z_0, because outputs are where the Moreau envelopes are exact:
+    M_φ^{1−α}(z) = φ(p) + (1−α)/2 ‖v − p‖² and ∇(α M)(z) = v − z.
+
+    L = 1: α M_φ^{1−α}, which has φ's minimisers (Theorem 1, Table 1).
+    L = 2: Corollary 1's α M₁(z_1) + α M₂(z_2) + ½‖z_1 − z_2‖²; falls along a Picard iteration.
+    L > 2: no objective exists; `value` is Φ(z̃) = Σ α M_i(z_i), which need not fall, and `gradient`
+        and `residual` are those of Theorem 2's inclusion 0 = ∇Φ(z̃) + (I − P) z̃, (P z̃)_i = z_{i−1}
+        (Eq. 8, with Eq. 7 corrected: P stands inside σ, and W̃ has no identity block).
+    """
+
+    def __init__(self, cell: DeepOptEqCell, context: Context) -> None:
+        self.cell = cell
+        self.context = context
+
+    @property
+    def is_minimised(self) -> bool:
+        """Whether the equilibrium is the minimiser of `value` (L ≤ 2)."""
+        return len(self.cell.units()) <= 2
+
+    def blocks(self, state: State) -> list[Block]:
+        assert isinstance(state, Tensor)
+        blocks = []
+        z = state
+        for layer, context in zip(self.cell.units(), self.context.parts, strict=True):
+            v = z
+            y = layer.lift(v, context)
+            p = layer.lower(y, context)
+            alpha = layer.step_size(context)
+            z = v + alpha * (p - v)
+            distance = sum_per_sample((v - p).square())
+            envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
+            blocks.append(Block(v, y, p, z, envelope))
+        return blocks
+
+    def phi(self, state: State) -> Tensor:
+        """Φ(z̃) = Σ α M_i(z_i) of Theorem 2."""
+        return torch.stack([block.envelope for block in self.blocks(state)]).sum(dim=0)
+
+    def value(self, state: State) -> Tensor:
+        blocks = self.blocks(state)
+        total = torch.stack([block.envelope for block in blocks]).sum(dim=0)
+        if len(blocks) == 2:
+            total = total + 0.5 * sum_per_sample((blocks[0].z - blocks[1].z).square())
+        return total
+
+    def gradient(self, state: State) -> tuple[Tensor, ...]:
+        """∇Φ(z̃) + (I − P) z̃, block by block (the gradient of `value` for L ≤ 2)."""
+        blocks = self.blocks(state)
+        previous = [blocks[-1], *blocks[:-1]]
+        return tuple(
+            (block.v - block.z) + (block.z - before.z)
+            for block, before in zip(blocks, previous, strict=True)
+        )
+
+    def residual(self, state: State) -> Tensor:
+        squares = [sum_per_sample(block.square()) for block in self.gradient(state)]
+        return torch.stack(squares).sum(dim=0).sqrt()
+
+
+def deep_opteq(
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    channels: int = 32,
+    widths: Sequence[int] = (16, 32),
+    kernel_size: int = 3,
+    input_kernel_size: int = 1,
+    stem_depth: int = 1,
+    downsample: int = 1,
+    pool: int = 2,
+    activation: str | Activation = "relu",
+    mu: float = 1.0,
+    alpha: float = 0.8,
+    learnable_alpha: bool = False,
+    bias: bool = True,
+    norm: Literal["bound", "estimate"] | None = "bound",
+    zeta: float = 0.95,
+    init_scale: float = 0.5,
+    solver: str | Solver[Any] = "anderson",
+    adjoint: str | GradientRule = "implicit",
+    tolerance: float | None = None,
+    max_iterations: int | None = None,
+    strict: bool = False,
+) -> EquilibriumClassifier:
+    """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers."""
+    layers = []
+    for width in widths:
+        W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
+        initialise_small(W, init_scale)
+        U = Conv2d(channels, width, input_kernel_size)
+        layers.append(
+            UnitLayer(
+                W,
+                U,
+                bias=bias,
+                activation=activation,
+                mu=mu,
+                alpha=alpha,
+                learnable_alpha=learnable_alpha,
+            )
+        )
+    return EquilibriumClassifier(
+        stem=ImageStem(in_channels, channels, depth=stem_depth, downsample=downsample),
+        layer=EquilibriumLayer(
+            cell=DeepOptEqCell(layers),
+            solver=solver_from_options(solver, tolerance, max_iterations),
+            adjoint=adjoint,
+            strict=strict,
+        ),
+        head=PooledLinearHead(channels, num_classes, pool=pool),
+    )

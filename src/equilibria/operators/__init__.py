@@ -1,0 +1,21 @@
+"""Linear maps with an exact transpose, a rigorous bound of their norm, and control over it."""
+
+from equilibria.operators.base import LinearOperator, Shape, Weights
+from equilibria.operators.compose import Adjoint, Compose, Identity
+from equilibria.operators.conv import Conv2d
+from equilibria.operators.convert import as_operator
+from equilibria.operators.dense import Dense
+from equilibria.operators.pool import AveragePool
+
+__all__ = [
+    "Adjoint",
+    "AveragePool",
+    "Compose",
+    "Conv2d",
+    "Dense",
+    "Identity",
+    "LinearOperator",
+    "Shape",
+    "Weights",
+    "as_operator",
+]

@@ -1,0 +1,137 @@
+"""The contract of a linear map: apply it, transpose it, bound it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.operators.power_iteration import leading_vector, norm_along, seeded_vector
+from equilibria.operators.precision import at_least_float32, full_precision, graph_free
+
+if TYPE_CHECKING:
+    from equilibria.operators.compose import Compose
+
+Shape = tuple[int, ...]
+"""The shape of one sample: without the batch dimension."""
+
+Weights = tuple[Tensor, ...]
+"""The effective weights of an operator, as `LinearOperator.weights` returns them."""
+
+
+class LinearOperator(nn.Module, ABC):
+    """A linear map A between batches of samples, with its exact transpose and a bound of its norm.
+
+    Weights are separate from their application because a solver applies A and Aᵀ many times a
+    solve while the (norm-controlled) weights need computing once:
+
+        weights = A.weights(z.shape[1:])      # in the autograd graph
+        A(z, weights), A.adjoint(y, weights)  # every iteration
+
+    A subclass implements the abstract methods, and sets `weight_count` to the length of what
+    `weights` returns (0 for a map without parameters).
+    """
+
+    weight_count: int = 0
+    _anchor: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Operators without parameters have no other trace of `.to(...)` and `.double()`.
+        self.register_buffer("_anchor", torch.empty(0), persistent=False)
+        self._estimate_vectors: dict[Shape, Tensor] = {}
+
+    @abstractmethod
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The shape of A z for one sample; a ValueError where A does not take `input_shape`."""
+
+    @abstractmethod
+    def input_shape(self, output_shape: Shape) -> Shape:
+        """The shape of Aᵀ y for one sample: the inverse of `output_shape`."""
+
+    @abstractmethod
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        """A rigorous upper bound of ‖A‖₂ with its effective weights; differentiable."""
+
+    @abstractmethod
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        """A z, shapes already checked."""
+
+    @abstractmethod
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        """Aᵀ y, shapes already checked."""
+
+    @property
+    def bias_shape(self) -> Shape | None:
+        """The shape of one trainable offset a channel of the output; None if A has no say in it."""
+        return None
+
+    def weights(self, input_shape: Shape | None = None) -> Weights:
+        """The effective weights for inputs of this shape, in the autograd graph."""
+        return ()
+
+    def forward(self, z: Tensor, weights: Weights | None = None) -> Tensor:
+        """A z."""
+        shape = tuple(z.shape[1:])
+        self.output_shape(shape)
+        return self._map(z, self.weights(shape) if weights is None else weights)
+
+    def adjoint(self, y: Tensor, weights: Weights | None = None) -> Tensor:
+        """Aᵀ y, the exact transpose: ⟨A z, y⟩ = ⟨z, Aᵀ y⟩."""
+        shape = self.input_shape(tuple(y.shape[1:]))
+        return self._map_adjoint(y, self.weights(shape) if weights is None else weights)
+
+    def norm_estimate(self, input_shape: Shape, iterations: int = 20) -> Tensor:
+        """‖A v‖ after `iterations` steps of power iteration: a lower bound that rises to ‖A‖₂.
+
+        The vector is kept for the next call (per shape, outside the state_dict and apart from the
+        one that norm control uses, so that asking for an estimate changes no model's output).
+        """
+        shape = tuple(input_shape)
+        self.output_shape(shape)
+        weights = tuple(at_least_float32(w) for w in self.weights(shape))
+        like = at_least_float32(next(chain(self.parameters(), self.buffers())))
+        with graph_free(like):
+            fixed = tuple(w.detach() for w in weights)
+            kept = self._estimate_vectors.get(shape)
+            start = seeded_vector((1, *shape), like) if kept is None else kept.to(like)
+            vector = leading_vector(
+                lambda z: self._map(z, fixed),
+                lambda y: self._map_adjoint(y, fixed),
+                start,
+                iterations,
+            )
+            self._estimate_vectors[shape] = vector
+        with full_precision(like):
+            return norm_along(lambda z: self._map(z, weights), vector)
+
+    def _constant(self, value: float) -> Tensor:
+        """A scalar where the operator lives, in the dtype of norms."""
+        return at_least_float32(self._anchor).new_tensor(value)
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 - the name torch and numpy give the transpose
+        """The transpose as an operator of its own, sharing this one's parameters."""
+        from equilibria.operators.compose import Adjoint
+
+        return Adjoint(self)
+
+    def __matmul__(self, other: LinearOperator) -> Compose:
+        """A @ B: A after B."""
+        if not isinstance(other, LinearOperator):
+            raise TypeError(
+                f"A @ B composes two operators, but B is a {type(other).__name__}; "
+                "apply an operator by calling it: A(z)"
+            )
+        from equilibria.operators.compose import Compose
+
+        return Compose(self, other)
+
+
+def shape_error(operator: LinearOperator, side: str, expected: str, actual: Shape) -> ValueError:
+    """The one wording for a wrong shape; `side` is "input" or "output"."""
+    got = ", ".join(["B", *map(str, actual)])
+    return ValueError(f"{operator}: expected an {side} of shape {expected}, got ({got})")

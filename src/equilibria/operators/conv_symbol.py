@@ -1,0 +1,179 @@
+"""The norm of a zero-padded convolution, through its symbol.
+
+A convolution of an n×n map is a corner of the circular one on a grid of n+k−1 points, which the
+Fourier transform block-diagonalises into K̂(ω) = Σ_p K_p e^{−iω·p} (out × in matrices). Hence
+
+    ‖conv‖ ≤ max_ω σ₁(K̂(ω))        over the grid's frequencies ω.
+
+A stride s is no special case: sorting the pixels by their position modulo s (a permutation) turns
+the kernel into its s² polyphase components, stacked as input channels of a stride-1 convolution
+of size ⌈k/s⌉ on a grid s times coarser. This is the exact norm of the strided circular
+convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of each frequency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equilibria.operators.power_iteration import seeded_vector
+
+Grid = tuple[int, int]
+
+CHUNK_ELEMENTS = 2**20
+"""Gram matrices are built a chunk of frequencies at a time: 16 MB of complex64 a chunk."""
+
+POWER_STEPS = 2
+FIRST_TRIES = 8
+
+
+def polyphase(kernel: Tensor, stride: int) -> Tensor:
+    """(out, in, k, k) → (out, in·s², ⌈k/s⌉, ⌈k/s⌉): the stride-1 kernel on the sorted pixels."""
+    if stride == 1:
+        return kernel
+    height, width = kernel.shape[-2:]
+    padded = F.pad(kernel, (0, -width % stride, 0, -height % stride))
+    return F.pixel_unshuffle(padded, stride)
+
+
+def frequency_grid(size: Grid, kernel_size: Grid, stride: int) -> Grid:
+    """How many frequencies a side, after `polyphase`.
+
+    Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
+    frequency says it all.
+    """
+    height, width = (
+        1 if k <= stride else math.ceil((n + k - 1) / stride)
+        for n, k in zip(size, kernel_size, strict=True)
+    )
+    return height, width
+
+
+def frequencies(grid: Grid, like: Tensor) -> Tensor:
+    """The grid's frequencies, (count, 2); half of them: K is real, so K̂(−ω) = conj K̂(ω)."""
+    rows = torch.arange(grid[0], device=like.device, dtype=like.dtype) * (2 * math.pi / grid[0])
+    columns = torch.arange(grid[1] // 2 + 1, device=like.device, dtype=like.dtype)
+    return torch.cartesian_prod(rows, columns * (2 * math.pi / grid[1]))
+
+
+def frequency_count(grid: Grid) -> int:
+    """The length of `frequencies(grid, …)`."""
+    return grid[0] * (grid[1] // 2 + 1)
+
+
+def symbol(kernel: Tensor, frequency: Tensor) -> Tensor:
+    """K̂(ω) = Σ_p K_p e^{−iω·p} at one frequency: (out, in), complex, differentiable in K."""
+    angles = _positions(kernel.shape[-2:], frequency) @ frequency
+    taps = kernel.flatten(2)
+    return torch.complex(taps @ angles.cos(), -(taps @ angles.sin()))
+
+
+def maximising_frequency(kernel: Tensor, grid: Grid) -> Tensor:
+    """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less.
+
+    With G(ω) the smaller Gram matrix of K̂(ω) and `best` the largest eigenvalue found so far, a
+    frequency is out as soon as tr G < best, or best·I − G has a Cholesky factor (which proves
+    λ₁(G) < best at a fraction of the price of eigenvalues). A few power steps say which ones to
+    try first, so that `best` is good from the start.
+    """
+    lags, table = _autocorrelation(kernel)
+    omegas = frequencies(grid, kernel)
+    trace, order = (torch.cos(omegas @ lags.T) @ _trace(table)).sort(descending=True)
+    omegas = omegas[order]
+    slack = 8 * table.shape[-1] * torch.finfo(kernel.dtype).eps
+    winner, best = omegas[0], kernel.new_zeros(())
+    for begin, end in _chunks(len(omegas), table.shape[-1]):
+        count = int((trace[begin:end] >= best * (1 - slack)).sum())
+        if count == 0:
+            break
+        chunk = omegas[begin : begin + count]
+        grams = _grams(chunk, lags, table)
+        first = _rayleigh(grams).topk(min(FIRST_TRIES, count)).indices
+        winner, best = _best_of(chunk[first], grams[first], winner, best)
+        open_cases = _not_below(grams, best * (1 - slack)).nonzero().squeeze(1)
+        if len(open_cases):
+            winner, best = _best_of(chunk[open_cases], grams[open_cases], winner, best)
+    return winner
+
+
+def maximising_frequency_full(kernel: Tensor, grid: Grid) -> Tensor:
+    """The same by an eigenvalue at every frequency: the reference for `maximising_frequency`."""
+    omegas = frequencies(grid, kernel)
+    lags, table = _autocorrelation(kernel)
+    tops = [
+        torch.linalg.eigvalsh(_grams(omegas[begin:end], lags, table))[:, -1]
+        for begin, end in _chunks(len(omegas), table.shape[-1])
+    ]
+    return omegas[torch.cat(tops).argmax()]
+
+
+def _best_of(omegas: Tensor, grams: Tensor, winner: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+    """The better of (winner, best) and the largest eigenvalue among the matrices."""
+    top, index = torch.linalg.eigvalsh(grams)[:, -1].max(0)
+    return torch.where(top > best, omegas[index], winner), torch.maximum(top, best)
+
+
+def _rayleigh(grams: Tensor) -> Tensor:
+    """Lower bounds of the largest eigenvalues, by power steps from one fixed vector."""
+    vector = seeded_vector((grams.shape[-1], 1), grams.real).to(grams.dtype)
+    vector = vector.expand(len(grams), -1, -1)
+    for _ in range(POWER_STEPS):
+        image = grams @ vector
+        vector = image / torch.linalg.vector_norm(image, dim=1, keepdim=True).clamp_min(
+            torch.finfo(grams.dtype).tiny
+        )
+    return (vector.mH @ (grams @ vector)).real.flatten()
+
+
+def _not_below(grams: Tensor, level: Tensor) -> Tensor:
+    """True where λ₁ < level is *not* proved by a Cholesky factor of level·I − G."""
+    shifted = -grams
+    shifted.diagonal(dim1=-2, dim2=-1).add_(level)
+    info: Tensor = torch.linalg.cholesky_ex(shifted).info
+    return info != 0
+
+
+def _autocorrelation(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Lags d and matrices R_d = Σ_p K_{p+d} K_pᵀ, so that K̂K̂ᴴ(ω) = Σ_d R_d e^{−iω·d}.
+
+    The Gram matrix of every frequency then costs (2k−1)² multiples of small matrices and never a
+    product over the larger channel count. The smaller Gram matrix is taken (K̂ᴴK̂ is the Gram
+    matrix of the kernel with its channels swapped, up to conjugation, which changes no eigenvalue).
+    """
+    if kernel.shape[0] > kernel.shape[1]:
+        kernel = kernel.transpose(0, 1)
+    height, width = kernel.shape[-2:]
+    # Correlating K with itself: its output channels act as batch on one side, as filters on the
+    # other. Position (k−1) of the result is lag zero.
+    table = F.conv2d(kernel, kernel, padding=(height - 1, width - 1))
+    table = table.permute(2, 3, 0, 1).flatten(0, 1)
+    offsets = torch.tensor([height - 1, width - 1], device=kernel.device, dtype=kernel.dtype)
+    lags = _positions((2 * height - 1, 2 * width - 1), kernel) - offsets
+    return lags, table
+
+
+def _grams(omegas: Tensor, lags: Tensor, table: Tensor) -> Tensor:
+    """Σ_d R_d e^{−iω·d} for each ω, up to conjugation: (count, m, m), Hermitian."""
+    angles = omegas @ lags.T
+    flat = table.flatten(1)
+    real, imaginary = angles.cos() @ flat, angles.sin() @ flat
+    return torch.complex(real, imaginary).view(len(omegas), *table.shape[1:])
+
+
+def _chunks(count: int, size: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CHUNK_ELEMENTS // size**2)
+    for begin in range(0, count, step):
+        yield begin, min(begin + step, count)
+
+
+def _positions(size: tuple[int, ...], like: Tensor) -> Tensor:
+    axes = [torch.arange(n, device=like.device, dtype=like.dtype) for n in size]
+    return torch.cartesian_prod(*axes)
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -1,0 +1,78 @@
+"""Matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from equilibria.operators import spectral
+from equilibria.operators.base import Shape, Weights, shape_error
+from equilibria.operators.norm_control import KernelOperator, drawn_kernel, given_kernel
+
+
+class Dense(KernelOperator):
+    """z ↦ W z on samples that are vectors; the raw kernel has shape (out, in), and no bias.
+
+    Its bound is the spectral norm itself.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, norm: str | None = None, zeta: float = 0.95
+    ) -> None:
+        if min(in_features, out_features) < 1:
+            raise ValueError(f"a matrix needs positive sizes, got {in_features} -> {out_features}")
+        super().__init__(drawn_kernel(out_features, in_features), norm, zeta)
+
+    @classmethod
+    def from_tensor(cls, matrix: Tensor, norm: str | None = None, zeta: float = 0.95) -> Dense:
+        """The operator of this (out, in) matrix; an nn.Parameter stays shared and trainable."""
+        operator = cls.__new__(cls)
+        KernelOperator.__init__(operator, given_kernel(matrix, 2), norm, zeta)
+        return operator
+
+    @property
+    def in_features(self) -> int:
+        return self.kernel.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.kernel.shape[0]
+
+    @property
+    def bias_shape(self) -> Shape:
+        return (self.out_features,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The effective matrix W."""
+        return self.weights()[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}{self._control_repr()}"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if tuple(input_shape) != (self.in_features,):
+            raise shape_error(self, "input", f"(B, {self.in_features})", input_shape)
+        return (self.out_features,)
+
+    def input_shape(self, output_shape: Shape) -> Shape:
+        if tuple(output_shape) != (self.out_features,):
+            raise shape_error(self, "output", f"(B, {self.out_features})", output_shape)
+        return (self.in_features,)
+
+    def _control_shape(self, input_shape: Shape | None) -> Shape:
+        return (self.in_features,)
+
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        return F.linear(z, weights[0])
+
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        return F.linear(y, weights[0].mT)
+
+    def _search(self, kernel: Tensor, input_shape: Shape) -> spectral.TopSingular:
+        return spectral.top_singular(kernel)
+
+    def _bound_at(self, kernel: Tensor, input_shape: Shape, found: Any) -> Tensor:
+        return spectral.singular_value(lambda v: kernel @ v, lambda u: kernel.mT @ u, found)

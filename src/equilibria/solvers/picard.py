@@ -1,0 +1,32 @@
+"""Fixed-point iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from equilibria.solvers.base import Nothing, Solver
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picard(Solver[Nothing]):
+    """y ← (1 − damping)·y + damping·T(y), the iteration of the papers.
+
+    For an energy model with ‖∇²E‖ ≤ 1 it is proximal gradient descent on the hidden objective with
+    unit step, so the objective falls at every iteration. Converges at the rate of the contraction:
+    slow near 1; prefer `Accelerated` or `Anderson` there.
+    """
+
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"damping must be in (0, 1], not {self.damping}")
+
+    def begin(self, start: Tensor) -> Nothing:
+        return Nothing()
+
+    def propose(self, memory: Nothing, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
+        return image if self.damping == 1 else point + self.damping * change

@@ -1,0 +1,128 @@
+"""What a solve found, sample by sample, and what to do where it did not converge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from equilibria.context import Context, State
+
+
+class Status(IntEnum):
+    """How the solve of one sample ended."""
+
+    CONVERGED = 0
+    OUT_OF_ITERATIONS = 1
+    DIVERGED = 2
+
+
+class ConvergenceWarning(UserWarning):
+    """Some samples did not reach the tolerance: their result is only the best that was seen."""
+
+
+class ConvergenceError(RuntimeError):
+    """Some samples did not reach the tolerance, and `strict=True` asked for an error."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened at each iteration.
+
+    `residual` has shape `(iterations, problems)` and is NaN from where a problem had already
+    stopped: nothing is made up. `states`, if asked for, holds T(y) of every iteration, and for a
+    problem that has stopped its answer.
+    """
+
+    residual: Tensor
+    states: Sequence[State] | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The result of a fixed-point solve.
+
+    Every per-problem tensor has one entry a sample, or a single one where the samples of the batch
+    are coupled. `state` is always an output of the map (T of the best point seen), never a mixture
+    of iterates and never NaN; it is the start where not even the first evaluation was finite.
+    """
+
+    state: State
+    status: Tensor
+    residual: Tensor
+    """Relative residual ‖T(y) − y‖ / ‖T(y)‖ at the point y whose image `state` is."""
+    absolute_residual: Tensor
+    """‖T(y) − y‖ at that point: with a contraction bound q, ‖state − y*‖ ≤ q/(1−q) times it."""
+    iterations: Tensor
+    evaluations: int
+    """Calls of the map; each evaluates all samples that are still in the batch."""
+    sample_evaluations: int
+    """Evaluations of the map counted per sample: what the solve cost."""
+    tolerance: float
+    epsilon: float
+    """The relative precision of the numbers the map was computed in."""
+    context: Context
+    """The context the last map was evaluated in (it differs from the first after a `refresh`)."""
+    trace: Trace | None = None
+
+    @property
+    def converged(self) -> Tensor:
+        return self.status == Status.CONVERGED
+
+    @property
+    def share_converged(self) -> float:
+        """The share of problems that converged; 1 for an empty batch."""
+        return float(self.converged.float().mean()) if self.status.numel() else 1.0
+
+    def message(self, problem: int) -> str:
+        """A sentence on how one sample ended, with the remedy."""
+        return describe(
+            Status(int(self.status[problem])),
+            residual=float(self.residual[problem]),
+            iterations=int(self.iterations[problem]),
+            tolerance=self.tolerance,
+            epsilon=self.epsilon,
+        )
+
+    def summary(self) -> str:
+        """One line on all samples, with the remedy for the worst of them."""
+        total = self.status.numel()
+        failed = int((~self.converged).sum())
+        if failed == 0:
+            return f"all {total} samples converged to {self.tolerance:.1e}"
+        worst = int(torch.argmax(self.status))
+        return (
+            f"{failed} of {total} samples ({failed / total:.0%}) did not converge; "
+            f"sample {worst}: {self.message(worst)}"
+        )
+
+    def raise_if_failed(self) -> Solution:
+        """Raise `ConvergenceError` unless every sample converged."""
+        if not bool(self.converged.all()):
+            raise ConvergenceError(self.summary())
+        return self
+
+
+def describe(
+    status: Status, *, residual: float, iterations: int, tolerance: float, epsilon: float
+) -> str:
+    """The sentence that belongs to a status."""
+    if status is Status.CONVERGED:
+        return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
+    if status is Status.OUT_OF_ITERATIONS:
+        remedy = (
+            "the tolerance is below the precision of the numbers: raise it, or compute in a wider type (model.double())"
+            if tolerance < 10 * epsilon
+            else "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
+        )
+        return (
+            f"out of iterations: relative residual {residual:.1e} after {iterations}, "
+            f"tolerance {tolerance:.1e}; {remedy}"
+        )
+    return (
+        f"diverged after {iterations} iterations: the input holds NaN or Inf, or the map is not "
+        "contractive; check the input, and bound the norm of W (norm='bound') or damp the iteration"
+    )

@@ -1,0 +1,125 @@
+"""Activations by name: what is found, and what an error says."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from equilibria.activations import (
+    Activation,
+    LeakyReLU,
+    ReLU,
+    get_activation,
+    list_activations,
+    register_activation,
+    registry,
+)
+
+
+class Nameless(Activation):
+    """σ(a) = ½a, S = ¼a², f = ½y²; no name of its own."""
+
+    @property
+    def lipschitz(self) -> float:
+        return 0.5
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return a / 2
+
+    def derivative(self, a: Tensor) -> Tensor:
+        return torch.full_like(a, 0.5)
+
+    def primitive(self, a: Tensor) -> Tensor:
+        return a.square() / 4
+
+    def penalty(self, y: Tensor) -> Tensor:
+        return y.square() / 2
+
+    def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
+        return gradient + y
+
+
+@pytest.fixture(autouse=True)
+def _registry_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ACTIVATIONS", copy.deepcopy(registry._ACTIVATIONS))
+
+
+def test_built_in_names() -> None:
+    built_in = {"identity", "leaky_relu", "relu", "sigmoid", "soft_threshold", "softplus", "tanh"}
+    assert built_in <= set(list_activations())
+    assert list_activations() == sorted(list_activations())
+
+
+def test_name_options_and_instances() -> None:
+    assert get_activation("relu") == ReLU()
+    assert get_activation("leaky_relu", slope=0.1) == LeakyReLU(slope=0.1)
+    made = LeakyReLU(slope=0.3)
+    assert get_activation(made) is made
+
+
+def test_unknown_name_suggests_the_nearest_and_lists_all() -> None:
+    with pytest.raises(ValueError, match=r"unknown activation 'rleu'.*'relu'.*identity, "):
+        get_activation("rleu")
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(TypeError, match=r"'leaky_relu'.*'slop'"):
+        get_activation("leaky_relu", slop=0.1)
+    with pytest.raises(TypeError, match="'relu'"):
+        get_activation("relu", slope=0.1)
+
+
+def test_options_of_an_instance_are_refused() -> None:
+    with pytest.raises(TypeError, match="instance"):
+        get_activation(LeakyReLU(), slope=0.1)
+
+
+def test_only_names_and_instances_are_activations() -> None:
+    with pytest.raises(TypeError, match="name or an Activation"):
+        get_activation(ReLU)  # type: ignore[arg-type]
+
+
+def test_registering_ones_own() -> None:
+    @register_activation
+    @dataclass(frozen=True)
+    class Gain(LeakyReLU):
+        name: ClassVar[str] = "gain"
+
+    assert get_activation("gain", slope=0.5) == Gain(slope=0.5)
+
+
+def test_registering_under_a_given_name() -> None:
+    @register_activation("half")
+    class Half(Nameless):
+        pass
+
+    assert Half.name == "half"
+    assert get_activation("half") == Half()
+
+
+def test_a_name_is_needed() -> None:
+    with pytest.raises(ValueError, match="needs a name"):
+        register_activation(Nameless)
+
+
+def test_two_names_for_one_class_are_refused() -> None:
+    with pytest.raises(ValueError, match="is called 'leaky_relu'"):
+        register_activation("other")(LeakyReLU)
+    assert "other" not in list_activations()
+
+
+def test_a_taken_name_is_an_error_unless_replaced() -> None:
+    class MyReLU(ReLU):
+        pass
+
+    with pytest.raises(ValueError, match="'relu'"):
+        register_activation(MyReLU)
+    register_activation(MyReLU, replace=True)
+    assert type(get_activation("relu")) is MyReLU
+    register_activation(replace=True)(ReLU)
+    assert type(get_activation("relu")) is ReLU

@@ -1,0 +1,80 @@
+"""Promises of the repository as a whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import equilibria
+
+ROOT = Path(__file__).resolve().parents[1]
+# Folders of one particular machine, and package indexes: written so that this file matches neither.
+FORBIDDEN = re.compile(
+    r"(?<![\w.{}$-])/(?:work|root|home|Users|tmp|opt)/\w|py[p]i\.org|pytorch\.o[r]g/whl"
+)
+
+
+def tracked_texts() -> list[tuple[str, str]]:
+    """Name and text of every file that git knows or would add."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    texts = []
+    for name in filter(None, listing.stdout.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file() and b"\0" not in (content := path.read_bytes()):
+            texts.append((name, content.decode("utf-8")))
+    return texts
+
+
+@pytest.mark.parametrize("heavy", ["matplotlib", "rich", "scipy", "sklearn", "typer"])
+def test_import_is_light(imported_modules: set[str], heavy: str) -> None:
+    assert heavy not in imported_modules
+
+
+@pytest.fixture(scope="module")
+def imported_modules() -> set[str]:
+    """What `import equilibria` alone brings in."""
+    program = "import sys, equilibria; print(*sys.modules)"
+    path = str(Path(equilibria.__file__).parents[1])
+    answer = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {path!r}); {program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(answer.stdout.split())
+
+
+def test_version_agrees_with_the_project_file() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.search(r'^version = "(.+)"$', project, re.M)[1] == equilibria.__version__
+    assert re.search(r"^version: (.+)$", citation, re.M)[1] == equilibria.__version__
+
+
+def test_constraints_pin_every_entry() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    entries = [line for line in lines if line and not line.startswith("#")]
+    pin = re.compile(r'^[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*( ; python_version >= "3\.\d+")?$')
+    assert [entry for entry in entries if not pin.match(entry)] == []
+    assert any(re.fullmatch(r"torch==\d+\.\d+\.\d+", entry) for entry in entries)
+
+
+def test_no_text_names_a_machine() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in tracked_texts()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if FORBIDDEN.search(line)
+    ]
+    assert found == []
