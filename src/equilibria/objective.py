@@ -48,10 +48,7 @@ class EnergyObjective(Objective):
 
     def value(self, state: State) -> Tensor:
         energy = self.energy.value(state, self.context)
-        separable = [
-            sum_per_sample(self.activation.conjugate(y))
-            for y in state_tensors(state)
-        ]
+        separable = [sum_per_sample(self.activation.conjugate(y)) for y in state_tensors(state)]
         total = torch.stack(separable).sum(dim=0)
         if self.energy.couples_batch:
             total = total.sum()

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from equilibria.adjoints.linear import LinearSolution
 from equilibria.context import Context, State
-from equilibria.solvers import ConvergenceError, ConvergenceWarning, FixedPointProblem, Solution, Solver
+from equilibria.solvers import (
+    ConvergenceError,
+    ConvergenceWarning,
+    FixedPointProblem,
+    Solution,
+    Solver,
+)
 
 
 class Symmetry(Enum):
@@ -70,7 +76,6 @@ class BackwardLog:
         last = self._solutions.get(transposed)
         fits = last is not None and last.shape == rhs.shape and last.device == rhs.device
         return last.to(rhs.dtype) if last is not None and fits else None
-
 
 
 class GradientRule(ABC):

@@ -67,7 +67,7 @@ class Implicit(GradientRule):
             autocast=Autocast.current(states[0].device.type),
         )
         solve = _LinearSolver(self, recipe, log, problem.epsilon)
-        outputs = _FixedPoint.apply(solve, *states, *context.tensors(), *parameters.values())
+        outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
         return unflatten_state(solution.state, outputs), solution
 
     def _symmetry(self, cell: Map) -> Symmetry:
@@ -159,7 +159,7 @@ class _FixedPoint(torch.autograd.Function):
         create_graph = torch.is_grad_enabled()
         local = LocalStep(recipe, tensors, create_graph=create_graph)
         if create_graph:
-            solution = _LinearSolve.apply(solver, True, *gradients, *tensors)
+            solution = _apply(_LinearSolve, solver, True, *gradients, *tensors)
         else:
             rhs = recipe.packing.pack(unflatten_state(recipe.state(tensors), gradients))
             solution = _unpack(recipe, solver.solve(local, rhs, transposed=True), gradients)
@@ -191,7 +191,7 @@ class _LinearSolve(torch.autograd.Function):
         solution, point = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         create_graph = torch.is_grad_enabled()
         # With A u = g:  ∂ℓ/∂g = w := A⁻ᵀ ∂ℓ/∂u  and  ∂ℓ/∂(y, θ) = ∂⟨w, J⁽ᵀ⁾u⟩/∂(y, θ).
-        adjoint = _LinearSolve.apply(solver, not ctx.transposed, *gradients, *point)
+        adjoint = _apply(_LinearSolve, solver, not ctx.transposed, *gradients, *point)
         left, right = (solution, adjoint) if ctx.transposed else (adjoint, solution)
         wanted = ctx.needs_input_grad[2 + count :]
         with torch.enable_grad():
@@ -202,19 +202,21 @@ class _LinearSolve(torch.autograd.Function):
             products = [(p * r).sum() for p, r in zip(pulled, right, strict=True)]
             bilinear = torch.stack(products).sum()
             chosen = [x for x, want in zip(local.inputs, wanted, strict=True) if want]
+            found: tuple[Tensor | None, ...] = (None,) * len(chosen)
             if chosen and bilinear.requires_grad:
                 found = torch.autograd.grad(
                     bilinear, chosen, create_graph=create_graph, allow_unused=True
                 )
-            else:
-                found = (None,) * len(chosen)
         remaining = iter(found)
         derivatives = [next(remaining) if want else None for want in wanted]
         return None, None, *adjoint, *derivatives
 
 
-def _unpack(
-    recipe: StepRecipe, flat: Tensor, like: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
+    outputs: tuple[Tensor, ...] = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _unpack(recipe: StepRecipe, flat: Tensor, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     pieces = state_tensors(recipe.packing.unpack(flat))
     return tuple(piece.to(tensor.dtype) for piece, tensor in zip(pieces, like, strict=True))

@@ -48,7 +48,7 @@ class StepRecipe:
         return result
 
     def symmetry_weight(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """S of the inner product in which I − Jᵀ is self-adjoint, packed; None for the plain one."""
+        """S of the inner product in which I − Jᵀ is self-adjoint, packed; None if it is plain."""
         if self.symmetry is not Symmetry.WEIGHTED:
             return None
         with torch.no_grad():

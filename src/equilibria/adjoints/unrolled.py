@@ -50,9 +50,7 @@ class Unrolled(GradientRule):
             if save is None:
                 point = _iterate(cell, context, point, count)
             else:
-                point = run_checkpointed(
-                    _iterate, cell, context, point, count, use_reentrant=False
-                )
+                point = run_checkpointed(_iterate, cell, context, point, count, use_reentrant=False)
             remaining -= count
         image = cell.step(point, context)
         return image, self._solution(problem, context, point, image, solver.tolerance)

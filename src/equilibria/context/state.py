@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -68,15 +69,15 @@ class Packing:
     def pack(self, state: State) -> Tensor:
         """The state as a `(problems, size)` matrix; a view where that is possible."""
         rows = self._rows(state)
-        # A problem with nothing in it has no row: an empty batch is no problem at all.
-        return rows.reshape(min(1, rows.shape[0]), -1) if self.couples_batch else rows
+        # An empty batch is no problem at all, coupled or not.
+        return rows.reshape(1, -1) if self.couples_batch and len(rows) else rows
 
     def unpack(self, flat: Tensor) -> State:
-        rows = flat.reshape(self.samples, -1) if self.couples_batch else flat
+        rows = flat.reshape(self.samples, -1) if self.couples_batch and len(flat) else flat
         if self.single:
             return rows.reshape(rows.shape[0], *self.layout[0])
         sizes = [_size(shape) for shape in self.layout]
-        pieces = rows.split(sizes, dim=1)
+        pieces = torch.split(rows, sizes, dim=1)
         return tuple(
             piece.reshape(rows.shape[0], *shape)
             for piece, shape in zip(pieces, self.layout, strict=True)
@@ -84,12 +85,10 @@ class Packing:
 
     def _rows(self, state: State) -> Tensor:
         tensors = state_tensors(state)
-        rows = [tensor.reshape(tensor.shape[0], _size(tuple(tensor.shape[1:]))) for tensor in tensors]
+        rows = [tensor.reshape(tensor.shape[0], _size(tensor.shape[1:])) for tensor in tensors]
         return rows[0] if self.single else torch.cat(rows, dim=1)
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+    # Not -1: a reshape to -1 is ambiguous for an empty batch.
+    return math.prod(shape)

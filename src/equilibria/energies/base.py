@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors, unflatten_state
-from equilibria.context.state import batch_size
+from equilibria.context import (
+    Context,
+    Entry,
+    Layout,
+    State,
+    batch_size,
+    map_state,
+    state_tensors,
+    unflatten_state,
+)
 from equilibria.energies.differentiate import local_graph
 
 
@@ -24,7 +32,7 @@ class Energy(nn.Module):
     Its `descent` −∇E, which the fixed-point map y = σ(−∇E(y; x)) is made of, then comes from
     autograd. Parameters of the term are trained like those of any module. Override `inject` to
     compute what depends on the input once a solve, `prepare` for what depends on parameters only,
-    and `descent` with a hand-written fast path (the tests hold it equal to the gradient of `value`).
+    and `descent` with a hand-written fast path (tests hold it equal to the gradient of `value`).
     """
 
     couples_batch: bool = False
@@ -36,7 +44,7 @@ class Energy(nn.Module):
         return Context(sample={"x": x})
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """What the term needs of its parameters, once a solve; `layout` holds the state's shapes."""
+        """What the term needs of its parameters, once a solve; `layout`: the state's shapes."""
         return {}
 
     def complete(self, context: Context, layout: Layout) -> Context:
@@ -194,11 +202,11 @@ class Scaled(Energy):
 
     def descent(self, state: State, context: Context) -> State:
         descent = self.term.descent(state, context)
-        return unflatten_state(state, (self.factor * tensor for tensor in state_tensors(descent)))
+        return map_state(lambda tensor: tensor * self.factor, descent)
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         bound = self.term.curvature_bound(context, layout)
-        return None if bound is None else abs(self.factor) * bound
+        return None if bound is None else (self.factor * bound).abs()
 
 
 class FunctionEnergy(Energy):
@@ -223,11 +231,11 @@ def energy_term(
 ) -> FunctionEnergy | Callable[[Callable[[Tensor, Tensor], Tensor]], FunctionEnergy]:
     """Turn a function of (state, input) into an energy term, also as a decorator.
 
-        @energy_term
-        def smoothness(y, x):
-            return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
+    @energy_term
+    def smoothness(y, x):
+        return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
 
-        layer = EquilibriumLayer(Input(U) + Quadratic(W) + 0.1 * smoothness)
+    layer = EquilibriumLayer(Input(U) + Quadratic(W) + 0.1 * smoothness)
     """
     if function is None:
         return lambda wrapped: FunctionEnergy(wrapped, couples_batch=couples_batch)

@@ -69,7 +69,8 @@ class Quadratic(Energy):
 
     def descent(self, state: State, context: Context) -> State:
         weights = context.weights("W")
-        return self.W(self.W.adjoint(one_tensor(state, self), weights), weights)
+        descent: Tensor = self.W(self.W.adjoint(one_tensor(state, self), weights), weights)
+        return descent
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return self.W.norm_bound(self.W.input_shape(layout[0])).square()

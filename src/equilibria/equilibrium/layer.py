@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation
 from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, get_adjoint
-from equilibria.context import Context, Packing, State, map_state
+from equilibria.context import Context, Packing, State, map_state, state_tensors
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.objective import Objective
@@ -37,14 +37,15 @@ class EquilibriumLayer(nn.Module):
             solver=Anderson(tolerance=1e-4), adjoint=Implicit(),
         )
 
-    strict: raise `ConvergenceError` where a solve, forward or backward, does not converge. Otherwise
-        inference warns once with the share of samples, and `last_solution` holds the facts.
+    strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
+        Otherwise inference warns once with the share of samples, and `last_solution` holds the
+        facts.
     compile_step: run the solver on `torch.compile(step)`; derivatives use the step as it is.
     """
 
     def __init__(
         self,
-        energy: Energy | None = None,
+        energy: Energy | Cell | None = None,
         *,
         cell: Cell | None = None,
         activation: str | Activation = "relu",
@@ -139,14 +140,12 @@ class EquilibriumLayer(nn.Module):
         expected = self.cell.initial_state(x, context)
         if torch.is_autocast_enabled(x.device.type):
             # The map computes in half precision; the iterates are kept in single.
-            expected = map_state(lambda t: t.to(torch.promote_types(t.dtype, torch.float32)), expected)
+            expected = map_state(_at_least_single, expected)
         if given is None:
             return map_state(lambda t: t.detach(), expected)
-        if Packing.of(given) != Packing.of(expected):
-            raise ValueError(
-                f"the start has shapes {Packing.of(given).layout} for {Packing.of(given).samples} "
-                f"samples; expected {Packing.of(expected).layout} for {Packing.of(expected).samples}"
-            )
+        shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
+        if shapes != wanted:
+            raise ValueError(f"the start has shapes {shapes}, the state {wanted}")
         return map_state(lambda t, like: t.detach().to(like), given, expected)
 
     def _solver_step(self) -> Any:
@@ -178,7 +177,11 @@ class EquilibriumLayer(nn.Module):
         return f"solver={self.solver}, adjoint={self.adjoint}, strict={self.strict}"
 
 
-def _checked(energy: Energy | None) -> Energy:
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _checked(energy: object) -> Energy:
     if isinstance(energy, Energy):
         return energy
     raise TypeError(f"energy must be an Energy, not {type(energy).__name__}")

@@ -32,7 +32,9 @@ class ImageStem(nn.Sequential):
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.in_channels)
-        features: Tensor = super().forward(images)
+        features = images
+        for layer in self:
+            features = layer(features)
         return features
 
 

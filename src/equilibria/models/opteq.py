@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equilibria.activations import Activation, get_activation
 from equilibria.adjoints import GradientRule
 from equilibria.context import Context, State
-from equilibria.energies import Input, Quadratic
+from equilibria.energies import Input, Quadratic, Scaled, Sum
 from equilibria.equilibrium import Cell, EnergyCell, EquilibriumLayer
 from equilibria.models.blocks import ImageStem, PooledLinearHead
 from equilibria.models.classifier import EquilibriumClassifier
@@ -52,10 +52,12 @@ class OptEqCell(EnergyCell):
         self.mu = mu
 
     @property
-    def W(self) -> LinearOperator:
-        quadratic = self.energy.summands()[1]  # type: ignore[operator]
-        operator: LinearOperator = getattr(quadratic, "term", quadratic).W
-        return operator
+    def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        assert isinstance(self.energy, Sum)
+        term = self.energy.summands()[1]
+        quadratic = term.term if isinstance(term, Scaled) else term
+        assert isinstance(quadratic, Quadratic)
+        return quadratic.W
 
     def output(self, state: State, context: Context) -> Tensor:
         """z = Wᵀy/μ."""

@@ -34,6 +34,7 @@ class Adjoint(LinearOperator):
     def __init__(self, operator: LinearOperator) -> None:
         super().__init__()
         self.operator = operator
+        self._anchor = operator._anchor
         self.weight_count = operator.weight_count
 
     def weights(self, input_shape: Shape | None = None) -> Weights:
@@ -80,6 +81,7 @@ class Compose(LinearOperator):
                 )
             flat.extend(operator.factors if isinstance(operator, Compose) else [operator])
         self.operators = nn.ModuleList(flat)
+        self._anchor = flat[0]._anchor
         self.weight_count = sum(operator.weight_count for operator in flat)
 
     @property

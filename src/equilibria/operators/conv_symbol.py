@@ -1,7 +1,7 @@
 """The norm of a zero-padded convolution, through its symbol.
 
-A convolution of an n×n map is a corner of the circular one on a grid of n+k−1 points, which the
-Fourier transform block-diagonalises into K̂(ω) = Σ_p K_p e^{−iω·p} (out × in matrices). Hence
+A convolution of an n×n map is a corner of the circular one on a larger grid, which the Fourier
+transform block-diagonalises into K̂(ω) = Σ_p K_p e^{−iω·p} (out × in matrices). Hence
 
     ‖conv‖ ≤ max_ω σ₁(K̂(ω))        over the grid's frequencies ω.
 
@@ -40,15 +40,17 @@ def polyphase(kernel: Tensor, stride: int) -> Tensor:
     return F.pixel_unshuffle(padded, stride)
 
 
-def frequency_grid(size: Grid, kernel_size: Grid, stride: int) -> Grid:
+def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) -> Grid:
     """How many frequencies a side, after `polyphase`.
 
-    Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
+    Before it, n + min(p, k−1) points are enough (and give a tighter bound on small maps than the
+    n+k−1 of the full convolution): output i reads inputs i−p … i−p+k−1, the outputs that exist
+    end at i = n+2p−k, and so what wraps around meets none of them. Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
     frequency says it all.
     """
     height, width = (
-        1 if k <= stride else math.ceil((n + k - 1) / stride)
-        for n, k in zip(size, kernel_size, strict=True)
+        1 if k <= stride else math.ceil((n + min(p, k - 1)) / stride)
+        for n, k, p in zip(size, kernel_size, padding, strict=True)
     )
     return height, width
 

@@ -46,6 +46,7 @@ class KernelOperator(LinearOperator):
     def __init__(self, kernel: nn.Parameter, norm: str | None, zeta: float) -> None:
         super().__init__()
         self.kernel = kernel
+        self._anchor = kernel.detach().new_empty(0)
         self._memo = TensorMemo()
         self.norm = norm
         self.zeta = zeta
@@ -169,10 +170,11 @@ class KernelOperator(LinearOperator):
             values = self._memo.of(self.kernel)
             fits = tuple(self.norm_vector.shape) == shape
             if self.training:
-                if fits and ("refined", shape) in values:
+                wrapped = is_wrapped(self.kernel)
+                if fits and (wrapped or ("refined", shape) in values):
                     return self.norm_vector
                 vector = self._iterate(shape, self.norm_vector if fits else None)
-                if not is_wrapped(self.kernel):
+                if not wrapped:
                     self.norm_vector = vector
                     values["refined", shape] = True
                 return vector

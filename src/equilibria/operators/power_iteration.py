@@ -42,5 +42,8 @@ def norm_along(apply: Map, vector: Tensor) -> Tensor:
 
     By the envelope theorem this is the derivative of ‖A‖ once v has converged.
     """
-    norm: Tensor = torch.linalg.vector_norm(apply(vector))
-    return norm
+    image = apply(vector)
+    positive = image.detach().any()
+    # At zero the norm is replaced before and after: its second derivative there is NaN.
+    norm: Tensor = torch.linalg.vector_norm(torch.where(positive, image, 1.0))
+    return torch.where(positive, norm, 0.0)

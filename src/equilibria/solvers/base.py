@@ -211,7 +211,9 @@ class _Progress:
         finished: _Progress | _Finished = self
         if self.dropped is not None:
             assert self.index is not None
-            self.dropped.store(self, torch.arange(len(self.index), device=self.best.device), self.index)
+            self.dropped.store(
+                self, torch.arange(len(self.index), device=self.best.device), self.index
+            )
             finished = self.dropped
         return Solution(
             state=problem.unpack(finished.best),

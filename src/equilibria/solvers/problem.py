@@ -37,7 +37,7 @@ class FixedPointProblem:
 
     @cached_property
     def buffer_dtype(self) -> torch.dtype:
-        """Iterates, and so residuals, are kept in float32 at least, whatever the map computes in."""
+        """Iterates and residuals are kept in float32 at least, whatever the map computes in."""
         return torch.promote_types(self.state_dtype, torch.float32)
 
     @property

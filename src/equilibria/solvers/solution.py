@@ -114,7 +114,8 @@ def describe(
         return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
     if status is Status.OUT_OF_ITERATIONS:
         remedy = (
-            "the tolerance is below the precision of the numbers: raise it, or compute in a wider type (model.double())"
+            "the tolerance is below the precision of the numbers: raise it, or compute in a wider "
+            "type (model.double())"
             if tolerance < 10 * epsilon
             else "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
         )

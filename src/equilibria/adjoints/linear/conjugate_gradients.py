@@ -27,7 +27,8 @@ def conjugate_gradients(
     """
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
-        return torch.linalg.vecdot(a, b if weight is None else weight * b)
+        product: Tensor = torch.linalg.vecdot(a, b if weight is None else weight * b)
+        return product
 
     rows = rhs.shape[0]
     scale = torch.linalg.vector_norm(rhs, dim=1)

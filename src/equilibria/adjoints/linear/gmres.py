@@ -58,7 +58,7 @@ def gmres(
 
 
 class _Cycle:
-    """One Arnoldi cycle; least squares by Givens rotations, so that each step knows its residual."""
+    """One Arnoldi cycle, with Givens rotations, so that each step knows its residual."""
 
     def __init__(self, operator: LinearMap, residual: Tensor, goal: Tensor, steps: int) -> None:
         rows, size = residual.shape

@@ -1,0 +1,20 @@
+"""What networks are trained to do: loss, metrics, and what one training step is."""
+
+from equilibria.tasks.base import Task, TrainingStep
+from equilibria.tasks.classification import (
+    Classification,
+    Evaluation,
+    confusion_matrix,
+    evaluate,
+)
+from equilibria.tasks.solve_statistics import SolveStatistics
+
+__all__ = [
+    "Classification",
+    "Evaluation",
+    "SolveStatistics",
+    "Task",
+    "TrainingStep",
+    "confusion_matrix",
+    "evaluate",
+]

@@ -1,0 +1,95 @@
+"""Telling classes apart: the loss, the training step, and the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equilibria.tasks.base import TrainingStep
+from equilibria.tasks.solve_statistics import SolveStatistics
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross-entropy over classes, the targets softened by `label_smoothing`."""
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
+        logits = model(inputs)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        correct = int((logits.detach().argmax(dim=1) == targets).sum())
+        return TrainingStep(loss=loss, samples=len(targets), correct=correct)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a classifier does on labelled samples, and how its solves went."""
+
+    loss: float
+    """Mean cross-entropy, without label smoothing."""
+    confusion: Tensor
+    """Counts, shape `(true class, predicted class)`."""
+    predictions: Tensor
+    confidences: Tensor
+    """The softmax probability of each predicted class."""
+    solves: SolveStatistics
+
+    @property
+    def samples(self) -> int:
+        return int(self.confusion.sum())
+
+    @property
+    def correct(self) -> int:
+        return int(self.confusion.diagonal().sum())
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
+    """Evaluate `model`, in evaluation mode, on batches of images and labels."""
+    was_training = model.training
+    device = _device_of(model)
+    solves = SolveStatistics()
+    all_logits, all_labels = [], []
+    model.eval()
+    try:
+        for images, labels in batches:
+            all_logits.append(model(images.to(device)).float().cpu())
+            all_labels.append(labels.cpu())
+            solves.observe(model)
+    finally:
+        model.train(was_training)
+    if not all_labels:
+        raise ValueError("there is nothing to evaluate: the batches hold no sample")
+    logits, labels = torch.cat(all_logits), torch.cat(all_labels)
+    confidences, predictions = logits.softmax(dim=1).max(dim=1)
+    return Evaluation(
+        loss=float(F.cross_entropy(logits, labels)),
+        confusion=confusion_matrix(labels, predictions, classes=logits.shape[1]),
+        predictions=predictions,
+        confidences=confidences,
+        solves=solves,
+    )
+
+
+def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Tensor:
+    """How many samples of each true class (row) were predicted as each class (column)."""
+    counts = torch.bincount(labels * classes + predictions, minlength=classes**2)
+    return counts.reshape(classes, classes)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -1,0 +1,142 @@
+"""What is particular to one operator: construction, products, conversion."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from equilibria.operators import (
+    AveragePool,
+    Compose,
+    Conv2d,
+    Dense,
+    Identity,
+    as_operator,
+)
+
+
+def test_default_start_has_unit_gain() -> None:
+    assert float(Dense(400, 300).kernel.detach().std()) == pytest.approx(400**-0.5, rel=0.05)
+    assert float(Conv2d(40, 30, 3).kernel.detach().std()) == pytest.approx(360**-0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Dense(0, 3),
+        lambda: Conv2d(2, 0, 3),
+        lambda: Conv2d(2, 2, 0),
+        lambda: Conv2d(2, 2, 3, stride=0),
+        lambda: Conv2d(2, 2, 3, padding=-1),
+        lambda: AveragePool(0),
+        lambda: Compose(),
+    ],
+)
+def test_impossible_sizes_are_refused(build: object) -> None:
+    with pytest.raises(ValueError, match=r"positive|negative|at least one"):
+        build()  # type: ignore[operator]
+
+
+def test_stride_must_divide_the_size() -> None:
+    with pytest.raises(ValueError, match="divisible by the stride 2"):
+        Conv2d(2, 3, 3, stride=2)(torch.zeros(1, 2, 6, 5))
+
+
+def test_a_kernel_larger_than_the_map_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 5, 5"):
+        Conv2d(2, 3, 5, padding=0)(torch.zeros(1, 2, 4, 4))
+
+
+def test_products_are_flat_and_ordered() -> None:
+    a, b, c = Dense(3, 2), Dense(4, 3), Dense(5, 4)
+    product = a @ (b @ c)
+    assert product.factors == [a, b, c]
+    assert ((a @ b) @ c).factors == [a, b, c]
+    matrix = a.kernel @ b.kernel @ c.kernel
+    z = torch.randn(2, 5)
+    torch.testing.assert_close(product(z), z @ matrix.mT)
+    with pytest.raises(ValueError, match="3 weights, got 1"):
+        product(z, (a.kernel,))
+
+
+def test_products_take_operators_only() -> None:
+    with pytest.raises(TypeError, match=r"apply an operator by calling it"):
+        Dense(3, 2) @ torch.zeros(3)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="as_operator"):
+        Compose(Dense(3, 2), nn.Linear(4, 3))  # type: ignore[arg-type]
+
+
+def test_pool_transpose_is_scaled_upsampling() -> None:
+    y = torch.arange(4.0).view(1, 1, 2, 2)
+    expected = nn.functional.interpolate(y, scale_factor=2, mode="nearest") / 4
+    torch.testing.assert_close(AveragePool(2).adjoint(y), expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(4, 3, bias=False), (4,)),
+        (nn.Conv2d(2, 3, 3, padding=1, bias=False), (2, 6, 6)),
+        (nn.Conv2d(2, 3, 3, padding="same", bias=False), (2, 6, 6)),
+        (nn.Conv2d(2, 3, 3, padding="valid", bias=False), (2, 6, 6)),
+        (nn.Conv2d(2, 3, (3, 5), padding=(1, 0), stride=2, bias=False), (2, 6, 6)),
+    ],
+)
+def test_modules_become_operators(module: nn.Linear | nn.Conv2d, shape: tuple[int, ...]) -> None:
+    operator = as_operator(module)
+    z = torch.randn(2, *shape)
+    torch.testing.assert_close(operator(z), module(z))
+    assert operator.kernel is module.weight
+
+
+def test_tensors_become_operators() -> None:
+    trainable = nn.Parameter(torch.randn(3, 4))
+    assert as_operator(trainable).kernel is trainable
+    constant = as_operator(torch.randn(3, 2, 3, 3))
+    assert isinstance(constant, Conv2d)
+    assert not constant.kernel.requires_grad
+    operator = Identity()
+    assert as_operator(operator) is operator
+
+
+def test_biases_belong_elsewhere() -> None:
+    for module in (nn.Linear(4, 3), nn.Conv2d(2, 3, 3)):
+        with pytest.raises(ValueError, match=r"Input\(U, bias=True\)"):
+            as_operator(module)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 2},
+        {"dilation": 2},
+        {"padding_mode": "circular"},
+        {"stride": (1, 2)},
+        {"kernel_size": 2, "padding": "same"},
+    ],
+)
+def test_other_convolutions_are_refused(options: dict[str, object]) -> None:
+    arguments = {"kernel_size": 3, **options}
+    with pytest.raises(ValueError, match="not supported"):
+        as_operator(nn.Conv2d(2, 4, bias=False, **arguments))  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_an_operator() -> None:
+    for thing in (torch.zeros(3), torch.zeros(1, 2, 3), "conv", nn.ReLU()):
+        with pytest.raises(TypeError, match="accepted are a LinearOperator, a 2-D tensor"):
+            as_operator(thing)
+    with pytest.raises(ValueError, match="floating-point"):
+        as_operator(torch.zeros(2, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"nn\.Parameter to train it"):
+        as_operator(torch.zeros(2, 2, requires_grad=True))
+    with pytest.raises(ValueError, match="dimensions"):
+        Dense.from_tensor(torch.zeros(2, 2, 3, 3))
+    parametrised = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2, bias=False))
+    with pytest.raises(ValueError, match="parametrised"):
+        as_operator(parametrised)
+
+
+def test_an_operator_shows_its_settings() -> None:
+    assert repr(Dense(4, 3, norm="bound", zeta=0.9)) == "Dense(4, 3, norm='bound', zeta=0.9)"
+    assert "stride=2, padding=(1, 1)" in repr(Conv2d(2, 3, 3, stride=2))
