@@ -85,7 +85,7 @@ def test_norm_estimate_rises_to_the_norm(case: Case, operator: LinearOperator) -
     operator.eval()
     true = true_norm(operator, case.shape)
     early = float(operator.norm_estimate(case.shape, iterations=2).detach())
-    late = float(operator.norm_estimate(case.shape, iterations=500).detach())
+    late = float(operator.norm_estimate(case.shape, iterations=300).detach())
     assert early <= late * (1 + 1e-12)
     assert late <= true * (1 + 1e-12)
     assert late == pytest.approx(true, rel=1e-4)

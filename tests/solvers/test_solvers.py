@@ -20,9 +20,13 @@ from tests.problems import PROBLEMS, WITH_OBJECTIVE, CoupledMean, relu_active_se
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
-def suits(solver: str, problem: str) -> bool:
-    """Accelerated gradient descent is for maps with an objective, and says so."""
-    return solver != "accelerated" or problem in WITH_OBJECTIVE
+# Accelerated gradient descent is for maps with an objective, and says so.
+PAIRS = [
+    (solver, problem)
+    for solver in eq.list_solvers()
+    for problem in PROBLEMS
+    if solver != "accelerated" or problem in WITH_OBJECTIVE
+]
 
 
 def layer(
@@ -33,13 +37,10 @@ def layer(
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-@pytest.mark.parametrize("name", list(PROBLEMS))
-@pytest.mark.parametrize("solver", eq.list_solvers())
+@pytest.mark.parametrize(("solver", "name"), PAIRS)
 def test_finds_the_known_fixed_point(
     solver: str, name: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if not suits(solver, name):
-        pytest.skip("the solver is for maps with an objective")
     if device.type == "mps" and dtype == torch.float64:
         pytest.skip("mps has no float64")
     problem = PROBLEMS[name]().to(dtype, device)

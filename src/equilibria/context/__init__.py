@@ -1,6 +1,7 @@
 """What a solve is about: the state that is iterated and the context it is iterated in."""
 
 from equilibria.context.context import Context, Entry
+from equilibria.context.eager import run_eagerly
 from equilibria.context.state import (
     Layout,
     Packing,
@@ -20,6 +21,7 @@ __all__ = [
     "State",
     "batch_size",
     "map_state",
+    "run_eagerly",
     "state_tensors",
     "sum_per_sample",
     "unflatten_state",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation
 from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, get_adjoint
-from equilibria.context import Context, Packing, State, map_state, state_tensors
+from equilibria.context import Context, Packing, State, map_state, run_eagerly, state_tensors
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.objective import Objective
@@ -74,6 +74,7 @@ class EquilibriumLayer(nn.Module):
         """How the last backward solve went (without its value)."""
         return self._backward_log.latest
 
+    @run_eagerly
     def forward(self, x: Tensor, start: State | None = None) -> Tensor:
         """The feature at the equilibrium, differentiable in the input and the parameters.
 

@@ -35,6 +35,15 @@ class Convergence:
     def iterations(self) -> int:
         return self.residual.shape[0]
 
+    @property
+    def objective_falls(self) -> bool:
+        """Whether the objective of no sample rises at any iteration, but for rounding."""
+        if self.objective is None or self.iterations < 2:
+            return False
+        rises = self.objective.diff(dim=0)
+        rounding = 1e-12 * self.objective.abs().amax(dim=0).clamp_min(1)
+        return bool((rises <= rounding).all())
+
     def guaranteed_residual(self) -> Tensor | None:
         """q^k times the first residual, averaged over the samples: Picard must stay below it."""
         if self.contraction is None or self.contraction >= 1:
@@ -51,9 +60,7 @@ class ObjectiveChange:
     equilibrium: float
 
 
-def follow_solve(
-    model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]
-) -> Convergence:
+def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]) -> Convergence:
     """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()

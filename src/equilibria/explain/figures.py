@@ -81,7 +81,10 @@ def _draw_convergence(
     guaranteed = picard.guaranteed_residual()
     if guaranteed is not None:
         axis.plot(
-            guaranteed, color=theme.third, linestyle="--", linewidth=1.4,
+            guaranteed,
+            color=theme.third,
+            linestyle="--",
+            linewidth=1.4,
             label=f"guaranteed: qᵏ, q = {picard.contraction:.3f}",
         )
     axis.set_title("Residual")
@@ -95,9 +98,7 @@ def _draw_convergence(
 def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics]) -> None:
     epochs = [metrics.epoch for metrics in history]
     marker = "o" if len(history) == 1 else None
-    axes[0].plot(
-        epochs, [m.loss for m in history], color=theme.first, linewidth=2, marker=marker
-    )
+    axes[0].plot(epochs, [m.loss for m in history], color=theme.first, linewidth=2, marker=marker)
     axes[0].set_title("Training loss")
     axes[0].set_ylabel("cross-entropy")
     axes[0].set_yscale("log")

@@ -24,7 +24,10 @@ class Summary:
         """The table: what, and how much."""
         evaluation, solves = self.evaluation, self.evaluation.solves
         rows = [
-            ("Test accuracy", f"{evaluation.accuracy:.2%} ({evaluation.correct} of {evaluation.samples})"),
+            (
+                "Test accuracy",
+                f"{evaluation.accuracy:.2%} ({evaluation.correct} of {evaluation.samples})",
+            ),
             ("Parameters", f"{self.parameters:,}"),
             ("Iterations, mean", _number(solves.mean_iterations, ".1f")),
             ("Share converged", _number(solves.share_converged, ".1%")),

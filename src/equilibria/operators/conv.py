@@ -18,6 +18,9 @@ Size = int | tuple[int, int]
 DENSE_LIMIT = 256
 """Maps of at most this many numbers are bounded through their matrix: exact, and still cheap."""
 
+DENSE_LIMIT_WIDE_KERNEL = 1024
+"""The same where the kernel reaches over more than half of the map, and the symbol is loose."""
+
 
 class _Found(NamedTuple):
     """Where the bound is attained: a frequency, or (None) the matrix of the whole map."""
@@ -184,7 +187,9 @@ class Conv2d(KernelOperator):
         small, large = sorted((math.prod(input_shape), math.prod(self.output_shape(input_shape))))
         inner, outer = sorted((self.out_channels, self.in_channels * self.stride**2))
         cheaper = small**2 * large <= conv_symbol.frequency_count(grid) * inner**2 * outer
-        return large <= DENSE_LIMIT or cheaper
+        reach = max(k - 1 for k in self.kernel_size) / min(input_shape[1:])
+        limit = DENSE_LIMIT_WIDE_KERNEL if reach > 0.5 else DENSE_LIMIT
+        return large <= limit or cheaper
 
     def _matrix(self, kernel: Tensor, input_shape: Shape) -> Tensor:
         """The matrix of the whole map, column by column."""

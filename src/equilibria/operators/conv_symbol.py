@@ -45,7 +45,9 @@ def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) ->
 
     Before it, n + min(p, k−1) points are enough (and give a tighter bound on small maps than the
     n+k−1 of the full convolution): output i reads inputs i−p … i−p+k−1, the outputs that exist
-    end at i = n+2p−k, and so what wraps around meets none of them. Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
+    end at i = n+2p−k, and so what wraps around meets none of them.
+
+    Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
     frequency says it all.
     """
     height, width = (

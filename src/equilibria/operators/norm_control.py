@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
+from equilibria.context import run_eagerly
 from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.memo import TensorMemo, is_wrapped
 from equilibria.operators.power_iteration import leading_vector, norm_along, seeded_vector
@@ -113,7 +114,7 @@ class KernelOperator(LinearOperator):
         return bound if scale is None else bound * scale
 
     # Comparing contents and choosing a frequency are no work for a compiler.
-    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    @run_eagerly
     def _controlled(self, shape: Shape) -> Tensor:
         kernel = self.kernel
         if (torch.is_grad_enabled() and kernel.requires_grad) or _has_tangent(kernel):

@@ -6,6 +6,7 @@ from equilibria.training.checkpoint import (
     save_weights,
     write_atomically,
 )
+from equilibria.training.device import choose_device
 from equilibria.training.loop import NonFiniteError, train
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.optimizer import build_optimizer, parameter_groups, warmup_cosine
@@ -20,6 +21,7 @@ __all__ = [
     "TrainingSettings",
     "atomic_writer",
     "build_optimizer",
+    "choose_device",
     "load_weights",
     "parameter_groups",
     "save_weights",

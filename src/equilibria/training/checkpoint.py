@@ -32,13 +32,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def save_weights(
-    model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None
-) -> None:
+def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Parameters and buffers as a safetensors file, which loads without running any code."""
     from safetensors.torch import save
 
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    tensors = {
+        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
+    }
     write_atomically(path, save(tensors, metadata=dict(metadata or {})))
 
 

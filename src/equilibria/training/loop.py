@@ -66,9 +66,7 @@ def train(
             _require_finite(loss, "loss", epoch, step)
             optimizer.zero_grad(set_to_none=True)
             outcome.loss.backward()  # type: ignore[no-untyped-call]
-            gradient_norm = float(
-                nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
-            )
+            gradient_norm = float(nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm))
             _require_finite(gradient_norm, "gradient", epoch, step)
             learning_rate = float(optimizer.param_groups[0]["lr"])
             optimizer.step()

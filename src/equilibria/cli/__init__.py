@@ -1,0 +1,77 @@
+"""The command line: parses, calls, prints. Commands import what they need when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEMO_EXAMPLES = """[bold]Examples[/bold]
+
+equilibria demo
+
+equilibria demo --model deep-opteq-small --output runs/deep
+
+equilibria demo --epochs 5 --seed 1 --device cpu"""
+
+app = typer.Typer(
+    name="equilibria",
+    help="Networks whose output is the minimiser of an explicit hidden objective.",
+    epilog=DEMO_EXAMPLES + "\n\nequilibria models",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from equilibria import __version__
+
+        typer.echo(f"equilibria {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """What every command takes."""
+
+
+@app.command(epilog=DEMO_EXAMPLES)
+def demo(
+    output: Annotated[
+        Path, typer.Option(help="Folder for the run: report, weights, metrics, configuration.")
+    ] = Path("equilibria-demo"),
+    model: Annotated[
+        str, typer.Option(help="Name of the model; `equilibria models` lists them.")
+    ] = "opteq-small",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the training images.", show_default="20")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the initial weights and the training.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Train a small equilibrium network on handwritten digits and write a report."""
+    from equilibria.cli.demo import run_demo
+
+    run_demo(output=output, model_name=model, epochs=epochs, seed=seed, device_name=device)
+
+
+@app.command()
+def models() -> None:
+    """List the models that can be made by name."""
+    from equilibria.cli.models import show_models
+
+    show_models()
+
+
+def main() -> None:
+    """The entry point of the `equilibria` program."""
+    app()

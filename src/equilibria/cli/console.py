@@ -1,0 +1,84 @@
+"""What the terminal sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from equilibria.training import EpochMetrics, StepProgress
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the program with one line that says what is wrong and what to do."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        f"[bold red]Error:[/] {_plain(message)}"
+    )
+    raise typer.Exit(code)
+
+
+def print_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Two columns: what, and how much."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for label, value in rows:
+        table.add_row(label, value)
+    console.print(table)
+
+
+class TrainingDisplay:
+    """A progress bar on a terminal; elsewhere one plain line an epoch."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self.console = console
+        self.epochs = epochs
+        self.progress = Progress(
+            TextColumn("Training"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task(f"epoch 1/{epochs}", total=None)
+
+    @contextmanager
+    def running(self) -> Iterator[TrainingDisplay]:
+        with self.progress:
+            yield self
+
+    def on_step(self, step: StepProgress) -> None:
+        self.progress.update(self.task, completed=step.step, total=step.steps)
+
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        line = describe_epoch(metrics, self.epochs)
+        self.progress.update(self.task, description=line)
+        if not self.console.is_terminal:
+            self.console.print(f"{line}  {metrics.seconds:.1f} s", highlight=False, soft_wrap=True)
+
+
+def describe_epoch(metrics: EpochMetrics, epochs: int) -> str:
+    width = len(str(epochs))
+    parts = [
+        f"epoch {metrics.epoch:>{width}}/{epochs}",
+        f"loss {metrics.loss:.4f}",
+        f"accuracy {metrics.accuracy:.1%}",
+    ]
+    if metrics.share_converged is not None:
+        parts.append(f"converged {metrics.share_converged:.1%}")
+    if metrics.mean_iterations is not None:
+        parts.append(f"iterations {metrics.mean_iterations:.1f}")
+    return "  ".join(parts)
+
+
+def _plain(text: str) -> str:
+    """Text that rich takes as it is, square brackets included."""
+    from rich.markup import escape
+
+    return escape(text)

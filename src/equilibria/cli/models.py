@@ -1,0 +1,29 @@
+"""`equilibria models`: what can be made by name."""
+
+from __future__ import annotations
+
+import inspect
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from equilibria.models import EquilibriumClassifier, create_model, list_models
+
+
+def show_models() -> None:
+    table = Table()
+    table.add_column("Name", no_wrap=True)
+    table.add_column("Parameters", justify="right")
+    table.add_column("What it is")
+    for name in list_models():
+        model = create_model(name)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        table.add_row(name, f"{parameters:,}", describe(model))
+    Console(highlight=False).print(table)
+
+
+def describe(model: nn.Module) -> str:
+    """The first line of what the model's documentation says."""
+    subject = model.layer.cell if isinstance(model, EquilibriumClassifier) else model
+    return (inspect.getdoc(type(subject)) or "").partition("\n")[0]
