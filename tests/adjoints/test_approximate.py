@@ -40,7 +40,7 @@ def test_phantom_error_is_bounded_by_the_contraction(name: str) -> None:
         found = gradient(eq.Phantom(steps=steps, damping=damping), problem.x, problem.cell)
         bound = (1 - damping + damping * max(q, 0.9025)) ** steps
         error = (found - exact).norm(dim=1)
-        # The remainder of the series is Jᵀ-powers of the exact gradient, weighted by S for energies.
+        # The remainder of the series: powers of J applied to the exact gradient.
         assert (error <= bound * exact.norm(dim=1).clamp_min(1) * 3).all()
 
 

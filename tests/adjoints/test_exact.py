@@ -209,7 +209,7 @@ def test_a_coupled_batch_is_differentiated_as_one_problem() -> None:
 
 
 def test_a_parameter_used_in_inject_and_in_step_gets_the_full_derivative() -> None:
-    """The local graph must be cut: the parameter is an ancestor of the context it appears beside."""
+    """The local graph must be cut: the parameter is an ancestor of the context beside it."""
 
     class Shared(eq.Cell):
         def __init__(self) -> None:

@@ -24,6 +24,7 @@ def show_models() -> None:
 
 
 def describe(model: nn.Module) -> str:
-    """The first line of what the model's documentation says."""
+    """The first sentence of what the documentation says of the model, or of its equilibrium."""
     subject = model.layer.cell if isinstance(model, EquilibriumClassifier) else model
-    return (inspect.getdoc(type(subject)) or "").partition("\n")[0]
+    first_line = (inspect.getdoc(type(subject)) or "").partition("\n")[0]
+    return first_line.partition(". ")[0].rstrip(".")

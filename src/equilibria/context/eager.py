@@ -22,7 +22,7 @@ def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            disabled: Callable[P, R] = torch.compiler.disable(function)
+            disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 

@@ -30,5 +30,5 @@ class Batches:
             if self.shuffle is None
             else torch.randperm(samples, generator=self.shuffle)
         )
-        for indices in order.split(self.size):
+        for indices in torch.split(order, self.size):
             yield self.split.images[indices], self.split.labels[indices]

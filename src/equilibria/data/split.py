@@ -35,7 +35,7 @@ def stratified_split(split: Split, share: float, seed: int) -> tuple[Split, Spli
         raise ValueError(f"share must lie between 0 and 1, not {share}")
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(split), dtype=torch.bool)
-    for label in split.labels.unique(sorted=True):
+    for label in torch.unique(split.labels).tolist():
         members = (split.labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
         held_out[members[order[: round(share * len(members))]]] = True

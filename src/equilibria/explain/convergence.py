@@ -12,24 +12,31 @@ from torch import Tensor
 
 from equilibria.context import batch_size
 from equilibria.models import EquilibriumClassifier
-from equilibria.objective import Objective
-from equilibria.solvers import Solver
+from equilibria.objective import Objective, distance_per_sample
+from equilibria.solvers import Picard, Solver
+
+ROUNDING = 1e-12
+"""Relative to an objective's value: differences below it mean nothing in float64."""
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Objective and residual at T(y_k), k = 0, 1, …; shape `(iterations, samples)`.
+    """Objective and residual at y_k = T(…), k = 0, 1, …; shape `(iterations, problems)`.
 
-    A sample that has converged keeps its last values.
+    A problem, which is a sample unless the batch is coupled, keeps its last values from where it
+    has converged; `stops` says how many of its rows are its own.
     """
 
     solver: str
+    stops: Tensor
     residual: Tensor
-    """‖y − T(y)‖."""
+    """‖y_k − T(y_k)‖."""
     objective: Tensor | None
-    """None where the model has no objective that its equilibrium minimises."""
+    """G(y_k), or None where the model has no objective that its equilibrium minimises."""
+    minimum: Tensor | None
+    """G(y*), one a problem."""
     contraction: float | None
-    """A proven bound q: the residual of a Picard iteration falls by this factor at least."""
+    """A proven bound q: along a Picard iteration the residual falls by this factor at least."""
 
     @property
     def iterations(self) -> int:
@@ -40,12 +47,17 @@ class Convergence:
         """Whether the objective of no sample rises at any iteration, but for rounding."""
         if self.objective is None or self.iterations < 2:
             return False
-        rises = self.objective.diff(dim=0)
-        rounding = 1e-12 * self.objective.abs().amax(dim=0).clamp_min(1)
-        return bool((rises <= rounding).all())
+        rounding = ROUNDING * self.objective.abs().amax(dim=0).clamp_min(1)
+        return bool((self.objective.diff(dim=0) <= rounding).all())
 
-    def guaranteed_residual(self) -> Tensor | None:
-        """q^k times the first residual, averaged over the samples: Picard must stay below it."""
+    def excess(self) -> Tensor | None:
+        """G(y_k) − G(y*)."""
+        if self.objective is None or self.minimum is None:
+            return None
+        return self.objective - self.minimum
+
+    def proven_residual(self) -> Tensor | None:
+        """qᵏ times the first residual, as a mean: what a Picard iteration stays below."""
         if self.contraction is None or self.contraction >= 1:
             return None
         powers = torch.arange(self.iterations, dtype=torch.float64)
@@ -60,30 +72,29 @@ class ObjectiveChange:
     equilibrium: float
 
 
+@torch.no_grad()
 def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]) -> Convergence:
     """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
-    with torch.no_grad():
-        solution = precise.solve(images, solver=solver, trace="states")
-        assert solution.trace is not None
-        assert solution.trace.states is not None
-        states = solution.trace.states
-        objective = _objective(precise, images)
-        residual = (
-            _residuals_of_trace(solution.trace.residual, solution.residual)
-            if objective is None
-            else torch.stack([objective.residual(state) for state in states])
-        )
-        values = (
-            torch.stack([objective.value(state) for state in states])
-            if objective is not None and is_minimised(objective)
-            else None
-        )
+    solution = precise.solve(images, solver=solver, trace="states")
+    assert solution.trace is not None
+    assert solution.trace.states is not None
+    cell, states = precise.layer.cell, solution.trace.states
+    objective = minimised_objective(precise, images)
+    values = minimum = None
+    if objective is not None:
+        values = torch.stack([objective.value(state).reshape(-1) for state in states])
+        polish = Picard(tolerance=ROUNDING, max_iterations=100 * len(states))
+        minimum = objective.value(precise.solve(images, solution.state, solver=polish).state)
     return Convergence(
         solver=type(solver).__name__,
-        residual=residual,
+        stops=solution.iterations,
+        residual=torch.stack(
+            [distance_per_sample(y, cell.step(y, solution.context)) for y in states]
+        ),
         objective=values,
+        minimum=minimum,
         contraction=precise.contraction_bound(images),
     )
 
@@ -101,8 +112,8 @@ def objective_change(
     try:
         for images, _ in batches:
             images = images.to(device)
-            objective = _objective(model, images)
-            if objective is None or not is_minimised(objective):
+            objective = minimised_objective(model, images)
+            if objective is None:
                 return None
             solution = model.solve(images, trace="states")
             assert solution.trace is not None
@@ -115,18 +126,13 @@ def objective_change(
     return ObjectiveChange(first / samples, equilibrium / samples) if samples else None
 
 
-def is_minimised(objective: Objective) -> bool:
-    """Whether the equilibrium minimises the objective's value; Deep OptEq with L > 2 has none."""
-    return bool(getattr(objective, "is_minimised", True))
+def minimised_objective(model: EquilibriumClassifier, images: Tensor) -> Objective | None:
+    """The objective that the equilibria of these images minimise, if there is one.
 
-
-def _objective(model: EquilibriumClassifier, images: Tensor) -> Objective | None:
+    Deep OptEq with L > 2 layers has an inclusion in its place, other cells have nothing.
+    """
     try:
-        return model.objective(images)
+        objective = model.objective(images)
     except TypeError:  # What a cell without an objective raises.
         return None
-
-
-def _residuals_of_trace(traced: Tensor, final: Tensor) -> Tensor:
-    """A trace's residuals with the gaps after convergence closed by each sample's last value."""
-    return torch.where(traced.isnan(), final, traced)
+    return objective if getattr(objective, "is_minimised", True) else None

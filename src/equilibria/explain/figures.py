@@ -14,6 +14,8 @@ from equilibria.explain.convergence import Convergence
 from equilibria.training import EpochMetrics
 
 MOST_THIN_LINES = 24
+SMALLEST_SHOWN = 1e-14
+"""Below it, differences of objectives are rounding, zero or less: nothing for a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -65,70 +67,76 @@ def image_png(image: Tensor) -> bytes:
 def _draw_convergence(
     axes: list[Any], theme: Theme, picard: Convergence, other: Convergence | None
 ) -> None:
-    if picard.objective is not None:
-        axis = axes[0]
-        values = picard.objective.cpu()
-        excess = values - values[-1]
-        _bundle(axis, excess, theme.first, "mean over the images")
-        axis.set_title("Hidden objective above its minimum")
-        axis.set_ylabel("G(yₖ) − G(y*)")
-        _logarithmic(axis, excess.mean(dim=1)[:-1])
+    excess = picard.excess()
+    if excess is not None:
+        _bundle(axes[0], excess, picard.stops, theme.first, picard.solver)
+        axes[0].set_title("Hidden objective above its minimum")
+        axes[0].set_ylabel("G(yₖ) − G(y*)")
     axis = axes[-1]
-    _bundle(axis, picard.residual.cpu(), theme.first, picard.solver)
+    _bundle(axis, picard.residual, picard.stops, theme.first, picard.solver)
     if other is not None:
-        mean = other.residual.cpu().mean(dim=1)
-        axis.plot(mean, color=theme.second, linewidth=2, label=other.solver)
-    guaranteed = picard.guaranteed_residual()
-    if guaranteed is not None:
-        axis.plot(
-            guaranteed,
-            color=theme.third,
-            linestyle="--",
-            linewidth=1.4,
-            label=f"guaranteed: qᵏ, q = {picard.contraction:.3f}",
-        )
+        _mean_line(axis, other.residual, other.stops, theme.second, other.solver)
+    proven = picard.proven_residual()
+    if proven is not None:
+        label = f"proven: qᵏ, q = {picard.contraction:.2f}"
+        axis.plot(proven, color=theme.third, linestyle="--", linewidth=1.4, label=label)
     axis.set_title("Residual")
     axis.set_ylabel("‖yₖ − T(yₖ)‖")
-    _logarithmic(axis, picard.residual.cpu().mean(dim=1))
     for axis in axes:
-        axis.set_xlabel("iteration k")
-        _legend(axis, theme)
+        axis.set_yscale("log")
+        _count_along(axis, "iteration k")
+        axis.legend(
+            frameon=False,
+            labelcolor=theme.ink,
+            fontsize=9,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.2),
+            ncol=3,
+            columnspacing=1.2,
+        )
 
 
 def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics]) -> None:
+    from matplotlib.ticker import NullFormatter
+
     epochs = [metrics.epoch for metrics in history]
-    marker = "o" if len(history) == 1 else None
-    axes[0].plot(epochs, [m.loss for m in history], color=theme.first, linewidth=2, marker=marker)
+    # A single epoch is a point, which a line does not show.
+    style = {"linewidth": 2.2, "marker": "o" if len(history) == 1 else None}
+    axes[0].plot(epochs, [metrics.loss for metrics in history], color=theme.first, **style)
     axes[0].set_title("Training loss")
     axes[0].set_ylabel("cross-entropy")
     axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_formatter(NullFormatter())
     if len(axes) > 1:
-        iterations = [m.mean_iterations or 0.0 for m in history]
-        axes[1].plot(epochs, iterations, color=theme.second, linewidth=2, marker=marker)
+        iterations = [metrics.mean_iterations or 0.0 for metrics in history]
+        axes[1].plot(epochs, iterations, color=theme.second, **style)
         axes[1].set_title("Iterations to the equilibrium")
-        axes[1].set_ylabel("mean over the training images")
-        axes[1].set_ylim(bottom=0)
+        axes[1].set_ylabel("mean")
+        axes[1].set_ylim(0, 1.15 * max(iterations))
     for axis in axes:
-        axis.set_xlabel("epoch")
+        _count_along(axis, "epoch")
 
 
-def _bundle(axis: Any, values: Tensor, color: str, label: str) -> None:
-    """A thin line a sample, and their mean."""
-    for column in values.unbind(dim=1)[:MOST_THIN_LINES]:
-        axis.plot(column, color=color, linewidth=0.6, alpha=0.22)
-    axis.plot(values.mean(dim=1), color=color, linewidth=2.2, label=label)
+def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
+    """A thin line a sample, up to where it converged, and their mean."""
+    columns = list(zip(values.unbind(dim=1), stops.tolist(), strict=True))
+    for column, stop in columns[:MOST_THIN_LINES]:
+        axis.plot(column[:stop].clamp_min(SMALLEST_SHOWN), color=color, linewidth=0.6, alpha=0.25)
+    _mean_line(axis, values, stops, color, label)
 
 
-def _logarithmic(axis: Any, mean: Tensor) -> None:
-    """A logarithmic axis that ends where the mean does, not where single samples hit zero."""
-    axis.set_yscale("log")
-    positive = mean[mean > 0]
-    if len(positive):
-        axis.set_ylim(float(positive.min()) / 5, float(positive.max()) * 5)
+def _mean_line(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
+    """The mean as long as all samples run: after that it would mix values of different times."""
+    mean = values[: int(stops.min())].mean(dim=1)
+    axis.plot(mean.clamp_min(SMALLEST_SHOWN), color=color, linewidth=2.2, label=label)
 
 
-def _legend(axis: Any, theme: Theme) -> None:
-    axis.legend(frameon=False, labelcolor=theme.ink, fontsize=9)
+def _count_along(axis: Any, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel(label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _themed(panels: int, draw: Callable[[list[Any], Theme], None]) -> ThemedFigure:
@@ -140,9 +148,13 @@ def _svg(panels: int, theme: Theme, draw: Callable[[list[Any], Theme], None]) ->
     from matplotlib.figure import Figure
 
     # The salt makes the names inside the SVG, and so the file, the same on every run.
-    style = {"svg.hashsalt": "equilibria", "font.family": "DejaVu Sans", "font.size": 10}
+    style: dict[Any, Any] = {
+        "svg.hashsalt": "equilibria",
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+    }
     with rc_context(style), torch.no_grad():
-        figure = Figure(figsize=(4.6 * panels if panels > 1 else 6.4, 3.3), layout="constrained")
+        figure = Figure(figsize=(4.6 * panels if panels > 1 else 6.4, 3.5), layout="constrained")
         axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
         draw(axes, theme)
         for axis in axes:

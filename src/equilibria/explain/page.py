@@ -25,7 +25,7 @@ _PAGE = Template("""<!DOCTYPE html>
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.55;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+main { max-width: 64rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.9rem; margin: 0 0 .25rem; letter-spacing: -.01em; }
 h2 { font-size: 1.15rem; margin: 0 0 .6rem; }
 p { margin: 0 0 .8rem; } p:last-child { margin-bottom: 0; }
@@ -43,8 +43,10 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
   background: var(--page); border-radius: .5rem; white-space: pre-wrap; }
 figure { margin: 0; } figure img { width: 100%; height: auto; display: block; }
 figcaption { font-size: .88rem; margin-top: .5rem; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.2rem, 1fr)); gap: .9rem; }
-.exhibit { border: 1px solid var(--line); border-radius: .5rem; overflow: hidden; font-size: .82rem; }
+.gallery { display: grid; gap: .9rem;
+  grid-template-columns: repeat(auto-fill, minmax(8.6rem, 1fr)); }
+.exhibit { border: 1px solid var(--line); border-radius: .5rem; overflow: hidden;
+  font-size: .82rem; }
 .exhibit.wrong { border-color: var(--bad); }
 .exhibit img { width: 100%; aspect-ratio: 1; display: block; image-rendering: pixelated; }
 .exhibit div { padding: .45rem .6rem .55rem; line-height: 1.4; }

@@ -76,8 +76,8 @@ class ClassifierReport:
                 "The network does not apply a stack of layers. For every image it solves an "
                 "optimisation problem, and what it passes on to the classifier is the solution:"
                 if self.picard.objective is not None
-                else "The network does not apply a stack of layers. For every image it iterates one "
-                "map until nothing changes any more, and passes on what it has arrived at:"
+                else "The network does not apply a stack of layers. For every image it iterates "
+                "one map until nothing changes any more, and passes on what it has arrived at:"
             ),
             f'<div class="formula">{escape(formula)}</div>',
             paragraph(self.story.reading, "note"),
@@ -100,8 +100,8 @@ class ClassifierReport:
         sentences.append(
             f"{'Right: h' if has_objective else 'H'}ow far an iterate is from being its own image."
         )
-        if self.picard.guaranteed_residual() is not None:
-            sentences.append("The map is proven to stay below the dashed line.")
+        if self.picard.proven_residual() is not None:
+            sentences.append("The dashed line is what the contraction bound q of the map proves.")
         if self.comparison is not None:
             sentences.append(
                 f"{self.comparison.solver}, the solver that the network uses, takes "

@@ -26,7 +26,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
-        """A fresh run in `path`: a new or empty folder, or that of an earlier run, which it replaces.
+        """A fresh run in `path`: a new or empty folder, or one whose earlier run it replaces.
 
         Any other folder is refused, so that a slip in the path overwrites nothing.
         """

@@ -1,0 +1,133 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner, Result
+
+import equilibria
+from equilibria.cli import app
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120"})
+
+
+def demo(folder: Path, *arguments: str) -> Result:
+    return invoke("demo", "--epochs", "1", "--device", "cpu", "--output", str(folder), *arguments)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    return folder, demo(folder)
+
+
+def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
+    folder, result = finished
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "report.html",
+    ]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["name"] == "opteq-small"
+    assert config["training"]["epochs"] == 1
+    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["share_converged"] == 1
+
+
+def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]) -> None:
+    folder, result = finished
+    for piece in (
+        "epoch 1/1",
+        "loss",
+        "Test accuracy",
+        "Parameters",
+        "Iterations, mean",
+        "Share converged",
+        "Relative residual, max",
+        "Contraction bound q",
+        "Objective after one step",
+        "Objective at equilibrium",
+        "Training time",
+        str(folder / "report.html"),
+    ):
+        assert piece in result.output
+
+
+def test_run_can_be_loaded_again(finished: tuple[Path, Result]) -> None:
+    from equilibria.training import load_weights
+
+    folder, _ = finished
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    model = equilibria.create_model(config["model"]["name"], **config["model"]["options"])
+    load_weights(model, folder / "model.safetensors")
+    assert model.eval()(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
+    result = demo(tmp_path / "run", "--model", "optek-small")
+    assert result.exit_code == 2
+    assert "did you mean 'opteq-small'" in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_device_is_one_line(tmp_path: Path) -> None:
+    result = demo(tmp_path / "run", "--device", "abacus")
+    assert result.exit_code == 2
+    assert "use auto, cpu, cuda or mps" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = demo(tmp_path / "file" / "run")
+    assert result.exit_code == 2
+    assert "--output" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_epochs_must_be_positive() -> None:
+    assert invoke("demo", "--epochs", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("command", [["--help"], ["demo", "--help"]])
+def test_help_shows_examples(command: list[str]) -> None:
+    result = invoke(*command)
+    assert result.exit_code == 0
+    assert "equilibria demo --model deep-opteq-small --output runs/deep" in result.output
+
+
+def test_version() -> None:
+    result = invoke("--version")
+    assert result.output.strip() == f"equilibria {equilibria.__version__}"
+
+
+def test_models_lists_all() -> None:
+    result = invoke("models")
+    assert result.exit_code == 0
+    for name in equilibria.list_models():
+        assert name in result.output
+
+
+def test_runs_as_a_module_without_heavy_imports() -> None:
+    source = str(Path(equilibria.__file__).parents[1])
+    program = (
+        f"import sys; sys.path.insert(0, {source!r}); import equilibria.cli; "
+        "print(*(m for m in ('matplotlib', 'sklearn', 'safetensors') if m in sys.modules))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == ""

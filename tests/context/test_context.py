@@ -1,0 +1,74 @@
+"""The context and the packing of states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equilibria.context import Context, Packing, map_state, sum_per_sample
+
+shapes = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(shapes=shapes, batch=st.integers(0, 4), single=st.booleans(), coupled=st.booleans())
+def test_packing_round_trip(
+    shapes: list[list[int]], batch: int, single: bool, coupled: bool
+) -> None:
+    tensors = tuple(torch.randn(batch, *shape) for shape in shapes)
+    state = tensors[0] if single else tensors
+    packing = Packing.of(state, couples_batch=coupled)
+    flat = packing.pack(state)
+    assert flat.shape[0] == (min(batch, 1) if coupled else batch)
+    again = packing.unpack(flat)
+    assert isinstance(again, torch.Tensor) == single
+    map_state(torch.testing.assert_close, again, state) if single else [
+        torch.testing.assert_close(a, b) for a, b in zip(again, state, strict=True)
+    ]
+
+
+def test_packing_one_tensor_copies_nothing() -> None:
+    state = torch.randn(3, 2, 4, 4)
+    flat = Packing.of(state).pack(state)
+    assert flat.data_ptr() == state.data_ptr()
+    assert Packing.of(state).unpack(flat).data_ptr() == state.data_ptr()
+
+
+def nested() -> Context:
+    return Context(
+        sample={"a": torch.randn(3, 2), "pair": (torch.randn(3), torch.randn(3, 1))},
+        shared={"W": (torch.randn(2, 2),), "scale": torch.tensor(2.0)},
+        parts=(Context(sample={"b": torch.randn(3, 4)}), Context()),
+    )
+
+
+def test_keep_indexes_samples_and_leaves_shared_alone() -> None:
+    context = nested()
+    kept = context.keep(torch.tensor([2, 0]))
+    assert torch.equal(kept["a"], context["a"][[2, 0]])
+    assert torch.equal(kept.parts[0]["b"], context.parts[0]["b"][[2, 0]])
+    assert kept["scale"] is context["scale"]
+    assert kept.weights("W")[0] is context.weights("W")[0]
+
+
+def test_replace_restores_the_structure() -> None:
+    context = nested()
+    doubled = context.replace([2 * tensor for tensor in context.tensors()])
+    assert torch.equal(doubled.parts[0]["b"], 2 * context.parts[0]["b"])
+    assert torch.equal(doubled["scale"], 2 * context["scale"])
+    assert [t.shape for t in doubled.tensors()] == [t.shape for t in context.tensors()]
+    skeleton = context.skeleton()
+    assert all(t.numel() == 0 for t in skeleton.tensors())
+    assert torch.equal(skeleton.replace(context.tensors())["a"], context["a"])
+
+
+def test_a_missing_name_says_what_there_is() -> None:
+    with pytest.raises(KeyError, match=r"no tensor 'c'; it has \['W', 'a', 'pair', 'scale'\]"):
+        nested()["c"]
+
+
+def test_sums_are_in_single_precision_at_least() -> None:
+    values = torch.full((2, 4096), 1.0, dtype=torch.bfloat16)
+    assert torch.equal(sum_per_sample(values), torch.full((2,), 4096.0))
+    assert sum_per_sample(values.double()).dtype == torch.float64

@@ -1,0 +1,239 @@
+"""Every energy term: its descent is minus the gradient of its value, in every grad mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import equilibria as eq
+from equilibria.context import Context, Packing
+from equilibria.energies import FunctionEnergy, Scaled, Sum
+
+
+class Bump(eq.Energy):
+    """A user's term with a parameter, the input, and nothing but a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = nn.Parameter(torch.tensor(1.3))
+
+    def value(self, y: Tensor, context: Context) -> Tensor:
+        return -torch.exp(-self.width * (y - context["x"]).square()).flatten(1).sum(dim=1)
+
+
+class Centred(eq.Energy):
+    """A term that couples the samples of a batch."""
+
+    couples_batch = True
+
+    def value(self, y: Tensor, context: Context) -> Tensor:
+        return 0.1 * (y - y.mean(dim=0)).pow(4).sum()
+
+
+def smoothness(y: Tensor, x: Tensor) -> Tensor:
+    return (y[:, 1:] - y[:, :-1]).square().flatten(1).sum(dim=1)
+
+
+VECTOR, IMAGE = (5,), (2, 4, 4)
+
+TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
+    "input": (VECTOR, lambda: eq.Input(eq.Dense(5, 5))),
+    "input-conv": (IMAGE, lambda: eq.Input(eq.Conv2d(2, 2, 3))),
+    "quadratic": (VECTOR, lambda: eq.Quadratic(eq.Dense(3, 5))),
+    "quadratic-wide": (VECTOR, lambda: eq.Quadratic(eq.Dense(9, 5))),
+    "quadratic-conv": (IMAGE, lambda: eq.Quadratic(eq.Conv2d(3, 2, 3, norm="bound", zeta=0.5))),
+    "quadratic-strided": (IMAGE, lambda: eq.Quadratic(eq.Conv2d(3, 2, 3, stride=2))),
+    "bump": (VECTOR, Bump),
+    "bump-image": (IMAGE, Bump),
+    "function": (IMAGE, lambda: FunctionEnergy(smoothness)),
+    "centred": (VECTOR, Centred),
+    "sum": (
+        VECTOR,
+        lambda: eq.Input(eq.Dense(5, 5)) + 0.3 * Bump() - 0.5 * eq.Quadratic(eq.Dense(4, 5)),
+    ),
+    "sum-coupled": (VECTOR, lambda: eq.Input(eq.Dense(5, 5)) + 2 * Centred()),
+    "learnable-multiple": (VECTOR, lambda: nn.Parameter(torch.tensor(0.4)) * Bump()),
+}
+
+
+def case(name: str) -> tuple[eq.Energy, Tensor, Context]:
+    shape, make = TERMS[name]
+    torch.manual_seed(0)
+    energy = make().double()
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    y = torch.randn(3, *shape, dtype=torch.float64)
+    context = energy.complete(energy.inject(x), Packing.of(y).layout)
+    return energy, y, context
+
+
+@pytest.mark.parametrize("name", list(TERMS))
+def test_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
+    energy, y, context = case(name)
+    leaf = y.clone().requires_grad_()
+    value = energy.value(leaf, context)
+    assert value.shape == (() if energy.couples_batch else (3,))
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    torch.testing.assert_close(energy.descent(y, context), -gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(TERMS))
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"]
+)
+def test_descent_without_gradients(name: str, mode: Callable[[], object]) -> None:
+    energy, y, context = case(name)
+    expected = energy.descent(y, context).detach()
+    with mode():  # type: ignore[attr-defined]
+        inside = 1 * energy.descent(y.clone(), context)
+        made_inside = energy.complete(energy.inject(y), Packing.of(y).layout)
+        energy.descent(y.clone(), made_inside)
+    assert not inside.requires_grad
+    torch.testing.assert_close(inside.clone(), expected)
+
+
+@pytest.mark.parametrize("name", list(TERMS))
+def test_descent_trains_with_second_order_terms(name: str) -> None:
+    energy, y, _ = case(name)
+    shape, _ = TERMS[name]
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    names = [n for n, _ in energy.named_parameters()]
+    parameters = [p.detach().clone().requires_grad_() for p in energy.parameters()]
+
+    class Descent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = energy
+
+        def forward(self, y: Tensor) -> Tensor:
+            context = self.energy.complete(self.energy.inject(x), Packing.of(y).layout)
+            return self.energy.descent(y, context)
+
+    module = Descent()
+
+    def descent(y: Tensor, *values: Tensor) -> Tensor:
+        named = {f"energy.{n}": v for n, v in zip(names, values, strict=True)}
+        return torch.func.functional_call(module, named, (y,))
+
+    arguments = (y.requires_grad_(), *parameters)
+    assert gradcheck(descent, arguments, fast_mode=True)
+    assert gradgradcheck(descent, arguments, fast_mode=True)
+
+
+def test_hooks_on_saved_tensors_do_not_reach_inside() -> None:
+    """Activation checkpointing installs such hooks: unpacking would recompute the forward."""
+    energy, y, context = case("bump")
+
+    def refuse(_: object) -> Tensor:
+        raise AssertionError("a tensor of the inner graph went through an outer hook")
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, refuse):
+        energy.descent(y, context)
+        with torch.no_grad():
+            energy.descent(y, context)
+
+
+@pytest.mark.parametrize("name", list(TERMS))
+def test_curvature_bound_is_an_upper_bound(name: str) -> None:
+    energy, y, context = case(name)
+    bound = energy.curvature_bound(context, Packing.of(y).layout)
+    if bound is None:
+        assert any(word in name for word in ("bump", "function", "centred", "sum", "multiple"))
+        return
+    hessian = torch.autograd.functional.hessian(
+        lambda v: energy.value(v.view_as(y[:1]), context.keep(torch.tensor([0]))).sum(),
+        y[0].flatten(),
+    )
+    assert torch.linalg.matrix_norm(hessian, 2) <= bound.detach() * (1 + 1e-9)
+
+
+@given(a=st.floats(-3, 3), b=st.floats(-3, 3), seed=st.integers(0, 2**16))
+def test_sums_and_multiples_are_linear(a: float, b: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    x = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    first, second = eq.Quadratic(W), FunctionEnergy(smoothness)
+    combined = a * first + b * second
+    layout = Packing.of(y).layout
+    contexts = [t.complete(t.inject(x), layout) for t in (first, second, combined)]
+    torch.testing.assert_close(
+        combined.value(y, contexts[2]),
+        a * first.value(y, contexts[0]) + b * second.value(y, contexts[1]),
+    )
+    torch.testing.assert_close(
+        combined.descent(y, contexts[2]),
+        a * first.descent(y, contexts[0]) + b * second.descent(y, contexts[1]),
+    )
+
+
+def test_the_algebra() -> None:
+    one, two = eq.Quadratic(torch.eye(3)), Bump()
+    nested = (one + two) + (0.5 * one + smoothness)
+    assert isinstance(nested, Sum)
+    assert len(nested.summands()) == 4
+    assert isinstance(-one, Scaled)
+    assert isinstance(one * 2, Scaled)
+    assert sum([one, two]).couples_batch is False  # type: ignore[union-attr]
+    assert (one + 0.1 * Centred()).couples_batch is True
+    with pytest.raises(TypeError, match="cannot add"):
+        one + 3  # type: ignore[operator]
+    with pytest.raises(TypeError, match="multiplied by a number"):
+        "a" * one  # type: ignore[operator]
+    with pytest.raises(ValueError, match="one number"):
+        torch.ones(3) * one
+
+
+def test_the_decorator_makes_a_term() -> None:
+    @eq.energy_term
+    def ridge(y: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * y.square().sum(dim=1)
+
+    @eq.energy_term(couples_batch=True)
+    def spread(y: Tensor, x: Tensor) -> Tensor:
+        return y.var(dim=0).sum()
+
+    assert isinstance(ridge, eq.Energy)
+    assert isinstance(spread, eq.Energy)
+    assert spread.couples_batch
+    y = torch.randn(2, 3)
+    torch.testing.assert_close(ridge.descent(y, ridge.inject(y)), -y)
+    assert "ridge" in repr(ridge)
+
+
+def test_a_term_that_ignores_the_state_has_no_descent() -> None:
+    term = FunctionEnergy(lambda y, x: x.sum(dim=1))
+    y = torch.randn(2, 3)
+    assert torch.equal(term.descent(y, term.inject(y)), torch.zeros(2, 3))
+
+
+def test_a_wrong_value_is_explained() -> None:
+    y = torch.randn(2, 3)
+    for function, shape in ((lambda y, x: y, r"\(2, 3\)"), (lambda y, x: y.sum(), r"\(\)")):
+        term = FunctionEnergy(function)
+        with pytest.raises(
+            ValueError, match=rf"shape {shape}; expected \(2,\).*one number per sample"
+        ):
+            term.descent(y, term.inject(y))
+    with pytest.raises(TypeError, match="without a `value` method"):
+        eq.Energy().value(y, Context())
+
+
+def test_input_options() -> None:
+    assert eq.Input(eq.Dense(2, 3)).bias is not None
+    assert eq.Input(eq.Dense(2, 3), bias=False).bias is None
+    assert eq.Input(eq.Identity()).bias is None
+    bias = nn.Parameter(torch.ones(3))
+    term = eq.Input(eq.Dense(2, 3), bias=bias)
+    assert term.bias is bias
+    x = torch.zeros(1, 2)
+    assert torch.equal(term.inject(x)["c"], torch.ones(1, 3))
+    with pytest.raises(ValueError, match="give the bias as a tensor"):
+        eq.Input(eq.Identity(), bias=True)
+    with pytest.raises(KeyError, match="the context holds no tensor 'z'; it has"):
+        term.inject(x)["z"]

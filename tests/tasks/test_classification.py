@@ -1,0 +1,87 @@
+"""The classification task against counting by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import equilibria as eq
+from equilibria.tasks import Classification, confusion_matrix, evaluate
+
+
+class Echo(nn.Module):
+    """Takes its input for the logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+LOGITS = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 5.0]])
+LABELS = torch.tensor([0, 1, 2, 2])
+
+
+def test_evaluate_counts_as_one_does_by_hand() -> None:
+    evaluation = evaluate(Echo(), [(LOGITS[:3], LABELS[:3]), (LOGITS[3:], LABELS[3:])])
+    assert (evaluation.correct, evaluation.samples, evaluation.accuracy) == (3, 4, 0.75)
+    assert evaluation.confusion.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert evaluation.predictions.tolist() == [0, 1, 1, 2]
+    right, wrong = math.log1p(2 * math.exp(-5)), math.log(math.exp(5) + 2)
+    assert evaluation.loss == pytest.approx((3 * right + wrong) / 4, rel=1e-6)
+    assert evaluation.confidences.tolist() == pytest.approx([math.exp(-right)] * 4)
+
+
+def test_model_without_an_equilibrium_has_no_solve_statistics() -> None:
+    solves = evaluate(Echo(), [(LOGITS, LABELS)]).solves
+    assert solves.mean_iterations is None
+    assert solves.max_iterations is None
+    assert solves.share_converged is None
+    assert solves.max_residual is None
+
+
+def test_solve_statistics_are_those_of_the_solutions() -> None:
+    model = eq.create_model("opteq-small", in_channels=1, channels=8, width=8).eval()
+    images, labels = torch.rand(7, 1, 8, 8), torch.arange(7)
+    solution = model.solve(images)
+    solves = evaluate(model, [(images[:4], labels[:4]), (images[4:], labels[4:])]).solves
+    assert solves.mean_iterations == pytest.approx(float(solution.iterations.double().mean()))
+    assert solves.max_iterations == int(solution.iterations.max())
+    assert solves.max_residual == pytest.approx(float(solution.residual.max()), rel=1e-3)
+    assert solves.share_converged == 1
+
+
+def test_unconverged_samples_are_counted() -> None:
+    model = eq.create_model("opteq-small", in_channels=1, channels=8, width=8, max_iterations=1)
+    with pytest.warns(eq.ConvergenceWarning):
+        solves = evaluate(model, [(torch.rand(3, 1, 8, 8), torch.arange(3))]).solves
+    assert solves.share_converged == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_leaves_the_mode_as_it_was(training: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3)).train(training)
+    evaluate(model, [(LOGITS, LABELS)])
+    assert model.training is training
+    assert int(model[0].num_batches_tracked) == 0
+
+
+def test_evaluate_refuses_nothing() -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        evaluate(Echo(), [])
+
+
+def test_confusion_keeps_classes_that_do_not_occur() -> None:
+    counts = confusion_matrix(torch.tensor([0, 0]), torch.tensor([0, 1]), classes=4)
+    assert counts.shape == (4, 4)
+    assert counts[0].tolist() == [1, 1, 0, 0]
+
+
+def test_label_smoothing_changes_the_loss() -> None:
+    plain = Classification().training_step(Echo(), LOGITS, LABELS)
+    smooth = Classification(label_smoothing=0.1).training_step(Echo(), LOGITS, LABELS)
+    assert not torch.equal(plain.loss, smooth.loss)
+    assert (plain.correct, plain.samples) == (3, 4)
+    with pytest.raises(ValueError, match="label_smoothing"):
+        Classification(label_smoothing=1.0)

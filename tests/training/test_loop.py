@@ -1,0 +1,105 @@
+"""The training loop on a small model and few images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import equilibria as eq
+from equilibria.data import RandomShift, Split, load_digits
+from equilibria.tasks import Classification, TrainingStep
+from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, TrainingSettings, train
+
+
+@pytest.fixture(scope="module")
+def few_digits() -> Split:
+    train = load_digits().train
+    return train.subset(torch.arange(120))
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return eq.create_model("opteq-small", in_channels=1, channels=8, width=8, pool=4)
+
+
+def settings(**changes: float) -> TrainingSettings:
+    options = {"epochs": 4, "batch_size": 40, "learning_rate": 1e-2, "warmup_epochs": 0.5}
+    return TrainingSettings(**{**options, **changes})
+
+
+def test_loss_falls(few_digits: Split) -> None:
+    history = train(small_model(), Classification(), few_digits, settings(epochs=6))
+    assert history[-1].loss < 0.7 * history[0].loss
+    assert history[-1].accuracy > history[0].accuracy
+    assert all(metrics.share_converged == 1 for metrics in history)
+
+
+def test_same_seed_gives_the_same_run(few_digits: Split) -> None:
+    def run(seed: int) -> tuple[list[EpochMetrics], Tensor]:
+        model = small_model()
+        history = train(
+            model,
+            Classification(),
+            few_digits,
+            settings(epochs=2, seed=seed),
+            augmentation=RandomShift(1),
+        )
+        return history, next(model.parameters()).detach()
+
+    first, second, other = run(0), run(0), run(1)
+    assert first[0] == second[0]
+    assert torch.equal(first[1], second[1])
+    assert first[0] != other[0]
+
+
+def test_callbacks_hear_of_every_step_and_epoch(few_digits: Split) -> None:
+    epochs: list[EpochMetrics] = []
+    steps: list[StepProgress] = []
+    history = train(
+        small_model(),
+        Classification(),
+        few_digits,
+        settings(epochs=2, batch_size=50),
+        on_epoch=epochs.append,
+        on_step=steps.append,
+    )
+    assert epochs == history
+    assert [(s.epoch, s.step, s.steps) for s in steps] == [
+        (1, 1, 6), (1, 2, 6), (1, 3, 6), (2, 4, 6), (2, 5, 6), (2, 6, 6),
+    ]  # fmt: skip
+    assert [metrics.epoch for metrics in epochs] == [1, 2]
+
+
+def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
+    poisoned = Split(few_digits.images.clone(), few_digits.labels)
+    poisoned.images[:] = torch.nan
+    with pytest.raises(NonFiniteError, match="the loss is nan in epoch 1.*lower the learning rate"):
+        train(small_model(), Classification(), poisoned, settings())
+
+
+class RootAtZero:
+    """A finite loss with an infinite gradient."""
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
+        weight = next(model.parameters())
+        return TrainingStep((weight - weight.detach()).abs().sqrt().sum(), len(targets), 0)
+
+
+def test_non_finite_gradient_is_an_error_and_leaves_the_weights(few_digits: Split) -> None:
+    model = nn.Linear(1, 1)
+    before = model.weight.detach().clone()
+    with pytest.raises(NonFiniteError, match="the gradient is"):
+        train(model, RootAtZero(), few_digits, settings())
+    assert torch.equal(model.weight, before)
+
+
+def test_clipping_bounds_the_step(few_digits: Split) -> None:
+    history = train(small_model(), Classification(), few_digits, settings(epochs=1, clip_norm=1e-6))
+    free = train(small_model(), Classification(), few_digits, settings(epochs=1))
+    assert history[0].gradient_norm != free[0].gradient_norm
+
+
+def test_empty_split_is_refused(few_digits: Split) -> None:
+    with pytest.raises(ValueError, match="nothing to train on"):
+        train(small_model(), Classification(), few_digits.subset(torch.arange(0)), settings())
