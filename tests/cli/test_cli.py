@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 import equilibria
 from equilibria.cli import app
+from equilibria.training import EpochMetrics, NonFiniteError, StepProgress
 
 
 def invoke(*arguments: str) -> Result:
@@ -86,7 +88,7 @@ def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:
 def test_unknown_device_is_one_line(tmp_path: Path) -> None:
     result = demo(tmp_path / "run", "--device", "abacus")
     assert result.exit_code == 2
-    assert "use auto, cpu, cuda or mps" in result.output
+    assert "there is no device 'abacus' here: use auto" in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 
@@ -96,6 +98,52 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "--output" in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_failed_training_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise NonFiniteError("the loss is nan: lower the learning rate")
+
+    monkeypatch.setattr("equilibria.cli.demo.train", fail)
+    result = demo(tmp_path / "run")
+    assert result.exit_code == 1
+    assert "Error: the loss is nan: lower the learning rate" in result.output
+
+
+def test_model_that_is_no_equilibrium_classifier_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equilibria.cli.demo.create_model", lambda name, **_: torch.nn.Identity())
+    result = demo(tmp_path / "run")
+    assert result.exit_code == 2
+    assert "try --model opteq-small" in result.output
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_display_has_a_bar_on_a_terminal_only(terminal: bool) -> None:
+    from rich.console import Console
+
+    from equilibria.cli.console import TrainingDisplay
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=80)
+    metrics = EpochMetrics(
+        epoch=1,
+        loss=0.5,
+        accuracy=0.875,
+        share_converged=None,
+        mean_iterations=None,
+        gradient_norm=1.0,
+        learning_rate=0.1,
+        seconds=2.0,
+    )
+    with TrainingDisplay(console, epochs=3).running() as display:
+        display.on_step(StepProgress(epoch=1, step=1, steps=3, loss=0.5))
+        display.on_epoch(metrics)
+    assert ("━" in screen.getvalue()) is terminal
+    assert "converged" not in screen.getvalue()
+    if not terminal:
+        assert screen.getvalue() == "epoch 1/3  loss 0.5000  accuracy 87.5%  2.0 s\n"
 
 
 def test_epochs_must_be_positive() -> None:
@@ -121,7 +169,7 @@ def test_models_lists_all() -> None:
         assert name in result.output
 
 
-def test_runs_as_a_module_without_heavy_imports() -> None:
+def test_command_line_is_light_to_import() -> None:
     source = str(Path(equilibria.__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {source!r}); import equilibria.cli; "

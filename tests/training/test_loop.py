@@ -72,9 +72,18 @@ def test_callbacks_hear_of_every_step_and_epoch(few_digits: Split) -> None:
 
 
 def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
-    poisoned = Split(few_digits.images.clone(), few_digits.labels)
-    poisoned.images[:] = torch.nan
-    with pytest.raises(NonFiniteError, match="the loss is nan in epoch 1.*lower the learning rate"):
+    model = small_model()
+    with torch.no_grad():
+        model.head.classifier.bias[0] = torch.nan
+    with pytest.raises(
+        NonFiniteError, match=r"the loss is nan in epoch 1.*lower the learning rate"
+    ):
+        train(model, Classification(), few_digits, settings())
+
+
+def test_images_with_nan_are_an_error(few_digits: Split) -> None:
+    poisoned = Split(torch.full_like(few_digits.images, torch.nan), few_digits.labels)
+    with pytest.raises(NonFiniteError, match="check the images for NaN"):
         train(small_model(), Classification(), poisoned, settings())
 
 
@@ -95,9 +104,10 @@ def test_non_finite_gradient_is_an_error_and_leaves_the_weights(few_digits: Spli
 
 
 def test_clipping_bounds_the_step(few_digits: Split) -> None:
-    history = train(small_model(), Classification(), few_digits, settings(epochs=1, clip_norm=1e-6))
-    free = train(small_model(), Classification(), few_digits, settings(epochs=1))
-    assert history[0].gradient_norm != free[0].gradient_norm
+    bounded = train(small_model(), Classification(), few_digits, settings(epochs=2, clip_norm=1e-9))
+    free = train(small_model(), Classification(), few_digits, settings(epochs=2))
+    # AdamW's steps do not depend on the scale of the gradients unless they sink below its epsilon.
+    assert bounded[-1].loss > free[-1].loss
 
 
 def test_empty_split_is_refused(few_digits: Split) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+DEMO_EPOCHS = 20
 DEMO_EXAMPLES = """[bold]Examples[/bold]
 
 equilibria demo
@@ -53,9 +54,11 @@ def demo(
         str, typer.Option(help="Name of the model; `equilibria models` lists them.")
     ] = "opteq-small",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the training images.", show_default="20")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the initial weights and the training.")] = 0,
+        int, typer.Option(min=1, help="Passes over the training images.")
+    ] = DEMO_EPOCHS,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Of the initial weights and the training.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""

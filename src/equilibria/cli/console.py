@@ -39,14 +39,13 @@ class TrainingDisplay:
         self.console = console
         self.epochs = epochs
         self.progress = Progress(
-            TextColumn("Training"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=20),
             TextColumn("{task.description}"),
             TimeRemainingColumn(compact=True),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task(f"epoch 1/{epochs}", total=None)
+        self.task = self.progress.add_task(f"[dim]epoch[/] 1/{epochs}", total=None)
 
     @contextmanager
     def running(self) -> Iterator[TrainingDisplay]:
@@ -57,24 +56,27 @@ class TrainingDisplay:
         self.progress.update(self.task, completed=step.step, total=step.steps)
 
     def on_epoch(self, metrics: EpochMetrics) -> None:
-        line = describe_epoch(metrics, self.epochs)
-        self.progress.update(self.task, description=line)
-        if not self.console.is_terminal:
+        facts = epoch_facts(metrics, self.epochs)
+        if self.console.is_terminal:
+            line = " ".join(f"[dim]{label}[/] {value}" for label, value in facts)
+            self.progress.update(self.task, description=line)
+        else:
+            line = "  ".join(f"{label} {value}" for label, value in facts)
             self.console.print(f"{line}  {metrics.seconds:.1f} s", highlight=False, soft_wrap=True)
 
 
-def describe_epoch(metrics: EpochMetrics, epochs: int) -> str:
-    width = len(str(epochs))
-    parts = [
-        f"epoch {metrics.epoch:>{width}}/{epochs}",
-        f"loss {metrics.loss:.4f}",
-        f"accuracy {metrics.accuracy:.1%}",
+def epoch_facts(metrics: EpochMetrics, epochs: int) -> list[tuple[str, str]]:
+    """What a line on an epoch says, as (label, value)."""
+    facts = [
+        ("epoch", f"{metrics.epoch:>{len(str(epochs))}}/{epochs}"),
+        ("loss", f"{metrics.loss:.4f}"),
+        ("accuracy", f"{metrics.accuracy:.1%}"),
     ]
     if metrics.share_converged is not None:
-        parts.append(f"converged {metrics.share_converged:.1%}")
+        facts.append(("converged", f"{metrics.share_converged:.1%}"))
     if metrics.mean_iterations is not None:
-        parts.append(f"iterations {metrics.mean_iterations:.1f}")
-    return "  ".join(parts)
+        facts.append(("iterations", f"{metrics.mean_iterations:.1f}"))
+    return facts
 
 
 def _plain(text: str) -> str:

@@ -40,7 +40,8 @@ class EquilibriumLayer(nn.Module):
     strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
         Otherwise inference warns once with the share of samples, and `last_solution` holds the
         facts.
-    compile_step: run the solver on `torch.compile(step)`; derivatives use the step as it is.
+    compile_step: run the solver on `torch.compile(step)`, by default or with the backend named;
+        derivatives use the step as it is.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class EquilibriumLayer(nn.Module):
         solver: str | Solver[Any] = "anderson",
         adjoint: str | GradientRule = "implicit",
         strict: bool = False,
-        compile_step: bool = False,
+        compile_step: bool | str = False,
     ) -> None:
         super().__init__()
         if isinstance(energy, Cell):
@@ -154,7 +155,9 @@ class EquilibriumLayer(nn.Module):
             return self.cell.step
         compiled = self.__dict__.get("_compiled_step")
         if compiled is None:
-            compiled = self.__dict__["_compiled_step"] = torch.compile(self.cell.step)
+            backend = self.compile_step if isinstance(self.compile_step, str) else "inductor"
+            compiled = torch.compile(self.cell.step, backend=backend)
+            self.__dict__["_compiled_step"] = compiled
         return compiled
 
     def _note(self, solution: Solution) -> None:

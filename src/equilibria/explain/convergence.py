@@ -51,10 +51,12 @@ class Convergence:
         return bool((self.objective.diff(dim=0) <= rounding).all())
 
     def excess(self) -> Tensor | None:
-        """G(y_k) − G(y*)."""
+        """G(y_k) − G(y*); NaN where the difference is nothing but rounding."""
         if self.objective is None or self.minimum is None:
             return None
-        return self.objective - self.minimum
+        difference = self.objective - self.minimum
+        resolution = 4 * torch.finfo(difference.dtype).eps * self.minimum.abs()
+        return torch.where(difference > resolution, difference, torch.nan)
 
     def proven_residual(self) -> Tensor | None:
         """qᵏ times the first residual, as a mean: what a Picard iteration stays below."""

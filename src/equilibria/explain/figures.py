@@ -14,8 +14,6 @@ from equilibria.explain.convergence import Convergence
 from equilibria.training import EpochMetrics
 
 MOST_THIN_LINES = 24
-SMALLEST_SHOWN = 1e-14
-"""Below it, differences of objectives are rounding, zero or less: nothing for a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def _draw_convergence(
     if excess is not None:
         _bundle(axes[0], excess, picard.stops, theme.first, picard.solver)
         axes[0].set_title("Hidden objective above its minimum")
-        axes[0].set_ylabel("G(yₖ) − G(y*)")
+        axes[0].set_ylabel("objective − minimum")
     axis = axes[-1]
     _bundle(axis, picard.residual, picard.stops, theme.first, picard.solver)
     if other is not None:
@@ -97,7 +95,7 @@ def _draw_convergence(
 
 
 def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics]) -> None:
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     epochs = [metrics.epoch for metrics in history]
     # A single epoch is a point, which a line does not show.
@@ -106,6 +104,7 @@ def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics
     axes[0].set_title("Training loss")
     axes[0].set_ylabel("cross-entropy")
     axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].yaxis.set_major_formatter("{x:g}")
     axes[0].yaxis.set_minor_formatter(NullFormatter())
     if len(axes) > 1:
@@ -122,14 +121,14 @@ def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) ->
     """A thin line a sample, up to where it converged, and their mean."""
     columns = list(zip(values.unbind(dim=1), stops.tolist(), strict=True))
     for column, stop in columns[:MOST_THIN_LINES]:
-        axis.plot(column[:stop].clamp_min(SMALLEST_SHOWN), color=color, linewidth=0.6, alpha=0.25)
+        axis.plot(column[:stop], color=color, linewidth=0.6, alpha=0.25)
     _mean_line(axis, values, stops, color, label)
 
 
 def _mean_line(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
     """The mean as long as all samples run: after that it would mix values of different times."""
-    mean = values[: int(stops.min())].mean(dim=1)
-    axis.plot(mean.clamp_min(SMALLEST_SHOWN), color=color, linewidth=2.2, label=label)
+    mean = values[: int(stops.min())].nanmean(dim=1)
+    axis.plot(mean, color=color, linewidth=2.2, label=label)
 
 
 def _count_along(axis: Any, label: str) -> None:

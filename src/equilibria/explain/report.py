@@ -73,11 +73,13 @@ class ClassifierReport:
         return section(
             "What the network computes",
             paragraph(
-                "The network does not apply a stack of layers. For every image it solves an "
-                "optimisation problem, and what it passes on to the classifier is the solution:"
-                if self.picard.objective is not None
-                else "The network does not apply a stack of layers. For every image it iterates "
-                "one map until nothing changes any more, and passes on what it has arrived at:"
+                "What the classifier at the end gets to see is not the output of a fixed number of "
+                "layers. For every image the network "
+                + (
+                    "solves an optimisation problem and passes on the solution:"
+                    if self.picard.objective is not None
+                    else "iterates one map until nothing changes, and passes on where it arrives:"
+                )
             ),
             f'<div class="formula">{escape(formula)}</div>',
             paragraph(self.story.reading, "note"),
@@ -94,8 +96,8 @@ class ClassifierReport:
             start, end = self.picard.objective[0].mean(), self.picard.objective[-1].mean()
             everywhere = " at every iteration" if self.picard.objective_falls else ""
             sentences.append(
-                f"Left: the objective falls{everywhere}, from {start:.2f} to {end:.2f} on average; "
-                "shown is how far it is above its minimum."
+                f"Left: the objective falls{everywhere}, on average from {start:,.2f} to "
+                f"{end:,.2f}; shown is how far it is above its minimum."
             )
         sentences.append(
             f"{'Right: h' if has_objective else 'H'}ow far an iterate is from being its own image."
@@ -104,9 +106,9 @@ class ClassifierReport:
             sentences.append("The dashed line is what the contraction bound q of the map proves.")
         if self.comparison is not None:
             sentences.append(
-                f"{self.comparison.solver}, the solver that the network uses, takes "
-                f"{self.comparison.iterations} iterations for all images, "
-                f"{self.picard.solver} {self.picard.iterations}."
+                f"To the same tolerance, {self.picard.solver} takes {self.picard.iterations} "
+                f"iterations and {self.comparison.solver}, the solver that the network uses, "
+                f"{self.comparison.iterations}."
             )
         return section(
             "The way to the equilibrium",

@@ -7,14 +7,24 @@ import torch
 
 def choose_device(name: str = "auto") -> torch.device:
     """The device called `name`; "auto" is the first of cuda, mps and cpu that is there."""
+    present = present_devices()
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device(present[0])
     try:
         device = torch.device(name)
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
         # Backends that are not built in or find no hardware raise different things.
-        raise ValueError(f"there is no device {name!r} here: use auto, cpu, cuda or mps") from None
+        choices = " or ".join(["auto", *present])
+        raise ValueError(f"there is no device {name!r} here: use {choices}") from None
     return device
+
+
+def present_devices() -> list[str]:
+    """The kinds of device there are, the fastest first."""
+    devices = ["cpu"]
+    if torch.backends.mps.is_available():
+        devices.insert(0, "mps")
+    if torch.cuda.is_available():
+        devices.insert(0, "cuda")
+    return devices

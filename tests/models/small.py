@@ -1,0 +1,51 @@
+"""Every registered model, shrunk so that all of them can be tested exhaustively.
+
+Sizes are found by the names of the options; a later model with an option of another name adds a
+line to `SHRUNK`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.models import EquilibriumClassifier
+
+SHRUNK: dict[str, Callable[[Any], Any]] = {
+    "channels": lambda _: 4,
+    "width": lambda _: 5,
+    "widths": lambda widths: tuple(2 + i % 3 for i, _ in enumerate(widths)),
+}
+
+
+def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
+    """A small version of a registered model with tight tolerances, on 3 classes."""
+    options = eq.model_options(name)
+    shrunk = {key: SHRUNK[key](value) for key, value in options.items() if key in SHRUNK}
+    defaults = {"num_classes": 3, "in_channels": 2, "tolerance": 1e-12, "max_iterations": 2000}
+    if "init_scale" in options:
+        defaults["init_scale"] = 1.5  # large enough for norm control to be active
+    if "adjoint" in options:
+        defaults["adjoint"] = eq.Implicit(tolerance=1e-12)
+    torch.manual_seed(0)
+    model = eq.create_model(name, **{**shrunk, **defaults, **overrides})
+    assert isinstance(model, EquilibriumClassifier)
+    return model.double()
+
+
+def images(batch: int = 3, size: int = 6, channels: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, channels, size, size, generator=generator, dtype=torch.float64)
+
+
+def settled(model: EquilibriumClassifier) -> EquilibriumClassifier:
+    """The model in evaluation mode, its running statistics those of some images."""
+    model.train()
+    with torch.no_grad():
+        for _ in range(50):
+            model.stem(images(16))
+    return model.eval()
