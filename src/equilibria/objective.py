@@ -35,18 +35,28 @@ class Objective(ABC):
 class EnergyObjective(Objective):
     """The objective of the map y = σ(−∇E(y; x)), σ = prox_f.
 
-    `scale` multiplies value and gradient: OptEq with μ ≠ 1 has φ = G/μ (Theorem 1).
+    scale: multiplies value and gradient: OptEq with μ ≠ 1 has φ = G/μ (Theorem 1).
+    relaxed: the states come from the relaxed map αT + (1−α)I, whose outputs may leave the domain of
+        f by a little of what the solver mixed in. Value and gradient are then those at T(y).
     """
 
     def __init__(
-        self, energy: Energy, activation: Activation, context: Context, scale: float = 1.0
+        self,
+        energy: Energy,
+        activation: Activation,
+        context: Context,
+        *,
+        scale: float = 1.0,
+        relaxed: bool = False,
     ) -> None:
         self.energy = energy
         self.activation = activation
         self.context = context
         self.scale = scale
+        self.relaxed = relaxed
 
     def value(self, state: State) -> Tensor:
+        state = self._in_domain(state)
         energy = self.energy.value(state, self.context)
         separable = [sum_per_sample(self.activation.conjugate(y)) for y in state_tensors(state)]
         total = torch.stack(separable).sum(dim=0)
@@ -55,14 +65,20 @@ class EnergyObjective(Objective):
         return self.scale * (total + energy)
 
     def gradient(self, state: State) -> State:
+        state = self._in_domain(state)
         descent = self.energy.descent(state, self.context)
         return map_state(
             lambda y, d: self.scale * self.activation.minimal_subgradient(y, y - d), state, descent
         )
 
     def residual(self, state: State) -> Tensor:
-        mapped = map_state(self.activation, self.energy.descent(state, self.context))
-        return distance_per_sample(state, mapped)
+        return distance_per_sample(state, self._image(state))
+
+    def _in_domain(self, state: State) -> State:
+        return self._image(state) if self.relaxed else state
+
+    def _image(self, state: State) -> State:
+        return map_state(self.activation, self.energy.descent(state, self.context))
 
 
 def distance_per_sample(a: State, b: State) -> Tensor:

@@ -37,6 +37,7 @@ from equilibria.training import (
 BATCH_SIZE = 64
 LEARNING_RATE = 2e-2
 WEIGHT_DECAY = 1e-2
+TASK = Classification(label_smoothing=0.05)
 AUGMENTATION = RandomShift(1)
 HEAD_POOL = 4
 
@@ -123,7 +124,7 @@ def describe_run(
     return {
         "model": {"name": name, "options": options},
         "data": {"name": data.name, "train": len(data.train), "test": len(data.test)},
-        "task": {"name": "classification", **asdict(Classification())},
+        "task": {"name": "classification", **asdict(TASK)},
         "augmentation": {"random_shift": AUGMENTATION.pixels},
         "training": asdict(settings),
         "device": str(device),
@@ -147,7 +148,7 @@ def train_with_display(
 
         return train(
             model,
-            Classification(),
+            TASK,
             data.train,
             settings,
             augmentation=AUGMENTATION,

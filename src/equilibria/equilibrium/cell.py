@@ -125,7 +125,7 @@ class EnergyCell(Cell):
         return 1 - self.alpha + self.alpha * self.activation.lipschitz * curvature
 
     def objective(self, context: Context) -> Objective:
-        return EnergyObjective(self.energy, self.activation, context)
+        return EnergyObjective(self.energy, self.activation, context, relaxed=self.alpha < 1)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, alpha={self.alpha}"

@@ -66,7 +66,9 @@ class OptEqCell(EnergyCell):
 
     def objective(self, context: Context) -> Objective:
         """φ = G/μ (Theorem 1)."""
-        return EnergyObjective(self.energy, self.activation, context, scale=1 / self.mu)
+        return EnergyObjective(
+            self.energy, self.activation, context, scale=1 / self.mu, relaxed=self.alpha < 1
+        )
 
 
 def optimal_space(channels: int, width: int) -> Literal["y", "z"]:

@@ -1,0 +1,197 @@
+"""The layer: cell + solver + gradient rule, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.context import Context
+from tests.problems import linear_nonsymmetric, relu_active_set
+
+
+def test_the_readme_example() -> None:
+    @eq.energy_term
+    def smoothness(y: Tensor, x: Tensor) -> Tensor:
+        return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
+
+    U, W = eq.Dense(8, 16), eq.Dense(12, 16, norm="bound", zeta=0.6)
+    layer = eq.EquilibriumLayer(
+        energy=eq.Input(U) + eq.Quadratic(W) + 0.1 * smoothness,
+        activation="relu",
+        solver=eq.Anderson(tolerance=1e-4),
+        adjoint=eq.Implicit(),
+    )
+    x = torch.randn(5, 8)
+    y = layer(x)
+    assert y.shape == (5, 16)
+    y.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    solution = layer.solve(x)
+    assert solution.converged.all()
+    torch.testing.assert_close(layer.output(solution), y, rtol=1e-3, atol=1e-3)
+    start = torch.zeros_like(y)
+    assert (layer.objective(x).value(y) < layer.objective(x).value(start)).all()
+
+
+def test_an_energy_without_an_input_term_has_states_like_its_input() -> None:
+    @eq.energy_term
+    def attract(y: Tensor, x: Tensor) -> Tensor:
+        return (0.25 * y.square() - x * y).sum(dim=1)
+
+    x = torch.randn(3, 4, dtype=torch.float64)
+    y = eq.EquilibriumLayer(attract, activation="identity", solver=eq.Picard(tolerance=1e-12))(x)
+    torch.testing.assert_close(y, x / 1.5)
+
+
+def test_a_cell_may_be_given_in_the_place_of_the_energy() -> None:
+    problem = linear_nonsymmetric()
+    assert eq.EquilibriumLayer(problem.cell).cell is problem.cell
+    with pytest.raises(ValueError, match="an energy or a cell"):
+        eq.EquilibriumLayer()
+    with pytest.raises(ValueError, match="an energy or a cell"):
+        eq.EquilibriumLayer(eq.Quadratic(torch.eye(2)), cell=problem.cell)
+    with pytest.raises(TypeError, match="must be an Energy, not Linear"):
+        eq.EquilibriumLayer(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown activation 'rellu'; did you mean"):
+        eq.EquilibriumLayer(eq.Quadratic(torch.eye(2)), activation="rellu")
+
+
+def test_inference_warns_once_training_does_not_strict_raises() -> None:
+    problem = relu_active_set()
+    solver = eq.Picard(max_iterations=2, tolerance=1e-8)
+    layer = eq.EquilibriumLayer(cell=problem.cell, solver=solver)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(problem.x)  # training: the facts are in last_solution
+    assert layer.last_solution is not None
+    assert layer.last_solution.share_converged < 1
+    layer.eval()
+    with pytest.warns(eq.ConvergenceWarning, match=r"of 4 samples \(.*%\) did not converge"):
+        layer(problem.x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(problem.x)
+    strict = eq.EquilibriumLayer(cell=problem.cell, solver=solver, strict=True)
+    with pytest.raises(eq.ConvergenceError, match="raise max_iterations"):
+        strict(problem.x)
+
+
+def test_inject_runs_once_a_solve_and_step_once_an_iteration() -> None:
+    problem = relu_active_set()
+    calls = {"inject": 0, "step": 0}
+
+    class Counting(eq.EnergyCell):
+        def inject(self, x: Tensor) -> Context:
+            calls["inject"] += 1
+            return super().inject(x)
+
+        def step(self, state: eq.State, context: Context) -> eq.State:
+            calls["step"] += 1
+            return super().step(state, context)
+
+    cell = Counting(problem.cell.energy)  # type: ignore[attr-defined]
+    layer = eq.EquilibriumLayer(cell=cell)
+    layer(problem.x.requires_grad_()).sum().backward()
+    assert layer.last_solution is not None
+    # The backward pass rebuilds one step, and no more.
+    assert calls == {"inject": 1, "step": layer.last_solution.evaluations + 1}
+
+
+def test_reports_hold_no_state() -> None:
+    problem = relu_active_set()
+    layer = eq.EquilibriumLayer(cell=problem.cell)
+    layer(problem.x.requires_grad_()).sum().backward()
+    assert layer.last_solution is not None
+    assert layer.last_backward is not None
+    assert layer.last_solution.state.numel() == 0  # type: ignore[union-attr]
+    assert layer.last_solution.context.tensors() == []
+    assert layer.last_backward.value.numel() == 0
+    copy.deepcopy(layer)
+
+
+def test_contraction_bound() -> None:
+    W = 0.5 * torch.eye(3)
+    x = torch.zeros(1, 3)
+    energy = eq.Input(eq.Identity()) + 2.0 * eq.Quadratic(W)
+    layer = eq.EquilibriumLayer(energy, activation="relu")
+    assert layer.contraction_bound(x) == pytest.approx(0.5)
+    quarter = eq.EquilibriumLayer(energy, activation="sigmoid")
+    assert quarter.contraction_bound(x) == pytest.approx(0.125)
+    relaxed = eq.EquilibriumLayer(cell=eq.EnergyCell(energy, "relu", alpha=0.5))
+    assert relaxed.contraction_bound(x) == pytest.approx(0.75)
+    unknown = eq.EquilibriumLayer(energy + (lambda y, x: y.cos().sum(dim=1)))
+    assert unknown.contraction_bound(x) is None
+    assert eq.EquilibriumLayer(cell=linear_nonsymmetric().cell).contraction_bound(x) is None
+
+
+def test_a_cell_says_what_it_lacks() -> None:
+    x = torch.zeros(1, 2)
+    with pytest.raises(TypeError, match="must define inject"):
+        eq.EquilibriumLayer(cell=eq.Cell())(x)
+    with pytest.raises(TypeError, match="no hidden objective"):
+        eq.EquilibriumLayer(cell=linear_nonsymmetric().cell).objective(torch.zeros(1, 5).double())
+    with pytest.raises(TypeError, match="without a symmetry_weight"):
+        eq.Cell().symmetry_weight(x, Context())
+    with pytest.raises(TypeError, match="define output"):
+        eq.Cell().output((x, x), Context())
+
+
+def test_wrong_shapes_are_named() -> None:
+    layer = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 4)) + eq.Quadratic(eq.Dense(2, 4)))
+    with pytest.raises(ValueError, match=r"expected an input of shape \(B, 3\), got \(B, 5\)"):
+        layer(torch.zeros(2, 5))
+    mismatched = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 4)) + eq.Quadratic(eq.Dense(2, 5)))
+    with pytest.raises(ValueError, match=r"expected an output of shape \(B, 5\), got \(B, 4\)"):
+        mismatched(torch.zeros(2, 3))
+
+
+def test_randomness_lives_in_the_context() -> None:
+    """A dropout mask drawn in inject is one mask for the whole solve: it converges."""
+
+    class Dropout(eq.EnergyCell):
+        def inject(self, x: Tensor) -> Context:
+            mask = torch.bernoulli(torch.full_like(x, 0.5))
+            return Context(sample={"mask": mask}, parts=(super().inject(x),))
+
+        def initial_state(self, x: Tensor, context: Context) -> eq.State:
+            return torch.zeros_like(x)
+
+        def step(self, state: eq.State, context: Context) -> eq.State:
+            image = super().step(state, context.parts[0])
+            assert isinstance(image, Tensor)
+            return context["mask"] * image
+
+    cell = Dropout(eq.Input(eq.Identity()) + eq.Quadratic(0.8 * torch.eye(20)))
+    cell.symmetry = eq.Symmetry.NONE
+    layer = eq.EquilibriumLayer(cell=cell, strict=True)
+    x = torch.rand(4, 20, requires_grad=True)
+    y = layer(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    kept = y != 0
+    assert 0 < kept.sum() < kept.numel()
+    assert (gradient[~kept] == 0).all()
+    torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / 0.36))
+
+
+@pytest.mark.parametrize("name", eq.list_adjoints())
+def test_every_rule_pairs_with_every_solver(name: str) -> None:
+    problem = relu_active_set()
+    for solver in eq.list_solvers():
+        layer = eq.EquilibriumLayer(
+            cell=problem.cell,
+            solver=eq.get_solver(solver, tolerance=1e-9, max_iterations=999),
+            adjoint=eq.Unrolled(steps=60) if name == "unrolled" else name,
+        )
+        x = problem.x.clone().requires_grad_()
+        output = layer(x)
+        torch.testing.assert_close(output, problem.fixed_point, rtol=1e-5, atol=1e-5)
+        (gradient,) = torch.autograd.grad(output.sum(), x)
+        cosine = torch.nn.functional.cosine_similarity(
+            gradient.flatten(), problem.jacobian.sum(dim=1).flatten(), dim=0
+        )
+        assert cosine > (0.5 if name == "one_step" else 0.95)

@@ -1,0 +1,209 @@
+"""Deep OptEq: Theorems 2 and 3, Corollary 1, parameter counts, learnable α."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.models import DeepOptEqCell, DeepOptEqObjective, UnitLayer
+
+SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
+
+
+def deep(
+    widths: tuple[int, ...],
+    alpha: float,
+    activation: str = "relu",
+    seed: int = 0,
+    zeta: float = 0.9,
+) -> tuple[DeepOptEqCell, Tensor]:
+    torch.manual_seed(seed)
+    layers = []
+    for width in widths:
+        W = eq.Dense(4, width, norm="bound", zeta=zeta)
+        with torch.no_grad():
+            W.kernel.mul_(3)
+        layers.append(UnitLayer(W, eq.Dense(3, width), activation=activation, alpha=alpha))
+    return DeepOptEqCell(layers).double(), torch.randn(2, 3, dtype=torch.float64)
+
+
+def solved(cell: DeepOptEqCell, x: Tensor) -> tuple[Tensor, DeepOptEqObjective]:
+    layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER, strict=True)
+    with torch.no_grad():
+        state = layer.solve(x).state
+        objective = layer.objective(x)
+    assert isinstance(objective, DeepOptEqObjective)
+    assert isinstance(state, Tensor)
+    return state, objective
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("deep-opteq-199k", 199_162), ("deep-opteq-162k", 161_878), ("deep-opteq-1m", 1_417_866)],
+)
+def test_parameter_counts_are_the_papers(name: str, count: int) -> None:
+    model = eq.create_model(name)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.7])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "softplus"])
+@pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6), (4, 4, 4, 4)])
+def test_theorem_2s_inclusion_holds_at_the_equilibrium(
+    widths: tuple[int, ...], activation: str, alpha: float
+) -> None:
+    cell, x = deep(widths, alpha, activation)
+    state, objective = solved(cell, x)
+    assert (objective.residual(state) < 1e-9).all()
+    assert len(objective.gradient(state)) == len(widths)
+    assert objective.is_minimised == (len(widths) <= 2)
+    elsewhere = state + 0.1 * torch.randn_like(state)
+    assert (objective.residual(elsewhere) > 1e-3).all()
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_envelope_and_its_gradient_against_numerical_minimisation(activation: str) -> None:
+    """α M_φ^{1−α}(z) = α min_u φ(u) + ‖z − u‖²/2(1−α), with W invertible so that φ is known."""
+    alpha = 0.6
+    cell, x = deep((4,), alpha, activation)
+    x = x[:1]
+    with torch.no_grad():
+        context = cell.inject(x)
+    unit, part = cell.units()[0], context.parts[0]
+    W, c = part.weights("W")[0].detach(), part["c"].detach()
+    block = cell.objective(context).blocks(torch.randn(1, 4, dtype=torch.float64))[0]
+    bounds = (0, None) if activation == "relu" else (-1 + 1e-9, 1 - 1e-9)
+
+    def envelope(z: Tensor) -> float:
+        def function(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            y = torch.from_numpy(flat).view(1, 4).requires_grad_()
+            u = y @ W
+            phi = (unit.activation.conjugate(y) - c * y).sum() - 0.5 * u.square().sum()
+            value = alpha * (phi + (z - u).square().sum() / (2 * (1 - alpha)))
+            (gradient,) = torch.autograd.grad(value, y)
+            return value.item(), gradient.flatten().numpy()
+
+        options = {"ftol": 1e-16, "gtol": 1e-11}
+        return float(
+            minimize(
+                function, np.full(4, 0.1), jac=True, method="L-BFGS-B",
+                bounds=[bounds] * 4, options=options,
+            ).fun
+        )  # fmt: skip
+
+    z = block.z.detach()
+    assert envelope(z) == pytest.approx(block.envelope.item(), abs=1e-9)
+    gradient = (block.v - block.z).detach().flatten()
+    for i in range(4):
+        step = torch.zeros(1, 4, dtype=torch.float64)
+        step[0, i] = 1e-4
+        numerical = (envelope(z + step) - envelope(z - step)) / 2e-4
+        assert numerical == pytest.approx(gradient[i].item(), abs=1e-6)
+
+
+def test_corollary_1_the_equilibrium_of_two_layers_minimises_an_objective() -> None:
+    """Against a numerical minimiser over the free variables (y₁, y₂), W invertible, α = 1."""
+    cell, x = deep((4, 4), 1.0, "tanh")
+    x = x[:1]
+    state, objective = solved(cell, x)
+    with torch.no_grad():
+        context = cell.inject(x)
+    weights = [part.weights("W")[0].detach() for part in context.parts]
+    inputs = [part["c"].detach() for part in context.parts]
+
+    def function(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        ys = torch.from_numpy(flat).view(2, 1, 4).requires_grad_()
+        zs = [y @ W for y, W in zip(ys, weights, strict=True)]
+        value = 0.5 * (zs[0] - zs[1]).square().sum()
+        for y, z, c in zip(ys, zs, inputs, strict=True):
+            value = value + (cell.units()[0].activation.conjugate(y) - c * y).sum()
+            value = value - 0.5 * z.square().sum()
+        (gradient,) = torch.autograd.grad(value, ys)
+        return value.item(), gradient.flatten().numpy()
+
+    found = minimize(
+        function, np.full(8, 0.1), jac=True, method="L-BFGS-B",
+        bounds=[(-1 + 1e-9, 1 - 1e-9)] * 8, options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 9999},
+    )  # fmt: skip
+    assert found.fun == pytest.approx(objective.value(state).item(), abs=1e-9)
+    z = torch.from_numpy(found.x).view(2, 1, 4)[1] @ weights[1]
+    torch.testing.assert_close(z, state, rtol=0, atol=1e-5)
+
+
+@given(seed=st.integers(0, 2**16), alpha=st.floats(0.1, 1.0), layers=st.integers(1, 2))
+def test_the_objective_of_one_or_two_layers_falls_along_picard(
+    seed: int, alpha: float, layers: int
+) -> None:
+    cell, x = deep((5, 3)[:layers], alpha, "relu", seed, zeta=0.99)
+    layer = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-7, max_iterations=40))
+    trace = layer.train().solve(x, trace="states").trace
+    assert trace is not None
+    assert trace.states is not None
+    with torch.no_grad():
+        objective = layer.objective(x)
+        values = torch.stack([objective.value(state) for state in trace.states])
+    assert (values.diff(dim=0) <= 1e-12 * values.abs().max()).all()
+
+
+def test_theorem_3_deep_and_thin_tends_to_wide_and_shallow() -> None:
+    """α → 0: all blocks meet at y with L·y = Σ W_iᵀσ(W_i y + c_i)."""
+    distances = []
+    for alpha in (0.5, 0.1, 0.01):
+        cell, x = deep((5, 3, 4), alpha)
+        with torch.no_grad():
+            context = cell.inject(x)
+            y = torch.zeros(2, 4, dtype=torch.float64)
+            for _ in range(4000):
+                y = (
+                    sum(
+                        unit.lower(unit.lift(y, part), part)
+                        for unit, part in zip(cell.units(), context.parts, strict=True)
+                    )
+                    / 3
+                )
+        layer = eq.EquilibriumLayer(
+            cell=cell, solver=eq.Anderson(tolerance=1e-10, max_iterations=20000), strict=True
+        )
+        distances.append((layer.solve(x).state - y).norm().item())
+    assert distances[0] > 3 * distances[1] > 9 * distances[2]
+    assert distances[2] < 0.02
+
+
+def test_learnable_alpha() -> None:
+    model = eq.create_model("deep-opteq-small", learnable_alpha=True, alpha=1.0)
+    units = model.layer.cell.units()
+    assert [torch.as_tensor(unit.alpha).item() for unit in units] == [1.0, 1.0]
+    raw = units[0].raw_alpha
+    assert isinstance(raw, torch.nn.Parameter)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert raw.grad is not None
+    assert raw.grad != 0, "alpha = 1 must be able to leave"
+    with torch.no_grad():
+        for value, alpha in ((0.3, 0.3), (1.2, 0.8), (-5.0, 0.01), (9.0, 0.01)):
+            raw.fill_(value)
+            assert float(units[0].alpha) == pytest.approx(alpha)
+    fixed = eq.create_model("deep-opteq-small", alpha=0.5)
+    assert not any("alpha" in name for name, _ in fixed.named_parameters())
+    with pytest.raises(ValueError, match="alpha must be in"):
+        eq.create_model("deep-opteq-small", alpha=0.0)
+
+
+def test_initial_weights_are_small() -> None:
+    norms = []
+    for scale in (0.1, 0.5):
+        torch.manual_seed(0)
+        model = eq.create_model("deep-opteq-small", init_scale=scale)
+        norms.append(model.layer.cell.units()[0].W.norm_bound((32, 8, 8)).item())
+    assert norms[0] < norms[1]
+    assert norms[0] == pytest.approx(norms[1] / 5, rel=1e-4)
+
+
+def test_no_layers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one layer"):
+        DeepOptEqCell([])
