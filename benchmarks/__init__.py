@@ -1,0 +1,1 @@
+"""Benchmarks: scripts run on request that print tables of ratios."""
