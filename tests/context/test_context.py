@@ -35,6 +35,24 @@ def test_packing_one_tensor_copies_nothing() -> None:
     assert Packing.of(state).unpack(flat).data_ptr() == state.data_ptr()
 
 
+def test_packing_follows_channels_last() -> None:
+    image = torch.randn(3, 2, 4, 5).contiguous(memory_format=torch.channels_last)
+    vector = torch.randn(3, 7)
+    packing = Packing.of(image)
+    flat = packing.pack(image)
+    assert flat.shape == (3, 40)
+    assert flat.data_ptr() == image.data_ptr()
+    again = packing.unpack(flat)
+    assert torch.equal(again, image)
+    assert again.is_contiguous(memory_format=torch.channels_last)
+    both = Packing.of((image, vector))
+    unpacked = both.unpack(both.pack((image, vector)))
+    assert torch.equal(unpacked[0], image)
+    assert torch.equal(unpacked[1], vector)
+    # A tensor in the other format is packed in the order of the packing, not in its own.
+    assert torch.equal(packing.pack(image.contiguous()), flat)
+
+
 def nested() -> Context:
     return Context(
         sample={"a": torch.randn(3, 2), "pair": (torch.randn(3), torch.randn(3, 1))},

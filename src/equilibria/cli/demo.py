@@ -79,7 +79,7 @@ def run_demo(*, output: Path, model_name: str, epochs: int, seed: int, device_na
     except NonFiniteError as error:
         fail(str(error), code=1)
     training_seconds = time.perf_counter() - started
-    run.save_weights(model, {"model": model_name, "equilibria": __version__})
+    run.save_weights(model, {"model": model_name})
 
     evaluation = evaluate(model, Batches(data.test, EVALUATION_BATCH))
     summary = Summary(

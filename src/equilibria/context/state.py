@@ -48,13 +48,15 @@ class Packing:
     """How a state is laid out in one `(problems, size)` buffer, the only shape solvers see.
 
     Each sample is a problem of its own, a row. Where the samples of a batch are coupled
-    (`couples_batch`) the whole batch is one problem and the buffer has one row.
+    (`couples_batch`) the whole batch is one problem and the buffer has one row. A tensor in
+    channels_last format is packed in that order, so that packing and unpacking copy nothing.
     """
 
     layout: Layout
     single: bool
     samples: int
     couples_batch: bool = False
+    channels_last: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, state: State, couples_batch: bool = False) -> Packing:
@@ -64,29 +66,46 @@ class Packing:
             single=isinstance(state, Tensor),
             samples=batch_size(state),
             couples_batch=couples_batch,
+            channels_last=tuple(is_channels_last(tensor) for tensor in tensors),
         )
 
     def pack(self, state: State) -> Tensor:
         """The state as a `(problems, size)` matrix; a view where that is possible."""
-        rows = self._rows(state)
+        pieces = [
+            _flatten(tensor, last)
+            for tensor, last in zip(state_tensors(state), self.channels_last, strict=True)
+        ]
+        rows = pieces[0] if self.single else torch.cat(pieces, dim=1)
         # An empty batch is no problem at all, coupled or not.
         return rows.reshape(1, -1) if self.couples_batch and len(rows) else rows
 
     def unpack(self, flat: Tensor) -> State:
         rows = flat.reshape(self.samples, -1) if self.couples_batch and len(flat) else flat
         if self.single:
-            return rows.reshape(rows.shape[0], *self.layout[0])
-        sizes = [_size(shape) for shape in self.layout]
-        pieces = torch.split(rows, sizes, dim=1)
-        return tuple(
-            piece.reshape(rows.shape[0], *shape)
-            for piece, shape in zip(pieces, self.layout, strict=True)
-        )
+            return _unflatten(rows, self.layout[0], self.channels_last[0])
+        pieces = torch.split(rows, [_size(shape) for shape in self.layout], dim=1)
+        return tuple(map(_unflatten, pieces, self.layout, self.channels_last))
 
-    def _rows(self, state: State) -> Tensor:
-        tensors = state_tensors(state)
-        rows = [tensor.reshape(tensor.shape[0], _size(tensor.shape[1:])) for tensor in tensors]
-        return rows[0] if self.single else torch.cat(rows, dim=1)
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a batch of images lies in memory pixel by pixel rather than channel by channel."""
+    return (
+        tensor.dim() == 4
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+        and not tensor.is_contiguous()
+    )
+
+
+def _flatten(tensor: Tensor, channels_last: bool) -> Tensor:
+    ordered = tensor.permute(0, 2, 3, 1) if channels_last else tensor
+    return ordered.reshape(tensor.shape[0], _size(tensor.shape[1:]))
+
+
+def _unflatten(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    if not channels_last:
+        return rows.reshape(rows.shape[0], *shape)
+    channels, height, width = shape
+    return rows.reshape(rows.shape[0], height, width, channels).permute(0, 3, 1, 2)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -128,6 +128,7 @@ class EquilibriumLayer(nn.Module):
         return None if bound is None else float(bound)
 
     def _problem(self, x: Tensor, start: State | None) -> FixedPointProblem:
+        x = _in_fastest_format(x)
         context = self.cell.inject(x)
         return FixedPointProblem(
             step=self._solver_step(),
@@ -179,6 +180,15 @@ class EquilibriumLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, adjoint={self.adjoint}, strict={self.strict}"
+
+
+def _in_fastest_format(x: Tensor) -> Tensor:
+    """Images on a CPU in channels_last: its convolutions are several times faster there.
+
+    The state takes the format of its input, and the solver's buffer that of the state.
+    """
+    fast = x.dim() == 4 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+    return x.contiguous(memory_format=torch.channels_last) if fast else x
 
 
 def _at_least_single(tensor: Tensor) -> Tensor:

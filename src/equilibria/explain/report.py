@@ -164,9 +164,8 @@ class ClassifierReport:
             figure(
                 training_figure(self.history),
                 alternative="Curves of the training loss and of the iterations over the epochs.",
-                caption="Measured on the augmented training images as they were used, so the loss "
-                "stays above that on clean images. Gradients come from the implicit function "
-                "theorem at the equilibrium: the memory does not grow with the iterations.",
+                caption="The loss that was minimised, with augmented images and softened labels "
+                "where these are used, so it stays above that of clean images.",
             ),
         )
 
