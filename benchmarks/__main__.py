@@ -13,9 +13,7 @@ from benchmarks import overhead
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--repeats", type=int, default=9, help="runs of each (default 9)"
-    )
+    parser.add_argument("--repeats", type=int, default=9, help="runs of each (default 9)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

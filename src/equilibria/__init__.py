@@ -25,9 +25,10 @@ from equilibria.models import (
     create_model,
     list_models,
     model_options,
+    model_summary,
     register_model,
 )
-from equilibria.objective import EnergyObjective, Objective
+from equilibria.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.operators import (
     AveragePool,
     Compose,
@@ -75,6 +76,7 @@ __all__ = [
     "Implicit",
     "Input",
     "LinearOperator",
+    "NoObjectiveError",
     "Objective",
     "OneStep",
     "Phantom",
@@ -98,6 +100,7 @@ __all__ = [
     "list_models",
     "list_solvers",
     "model_options",
+    "model_summary",
     "register_activation",
     "register_adjoint",
     "register_model",

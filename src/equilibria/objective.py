@@ -12,12 +12,21 @@ from equilibria.context import Context, State, map_state, state_tensors, sum_per
 from equilibria.energies import Energy
 
 
+class NoObjectiveError(TypeError):
+    """The equilibrium of this cell is not known to minimise anything."""
+
+
 class Objective(ABC):
     """A hidden objective at a given input, evaluated per sample.
 
     Evaluate it at outputs of the map, which is what solvers return: a point between two outputs may
     lie outside the domain, where the value is infinite.
     """
+
+    @property
+    def is_minimised(self) -> bool:
+        """Whether the equilibrium minimises `value`, rather than solving a related inclusion."""
+        return True
 
     @abstractmethod
     def value(self, state: State) -> Tensor:

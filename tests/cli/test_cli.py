@@ -59,8 +59,8 @@ def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]
         "Share converged",
         "Relative residual, max",
         "Contraction bound q",
-        "Objective after one step",
-        "Objective at equilibrium",
+        "Hidden objective, first step",
+        "Hidden objective, equilibrium",
         "Training time",
         str(folder / "report.html"),
     ):

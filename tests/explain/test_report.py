@@ -117,7 +117,7 @@ def test_report_holds_its_pieces(html: str) -> None:
         "Confusion matrix",
         "Test accuracy",
         "Contraction bound q",
-        "Objective at equilibrium",
+        "Hidden objective, equilibrium",
         "predicted",
         "iterations",
         "1,234",
@@ -140,7 +140,7 @@ def test_report_escapes_what_it_is_given() -> None:
 def test_report_of_a_model_without_objective_says_so() -> None:
     page = check(make_report("deep-opteq-small", widths=(4, 4, 4)))
     assert "no objective exists" in page.text
-    assert "Objective at equilibrium" not in page.text
+    assert "Hidden objective, equilibrium" not in page.text
     assert "the objective falls" not in page.text
 
 

@@ -83,7 +83,10 @@ def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
 
 def test_images_with_nan_are_an_error(few_digits: Split) -> None:
     poisoned = Split(torch.full_like(few_digits.images, torch.nan), few_digits.labels)
-    with pytest.raises(NonFiniteError, match="check the images for NaN"):
+    with (
+        pytest.warns(eq.ConvergenceWarning, match="the input holds NaN"),
+        pytest.raises(NonFiniteError, match="check the images for NaN"),
+    ):
         train(small_model(), Classification(), poisoned, settings())
 
 

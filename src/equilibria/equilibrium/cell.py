@@ -11,7 +11,7 @@ from equilibria.activations import Activation, get_activation
 from equilibria.adjoints import Symmetry
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
 from equilibria.energies import Energy
-from equilibria.objective import EnergyObjective, Objective
+from equilibria.objective import EnergyObjective, NoObjectiveError, Objective
 
 
 class Cell(nn.Module):
@@ -72,7 +72,7 @@ class Cell(nn.Module):
 
     def objective(self, context: Context) -> Objective:
         """The hidden objective at the input that made `context`."""
-        raise TypeError(f"{type(self).__name__} has no hidden objective")
+        raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
 
     def forward(self, state: State, context: Context, *, method: str = "step") -> State:
         """`step`, or another method, so that `functional_call` can run it on saved parameters."""

@@ -22,6 +22,7 @@ from equilibria.solvers import (
     FixedPointProblem,
     Solution,
     Solver,
+    Status,
     get_solver,
 )
 
@@ -170,7 +171,9 @@ class EquilibriumLayer(nn.Module):
             return
         if self.strict:
             raise ConvergenceError(solution.summary())
-        if not self.training and not self._warned:
+        # Out of iterations is ordinary while training; a diverged sample never is.
+        serious = not self.training or bool((solution.status == Status.DIVERGED).any())
+        if serious and not self._warned:
             self._warned = True
             warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equilibria.context import batch_size
 from equilibria.models import EquilibriumClassifier
-from equilibria.objective import Objective, distance_per_sample
+from equilibria.objective import NoObjectiveError, Objective, distance_per_sample
 from equilibria.solvers import Picard, Solver
 
 ROUNDING = 1e-12
@@ -135,6 +135,6 @@ def minimised_objective(model: EquilibriumClassifier, images: Tensor) -> Objecti
     """
     try:
         objective = model.objective(images)
-    except TypeError:  # What a cell without an objective raises.
+    except NoObjectiveError:
         return None
-    return objective if getattr(objective, "is_minimised", True) else None
+    return objective if objective.is_minimised else None

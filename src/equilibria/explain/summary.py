@@ -36,8 +36,8 @@ class Summary:
         ]
         if self.objective is not None:
             rows += [
-                ("Objective after one step", f"{self.objective.first:,.2f}"),
-                ("Objective at equilibrium", f"{self.objective.equilibrium:,.2f}"),
+                ("Hidden objective, first step", f"{self.objective.first:,.2f}"),
+                ("Hidden objective, equilibrium", f"{self.objective.equilibrium:,.2f}"),
             ]
         return [*rows, ("Training time", f"{self.training_seconds:.1f} s")]
 

@@ -4,7 +4,13 @@ from equilibria.models import presets as _presets  # noqa: F401  (registers the 
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq
 from equilibria.models.opteq import OptEqCell, opteq, opteq_cell
-from equilibria.models.registry import create_model, list_models, model_options, register_model
+from equilibria.models.registry import (
+    create_model,
+    list_models,
+    model_options,
+    model_summary,
+    register_model,
+)
 
 __all__ = [
     "DeepOptEqCell",
@@ -16,6 +22,7 @@ __all__ = [
     "deep_opteq",
     "list_models",
     "model_options",
+    "model_summary",
     "opteq",
     "opteq_cell",
     "register_model",

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from equilibria.adjoints import LinearSolution
 from equilibria.context import State
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.objective import Objective
@@ -53,3 +54,8 @@ class EquilibriumClassifier(nn.Module):
     def last_solution(self) -> Solution | None:
         """How the last forward solve went."""
         return self.layer.last_solution
+
+    @property
+    def last_backward(self) -> LinearSolution | None:
+        """How the last backward solve went."""
+        return self.layer.last_backward

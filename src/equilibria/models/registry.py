@@ -13,14 +13,30 @@ from equilibria.registry import Registry
 
 _models: Registry[nn.Module] = Registry("model")
 _presets: dict[str, dict[str, Any]] = {}
+_summaries: dict[str, str] = {}
 
 
 def register_model(
-    name: str, factory: Callable[..., nn.Module], *, replace: bool = False, **preset: Any
+    name: str,
+    factory: Callable[..., nn.Module],
+    *,
+    summary: str = "",
+    replace: bool = False,
+    **preset: Any,
 ) -> None:
-    """Make a model available by name: `factory` called with `preset` and the user's overrides."""
+    """Make a model available by name: `factory` called with `preset` and the user's overrides.
+
+    `summary` is the line that lists of models show.
+    """
     _models.register(name, factory, replace=replace)
     _presets[name] = preset
+    _summaries[name] = summary
+
+
+def model_summary(name: str) -> str:
+    """One line on a model."""
+    _models.factory(name)
+    return _summaries[name]
 
 
 def list_models() -> list[str]:

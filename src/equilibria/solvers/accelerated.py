@@ -43,4 +43,4 @@ class Accelerated(Solver[Momentum]):
         momentum = torch.where(uphill, 0.0, (time - 1) / following)
         memory.previous = image
         memory.time = following
-        return torch.addcmul(image, momentum[:, None], advance)
+        return torch.addcmul(image, momentum[:, None], advance, out=advance)

@@ -22,7 +22,7 @@ class History(Memory):
     residuals: Tensor
     gram: Tensor
     valid: Tensor
-    next_slot: int = 0
+    written: int = 0
 
     def keep(self, rows: Tensor) -> None:
         self.images = self.images[rows]
@@ -62,59 +62,54 @@ class Anderson(Solver[History]):
     def begin(self, start: Tensor) -> History:
         rows, size = start.shape
         return History(
-            images=start.new_zeros(rows, self.memory, size),
-            residuals=start.new_zeros(rows, self.memory, size),
+            # Slots are read only once they have been written.
+            images=start.new_empty(rows, self.memory, size),
+            residuals=start.new_empty(rows, self.memory, size),
             gram=start.new_zeros(rows, self.memory, self.memory),
             valid=torch.zeros(rows, self.memory, dtype=torch.bool, device=start.device),
         )
 
     def propose(self, memory: History, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
-        slot = memory.next_slot
-        memory.next_slot = (slot + 1) % self.memory
-        memory.images[:, slot] = image
-        memory.residuals[:, slot] = change
-        products = torch.bmm(change[:, None], memory.residuals.transpose(1, 2))[:, 0]
-        memory.gram[:, slot, :] = products
-        memory.gram[:, :, slot] = products
+        slot = memory.written % self.memory
+        memory.written += 1
+        used = min(memory.written, self.memory)
+        images, residuals = memory.images[:, :used], memory.residuals[:, :used]
+        images[:, slot] = image
+        residuals[:, slot] = change
+        products = torch.bmm(change[:, None], residuals.transpose(1, 2))[:, 0]
+        memory.gram[:, slot, :used] = products
+        memory.gram[:, :used, slot] = products
         memory.valid[:, slot] = True
-        self._forget_jumps(memory, slot)
-        weights = self._weights(memory, slot).to(image.dtype)
-        mixed = torch.bmm(weights[:, None], memory.images)[:, 0]
+        if used == 1:
+            return image if self.damping == 1 else point + self.damping * change
+        weights = self._weights(memory, slot, used).to(image.dtype)[:, None]
+        mixed: Tensor = torch.bmm(weights, images)[:, 0]
         if self.damping < 1:
-            mixture = torch.bmm(weights[:, None], memory.residuals)[:, 0]
-            mixed = mixed - (1 - self.damping) * mixture
+            mixed = mixed - (1 - self.damping) * torch.bmm(weights, residuals)[:, 0]
         return mixed
 
-    def _forget_jumps(self, memory: History, slot: int) -> None:
-        """Restart the rows whose residual has grown far beyond the smallest one remembered."""
-        squares = torch.diagonal(memory.gram, dim1=1, dim2=2)
-        smallest = torch.where(memory.valid, squares, torch.inf).amin(dim=1)
-        jumped = squares[:, slot] > self.restart_growth**2 * smallest
-        self._restart(memory, slot, jumped)
-
-    def _weights(self, memory: History, slot: int) -> Tensor:
-        """The coefficients α of each row; invalid slots get none."""
+    def _weights(self, memory: History, slot: int, used: int) -> Tensor:
+        """The coefficients α of each row; slots that a restart has emptied get none."""
         # The system has a handful of unknowns: double precision costs nothing and saves digits.
         double = torch.float32 if memory.gram.device.type == "mps" else torch.float64
-        gram = memory.gram.to(double)
-        valid = memory.valid
-        size = torch.diagonal(gram, dim1=1, dim2=2).sqrt()
-        inverse = torch.where(valid & (size > 0), 1 / size, 0.0)
-        correlation = gram * inverse[:, :, None] * inverse[:, None, :]
-        unused = torch.where(valid & (size > 0), self.ridge, 1.0)
-        system = correlation + torch.diag_embed(unused)
+        gram = memory.gram[:, :used, :used].to(double)
+        squares = torch.diagonal(gram, dim1=1, dim2=2)
+        smallest = torch.where(memory.valid[:, :used], squares, torch.inf).amin(dim=1)
+        # Written so that a NaN counts as a jump.
+        jumped = ~(squares[:, slot] <= self.restart_growth**2 * smallest)
+        usable = memory.valid[:, :used] & (squares > 0)
+        inverse = torch.where(usable, squares.rsqrt(), 0.0)
+        system = gram * inverse[:, :, None] * inverse[:, None, :]
+        # An emptied slot has a zero row: the one on its diagonal makes its weight zero.
+        system.diagonal(dim1=1, dim2=2).copy_(1 + self.ridge * usable.to(double))
         scaled, _ = torch.linalg.solve_ex(system, inverse)
-        weights = scaled * inverse
+        weights: Tensor = scaled * inverse
         weights = weights / weights.sum(dim=1, keepdim=True)
-        # A NaN sum compares false: such rows fall back too.
-        sound = weights.abs().sum(dim=1) <= self.cap
-        self._restart(memory, slot, ~sound)
-        newest = torch.zeros_like(weights)
-        newest[:, slot] = 1
-        return torch.where(sound[:, None], weights, newest)
-
-    def _restart(self, memory: History, slot: int, rows: Tensor) -> None:
-        """Forget all but the newest point of some rows."""
-        newest = torch.zeros_like(memory.valid)
-        newest[:, slot] = True
-        memory.valid = torch.where(rows[:, None], newest, memory.valid)
+        # A NaN sum compares false: such rows restart too.
+        sound = (weights.abs().sum(dim=1) <= self.cap) & ~jumped
+        if not bool(sound.all()):
+            newest = torch.zeros_like(usable)
+            newest[:, slot] = True
+            memory.valid[:, :used] &= sound[:, None] | newest
+            weights = torch.where(sound[:, None], weights, newest.to(weights.dtype))
+        return weights

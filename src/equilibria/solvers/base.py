@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -79,8 +79,9 @@ class Solver(ABC, Generic[M]):
             point = problem.evaluate(point)
             problem = problem.refreshed(point)
             warm_up += 1
-        progress = _Progress.begin(point, warm_up)
+        progress = _Progress(point, self.tolerance, warm_up)
         recorder = _Recorder(problem, states=trace == "states") if trace else None
+        may_drop = recorder is None or not recorder.wants_states
         memory = self.begin(point)
         current = problem
         sample_evaluations = warm_up * point.shape[0]
@@ -90,21 +91,20 @@ class Solver(ABC, Generic[M]):
             image = current.evaluate(point)
             sample_evaluations += image.shape[0]
             change = image - point
-            progress.observe(image, change, self.tolerance)
+            progress.observe(image, change)
             if recorder is not None:
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
                 break
             point = self.propose(memory, point, image, change)
-            finished = 1 - progress.running_count / image.shape[0]
-            if finished >= self.drop_share and not (recorder and recorder.wants_states):
+            finished = image.shape[0] - progress.running_count
+            if finished and may_drop and finished >= self.drop_share * image.shape[0]:
                 rows = progress.drop_finished()
                 memory.keep(rows)
                 point = point[rows]
                 current = current.keep(rows)
         return progress.solution(
             problem,
-            tolerance=self.tolerance,
             evaluations=warm_up + iteration,
             sample_evaluations=sample_evaluations,
             trace=recorder.trace() if recorder is not None else None,
@@ -115,80 +115,80 @@ class _Progress:
     """Where each problem stands: its best image so far, and whether it still runs.
 
     `index` maps the rows that are still in the batch to the problems; the results of dropped rows
-    wait in full-size tensors.
+    wait in full-size tensors. On most iterations every row runs on and has improved: then nothing
+    is copied and nothing but the residuals is computed.
     """
 
-    def __init__(self, start: Tensor, iterations: int) -> None:
+    def __init__(self, start: Tensor, tolerance: float, iterations: int) -> None:
         problems = start.shape[0]
         self.problems = problems
+        self.tolerance = tolerance
         self.index: Tensor | None = None
-        self.best = start.clone()
+        self.dropped: _Results | None = None
         infinite = start.new_full((problems,), torch.inf)
-        self.best_residual = infinite
-        self.best_absolute = infinite.clone()
-        self.last_residual = infinite.clone()
-        self.running = torch.ones(problems, dtype=torch.bool, device=start.device)
+        self.rows = _Results(
+            best=start,
+            residual=infinite,
+            absolute=infinite,
+            status=torch.full_like(infinite, Status.OUT_OF_ITERATIONS, dtype=torch.int8),
+            iterations=torch.full_like(infinite, iterations, dtype=torch.int64),
+        )
+        self.running = torch.ones_like(infinite, dtype=torch.bool)
         self.running_count = problems
-        self.status = torch.full(
-            (problems,), Status.OUT_OF_ITERATIONS, dtype=torch.int8, device=start.device
-        )
-        self.iterations = torch.full(
-            (problems,), iterations, dtype=torch.int64, device=start.device
-        )
-        self.largest = torch.zeros_like(infinite)
+        self.latest = infinite
+        """The relative residual of this iteration; NaN for rows that had stopped before it."""
         self.limit: Tensor | None = None
-        self.dropped: _Finished | None = None
+        self.floor: Tensor | None = None
 
-    @classmethod
-    def begin(cls, start: Tensor, iterations: int) -> _Progress:
-        return cls(start, iterations)
-
-    def observe(self, image: Tensor, change: Tensor, tolerance: float) -> None:
+    def observe(self, image: Tensor, change: Tensor) -> None:
         """Take in T(y) and T(y) − y of every row."""
+        rows = self.rows
         absolute = torch.linalg.vector_norm(change, dim=1)
         size = torch.linalg.vector_norm(image, dim=1)
-        self.largest = torch.maximum(self.largest, size)
-        if self.limit is None:
-            self.limit = DIVERGENCE_FACTOR * torch.maximum(absolute, size)
-        # A fixed point at zero has no scale of its own: there, rounding of what was seen sets it.
-        info = torch.finfo(image.dtype)
-        scale = torch.maximum(size, info.eps * self.largest).clamp_min(info.tiny)
-        relative = absolute / scale
+        if self.limit is None or self.floor is None:
+            largest = torch.maximum(absolute, size)
+            self.limit = DIVERGENCE_FACTOR * largest
+            # A fixed point at zero has no scale: rounding of what was seen first sets it.
+            info = torch.finfo(image.dtype)
+            self.floor = (info.eps * largest).clamp_min(info.tiny)
+        relative = absolute / torch.maximum(size, self.floor)
         # NaN compares false with everything: only finite, bounded rows pass.
-        sound = (absolute <= self.limit) & (absolute < torch.inf)
-        improved = self.running & sound & (relative < self.best_residual)
-        self.best = torch.where(improved[:, None], image, self.best)
-        self.best_residual = torch.where(improved, relative, self.best_residual)
-        self.best_absolute = torch.where(improved, absolute, self.best_absolute)
-        self.last_residual = torch.where(self.running, relative, torch.nan)
-        self.iterations += self.running
-        converged = self.running & sound & (relative <= tolerance)
-        diverged = self.running & ~sound
-        self.status = torch.where(converged, int(Status.CONVERGED), self.status).to(torch.int8)
-        self.status = torch.where(diverged, int(Status.DIVERGED), self.status).to(torch.int8)
-        self.running = self.running & ~converged & ~diverged
-        self.running_count = int(self.running.sum())
+        bounded = absolute <= self.limit
+        going = bounded & (relative > self.tolerance)
+        improved = bounded & (relative < rows.residual)
+        self.latest = relative
+        if self.running_count < len(absolute):
+            self.latest = torch.where(self.running, relative, torch.nan)
+            going &= self.running
+            improved &= self.running
+        if bool(improved.all()):
+            rows.best, rows.residual, rows.absolute = image, relative, absolute
+        else:
+            rows.best = torch.where(improved[:, None], image, rows.best)
+            rows.residual = torch.where(improved, relative, rows.residual)
+            rows.absolute = torch.where(improved, absolute, rows.absolute)
+        rows.iterations += self.running
+        count = int(going.sum())
+        if count < self.running_count:
+            ended = self.running & ~going
+            converged = ended & bounded & (relative <= self.tolerance)
+            rows.status[ended] = int(Status.DIVERGED)
+            rows.status[converged] = int(Status.CONVERGED)
+            self.running, self.running_count = going, count
 
     def drop_finished(self) -> Tensor:
         """Put the finished rows aside; the rows that remain, as an index into the present ones."""
-        if self.dropped is None:
-            self.dropped = _Finished.like(self)
-            self.index = torch.arange(self.problems, device=self.best.device)
-        assert self.index is not None
-        rows = self.running.nonzero().squeeze(1)
-        done = (~self.running).nonzero().squeeze(1)
-        self.dropped.store(self, done, self.index[done])
+        if self.dropped is None or self.index is None:
+            self.dropped = self.rows.empty_like()
+            self.index = torch.arange(self.problems, device=self.running.device)
+        done, rows = (mask.nonzero().squeeze(1) for mask in (~self.running, self.running))
+        self.dropped.store(self.rows.keep(done), self.index[done])
+        self.rows = self.rows.keep(rows)
         self.index = self.index[rows]
-        self.best = self.best[rows]
-        self.best_residual = self.best_residual[rows]
-        self.best_absolute = self.best_absolute[rows]
-        self.last_residual = self.last_residual[rows]
         self.running = self.running[rows]
-        self.status = self.status[rows]
-        self.iterations = self.iterations[rows]
-        self.largest = self.largest[rows]
-        if self.limit is not None:
-            self.limit = self.limit[rows]
+        self.latest = self.latest[rows]
+        if self.limit is not None and self.floor is not None:
+            self.limit, self.floor = self.limit[rows], self.floor[rows]
         return rows
 
     def scatter(self, values: Tensor, fill: float) -> Tensor:
@@ -203,27 +203,23 @@ class _Progress:
         self,
         problem: FixedPointProblem,
         *,
-        tolerance: float,
         evaluations: int,
         sample_evaluations: int,
         trace: Trace | None,
     ) -> Solution:
-        finished: _Progress | _Finished = self
-        if self.dropped is not None:
-            assert self.index is not None
-            self.dropped.store(
-                self, torch.arange(len(self.index), device=self.best.device), self.index
-            )
-            finished = self.dropped
+        results = self.rows
+        if self.dropped is not None and self.index is not None:
+            self.dropped.store(self.rows, self.index)
+            results = self.dropped
         return Solution(
-            state=problem.unpack(finished.best),
-            status=finished.status,
-            residual=finished.best_residual,
-            absolute_residual=finished.best_absolute,
-            iterations=finished.iterations,
+            state=problem.unpack(results.best),
+            status=results.status,
+            residual=results.residual,
+            absolute_residual=results.absolute,
+            iterations=results.iterations,
             evaluations=evaluations,
             sample_evaluations=sample_evaluations,
-            tolerance=tolerance,
+            tolerance=self.tolerance,
             epsilon=problem.epsilon,
             context=problem.context,
             trace=trace,
@@ -231,31 +227,24 @@ class _Progress:
 
 
 @dataclass
-class _Finished:
-    """The results of problems that have left the batch."""
+class _Results:
+    """What is known of each row."""
 
     best: Tensor
-    best_residual: Tensor
-    best_absolute: Tensor
+    residual: Tensor
+    absolute: Tensor
     status: Tensor
     iterations: Tensor
 
-    @classmethod
-    def like(cls, progress: _Progress) -> _Finished:
-        return cls(
-            torch.empty_like(progress.best),
-            torch.empty_like(progress.best_residual),
-            torch.empty_like(progress.best_absolute),
-            torch.empty_like(progress.status),
-            torch.empty_like(progress.iterations),
-        )
+    def keep(self, rows: Tensor) -> _Results:
+        return _Results(*(getattr(self, f.name)[rows] for f in fields(self)))
 
-    def store(self, progress: _Progress, rows: Tensor, problems: Tensor) -> None:
-        self.best[problems] = progress.best[rows]
-        self.best_residual[problems] = progress.best_residual[rows]
-        self.best_absolute[problems] = progress.best_absolute[rows]
-        self.status[problems] = progress.status[rows]
-        self.iterations[problems] = progress.iterations[rows]
+    def empty_like(self) -> _Results:
+        return _Results(*(torch.empty_like(getattr(self, f.name)) for f in fields(self)))
+
+    def store(self, results: _Results, at: Tensor) -> None:
+        for f in fields(self):
+            getattr(self, f.name)[at] = getattr(results, f.name)
 
 
 class _Recorder:
@@ -268,10 +257,10 @@ class _Recorder:
         self.states: list[State] = []
 
     def record(self, progress: _Progress, image: Tensor) -> None:
-        self.residuals.append(progress.scatter(progress.last_residual, torch.nan))
+        self.residuals.append(progress.scatter(progress.latest, torch.nan))
         if self.wants_states:
-            moved = torch.isnan(progress.last_residual).logical_not()
-            shown = torch.where(moved[:, None], image, progress.best)
+            moved = torch.isnan(progress.latest).logical_not()
+            shown = torch.where(moved[:, None], image, progress.rows.best)
             self.states.append(self.problem.unpack(shown))
 
     def trace(self) -> Trace:
