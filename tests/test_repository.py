@@ -78,3 +78,16 @@ def test_no_text_names_a_machine() -> None:
         if FORBIDDEN.search(line)
     ]
     assert found == []
+
+
+def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "all 5 samples converged" in capsys.readouterr().out
+
+
+def test_the_compiler_is_not_imported_before_it_is_used(imported_modules: set[str]) -> None:
+    """`torch.compiler.disable` as a decorator would double the time of `import equilibria`."""
+    assert "torch._dynamo" not in imported_modules
