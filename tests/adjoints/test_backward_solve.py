@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.adjoints import conjugate_gradients, gmres
+from equilibria.adjoints import bicgstab, conjugate_gradients, gmres
 from tests.problems import LinearCell, linear_nonsymmetric, relu_active_set
 
 
@@ -49,6 +49,18 @@ def test_gmres(seed: int, size: int, restart: int) -> None:
     assert (true <= 1e-10 * torch.linalg.vector_norm(g, dim=1) + 1e-14).all()
 
 
+@given(seed=st.integers(0, 2**16), size=st.integers(1, 12))
+def test_bicgstab(seed: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    J = torch.randn(3, size, size, generator=generator, dtype=torch.float64)
+    A = torch.eye(size) - 0.7 * J / torch.linalg.matrix_norm(J, 2)[:, None, None]
+    g = torch.randn(3, size, generator=generator, dtype=torch.float64)
+    g[1] = 0
+    found = bicgstab(batched(A), g, tolerance=1e-10, max_iterations=500)  # type: ignore[arg-type]
+    assert found.converged.all(), found.summary()
+    torch.testing.assert_close(found.value, torch.linalg.solve(A, g), rtol=1e-7, atol=1e-7)
+
+
 def test_gmres_solves_each_row_on_its_own() -> None:
     generator = torch.Generator().manual_seed(0)
     J = torch.randn(4, 9, 9, generator=generator, dtype=torch.float64)
@@ -62,7 +74,7 @@ def test_gmres_solves_each_row_on_its_own() -> None:
         torch.testing.assert_close(alone.value[0], together.value[i], rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("solve", [conjugate_gradients, gmres])
+@pytest.mark.parametrize("solve", [conjugate_gradients, gmres, bicgstab])
 def test_a_bad_row_marks_only_itself(solve: object) -> None:
     A = 0.5 * torch.eye(4).expand(3, 4, 4).clone().double()
     g = torch.randn(3, 4, dtype=torch.float64)

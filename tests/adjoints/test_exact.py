@@ -83,7 +83,7 @@ def as_function(layer: eq.EquilibriumLayer) -> tuple[object, list[Tensor]]:
     return function, [x, *values]
 
 
-@pytest.mark.parametrize("method", ["auto", "gmres"])
+@pytest.mark.parametrize("method", ["auto", "gmres", "bicgstab"])
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_agrees_with_the_closed_form(name: str, method: str, float64_device: torch.device) -> None:
     problem = PROBLEMS[name]().to(torch.float64, float64_device)
@@ -130,7 +130,7 @@ def test_third_derivative() -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("method", ["auto", "gmres"])
+@pytest.mark.parametrize("method", ["auto", "gmres", "bicgstab"])
 def test_agrees_with_two_hundred_unrolled_steps(name: str, method: str) -> None:
     cell = dense_cells()[name].double()
     x = torch.randn(3, 2, dtype=torch.float64)

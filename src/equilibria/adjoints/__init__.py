@@ -2,7 +2,7 @@
 
 from equilibria.adjoints.base import BackwardLog, GradientRule, Map, Symmetry
 from equilibria.adjoints.implicit import Implicit
-from equilibria.adjoints.linear import LinearSolution, conjugate_gradients, gmres
+from equilibria.adjoints.linear import LinearSolution, bicgstab, conjugate_gradients, gmres
 from equilibria.adjoints.registry import get_adjoint, list_adjoints, register_adjoint
 from equilibria.adjoints.truncated import OneStep, Phantom
 from equilibria.adjoints.unrolled import Unrolled
@@ -17,6 +17,7 @@ __all__ = [
     "Phantom",
     "Symmetry",
     "Unrolled",
+    "bicgstab",
     "conjugate_gradients",
     "get_adjoint",
     "gmres",

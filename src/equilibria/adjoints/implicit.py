@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.adjoints.base import BackwardLog, GradientRule, Map, Symmetry, needs_graph
-from equilibria.adjoints.linear import LinearMap, LinearSolution, conjugate_gradients, gmres
+from equilibria.adjoints.linear import (
+    LinearMap,
+    LinearSolution,
+    bicgstab,
+    conjugate_gradients,
+    gmres,
+)
 from equilibria.adjoints.local_step import Autocast, LocalStep, StepRecipe
 from equilibria.context import Packing, State, state_tensors, unflatten_state
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 
-Method = Literal["auto", "cg", "gmres"]
+Method = Literal["auto", "cg", "gmres", "bicgstab"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class Implicit(GradientRule):
 
     tolerance: relative residual of the linear solve. No more digits are asked for than the numbers
         have: it is never taken below their precision.
-    method: "auto" follows the cell's symmetry.
+    method: "auto" follows the cell's symmetry. "bicgstab" needs 8 vectors of memory in the place of
+        GMRES's `restart` + 1, for more products with the Jacobian.
     warm_start: start from the last backward solution if its shape fits. It pays where the same
         samples are differentiated again and again, as in input optimisation.
     """
@@ -45,8 +52,8 @@ class Implicit(GradientRule):
             raise ValueError(f"tolerance must be positive, not {self.tolerance}")
         if self.max_iterations < 1 or self.restart < 1:
             raise ValueError("max_iterations and restart must be at least 1")
-        if self.method not in ("auto", "cg", "gmres"):
-            raise ValueError(f"method must be 'auto', 'cg' or 'gmres', not {self.method!r}")
+        if self.method not in get_args(Method):
+            raise ValueError(f"method must be one of {get_args(Method)}, not {self.method!r}")
 
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
@@ -71,7 +78,7 @@ class Implicit(GradientRule):
         return unflatten_state(solution.state, outputs), solution
 
     def _symmetry(self, cell: Map) -> Symmetry:
-        if self.method == "gmres":
+        if self.method in ("gmres", "bicgstab"):
             return Symmetry.NONE
         if self.method == "cg" and cell.symmetry is Symmetry.NONE:
             raise ValueError(
@@ -124,6 +131,8 @@ class _LinearSolver:
             finite = torch.isfinite(found.value).all(dim=1, keepdim=True)
             start = torch.where(finite, found.value, 0.0)
             fallback = f"{found.method}, then "
+        if self.rule.method == "bicgstab":
+            return bicgstab(operator, rhs, start=start, tolerance=tolerance, max_iterations=limit)
         found = gmres(
             operator,
             rhs,

@@ -82,6 +82,7 @@ class Unrolled(GradientRule):
             evaluations=self.steps,
             sample_evaluations=self.steps * problems,
             tolerance=tolerance,
+            solver="Unrolled",
             epsilon=problem.epsilon,
             context=context,
         )

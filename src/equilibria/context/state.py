@@ -69,6 +69,11 @@ class Packing:
             channels_last=tuple(is_channels_last(tensor) for tensor in tensors),
         )
 
+    @property
+    def size(self) -> int:
+        """How many numbers the state of one sample has."""
+        return sum(_size(shape) for shape in self.layout)
+
     def pack(self, state: State) -> Tensor:
         """The state as a `(problems, size)` matrix; a view where that is possible."""
         pieces = [

@@ -76,6 +76,11 @@ class Energy(nn.Module):
                 gradients = tuple(torch.zeros_like(tensor) for tensor in tensors)
         return unflatten_state(state, (-gradient for gradient in gradients))
 
+    @property
+    def curvature_limit(self) -> float | None:
+        """A bound of ‖∇²E‖ that holds by construction, without computing anything, or None."""
+        return None
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """An upper bound of ‖∇²E‖ over all states and samples, or None if the term knows none.
 
@@ -161,6 +166,12 @@ class Sum(Energy):
             raise ValueError("a sum of energies needs at least one term")
         return unflatten_state(state, total)
 
+    @property
+    def curvature_limit(self) -> float | None:
+        limits = [term.curvature_limit for term in self.summands()]
+        known = [limit for limit in limits if limit is not None]
+        return sum(known) if len(known) == len(limits) else None
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         total: Tensor | None = None
         for term, part in zip(self.summands(), context.parts, strict=True):
@@ -203,6 +214,14 @@ class Scaled(Energy):
     def descent(self, state: State, context: Context) -> State:
         descent = self.term.descent(state, context)
         return map_state(lambda tensor: tensor * self.factor, descent)
+
+    @property
+    def curvature_limit(self) -> float | None:
+        limit = self.term.curvature_limit
+        # A trainable factor is a number on some device: reading it would not be for nothing.
+        if limit is None or isinstance(self.factor, Tensor):
+            return None
+        return abs(self.factor) * limit
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         bound = self.term.curvature_bound(context, layout)

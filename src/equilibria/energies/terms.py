@@ -49,6 +49,10 @@ class Input(Energy):
     def descent(self, state: State, context: Context) -> State:
         return context["c"]
 
+    @property
+    def curvature_limit(self) -> float:
+        return 0.0
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return context["c"].new_zeros(())
 
@@ -71,6 +75,11 @@ class Quadratic(Energy):
         weights = context.weights("W")
         descent: Tensor = self.W(self.W.adjoint(one_tensor(state, self), weights), weights)
         return descent
+
+    @property
+    def curvature_limit(self) -> float | None:
+        limit = self.W.norm_limit
+        return None if limit is None else limit**2
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return self.W.norm_bound(self.W.input_shape(layout[0])).square()

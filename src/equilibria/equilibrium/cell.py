@@ -66,6 +66,11 @@ class Cell(nn.Module):
             f"{type(self).__name__} states Symmetry.WEIGHTED without a symmetry_weight method"
         )
 
+    @property
+    def contraction_limit(self) -> float | None:
+        """A contraction factor that holds by construction, without computing anything, or None."""
+        return None
+
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """A proven bound q of the Lipschitz constant of `step` in the state, or None."""
         return None
@@ -117,6 +122,13 @@ class EnergyCell(Cell):
 
     def symmetry_weight(self, state: State, context: Context) -> State:
         return map_state(self.activation.derivative, self.energy.descent(state, context))
+
+    @property
+    def contraction_limit(self) -> float | None:
+        curvature = self.energy.curvature_limit
+        if curvature is None:
+            return None
+        return 1 - self.alpha + self.alpha * self.activation.lipschitz * curvature
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
         curvature = self.energy.curvature_bound(context, layout)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, get_adjoint
+from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, Symmetry, get_adjoint
 from equilibria.context import Context, Packing, State, map_state, run_eagerly, state_tensors
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
@@ -51,7 +51,7 @@ class EquilibriumLayer(nn.Module):
         *,
         cell: Cell | None = None,
         activation: str | Activation = "relu",
-        solver: str | Solver[Any] = "anderson",
+        solver: str | Solver[Any] = "auto",
         adjoint: str | GradientRule = "implicit",
         strict: bool = False,
         compile_step: bool | str = False,
@@ -138,6 +138,8 @@ class EquilibriumLayer(nn.Module):
             couples_batch=self.cell.couples_batch,
             refresh=self.cell.refresh if self.cell.refresh_until else None,
             refresh_until=self.cell.refresh_until,
+            symmetric=self.cell.symmetry is not Symmetry.NONE,
+            contraction=self.cell.contraction_limit,
         )
 
     def _start(self, x: Tensor, context: Context, given: State | None) -> State:

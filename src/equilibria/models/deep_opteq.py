@@ -101,6 +101,14 @@ class UnitLayer(nn.Module):
         linear = sum_per_sample(self.activation.conjugate(y) - context["c"] * y)
         return linear / self.mu - sum_per_sample(z.square()) / (2 * self.mu**2)
 
+    @property
+    def lipschitz_limit(self) -> float | None:
+        """The bound below that holds by construction: ‖W‖ ≤ ζ, and α is a number."""
+        norm = self.W.norm_limit
+        if norm is None or isinstance(self.raw_alpha, Tensor):
+            return None
+        return 1 - self.raw_alpha + self.raw_alpha * self.activation.lipschitz * norm**2 / self.mu
+
     def lipschitz_bound(self, context: Context, layout: Layout) -> Tensor:
         """1 − α + α L_σ‖W‖²/μ."""
         alpha = self.step_size(context)
@@ -141,6 +149,16 @@ class DeepOptEqCell(Cell):
         for layer, part in zip(self.units(), context.parts, strict=True):
             z = layer(z, part)
         return z
+
+    @property
+    def contraction_limit(self) -> float | None:
+        product = 1.0
+        for layer in self.units():
+            limit = layer.lipschitz_limit
+            if limit is None:
+                return None
+            product *= limit
+        return product
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
         """The product of the layers' Lipschitz constants."""
@@ -246,7 +264,7 @@ def deep_opteq(
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.95,
     init_scale: float = 0.5,
-    solver: str | Solver[Any] = "anderson",
+    solver: str | Solver[Any] = "auto",
     adjoint: str | GradientRule = "implicit",
     tolerance: float | None = None,
     max_iterations: int | None = None,

@@ -112,7 +112,7 @@ def opteq(
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.9,
     init_scale: float = 0.5,
-    solver: str | Solver[Any] = "anderson",
+    solver: str | Solver[Any] = "auto",
     adjoint: str | GradientRule = "implicit",
     tolerance: float | None = None,
     max_iterations: int | None = None,

@@ -6,6 +6,7 @@ from equilibria.operators.conv import Conv2d
 from equilibria.operators.convert import as_operator
 from equilibria.operators.dense import Dense
 from equilibria.operators.pool import AveragePool
+from equilibria.operators.separable import SeparableConv2d
 
 __all__ = [
     "Adjoint",
@@ -15,6 +16,7 @@ __all__ = [
     "Dense",
     "Identity",
     "LinearOperator",
+    "SeparableConv2d",
     "Shape",
     "Weights",
     "as_operator",

@@ -56,6 +56,11 @@ class LinearOperator(nn.Module, ABC):
     def norm_bound(self, input_shape: Shape) -> Tensor:
         """A rigorous upper bound of ‖A‖₂ with its effective weights; differentiable."""
 
+    @property
+    def norm_limit(self) -> float | None:
+        """A bound of the norm that holds by construction, without computing anything, or None."""
+        return None
+
     @abstractmethod
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         """A z, shapes already checked."""

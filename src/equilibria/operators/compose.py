@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from torch import Tensor, nn
@@ -17,6 +18,10 @@ class Identity(LinearOperator):
 
     def input_shape(self, output_shape: Shape) -> Shape:
         return tuple(output_shape)
+
+    @property
+    def norm_limit(self) -> float:
+        return 1.0
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         return self._constant(1.0)
@@ -47,6 +52,10 @@ class Adjoint(LinearOperator):
 
     def input_shape(self, output_shape: Shape) -> Shape:
         return self.operator.output_shape(output_shape)
+
+    @property
+    def norm_limit(self) -> float | None:
+        return self.operator.norm_limit
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         return self.operator.norm_bound(self.operator.input_shape(input_shape))
@@ -114,6 +123,12 @@ class Compose(LinearOperator):
         for operator in self.factors:
             shape = operator.input_shape(shape)
         return shape
+
+    @property
+    def norm_limit(self) -> float | None:
+        limits = [operator.norm_limit for operator in self.factors]
+        known = [limit for limit in limits if limit is not None]
+        return math.prod(known) if len(known) == len(limits) else None
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         shape = tuple(input_shape)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.operators import conv_symbol, spectral
@@ -29,51 +30,34 @@ class _Found(NamedTuple):
     top: spectral.TopSingular
 
 
-class Conv2d(KernelOperator):
-    """z ↦ W ∗ z on (C, H, W) samples, zero padded; the raw kernel is (out, in, k, k), no bias.
+class Convolution(KernelOperator):
+    """What all zero-padded convolutions share: their geometry, and how they are bounded.
 
     `padding=None` is "same" padding (k−1)//2. Sizes must be multiples of the stride, so that the
     transpose knows the size of its output.
 
-    The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
-    norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
-    bounded exactly through their matrix.
+    A subclass says what its channels and its symbol are, and at which frequency that is largest.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        *,
-        stride: int = 1,
-        padding: Size | None = None,
-        norm: str | None = None,
-        zeta: float = 0.95,
-    ) -> None:
-        size = _pair(kernel_size)
-        if min(in_channels, out_channels, *size) < 1:
-            raise ValueError(
-                "channels and kernel size must be positive, "
-                f"got {in_channels} -> {out_channels}, {kernel_size}"
-            )
-        super().__init__(drawn_kernel(out_channels, in_channels, *size), norm, zeta)
-        self._set_geometry(stride, padding)
+    @property
+    @abstractmethod
+    def in_channels(self) -> int: ...
 
-    @classmethod
-    def from_tensor(
-        cls,
-        kernel: Tensor,
-        stride: int = 1,
-        padding: Size | None = None,
-        norm: str | None = None,
-        zeta: float = 0.95,
-    ) -> Conv2d:
-        """The operator of this (out, in, k, k) kernel; an nn.Parameter stays shared, trainable."""
-        operator = cls.__new__(cls)
-        KernelOperator.__init__(operator, given_kernel(kernel, 4), norm, zeta)
-        operator._set_geometry(stride, padding)
-        return operator
+    @property
+    @abstractmethod
+    def out_channels(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def kernel_size(self) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
+        """A matrix with out_channels rows and the symbol's singular values; differentiable."""
+
+    @abstractmethod
+    def _maximising_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
+        """The frequency of the grid where the largest singular value of the symbol is largest."""
 
     def _set_geometry(self, stride: int, padding: Size | None) -> None:
         if not isinstance(stride, int) or stride < 1:
@@ -86,20 +70,8 @@ class Conv2d(KernelOperator):
             raise ValueError(f"padding must not be negative, got {padding}")
 
     @property
-    def in_channels(self) -> int:
-        return self.kernel.shape[1]
-
-    @property
-    def out_channels(self) -> int:
-        return self.kernel.shape[0]
-
-    @property
     def bias_shape(self) -> Shape:
         return (self.out_channels, 1, 1)
-
-    @property
-    def kernel_size(self) -> tuple[int, int]:
-        return self.kernel.shape[2], self.kernel.shape[3]
 
     def extra_repr(self) -> str:
         return (
@@ -147,10 +119,10 @@ class Conv2d(KernelOperator):
             result.append(n)
         return tuple(result)
 
-    def _map(self, z: Tensor, weights: Weights) -> Tensor:
-        return F.conv2d(z, weights[0], stride=self.stride, padding=self.padding)
+    def _convolve(self, z: Tensor, kernel: Tensor, groups: int = 1) -> Tensor:
+        return F.conv2d(z, kernel, stride=self.stride, padding=self.padding, groups=groups)
 
-    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+    def _convolve_adjoint(self, y: Tensor, kernel: Tensor, groups: int = 1) -> Tensor:
         sizes = self._input_sizes(tuple(y.shape[2:]))
         assert sizes is not None  # `adjoint` has checked
         extra = [
@@ -158,28 +130,32 @@ class Conv2d(KernelOperator):
             for n, m, k, p in zip(sizes, y.shape[2:], self.kernel_size, self.padding, strict=True)
         ]
         return F.conv_transpose2d(
-            y, weights[0], stride=self.stride, padding=self.padding, output_padding=extra
+            y,
+            kernel,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=extra,
+            groups=groups,
         )
 
-    def _search(self, kernel: Tensor, input_shape: Shape) -> _Found:
+    def _search(self, kernels: Weights, input_shape: Shape) -> _Found | None:
         plane = (input_shape[1], input_shape[2])
         grid = conv_symbol.frequency_grid(plane, self.kernel_size, self.padding, self.stride)
         if self._prefers_matrix(input_shape, grid):
-            return _Found(None, spectral.top_singular(self._matrix(kernel, input_shape)))
-        stacked = conv_symbol.polyphase(kernel, self.stride)
-        frequency = conv_symbol.maximising_frequency(stacked, grid)
-        return _Found(frequency, spectral.top_singular(conv_symbol.symbol(stacked, frequency)))
+            return _Found(None, spectral.top_singular(self._matrix(kernels, input_shape)))
+        frequency = self._maximising_frequency(kernels, grid)
+        return _Found(frequency, spectral.top_singular(self._symbol(kernels, frequency)))
 
-    def _bound_at(self, kernel: Tensor, input_shape: Shape, found: Any) -> Tensor:
+    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
         frequency, top = found
         if frequency is None:
             shape = self.output_shape(input_shape)
             return spectral.singular_value(
-                lambda v: self._map(v.view(1, *input_shape), (kernel,)).flatten(),
-                lambda u: self._map_adjoint(u.view(1, *shape), (kernel,)).flatten(),
+                lambda v: self._map(v.view(1, *input_shape), kernels).flatten(),
+                lambda u: self._map_adjoint(u.view(1, *shape), kernels).flatten(),
                 top,
             )
-        matrix = conv_symbol.symbol(conv_symbol.polyphase(kernel, self.stride), frequency)
+        matrix = self._symbol(kernels, frequency)
         return spectral.singular_value(lambda v: matrix @ v, lambda u: matrix.mH @ u, top)
 
     def _prefers_matrix(self, input_shape: Shape, grid: conv_symbol.Grid) -> bool:
@@ -191,11 +167,92 @@ class Conv2d(KernelOperator):
         limit = DENSE_LIMIT_WIDE_KERNEL if reach > 0.5 else DENSE_LIMIT
         return large <= limit or cheaper
 
-    def _matrix(self, kernel: Tensor, input_shape: Shape) -> Tensor:
+    def _matrix(self, kernels: Weights, input_shape: Shape) -> Tensor:
         """The matrix of the whole map, column by column."""
-        size = math.prod(input_shape)
-        basis = torch.eye(size, device=kernel.device, dtype=kernel.dtype).view(size, *input_shape)
-        return self._map(basis, (kernel,)).flatten(1).mT
+        size, like = math.prod(input_shape), kernels[0]
+        basis = torch.eye(size, device=like.device, dtype=like.dtype).view(size, *input_shape)
+        return self._map(basis, kernels).flatten(1).mT
+
+
+class Conv2d(Convolution):
+    """z ↦ W ∗ z on (C, H, W) samples, zero padded; the raw kernel is (out, in, k, k), no bias.
+
+    `padding=None` is "same" padding (k−1)//2. Sizes must be multiples of the stride, so that the
+    transpose knows the size of its output.
+
+    The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
+    norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
+    bounded exactly through their matrix.
+    """
+
+    kernel: nn.Parameter
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        *,
+        stride: int = 1,
+        padding: Size | None = None,
+        norm: str | None = None,
+        zeta: float = 0.95,
+    ) -> None:
+        size = checked_size(in_channels, out_channels, kernel_size)
+        super().__init__(drawn_kernel(out_channels, in_channels, *size), norm=norm, zeta=zeta)
+        self._set_geometry(stride, padding)
+
+    @classmethod
+    def from_tensor(
+        cls,
+        kernel: Tensor,
+        stride: int = 1,
+        padding: Size | None = None,
+        norm: str | None = None,
+        zeta: float = 0.95,
+    ) -> Conv2d:
+        """The operator of this (out, in, k, k) kernel; an nn.Parameter stays shared, trainable."""
+        operator = cls.__new__(cls)
+        KernelOperator.__init__(operator, given_kernel(kernel, 4), norm=norm, zeta=zeta)
+        operator._set_geometry(stride, padding)
+        return operator
+
+    @property
+    def in_channels(self) -> int:
+        return self.kernel.shape[1]
+
+    @property
+    def out_channels(self) -> int:
+        return self.kernel.shape[0]
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        return self.kernel.shape[2], self.kernel.shape[3]
+
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        return self._convolve(z, weights[0])
+
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        return self._convolve_adjoint(y, weights[0])
+
+    def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
+        return conv_symbol.symbol(conv_symbol.polyphase(kernels[0], self.stride), frequency)
+
+    def _maximising_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
+        return conv_symbol.maximising_frequency(
+            conv_symbol.polyphase(kernels[0], self.stride), grid
+        )
+
+
+def checked_size(in_channels: int, out_channels: int, kernel_size: Size) -> tuple[int, int]:
+    """The kernel's height and width."""
+    size = _pair(kernel_size)
+    if min(in_channels, out_channels, *size) < 1:
+        raise ValueError(
+            "channels and kernel size must be positive, "
+            f"got {in_channels} -> {out_channels}, {kernel_size}"
+        )
+    return size
 
 
 def _pair(size: Size) -> tuple[int, int]:

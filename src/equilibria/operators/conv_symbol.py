@@ -14,7 +14,7 @@ convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of eac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -76,31 +76,48 @@ def symbol(kernel: Tensor, frequency: Tensor) -> Tensor:
     return torch.complex(taps @ angles.cos(), -(taps @ angles.sin()))
 
 
-def maximising_frequency(kernel: Tensor, grid: Grid) -> Tensor:
-    """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less.
+def power(kernel: Tensor, omegas: Tensor) -> Tensor:
+    """Σ_j |K̂_ij(ω)|² for every row i of the symbol and every frequency: (count, rows)."""
+    angles = omegas @ _positions(kernel.shape[-2:], omegas).T
+    taps = kernel.flatten(2).permute(2, 0, 1).flatten(1)
+    squares = (angles.cos() @ taps).square() + (angles.sin() @ taps).square()
+    return squares.view(len(omegas), *kernel.shape[:2]).sum(2)
 
-    With G(ω) the smaller Gram matrix of K̂(ω) and `best` the largest eigenvalue found so far, a
-    frequency is out as soon as tr G < best, or best·I − G has a Cholesky factor (which proves
-    λ₁(G) < best at a fraction of the price of eigenvalues). A few power steps say which ones to
-    try first, so that `best` is good from the start.
-    """
+
+def maximising_frequency(kernel: Tensor, grid: Grid) -> Tensor:
+    """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less."""
     lags, table = _autocorrelation(kernel)
     omegas = frequencies(grid, kernel)
-    trace, order = (torch.cos(omegas @ lags.T) @ _trace(table)).sort(descending=True)
-    omegas = omegas[order]
-    slack = 8 * table.shape[-1] * torch.finfo(kernel.dtype).eps
-    winner, best = omegas[0], kernel.new_zeros(())
-    for begin, end in _chunks(len(omegas), table.shape[-1]):
-        count = int((trace[begin:end] >= best * (1 - slack)).sum())
+    traces = torch.cos(omegas @ lags.T) @ _trace(table)
+    winner = screened_search(
+        traces, lambda some: _grams(omegas[some], lags, table), table.shape[-1] ** 2
+    )
+    return omegas[winner]
+
+
+def screened_search(traces: Tensor, grams: Callable[[Tensor], Tensor], elements: int) -> Tensor:
+    """The index of the positive semidefinite matrix G with the largest eigenvalue λ₁.
+
+    `traces` are theirs, `grams(indices)` makes some of them, at the price of that many `elements`
+    each. With `best` the largest eigenvalue found so far, a matrix is out as soon as tr G < best,
+    or best·I − G has a Cholesky factor (which proves λ₁(G) < best at a fraction of the price of
+    eigenvalues). A few power steps say which ones to try first, so that `best` is good from the
+    start.
+    """
+    traces, order = traces.sort(descending=True)
+    slack = 8 * math.sqrt(elements) * torch.finfo(traces.dtype).eps
+    winner, best = order[0], traces.new_zeros(())
+    for begin, end in _chunks(len(order), elements):
+        count = int((traces[begin:end] >= best * (1 - slack)).sum())
         if count == 0:
             break
-        chunk = omegas[begin : begin + count]
-        grams = _grams(chunk, lags, table)
-        first = _rayleigh(grams).topk(min(FIRST_TRIES, count)).indices
-        winner, best = _best_of(chunk[first], grams[first], winner, best)
-        open_cases = _not_below(grams, best * (1 - slack)).nonzero().squeeze(1)
+        chunk = order[begin : begin + count]
+        matrices = grams(chunk)
+        first = _rayleigh(matrices).topk(min(FIRST_TRIES, count)).indices
+        winner, best = _best_of(chunk[first], matrices[first], winner, best)
+        open_cases = _not_below(matrices, best * (1 - slack)).nonzero().squeeze(1)
         if len(open_cases):
-            winner, best = _best_of(chunk[open_cases], grams[open_cases], winner, best)
+            winner, best = _best_of(chunk[open_cases], matrices[open_cases], winner, best)
     return winner
 
 
@@ -110,15 +127,15 @@ def maximising_frequency_full(kernel: Tensor, grid: Grid) -> Tensor:
     lags, table = _autocorrelation(kernel)
     tops = [
         torch.linalg.eigvalsh(_grams(omegas[begin:end], lags, table))[:, -1]
-        for begin, end in _chunks(len(omegas), table.shape[-1])
+        for begin, end in _chunks(len(omegas), table.shape[-1] ** 2)
     ]
     return omegas[torch.cat(tops).argmax()]
 
 
-def _best_of(omegas: Tensor, grams: Tensor, winner: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+def _best_of(names: Tensor, grams: Tensor, winner: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
     """The better of (winner, best) and the largest eigenvalue among the matrices."""
     top, index = torch.linalg.eigvalsh(grams)[:, -1].max(0)
-    return torch.where(top > best, omegas[index], winner), torch.maximum(top, best)
+    return torch.where(top > best, names[index], winner), torch.maximum(top, best)
 
 
 def _rayleigh(grams: Tensor) -> Tensor:
@@ -168,8 +185,8 @@ def _grams(omegas: Tensor, lags: Tensor, table: Tensor) -> Tensor:
     return torch.complex(real, imaginary).view(len(omegas), *table.shape[1:])
 
 
-def _chunks(count: int, size: int) -> Iterator[tuple[int, int]]:
-    step = max(1, CHUNK_ELEMENTS // size**2)
+def _chunks(count: int, elements: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CHUNK_ELEMENTS // elements)
     for begin in range(0, count, step):
         yield begin, min(begin + step, count)
 

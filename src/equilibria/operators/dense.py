@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.operators import spectral
@@ -18,18 +18,20 @@ class Dense(KernelOperator):
     Its bound is the spectral norm itself.
     """
 
+    kernel: nn.Parameter
+
     def __init__(
         self, in_features: int, out_features: int, *, norm: str | None = None, zeta: float = 0.95
     ) -> None:
         if min(in_features, out_features) < 1:
             raise ValueError(f"a matrix needs positive sizes, got {in_features} -> {out_features}")
-        super().__init__(drawn_kernel(out_features, in_features), norm, zeta)
+        super().__init__(drawn_kernel(out_features, in_features), norm=norm, zeta=zeta)
 
     @classmethod
     def from_tensor(cls, matrix: Tensor, norm: str | None = None, zeta: float = 0.95) -> Dense:
         """The operator of this (out, in) matrix; an nn.Parameter stays shared and trainable."""
         operator = cls.__new__(cls)
-        KernelOperator.__init__(operator, given_kernel(matrix, 2), norm, zeta)
+        KernelOperator.__init__(operator, given_kernel(matrix, 2), norm=norm, zeta=zeta)
         return operator
 
     @property
@@ -71,8 +73,9 @@ class Dense(KernelOperator):
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
         return F.linear(y, weights[0].mT)
 
-    def _search(self, kernel: Tensor, input_shape: Shape) -> spectral.TopSingular:
-        return spectral.top_singular(kernel)
+    def _search(self, kernels: Weights, input_shape: Shape) -> spectral.TopSingular:
+        return spectral.top_singular(kernels[0])
 
-    def _bound_at(self, kernel: Tensor, input_shape: Shape, found: Any) -> Tensor:
+    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
+        (kernel,) = kernels
         return spectral.singular_value(lambda v: kernel @ v, lambda u: kernel.mT @ u, found)

@@ -1,4 +1,4 @@
-"""A memory of values computed from a tensor, which forgets when the tensor's values change."""
+"""A memory of values computed from tensors, which forgets when the tensors' values change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ ENTRIES = 16
 """Evaluation over images of ever new sizes must not grow the memory without end."""
 
 
-def is_wrapped(tensor: Tensor) -> bool:
+def is_wrapped(*tensors: Tensor) -> bool:
     """Whether a `torch.func` transform runs: what is computed then must not outlive it."""
     try:
-        tensor.untyped_storage()
+        for tensor in tensors:
+            tensor.untyped_storage()
     except NotImplementedError:
         return True
     return False
 
 
 class TensorMemo:
-    """Values that hold for one tensor's present content.
+    """Values that hold for the present content of one tensor, or of several together.
 
     The content itself is compared: `_version` does not see an edit through `.data`, which is what
     optimisers, weight averaging and DDP do. Plain data without graphs, outside the state_dict;
@@ -29,23 +30,21 @@ class TensorMemo:
     """
 
     def __init__(self) -> None:
-        self._content: Tensor | None = None
+        self._content: tuple[Tensor, ...] = ()
         self._values: dict[object, Any] = {}
 
-    def of(self, tensor: Tensor) -> dict[object, Any]:
-        """The values remembered for this tensor: empty if its content is not the one seen last."""
-        if is_wrapped(tensor):
+    def of(self, *tensors: Tensor) -> dict[object, Any]:
+        """The values remembered for these tensors: empty if their content is not the last seen."""
+        if is_wrapped(*tensors):
             return {}
-        kept = self._content
-        same = (
-            kept is not None
-            and kept.dtype == tensor.dtype
-            and kept.device == tensor.device
-            and torch.equal(kept, tensor)
-        )
+        same = len(self._content) == len(tensors) and all(map(_same, self._content, tensors))
         if not same:
-            self._content = tensor.detach().clone()
+            self._content = tuple(tensor.detach().clone() for tensor in tensors)
             self._values = {}
         elif len(self._values) > ENTRIES:
             self._values.clear()
         return self._values
+
+
+def _same(kept: Tensor, tensor: Tensor) -> bool:
+    return kept.dtype == tensor.dtype and kept.device == tensor.device and torch.equal(kept, tensor)

@@ -1,4 +1,4 @@
-"""Operators with a kernel whose norm is kept below ζ, as a differentiable parametrisation."""
+"""Operators with kernels whose norm is kept below ζ, as a differentiable parametrisation."""
 
 from __future__ import annotations
 
@@ -35,22 +35,31 @@ class KernelOperator(LinearOperator):
       ‖W‖ may exceed ζ by the few per cent that the iteration lacks;
     - norm=None: W = K.
 
+    A map with several kernels (K is then their product) names them in `kernel_names`, in the order
+    in which `weights` returns them; the first one carries the scale for all.
+
     b is part of the graph: with b > ζ, the gradient in K has no component along K, and a detached b
     would point elsewhere. What needs no graph (where the maximum of the bound lies, the vector of
     the iteration) is computed once a parameter update and input shape, not once a call.
     """
 
-    weight_count = 1
-    kernel: nn.Parameter
+    kernel_names: tuple[str, ...] = ("kernel",)
     norm_vector: Tensor
 
-    def __init__(self, kernel: nn.Parameter, norm: str | None, zeta: float) -> None:
+    def __init__(self, *kernels: nn.Parameter, norm: str | None, zeta: float) -> None:
         super().__init__()
-        self.kernel = kernel
-        self._anchor = kernel.detach().new_empty(0)
+        for name, kernel in zip(self.kernel_names, kernels, strict=True):
+            self.register_parameter(name, kernel)
+        self.weight_count = len(kernels)
+        self._anchor = kernels[0].detach().new_empty(0)
         self._memo = TensorMemo()
         self.norm = norm
         self.zeta = zeta
+
+    @property
+    def kernels(self) -> Weights:
+        """The raw kernels."""
+        return tuple(getattr(self, name) for name in self.kernel_names)
 
     @property
     def norm(self) -> str | None:
@@ -66,7 +75,9 @@ class KernelOperator(LinearOperator):
         if norm == "estimate" and not hasattr(self, "norm_vector"):
             # In the state_dict, so that a reloaded model gives the very same outputs; empty until
             # an input shape is known.
-            self.register_buffer("norm_vector", at_least_float32(self.kernel.detach()).new_empty(0))
+            self.register_buffer(
+                "norm_vector", at_least_float32(self.kernels[0].detach()).new_empty(0)
+            )
 
     @property
     def zeta(self) -> float:
@@ -80,12 +91,15 @@ class KernelOperator(LinearOperator):
         self._zeta = float(zeta)
 
     @abstractmethod
-    def _search(self, kernel: Tensor, input_shape: Shape) -> Any:
-        """What `_bound_at` needs and no graph has to see; `kernel` is finite, not zero, scaled."""
+    def _search(self, kernels: Weights, input_shape: Shape) -> Any:
+        """What `_bound_at` needs and no graph has to see; None where their product K is zero.
+
+        Every kernel is finite, not zero, and scaled to unit size.
+        """
 
     @abstractmethod
-    def _bound_at(self, kernel: Tensor, input_shape: Shape, found: Any) -> Tensor:
-        """The bound of K's norm, differentiable in K, from what `_search` found for this K."""
+    def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
+        """The bound of K's norm, differentiable, from what `_search` found for these kernels."""
 
     def _control_shape(self, input_shape: Shape | None) -> Shape:
         """The input shape on which the norm depends: () where it does not."""
@@ -96,10 +110,16 @@ class KernelOperator(LinearOperator):
         return tuple(input_shape)
 
     def weights(self, input_shape: Shape | None = None) -> Weights:
-        """(W,), in the graph where the kernel is; without gradients W is remembered."""
-        if self.norm is None or self.kernel.is_meta:
-            return (self.kernel,)
-        return (self._controlled(self._control_shape(input_shape)),)
+        """W, in the graph where the kernels are; without gradients it is remembered."""
+        first, *others = self.kernels
+        if self.norm is None or first.is_meta:
+            return (first, *others)
+        return (self._controlled(self._control_shape(input_shape)), *others)
+
+    @property
+    def norm_limit(self) -> float | None:
+        """ζ under norm="bound"; nothing is certain otherwise."""
+        return self.zeta if self.norm == "bound" else None
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         """A rigorous bound of ‖W‖: min(b, ζ) under norm="bound", else the scaled kernel's bound."""
@@ -116,11 +136,13 @@ class KernelOperator(LinearOperator):
     # Comparing contents and choosing a frequency are no work for a compiler.
     @run_eagerly
     def _controlled(self, shape: Shape) -> Tensor:
-        kernel = self.kernel
-        if (torch.is_grad_enabled() and kernel.requires_grad) or _has_tangent(kernel):
+        """The first kernel with the scale."""
+        kernels = self.kernels
+        in_graph = torch.is_grad_enabled() and any(kernel.requires_grad for kernel in kernels)
+        if in_graph or any(map(_has_tangent, kernels)):
             return self._effective(shape)
-        with graph_free(kernel):
-            values = self._memo.of(kernel)
+        with graph_free(kernels[0]):
+            values = self._memo.of(*kernels)
             vector = self._vector(shape) if self.norm == "estimate" else None
             key = ("weight", shape, self.norm, self.zeta)
             used, weight = values.get(key, (None, None))
@@ -131,47 +153,50 @@ class KernelOperator(LinearOperator):
 
     def _effective(self, shape: Shape) -> Tensor:
         scale = self._scale(self._bound(shape) if self.norm == "bound" else self._estimate(shape))
-        return self.kernel if scale is None else self.kernel * scale.to(self.kernel.dtype)
+        first = self.kernels[0]
+        return first if scale is None else first * scale.to(first.dtype)
 
     def _scale(self, norm: Tensor) -> Tensor | None:
         """ζ/b, or None below ζ: then b stays out of the graph and K = 0 needs no care."""
         return None if bool(norm.detach() <= self.zeta) else self.zeta / norm
 
     def _bound(self, shape: Shape) -> Tensor:
-        """The rigorous bound of the raw kernel."""
-        kernel = at_least_float32(self.kernel)
-        with graph_free(kernel):
-            values = self._memo.of(self.kernel)
+        """The rigorous bound of the raw kernels."""
+        kernels = self._precise_kernels()
+        with graph_free(kernels[0]):
+            values = self._memo.of(*self.kernels)
             key = ("search", shape)
             if key not in values:
-                fixed = kernel.detach()
                 # Scaled to unit size: squares of very small or large kernels would not fit.
-                size = fixed.abs().amax()
-                usable = bool((size > 0) & (size < torch.inf))
-                values[key] = (size, self._search(fixed / size, shape)) if usable else None
-            found = values[key]
-        with full_precision(kernel):
+                sizes = torch.stack([kernel.detach().abs().amax() for kernel in kernels])
+                usable = bool(((sizes > 0) & (sizes < torch.inf)).all())
+                found = self._search(_divided(kernels, sizes), shape) if usable else None
+                values[key] = sizes, found
+            sizes, found = values[key]
+        with full_precision(kernels[0]):
             if found is None:  # zero with zero derivatives for K = 0, NaN where K is not finite
-                return (kernel * 0).sum()
-            size, where = found
-            bound: Tensor = self._bound_at(kernel / size, shape, where) * size
+                return torch.stack([(kernel * 0).sum() for kernel in kernels]).sum()
+            bound = self._bound_at(_divided(kernels, sizes), shape, found)
+            for size in sizes:  # one by one: their product might not fit where the norm does
+                bound = bound * size
             return bound
 
     def _estimate(self, shape: Shape) -> Tensor:
-        """The estimated norm of the raw kernel: ‖K v‖ with v held constant."""
-        kernel = at_least_float32(self.kernel)
-        vector = self._vector(shape).to(kernel)
-        with full_precision(kernel):
+        """The estimated norm of the raw kernels: ‖K v‖ with v held constant."""
+        kernels = self._precise_kernels()
+        vector = self._vector(shape).to(kernels[0])
+        with full_precision(kernels[0]):
             unit = vector / torch.linalg.vector_norm(vector)  # `.half()` may have rounded it
-            return norm_along(lambda z: self._map(z, (kernel,)), unit[None])
+            return norm_along(lambda z: self._map(z, kernels), unit[None])
 
     def _vector(self, shape: Shape) -> Tensor:
         """v: refined once a parameter update in training, taken as it is in evaluation."""
-        with graph_free(self.kernel):
-            values = self._memo.of(self.kernel)
+        kernels = self.kernels
+        with graph_free(kernels[0]):
+            values = self._memo.of(*kernels)
             fits = tuple(self.norm_vector.shape) == shape
             if self.training:
-                wrapped = is_wrapped(self.kernel)
+                wrapped = is_wrapped(*kernels)
                 if fits and (wrapped or ("refined", shape) in values):
                     return self.norm_vector
                 vector = self._iterate(shape, self.norm_vector if fits else None)
@@ -187,15 +212,18 @@ class KernelOperator(LinearOperator):
             return values["vector", shape]  # type: ignore[no-any-return]
 
     def _iterate(self, shape: Shape, start: Tensor | None) -> Tensor:
-        kernel = at_least_float32(self.kernel.detach())
-        begin = seeded_vector(shape, kernel) if start is None else start.to(kernel)
+        kernels = tuple(kernel.detach() for kernel in self._precise_kernels())
+        begin = seeded_vector(shape, kernels[0]) if start is None else start.to(kernels[0])
         vector = leading_vector(
-            lambda z: self._map(z, (kernel,)),
-            lambda y: self._map_adjoint(y, (kernel,)),
+            lambda z: self._map(z, kernels),
+            lambda y: self._map_adjoint(y, kernels),
             begin[None],
             FIRST_ITERATIONS if start is None else REFINING_ITERATIONS,
         )
         return vector[0].contiguous()
+
+    def _precise_kernels(self) -> Weights:
+        return tuple(at_least_float32(kernel) for kernel in self.kernels)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -208,6 +236,10 @@ class KernelOperator(LinearOperator):
 
     def _control_repr(self) -> str:
         return "" if self.norm is None else f", norm={self.norm!r}, zeta={self.zeta}"
+
+
+def _divided(kernels: Weights, sizes: Tensor) -> Weights:
+    return tuple(kernel / size for kernel, size in zip(kernels, sizes, strict=True))
 
 
 def _has_tangent(tensor: Tensor) -> bool:

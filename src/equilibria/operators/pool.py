@@ -38,6 +38,10 @@ class AveragePool(LinearOperator):
         channels, height, width = output_shape
         return (channels, height * self.scale, width * self.scale)
 
+    @property
+    def norm_limit(self) -> float:
+        return 1.0 / self.scale
+
     def norm_bound(self, input_shape: Shape) -> Tensor:
         self.output_shape(input_shape)
         return self._constant(1.0 / self.scale)

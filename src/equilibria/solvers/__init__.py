@@ -2,7 +2,10 @@
 
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
+from equilibria.solvers.anderson_type_one import AndersonTypeOne
+from equilibria.solvers.auto import Auto
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.registry import get_solver, list_solvers, register_solver
@@ -17,6 +20,9 @@ from equilibria.solvers.solution import (
 __all__ = [
     "Accelerated",
     "Anderson",
+    "AndersonTypeOne",
+    "Auto",
+    "Broyden",
     "ConvergenceError",
     "ConvergenceWarning",
     "FixedPointProblem",

@@ -60,6 +60,11 @@ class Solver(ABC, Generic[M]):
         if not 0 < self.drop_share <= 1:
             raise ValueError(f"drop_share must be in (0, 1], not {self.drop_share}")
 
+    @property
+    def method(self) -> str:
+        """What the solver is called in a `Solution`."""
+        return type(self).__name__
+
     @abstractmethod
     def begin(self, start: Tensor) -> M:
         """The memory before the first iteration; `start` is the `(problems, size)` buffer."""
@@ -105,6 +110,7 @@ class Solver(ABC, Generic[M]):
                 current = current.keep(rows)
         return progress.solution(
             problem,
+            solver=self.method,
             evaluations=warm_up + iteration,
             sample_evaluations=sample_evaluations,
             trace=recorder.trace() if recorder is not None else None,
@@ -203,6 +209,7 @@ class _Progress:
         self,
         problem: FixedPointProblem,
         *,
+        solver: str,
         evaluations: int,
         sample_evaluations: int,
         trace: Trace | None,
@@ -220,6 +227,7 @@ class _Progress:
             evaluations=evaluations,
             sample_evaluations=sample_evaluations,
             tolerance=self.tolerance,
+            solver=solver,
             epsilon=problem.epsilon,
             context=problem.context,
             trace=trace,

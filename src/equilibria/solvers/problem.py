@@ -26,6 +26,10 @@ class FixedPointProblem:
     couples_batch: bool = False
     refresh: Callable[[State, Context], Context] | None = None
     refresh_until: int = 0
+    symmetric: bool = False
+    """Whether the Jacobian of the map is symmetric, plainly or weighted: it has an objective."""
+    contraction: float | None = None
+    """A factor below which the map is proven to contract, if one is known for nothing."""
 
     @cached_property
     def packing(self) -> Packing:

@@ -8,13 +8,19 @@ from typing import Any
 from equilibria.registry import Registry
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
+from equilibria.solvers.anderson_type_one import AndersonTypeOne
+from equilibria.solvers.auto import Auto
 from equilibria.solvers.base import Solver
+from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.picard import Picard
 
 _solvers: Registry[Solver[Any]] = Registry("solver")
 _solvers.register("picard", Picard)
 _solvers.register("accelerated", Accelerated)
 _solvers.register("anderson", Anderson)
+_solvers.register("anderson1", AndersonTypeOne)
+_solvers.register("broyden", Broyden)
+_solvers.register("auto", Auto)
 
 
 def register_solver(

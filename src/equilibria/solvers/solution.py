@@ -62,6 +62,8 @@ class Solution:
     sample_evaluations: int
     """Evaluations of the map counted per sample: what the solve cost."""
     tolerance: float
+    solver: str
+    """The class of the solver that found it (what "auto" chose)."""
     epsilon: float
     """The relative precision of the numbers the map was computed in."""
     context: Context

@@ -1,0 +1,132 @@
+"""Anderson acceleration, type I."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equilibria.solvers.base import Memory, Solver
+
+
+@dataclass
+class Differences(Memory):
+    """The last differences of points and of residuals of each row, in buffers allocated once.
+
+    `products` holds ⟨Δy_i, Δg_j⟩ and is updated by one row and one column an iteration.
+    """
+
+    points: Tensor
+    residuals: Tensor
+    products: Tensor
+    valid: Tensor
+    last_point: Tensor
+    last_residual: Tensor
+    smallest: Tensor
+    """The smallest residual of each row since its last restart."""
+    written: int = -1
+
+    def keep(self, rows: Tensor) -> None:
+        self.points = self.points[rows]
+        self.residuals = self.residuals[rows]
+        self.products = self.products[rows]
+        self.valid = self.valid[rows]
+        self.last_point = self.last_point[rows]
+        self.last_residual = self.last_residual[rows]
+        self.smallest = self.smallest[rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AndersonTypeOne(Solver[Differences]):
+    """y ← T(y) − (ΔY + ΔG) γ with (ΔYᵀΔG) γ = ΔYᵀg, g = T(y) − y.
+
+    (Fang and Saad, 2009; Zhang et al., 2020.) Where type II minimises the mixed residual, type I is
+    Broyden's "good" method in this form: often better on the joint systems of input optimisation,
+    and in need of the safeguards here. The ridge is relative to the size of each difference,
+    coefficients are capped in the 1-norm, and a row whose residual jumps by `restart_growth` starts
+    again.
+
+    memory: how many differences are kept.
+    """
+
+    memory: int = 5
+    ridge: float = 1e-6
+    cap: float = 10.0
+    restart_growth: float = 1e2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1, not {self.memory}")
+        if self.ridge < 0 or self.cap <= 0 or self.restart_growth <= 1:
+            raise ValueError("ridge must be >= 0, cap > 0 and restart_growth > 1")
+
+    def begin(self, start: Tensor) -> Differences:
+        rows, size = start.shape
+        return Differences(
+            points=start.new_empty(rows, self.memory, size),
+            residuals=start.new_empty(rows, self.memory, size),
+            products=start.new_zeros(rows, self.memory, self.memory),
+            valid=torch.zeros(rows, self.memory, dtype=torch.bool, device=start.device),
+            last_point=start,
+            last_residual=start,
+            smallest=start.new_full((rows,), torch.inf),
+        )
+
+    def propose(self, memory: Differences, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(change, dim=1)
+        # Written so that a NaN counts as a jump.
+        jumped = ~(size <= self.restart_growth * memory.smallest)
+        memory.smallest = torch.where(jumped, size, torch.minimum(size, memory.smallest))
+        if memory.written < 0:
+            memory.written = 0
+            memory.last_point, memory.last_residual = point, change
+            return image
+        slot = memory.written % self.memory
+        memory.written += 1
+        used = min(memory.written, self.memory)
+        points, residuals = memory.points[:, :used], memory.residuals[:, :used]
+        torch.sub(point, memory.last_point, out=points[:, slot])
+        torch.sub(change, memory.last_residual, out=residuals[:, slot])
+        memory.last_point, memory.last_residual = point, change
+        newest_point, newest_residual = points[:, slot, None], residuals[:, slot, None]
+        memory.products[:, slot, :used] = torch.bmm(newest_point, residuals.transpose(1, 2))[:, 0]
+        memory.products[:, :used, slot] = torch.bmm(newest_residual, points.transpose(1, 2))[:, 0]
+        memory.valid[:, slot] = True
+        projected = torch.bmm(change[:, None], points.transpose(1, 2))[:, 0]
+        weights = self._weights(memory, points, projected, jumped, slot, used)
+        weights = weights.to(image.dtype)[:, None]
+        mixed: Tensor = torch.baddbmm(image[:, None], weights, points, alpha=-1)
+        return torch.baddbmm(mixed, weights, residuals, alpha=-1)[:, 0]
+
+    def _weights(
+        self,
+        memory: Differences,
+        points: Tensor,
+        projected: Tensor,
+        jumped: Tensor,
+        slot: int,
+        used: int,
+    ) -> Tensor:
+        """The coefficients γ of each row; slots that a restart has emptied get none."""
+        # The system has a handful of unknowns: double precision costs nothing and saves digits.
+        double = torch.float32 if points.device.type == "mps" else torch.float64
+        sizes = torch.linalg.vector_norm(points, dim=2).to(double)
+        usable = memory.valid[:, :used] & (sizes > 0)
+        inverse = torch.where(usable, 1 / sizes, 0.0)
+        # −ΔYᵀΔG is about ΔYᵀ(I − J)ΔY, positive for a contraction: a positive ridge helps.
+        system = -memory.products[:, :used, :used].to(double)
+        system = system * inverse[:, :, None] * inverse[:, None, :]
+        diagonal = system.diagonal(dim1=1, dim2=2)
+        diagonal += torch.where(usable, torch.full_like(sizes, self.ridge), torch.ones_like(sizes))
+        scaled, _ = torch.linalg.solve_ex(system, -projected.to(double) * inverse)
+        weights: Tensor = scaled * inverse
+        # A NaN sum compares false: such rows restart too.
+        sound = (weights.abs().sum(dim=1) <= self.cap) & ~jumped
+        if not bool(sound.all()):
+            newest = torch.zeros_like(usable)
+            newest[:, slot] = ~jumped
+            memory.valid[:, :used] &= sound[:, None] | newest
+            weights = torch.where(sound[:, None], weights, 0.0)
+        return weights

@@ -1,0 +1,113 @@
+"""Broyden's method with limited memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equilibria.solvers.base import Memory, Solver
+
+
+@dataclass
+class InverseJacobian(Memory):
+    """B = −I + UᵀV, an approximation of the inverse Jacobian of y ↦ T(y) − y, for each row.
+
+    The pairs (u_i, v_i) lie in buffers of `rank` slots allocated once. When they are full B starts
+    again from −I: overwriting the oldest pair would leave those made on top of it wrong.
+    """
+
+    left: Tensor
+    right: Tensor
+    step: Tensor | None
+    """The last step y_k − y_{k−1} = −B g_{k−1}; None before the first."""
+    smallest: Tensor
+    """The smallest residual of each row since its last restart."""
+    written: int = 0
+
+    def keep(self, rows: Tensor) -> None:
+        self.left = self.left[rows]
+        self.right = self.right[rows]
+        self.step = None if self.step is None else self.step[rows]
+        self.smallest = self.smallest[rows]
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        return self.left[:, : self.written], self.right[:, : self.written]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broyden(Solver[InverseJacobian]):
+    """y ← y − B g(y), g(y) = T(y) − y, with Broyden's "good" rank-one updates of B ≈ (∂g/∂y)⁻¹.
+
+    (Broyden, 1965; for equilibrium models Bai et al., 2019.) Memory is bounded by `rank`, whatever
+    the number of iterations. A row whose residual jumps by `restart_growth` starts again from
+    B = −I, a plain step, and an update whose denominator vanishes is left out.
+    """
+
+    rank: int = 8
+    restart_growth: float = 1e2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, not {self.rank}")
+        if self.restart_growth <= 1:
+            raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
+
+    def begin(self, start: Tensor) -> InverseJacobian:
+        rows, size = start.shape
+        return InverseJacobian(
+            left=start.new_empty(rows, self.rank, size),
+            right=start.new_empty(rows, self.rank, size),
+            step=None,
+            smallest=start.new_full((rows,), torch.inf),
+        )
+
+    def propose(
+        self, memory: InverseJacobian, point: Tensor, image: Tensor, change: Tensor
+    ) -> Tensor:
+        size = torch.linalg.vector_norm(change, dim=1)
+        if memory.step is None:
+            memory.step, memory.smallest = change, size
+            return image
+        # Written so that a NaN counts as a jump.
+        jumped = ~(size <= self.restart_growth * memory.smallest)
+        memory.smallest = torch.where(jumped, size, torch.minimum(size, memory.smallest))
+        if bool(jumped.any()):
+            memory.left[jumped, : memory.written] = 0
+        if memory.written == self.rank:
+            memory.written = 0
+        applied = self._apply(memory, change)
+        left, right, sound = self._update(memory, memory.step, applied)
+        slot = memory.written
+        memory.written += 1
+        memory.left[:, slot] = torch.where((sound & ~jumped)[:, None], left, 0.0)
+        memory.right[:, slot] = right
+        correction = torch.linalg.vecdot(right, change)[:, None] * memory.left[:, slot]
+        memory.step = -(applied + correction)
+        following: Tensor = point + memory.step
+        return following
+
+    def _apply(self, memory: InverseJacobian, vector: Tensor) -> Tensor:
+        """B v."""
+        left, right = memory.pairs()
+        weights = torch.bmm(vector[:, None], right.transpose(1, 2))
+        applied: Tensor = torch.bmm(weights, left)[:, 0] - vector
+        return applied
+
+    def _update(
+        self, memory: InverseJacobian, step: Tensor, applied: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The pair (u, v) of B ← B + u vᵀ, and whether it can be trusted.
+
+        u = (s − B d)/(sᵀB d), v = Bᵀs with s the last step and d = g_k − g_{k−1}. Since
+        s = −B g_{k−1}, B d = B g_k + s: one application of B serves both, and u = −B g_k/(sᵀB d).
+        """
+        left, right = memory.pairs()
+        weights = torch.bmm(step[:, None], left.transpose(1, 2))
+        transposed = torch.bmm(weights, right)[:, 0] - step
+        denominator = torch.linalg.vecdot(step, applied + step)
+        scale = torch.linalg.vecdot(step, step)
+        sound = denominator.abs() > 1e-6 * scale
+        return -applied / torch.where(sound, denominator, 1.0)[:, None], transposed, sound
