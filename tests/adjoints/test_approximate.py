@@ -118,7 +118,8 @@ def test_more_steps_come_closer_to_the_exact_gradient() -> None:
 
 def test_rules_say_whether_they_are_exact() -> None:
     exact = {name: eq.get_adjoint(name).exact for name in eq.list_adjoints()}
-    assert exact == {"implicit": True, "one_step": False, "phantom": False, "unrolled": False}
+    expected = {"one_step": False, "phantom": False, "unrolled": False}
+    assert exact == {"implicit": True, "auto": True, **expected}
     for name in eq.list_adjoints():
         if not exact[name]:
             assert "**Approximate**" in (type(eq.get_adjoint(name)).__doc__ or "")

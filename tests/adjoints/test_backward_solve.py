@@ -191,3 +191,18 @@ def test_options_change_behaviour() -> None:
         assert layer.last_backward is not None
         iterations[tolerance] = int(layer.last_backward.iterations.max())
     assert iterations[1e-2] < iterations[1e-10]
+
+
+def test_the_linear_solver_follows_symmetry_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from equilibria.adjoints import implicit
+
+    methods = []
+    for problem in (relu_active_set(), linear_nonsymmetric()):
+        layer = eq.EquilibriumLayer(cell=problem.cell, adjoint="auto")
+        layer(problem.x.requires_grad_()).sum().backward()
+        assert layer.last_backward is not None
+        methods.append(layer.last_backward.method)
+    monkeypatch.setattr(implicit, "LARGEST_BASIS", 100)
+    layer(problem.x).sum().backward()
+    methods.append(layer.last_backward.method)
+    assert methods == ["conjugate gradients", "GMRES", "BiCGSTAB"]

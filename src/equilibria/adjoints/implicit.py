@@ -20,6 +20,9 @@ from equilibria.adjoints.local_step import Autocast, LocalStep, StepRecipe
 from equilibria.context import Packing, State, state_tensors, unflatten_state
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 
+LARGEST_BASIS = 2**31
+"""Bytes beyond which GMRES's basis is not worth its memory: BiCGSTAB takes its place."""
+
 Method = Literal["auto", "cg", "gmres", "bicgstab"]
 
 
@@ -34,8 +37,8 @@ class Implicit(GradientRule):
 
     tolerance: relative residual of the linear solve. No more digits are asked for than the numbers
         have: it is never taken below their precision.
-    method: "auto" follows the cell's symmetry. "bicgstab" needs 8 vectors of memory in the place of
-        GMRES's `restart` + 1, for more products with the Jacobian.
+    method: "auto" follows the cell's symmetry and the size of the batch. "bicgstab" needs 8 vectors
+        of memory in the place of GMRES's `restart` + 1, for more products with the Jacobian.
     warm_start: start from the last backward solution if its shape fits. It pays where the same
         samples are differentiated again and again, as in input optimisation.
     """
@@ -131,7 +134,7 @@ class _LinearSolver:
             finite = torch.isfinite(found.value).all(dim=1, keepdim=True)
             start = torch.where(finite, found.value, 0.0)
             fallback = f"{found.method}, then "
-        if self.rule.method == "bicgstab":
+        if self.rule.method == "bicgstab" or self._basis_is_too_large(rhs):
             return bicgstab(operator, rhs, start=start, tolerance=tolerance, max_iterations=limit)
         found = gmres(
             operator,
@@ -142,6 +145,10 @@ class _LinearSolver:
             restart=self.rule.restart,
         )
         return replace(found, method=fallback + found.method)
+
+    def _basis_is_too_large(self, rhs: Tensor) -> bool:
+        basis = rhs.numel() * rhs.element_size() * (self.rule.restart + 1)
+        return self.rule.method == "auto" and basis > LARGEST_BASIS
 
 
 class _FixedPoint(torch.autograd.Function):

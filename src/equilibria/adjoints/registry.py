@@ -13,6 +13,7 @@ from equilibria.registry import Registry
 
 _rules: Registry[GradientRule] = Registry("adjoint")
 _rules.register("implicit", Implicit)
+_rules.register("auto", Implicit)  # exact, its linear solver chosen by the cell's symmetry and size
 _rules.register("phantom", Phantom)
 _rules.register("one_step", OneStep)
 _rules.register("unrolled", Unrolled)

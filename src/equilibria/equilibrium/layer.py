@@ -52,7 +52,7 @@ class EquilibriumLayer(nn.Module):
         cell: Cell | None = None,
         activation: str | Activation = "relu",
         solver: str | Solver[Any] = "auto",
-        adjoint: str | GradientRule = "implicit",
+        adjoint: str | GradientRule = "auto",
         strict: bool = False,
         compile_step: bool | str = False,
     ) -> None:

@@ -265,7 +265,7 @@ def deep_opteq(
     zeta: float = 0.95,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "implicit",
+    adjoint: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,

@@ -113,7 +113,7 @@ def opteq(
     zeta: float = 0.9,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "implicit",
+    adjoint: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,

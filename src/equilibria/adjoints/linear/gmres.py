@@ -20,7 +20,8 @@ def gmres(
 ) -> LinearSolution:
     """Solve A u = g by GMRES(restart) (Saad and Schultz, 1986) for any square A.
 
-    Memory: `restart` + 1 vectors. The residual that is reported is evaluated, not the recursion's.
+    Memory: `restart` + 1 vectors. The reported residual is that of the rotated system, which equals
+    the true one up to rounding; after a restart it is evaluated.
     """
     scale = torch.linalg.vector_norm(rhs, dim=1)
     goal = tolerance * scale
@@ -28,28 +29,30 @@ def gmres(
     residual = rhs if start is None else rhs - operator(start)
     evaluations = 0 if start is None else 1
     iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
-    best, best_norm = solution, torch.linalg.vector_norm(residual, dim=1)
+    norm = torch.linalg.vector_norm(residual, dim=1)
     remaining = max_iterations
-    while remaining > 0 and bool((~(best_norm <= goal) & torch.isfinite(best_norm)).any()):
+    while True:
+        unfinished = ~(norm <= goal) & torch.isfinite(norm)
+        if remaining <= 0 or not bool(unfinished.any()):
+            break
         cycle = _Cycle(operator, residual, goal, min(restart, remaining))
         solution = solution + cycle.correction()
-        residual = rhs - operator(solution)
         iterations += cycle.iterations
-        evaluations += cycle.steps + 1
+        evaluations += cycle.steps
         remaining -= cycle.steps
-        norm = torch.linalg.vector_norm(residual, dim=1)
-        improved = norm < best_norm
-        best = torch.where(improved[:, None], solution, best)
-        stalled = not bool((norm < 0.999 * best_norm).any())
-        best_norm = torch.where(improved, norm, best_norm)
-        if stalled:
+        before, norm = norm, torch.where(unfinished, cycle.residual(), norm)
+        stalled = not bool((norm < 0.999 * before).any())
+        if stalled or not bool((~(norm <= goal) & torch.isfinite(norm)).any()) or remaining <= 0:
             break
-    status = torch.where(best_norm <= goal, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
-    status = torch.where(torch.isfinite(best_norm), status, int(Status.DIVERGED))
+        residual = rhs - operator(solution)
+        evaluations += 1
+        norm = torch.linalg.vector_norm(residual, dim=1)
+    status = torch.where(norm <= goal, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
+    status = torch.where(torch.isfinite(norm), status, int(Status.DIVERGED))
     return LinearSolution(
-        value=best,
+        value=solution,
         status=status,
-        residual=torch.where(best_norm > 0, best_norm / scale, best_norm),
+        residual=torch.where(norm > 0, norm / scale, norm),
         iterations=iterations,
         evaluations=evaluations,
         tolerance=tolerance,
@@ -63,7 +66,8 @@ class _Cycle:
     def __init__(self, operator: LinearMap, residual: Tensor, goal: Tensor, steps: int) -> None:
         rows, size = residual.shape
         norm = torch.linalg.vector_norm(residual, dim=1)
-        self.basis = residual.new_zeros(rows, steps + 1, size)
+        # Slots are read only once they have been written.
+        self.basis = residual.new_empty(rows, steps + 1, size)
         self.basis[:, 0] = residual / norm.clamp_min(torch.finfo(residual.dtype).tiny)[:, None]
         self.triangle = residual.new_zeros(rows, steps, steps)
         self.target = residual.new_zeros(rows, steps + 1)
@@ -95,14 +99,23 @@ class _Cycle:
     def _orthogonalise(self, vector: Tensor, step: int) -> Tensor:
         """Store the new direction; its coefficients in the basis, and its length last."""
         known = self.basis[:, : step + 1]
-        coefficients = torch.bmm(known, vector[:, :, None])
-        vector = vector - torch.bmm(coefficients.transpose(1, 2), known)[:, 0]
-        # Gram-Schmidt twice is as good as it gets, and two matrix products at most.
-        again = torch.bmm(known, vector[:, :, None])
-        vector = vector - torch.bmm(again.transpose(1, 2), known)[:, 0]
+        before = torch.linalg.vector_norm(vector, dim=1)
+        # The vector comes first in the product: the other way round is ten times slower.
+        coefficients = torch.bmm(vector[:, None], known.transpose(1, 2))
+        vector = vector - torch.bmm(coefficients, known)[:, 0]
         length = torch.linalg.vector_norm(vector, dim=1)
+        # Where much has cancelled, rounding has too: once more is then enough, and needed.
+        if bool((length < 0.5 * before).any()):
+            again = torch.bmm(vector[:, None], known.transpose(1, 2))
+            vector = vector - torch.bmm(again, known)[:, 0]
+            coefficients = coefficients + again
+            length = torch.linalg.vector_norm(vector, dim=1)
         self.basis[:, step + 1] = vector / length.clamp_min(torch.finfo(vector.dtype).tiny)[:, None]
-        return torch.cat([(coefficients + again)[:, :, 0], length[:, None]], dim=1)
+        return torch.cat([coefficients[:, 0], length[:, None]], dim=1)
+
+    def residual(self) -> Tensor:
+        """The norm of each row's residual after the correction."""
+        return self.target[:, self.steps].abs()
 
     def correction(self) -> Tensor:
         """The combination of the basis that minimises each row's residual."""
