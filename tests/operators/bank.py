@@ -16,6 +16,7 @@ from equilibria.operators import (
     Dense,
     Identity,
     LinearOperator,
+    SeparableConv2d,
     Shape,
 )
 
@@ -48,10 +49,38 @@ CASES = [
     Case("conv-large", lambda: Conv2d(3, 4, 3, norm="bound", zeta=0.6), (3, 11, 10), (3, 11)),
     Case("conv-large-stride", lambda: Conv2d(3, 4, 3, stride=2), (3, 12, 10), (3, 12, 9)),
     Case("conv-estimate", lambda: Conv2d(3, 2, 3, norm="estimate"), (3, 5, 5), (2, 5, 5)),
+    Case("separable", lambda: SeparableConv2d(2, 3, 3), (2, 5, 4), (3, 5, 4)),
+    Case("separable-stride", lambda: SeparableConv2d(3, 2, 3, stride=2), (3, 6, 4), (3, 5, 4)),
+    Case("separable-even", lambda: SeparableConv2d(2, 2, (4, 2), padding=0), (2, 5, 6), (2, 3, 6)),
+    Case(
+        "separable-large",
+        lambda: SeparableConv2d(3, 4, 3, norm="bound", zeta=0.6),
+        (3, 11, 10),
+        (3, 11),
+    ),
+    Case(
+        "separable-large-stride",
+        lambda: SeparableConv2d(4, 3, 5, stride=2, norm="bound", zeta=0.6),
+        (4, 12, 10),
+        (4, 12, 9),
+    ),
+    Case(
+        "separable-estimate",
+        lambda: SeparableConv2d(3, 2, 3, norm="estimate"),
+        (3, 5, 5),
+        (2, 5, 5),
+    ),
     Case("pool", lambda: AveragePool(3), (2, 6, 9), (2, 6, 8)),
     Case("identity", Identity, (4,), None),
     Case("adjoint", lambda: Conv2d(2, 3, 3, stride=2).T, (3, 3, 2), (2, 3, 2)),
+    Case("adjoint-separable", lambda: SeparableConv2d(2, 3, 3).T, (3, 4, 4), (2, 4, 4)),
     Case("adjoint-bound", lambda: Adjoint(Dense(4, 6, norm="bound")), (6,), (4,)),
+    Case(
+        "product-separable",
+        lambda: Conv2d(2, 3, 3) @ SeparableConv2d(4, 2, 3, norm="bound"),
+        (4, 4, 5),
+        (2, 4, 5),
+    ),
     Case("product", lambda: Dense(4, 3) @ Dense(5, 4, norm="bound"), (5,), (4,)),
     Case(
         "product-nested",

@@ -32,6 +32,8 @@ class Accelerated(Solver[Momentum]):
     0 ≼ −∇²E ≼ I); for others, such as Deep OptEq or MDEQ, use `Anderson`.
     """
 
+    drop_share: float = 0.25
+
     def begin(self, start: Tensor) -> Momentum:
         return Momentum(previous=start, time=start.new_ones(start.shape[0]))
 

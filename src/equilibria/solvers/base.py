@@ -45,7 +45,8 @@ class Solver(ABC, Generic[M]):
 
     tolerance: relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
     max_iterations: evaluations of the map after which a sample is given up.
-    drop_share: share of finished samples at which they are dropped from the batch (1: never).
+    drop_share: share of finished samples at which they are dropped from the batch (1: not before
+        all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
     """
 
     tolerance: float = 1e-4

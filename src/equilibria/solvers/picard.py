@@ -19,6 +19,7 @@ class Picard(Solver[Nothing]):
     """
 
     damping: float = 1.0
+    drop_share: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
