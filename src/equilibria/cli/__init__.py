@@ -75,6 +75,64 @@ def models() -> None:
     show_models()
 
 
+@app.command(
+    epilog="[bold]Examples[/bold]\n\nequilibria tune opteq-small\n\n"
+    "equilibria tune equilibria-demo --tolerances 1e-3,1e-5 --json"
+)
+def tune(
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Name of a model, or folder of a run.")
+    ],
+    batch: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the random images of a MODEL; 32 if not set.")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Their channels; 3 if not set.")
+    ] = None,
+    tolerances: Annotated[str, typer.Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
+    solvers: Annotated[
+        str | None, typer.Option(help="Names, with commas between them; all if not set.")
+    ] = None,
+    adjoints: Annotated[
+        str | None, typer.Option(help="Names, with commas between them; all if not set.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each setting.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of weights and images.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find the fastest solver, tolerance and gradient rule that trains a model right."""
+    from equilibria.cli.tune import run_tune
+
+    run_tune(
+        target,
+        batch=batch,
+        size=size,
+        channels=channels,
+        tolerances=tolerances,
+        solvers=solvers,
+        adjoints=adjoints,
+        repeats=repeats,
+        seed=seed,
+        as_json=json,
+    )
+
+
+@app.command(
+    # Options belong to the benchmarks, --help among them.
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def bench(context: typer.Context) -> None:
+    """Measure against TorchDEQ in one run (--quick, --rows NAME, --json FILE, --list, --help)."""
+    from equilibria.cli.bench import run_benchmarks
+
+    raise typer.Exit(run_benchmarks(context.args))
+
+
 def main() -> None:
     """The entry point of the `equilibria` program."""
     app()

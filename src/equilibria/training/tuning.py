@@ -1,0 +1,355 @@
+"""Measuring which solver, tolerance and gradient rule train a model fastest."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.adjoints import (
+    BackwardLog,
+    GradientRule,
+    Implicit,
+    LinearSolution,
+    OneStep,
+    Phantom,
+    Unrolled,
+    get_adjoint,
+    list_adjoints,
+)
+from equilibria.equilibrium import EquilibriumLayer
+from equilibria.solvers import (
+    Anderson,
+    ConvergenceError,
+    ConvergenceWarning,
+    Solution,
+    Solver,
+    get_solver,
+    list_solvers,
+)
+from equilibria.training.tuning_report import Measurement, Setting, TuningReport, recommend
+
+TOLERANCES = (1e-2, 1e-3, 1e-4)
+
+EXACT_TOLERANCE = 1e-12
+EXACT_ITERATIONS = 2000
+
+Loss = Callable[[Tensor], Tensor]
+OnProgress = Callable[[int, int], None]
+"""Called with the number of training steps done, and that of all."""
+
+
+def tune(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    loss: Loss | None = None,
+    solvers: Sequence[str] | None = None,
+    tolerances: Sequence[float] = TOLERANCES,
+    adjoints: Sequence[str] | None = None,
+    repeats: int = 3,
+    on_progress: OnProgress | None = None,
+) -> TuningReport:
+    """Time training steps of `model` on one batch with different settings; changes nothing.
+
+    Every solver meets every tolerance with one gradient rule, the implicit one if it is among
+    `adjoints`. The best of them then meets the other rules, and a backward solve as loose as its
+    forward one. The settings take turns, and gradients are compared with that of a float64 copy
+    solved to 1e-12.
+
+    loss: makes a number of the model's output; a fixed random combination of it by default.
+    solvers, adjoints: registered names; all but "auto", and all, by default.
+    repeats: how many steps of each setting are timed.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, not {repeats}")
+    names = [name for name in list_solvers() if name != "auto"] if solvers is None else solvers
+    rule_names = list_adjoints() if adjoints is None else adjoints
+    if not (names and tolerances and rule_names):
+        raise ValueError("there is nothing to measure: name a solver, a tolerance and an adjoint")
+    with _undisturbed(images.device):
+        bench = _Bench(model, images, loss or _random_combination)
+        present = bench.present
+        limit = present.solver.max_iterations
+        contestants = [
+            get_solver(name, tolerance=tolerance, max_iterations=limit)
+            for name in names
+            for tolerance in tolerances
+        ]
+        rules = [_rule(name, present.adjoint) for name in rule_names]
+        lead = next((rule for rule in rules if rule.exact), rules[0])
+        others = [rule for rule in rules if rule is not lead]
+
+        exact = _exact_gradient(bench)
+        auto = bench.solve(get_solver("auto", max_iterations=limit)).solver
+        bench.run(present)  # The first step of all warms up what is shared.
+        entrants = [present]
+        for solver in contestants:
+            _enter(entrants, Setting(solver, bench.fit(lead, solver)))
+        total = repeats * (len(entrants) + len(others) + isinstance(lead, Implicit))
+        race = _Race(bench, exact, repeats=repeats, total=total, on_progress=on_progress)
+        race.run_first(entrants)
+        best = _front_runner([m for m in race.results if m.setting.solver in contestants])
+        for rule in [*others, _loosened(lead, best.tolerance)]:
+            _enter(entrants, Setting(best, bench.fit(rule, best)))
+        race.run_first(entrants)
+        race.run_again()
+    measurements = race.measurements()
+    return TuningReport(
+        measurements=tuple(sorted(measurements, key=lambda m: m.seconds)),
+        present=measurements[0],
+        recommended=recommend(measurements),
+        auto=auto,
+    )
+
+
+class _Race:
+    """Settings that take turns: what else the machine does hits all of them alike."""
+
+    def __init__(
+        self,
+        bench: _Bench,
+        exact: Tensor,
+        *,
+        repeats: int,
+        total: int,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.bench = bench
+        self.exact = exact
+        self.repeats = repeats
+        self.on_progress = on_progress
+        self.total = total
+        self.done = 0
+        self.results: list[Measurement] = []
+        self.times: list[list[float]] = []
+
+    def run_first(self, settings: Sequence[Setting]) -> None:
+        """The first step of the settings that had none yet: the one that is looked into."""
+        for setting in settings[len(self.results) :]:
+            measurement = self.bench.measure(setting, self.exact)
+            self.results.append(measurement)
+            self.times.append([measurement.seconds])
+            self._report()
+
+    def run_again(self) -> None:
+        self.total = self.repeats * len(self.results)
+        for _ in range(self.repeats - 1):
+            for measurement, times in zip(self.results, self.times, strict=True):
+                times.append(self.bench.time(measurement.setting))
+                self._report()
+
+    def measurements(self) -> list[Measurement]:
+        return [
+            replace(measurement, seconds=statistics.median(times))
+            for measurement, times in zip(self.results, self.times, strict=True)
+        ]
+
+    def _report(self) -> None:
+        self.done += 1
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+
+
+class _Bench:
+    """A copy of the model that runs training steps on one batch, with settings put in."""
+
+    def __init__(self, model: nn.Module, images: Tensor, loss: Loss) -> None:
+        self.model = copy.deepcopy(model)
+        if not model.training:
+            self.model.train()
+        self.images = images
+        self.loss = loss
+        self.layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
+        self.present = self._present()
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise ValueError(
+                "no parameter of the model is trainable, so there is no gradient to compare: "
+                "call model.requires_grad_() first"
+            )
+
+    def _present(self) -> Setting:
+        if not self.layers:
+            raise ValueError(
+                f"{type(self.model).__name__} has no equilibrium layer, so there is nothing to "
+                "tune: give a model that has one, such as eq.create_model('opteq-small')"
+            )
+        first, *others = (Setting(layer.solver, layer.adjoint) for layer in self.layers)
+        if any(other != first for other in others):
+            raise ValueError(
+                "the equilibrium layers of the model have different settings, and tuning is for "
+                "one that all share: give all of them the same solver and adjoint first"
+            )
+        return first
+
+    def run(self, setting: Setting) -> None:
+        """One training step, but for the update."""
+        self._put_in(setting)
+        self.model.zero_grad(set_to_none=True)
+        number = self.loss(self.model(self.images))
+        number.backward()  # type: ignore[no-untyped-call]
+
+    def solve(self, solver: Solver[Any]) -> Solution:
+        """A forward solve alone."""
+        self._put_in(Setting(solver, Implicit()))
+        with torch.no_grad():
+            self.model(self.images)
+        return self.solutions()[0]
+
+    def _put_in(self, setting: Setting) -> None:
+        for layer in self.layers:
+            layer.solver, layer.adjoint, layer.strict = setting.solver, setting.adjoint, False
+            layer.last_solution = None
+            # A fresh log: it does not raise, and holds no solution of this very batch to start
+            # from, which training on ever new batches would not have.
+            layer._backward_log = BackwardLog()
+        torch.manual_seed(0)  # Every setting meets the same random draws.
+
+    def fit(self, rule: GradientRule, solver: Solver[Any]) -> GradientRule:
+        """The rule for this solver: as many steps are unrolled as the solver takes."""
+        if isinstance(rule, Unrolled):
+            return replace(rule, steps=self.solve(solver).evaluations)
+        return rule
+
+    def time(self, setting: Setting) -> float:
+        gc.collect(1)  # What the last step left; all that is older would take longer than a step.
+        begin = self._now()
+        self.run(setting)
+        return self._now() - begin
+
+    def _now(self) -> float:
+        """CPU time: waiting for a core does not count. What a GPU does, only the clock sees."""
+        if self.images.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(self.images.device)
+        return time.perf_counter()
+
+    def measure(self, setting: Setting, exact: Tensor) -> Measurement:
+        seconds = self.time(setting)
+        solutions, backward = self.solutions(), self.backward_solutions()
+        cosine, error = _compare(self.gradient(), exact)
+        return Measurement(
+            setting=setting,
+            found_by=solutions[0].solver,
+            seconds=seconds,
+            evaluations=sum(solution.evaluations for solution in solutions),
+            backward_evaluations=(
+                sum(solution.evaluations for solution in backward)
+                if backward
+                else _recorded_steps(setting.adjoint)
+            ),
+            share_converged=min(solution.share_converged for solution in solutions),
+            backward_converged=all(bool(solution.converged.all()) for solution in backward),
+            cosine=cosine,
+            relative_error=error,
+        )
+
+    def solutions(self) -> list[Solution]:
+        found = [layer.last_solution for layer in self.layers if layer.last_solution is not None]
+        if not found:
+            raise ValueError(
+                "the model did not run its equilibrium layer on these images: give a model whose "
+                "forward pass does"
+            )
+        return found
+
+    def backward_solutions(self) -> list[LinearSolution]:
+        return [layer.last_backward for layer in self.layers if layer.last_backward is not None]
+
+    def gradient(self) -> Tensor:
+        """Over all parameters, in one vector; zero where the loss does not depend on one."""
+        pieces = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self.parameters
+        ]
+        return torch.cat([piece.detach().double().flatten() for piece in pieces])
+
+
+def _exact_gradient(bench: _Bench) -> Tensor:
+    """The gradient of a float64 copy, to twelve digits."""
+    if bench.images.device.type == "mps":
+        raise ValueError("the exact gradient needs float64, which mps lacks: tune on the CPU")
+    reference = _Bench(copy.deepcopy(bench.model).double(), bench.images.double(), bench.loss)
+    limits: dict[str, Any] = {"tolerance": EXACT_TOLERANCE, "max_iterations": EXACT_ITERATIONS}
+    reference.run(Setting(Anderson(**limits), Implicit(**limits)))
+    solutions: list[Solution | LinearSolution] = [*reference.solutions()]
+    for solution in [*solutions, *reference.backward_solutions()]:
+        if not bool(solution.converged.all()):
+            raise ConvergenceError(
+                "the exact gradient, with which every setting is compared, was not found: "
+                + solution.summary()
+            )
+    return reference.gradient()
+
+
+def _compare(gradient: Tensor, exact: Tensor) -> tuple[float, float]:
+    """Cosine and relative error, NaN where a gradient is zero or not finite."""
+    sizes = torch.linalg.vector_norm(gradient), torch.linalg.vector_norm(exact)
+    cosine = torch.dot(gradient, exact) / (sizes[0] * sizes[1])
+    # Rounding may carry the cosine of equal vectors past 1.
+    error = torch.linalg.vector_norm(gradient - exact) / sizes[1]
+    return float(cosine.clamp(-1, 1)), float(error)
+
+
+def _front_runner(measurements: Sequence[Measurement]) -> Solver[Any]:
+    """The solver to try the other gradient rules with."""
+    best = recommend(measurements)
+    if best is None:
+        best = min(measurements, key=lambda m: (-m.share_converged, m.seconds))
+    return best.setting.solver
+
+
+def _enter(entrants: list[Setting], setting: Setting) -> None:
+    if setting not in entrants:
+        entrants.append(setting)
+
+
+def _rule(name: str, present: GradientRule) -> GradientRule:
+    """The rule called `name`; with the options that the model has, if it has this rule."""
+    rule = get_adjoint(name)
+    return present if type(rule) is type(present) else rule
+
+
+def _loosened(rule: GradientRule, tolerance: float) -> GradientRule:
+    """The implicit rule with a backward solve that is no tighter than the forward one."""
+    if isinstance(rule, Implicit) and rule.tolerance < tolerance:
+        return replace(rule, tolerance=tolerance)
+    return rule
+
+
+def _recorded_steps(rule: GradientRule) -> int | None:
+    """The steps that a rule without a backward solve differentiates."""
+    if isinstance(rule, Phantom | Unrolled):
+        return rule.steps
+    return 1 if isinstance(rule, OneStep) else None
+
+
+def _random_combination(output: Tensor) -> Tensor:
+    """A linear function of the output: its gradient has parts along everything the model says."""
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"the model returns {type(output).__name__}, not a tensor: give tune a `loss` that "
+            "makes a number of it"
+        )
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    return (output * weights.to(output)).mean()
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Without a trace in the random generators, and without the warnings of failed solves."""
+    forked = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=forked), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield

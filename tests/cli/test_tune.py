@@ -1,0 +1,203 @@
+"""`equilibria tune`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner, Result
+
+import equilibria as eq
+from equilibria.cli import app
+from equilibria.training import Measurement, RunFolder, Setting, TuningReport
+
+FEW = ["--batch", "2", "--repeats", "1", "--tolerances", "1e-2,1e-4", "--solvers", "picard"]
+
+
+def tune(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["tune", *arguments], env={"COLUMNS": "120"})
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name for a model that takes no time."""
+    from equilibria.models import opteq, registry
+
+    monkeypatch.setattr(registry._models, "_factories", dict(registry._models._factories))
+    for name in ("_presets", "_summaries"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    eq.register_model("tiny", opteq, summary="tiny", channels=4, width=4)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    options = {"in_channels": 1, "channels": 4, "width": 4, "pool": 4}
+    config = {
+        "model": {"name": "opteq-small", "options": options},
+        "data": {"name": "digits"},
+        "task": {"name": "classification", "label_smoothing": 0.05},
+    }
+    folder = RunFolder.create(tmp_path / "run", config)
+    folder.save_weights(eq.create_model("opteq-small", **options))
+    return folder.path
+
+
+def test_table_and_recommendation() -> None:
+    result = tune("tiny", "--size", "8", *FEW)
+    assert result.exit_code == 0, result.output
+    for piece in (
+        "tiny, a training step on 2 × 3 × 8 × 8",
+        "Picard",
+        "Auto → Accelerated",
+        "OneStep",
+        "Phantom steps=5",
+        "Unrolled steps=",
+        "Implicit tolerance=",
+        "100%",
+        "The solver auto chooses Accelerated",
+        "random images and initial weights",
+        "present setting",
+    ):
+        assert piece in result.output, piece
+
+
+def test_json_is_valid_and_whole() -> None:
+    result = tune("tiny", "--size", "8", "--channels", "1", *FEW, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["images"] == [2, 1, 8, 8]
+    assert found["auto"] == "Accelerated"
+    assert found["present"]["solver"] == "Auto"
+    assert found["recommended"]["qualifies"]
+    assert found["recommended"] in found["measurements"]
+    assert sum(m["present"] for m in found["measurements"]) == 1
+    seconds = [m["seconds"] for m in found["measurements"]]
+    assert seconds == sorted(seconds)
+    assert found["speedup"] == found["present"]["seconds"] / found["recommended"]["seconds"]
+
+
+def test_same_seed_gives_the_same_gradients() -> None:
+    def cosines(seed: str) -> dict[str, float]:
+        result = tune(
+            "tiny", "--size", "8", *FEW, "--adjoints", "implicit", "--seed", seed, "--json"
+        )
+        return {m["overrides"]: m["cosine"] for m in json.loads(result.stdout)["measurements"]}
+
+    present = "solver=eq.Auto(tolerance=0.0001), adjoint=eq.Implicit()"
+    assert cosines("0")[present] == cosines("0")[present] != cosines("1")[present]
+
+
+def test_run_brings_its_own_images(run: Path) -> None:
+    result = tune(str(run), *FEW, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["model"] == "opteq-small"
+    assert found["images"] == [2, 1, 8, 8]
+
+
+def test_run_takes_no_size(run: Path) -> None:
+    result = tune(str(run), "--size", "8")
+    assert result.exit_code == 2
+    assert "a run brings its own images" in result.output
+
+
+def test_unknown_name_names_the_nearest() -> None:
+    result = tune("optek-small")
+    assert result.exit_code == 2
+    assert "unknown model 'optek-small'; did you mean 'opteq-small'" in result.output
+    assert "Nor is there a run folder 'optek-small'" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_unfinished_run_is_one_line(run: Path) -> None:
+    (run / "model.safetensors").unlink()
+    result = tune(str(run))
+    assert result.exit_code == 2
+    assert "model.safetensors is missing: name the folder of a finished run" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "does not describe a run"),
+        ({"data": {"name": "faces"}}, "data set 'faces'"),
+        ({"model": {"name": "opteq-small", "options": {}}}, "does not fit 'opteq-small'"),
+    ],
+)
+def test_run_that_cannot_be_loaded(run: Path, change: dict[str, object], message: str) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | change))
+    result = tune(str(run))
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tolerances", "small"], "--tolerances takes numbers"),
+        (["--solvers", "pickard"], "did you mean 'picard'"),
+        (["--adjoints", "fantom"], "did you mean 'phantom'"),
+    ],
+)
+def test_bad_options_are_one_line(options: list[str], message: str) -> None:
+    result = tune("tiny", "--size", "8", *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_model_without_an_equilibrium_is_refused() -> None:
+    eq.register_model("plain", lambda in_channels: torch.nn.Conv2d(in_channels, 2, 3))
+    result = tune("plain", "--size", "8")
+    assert result.exit_code == 2
+    assert "Conv2d has no equilibrium layer" in result.output
+
+
+def test_none_that_qualifies_is_said_with_the_reason() -> None:
+    eq.register_model("short", eq.models.opteq, channels=4, width=4, max_iterations=1)
+    result = tune("short", "--size", "8", *FEW)
+    assert result.exit_code == 0, result.output
+    assert "No recommendation: none of" in result.output
+    assert "left samples unconverged (raise max_iterations" in result.output
+
+
+PRESENT = Measurement(
+    setting=Setting(eq.Auto(), eq.Implicit()),
+    found_by="Anderson",
+    seconds=0.3,
+    evaluations=10,
+    backward_evaluations=8,
+    share_converged=1.0,
+    backward_converged=True,
+    cosine=0.9999,
+    relative_error=0.01,
+)
+BEST = replace(PRESENT, setting=Setting(eq.Picard(tolerance=1e-2), eq.Implicit()), seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("best", "present", "message"),
+    [
+        (BEST, PRESENT, "3.00 times as fast as the present setting: 100 ms in place of 300 ms"),
+        (PRESENT, PRESENT, "Keep the present setting"),
+        (replace(BEST, seconds=0.299), PRESENT, "No faster than the present setting"),
+        (BEST, replace(PRESENT, seconds=0.1, cosine=0.9), "present setting does not qualify"),
+        (replace(BEST, setting=Setting(eq.Picard(), eq.Unrolled())), PRESENT, "for every input"),
+    ],
+)
+def test_advice(best: Measurement, present: Measurement, message: str) -> None:
+    from equilibria.cli.tune import Subject, advice
+
+    options = {"in_channels": 1}
+    subject = Subject("tiny", options, torch.nn.Identity(), torch.rand(1), loss=None, note="")
+    report = TuningReport((best, present), present=present, recommended=best, auto="Anderson")
+    text = "\n".join(advice(subject, report))
+    assert message in text
+    call = f'eq.create_model("tiny", in_channels=1, {best.setting.overrides})'
+    assert (call in text) is (best is not present)
