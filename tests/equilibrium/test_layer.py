@@ -195,3 +195,23 @@ def test_every_rule_pairs_with_every_solver(name: str) -> None:
             gradient.flatten(), problem.jacobian.sum(dim=1).flatten(), dim=0
         )
         assert cosine > (0.5 if name == "one_step" else 0.95)
+
+
+def test_a_step_of_ones_own_is_the_one_that_is_differentiated() -> None:
+    """EnergyCell linearises its own step in one evaluation; a changed step must not be bypassed."""
+
+    class Halved(eq.EnergyCell):
+        def step(self, state: eq.State, context: Context) -> eq.State:
+            image = super().step(state, context)
+            assert isinstance(image, Tensor)
+            return 0.5 * image
+
+    energy = eq.Input(eq.Identity()) + eq.Quadratic(0.6 * torch.eye(2, dtype=torch.float64))
+    x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    patched = eq.EnergyCell(energy)
+    plain = patched.step
+    patched.step = lambda state, context: 0.5 * plain(state, context)  # type: ignore[method-assign, operator]
+    for cell in (Halved(energy), patched):
+        layer = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-12))
+        (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+        torch.testing.assert_close(gradient, torch.full_like(x, 0.5 / (1 - 0.18)))

@@ -123,9 +123,7 @@ class _LinearSolver:
         fallback = ""
         # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.
         if symmetry is Symmetry.PLAIN or (symmetry is Symmetry.WEIGHTED and transposed):
-            weight = self.recipe.symmetry_weight([t.detach() for t in local.inputs])
-            if weight is not None:
-                weight = weight.to(rhs.dtype)
+            weight = None if local.weight is None else local.weight.to(rhs.dtype)
             found = conjugate_gradients(
                 operator, rhs, weight, start=start, tolerance=tolerance, max_iterations=limit
             )

@@ -37,22 +37,16 @@ class StepRecipe:
         states = tuple(tensors[: self.state_count])
         return states[0] if self.packing.single else states
 
-    def call(self, method: str, tensors: Sequence[Tensor]) -> State:
-        """A method of the cell, with the saved tensors in the places of its own."""
+    def linearise(self, tensors: Sequence[Tensor]) -> tuple[State, State | None]:
+        """T(y; θ) and S, the saved tensors in the places of the cell's own."""
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
         parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
-        arguments = (self.state(tensors), context)
         with self.autocast.enter():
-            result: State = functional_call(self.cell, parameters, arguments, {"method": method})
+            result: tuple[State, State | None] = functional_call(
+                self.cell, parameters, (self.state(tensors), context)
+            )
         return result
-
-    def symmetry_weight(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """S of the inner product in which I − Jᵀ is self-adjoint, packed; None if it is plain."""
-        if self.symmetry is not Symmetry.WEIGHTED:
-            return None
-        with torch.no_grad():
-            return self.packing.pack(self.call("symmetry_weight", tensors))
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,13 @@ class LocalStep:
         self.create_graph = create_graph
         with torch.enable_grad():
             self.inputs = [_cut(tensor, create_graph) for tensor in tensors]
-            self.outputs = state_tensors(recipe.call("step", self.inputs))
+            image, weight = recipe.linearise(self.inputs)
+            self.outputs = state_tensors(image)
         self.states = self.inputs[: recipe.state_count]
+        self.weight: Tensor | None = None
+        """S of the inner product in which I − Jᵀ is self-adjoint; None if it is plain."""
+        if recipe.symmetry is Symmetry.WEIGHTED and weight is not None:
+            self.weight = recipe.packing.pack(weight).detach()
 
     def transposed_product(self, flat: Tensor) -> Tensor:
         """Jᵀv, packed."""

@@ -66,6 +66,15 @@ class Cell(nn.Module):
             f"{type(self).__name__} states Symmetry.WEIGHTED without a symmetry_weight method"
         )
 
+    def linearise(self, state: State, context: Context) -> tuple[State, State | None]:
+        """T(y; x), and S for `Symmetry.WEIGHTED`: what a backward solve starts from.
+
+        Override it where both come out of one evaluation.
+        """
+        weighted = self.symmetry is Symmetry.WEIGHTED
+        weight = self.symmetry_weight(state, context) if weighted else None
+        return self.step(state, context), weight
+
     @property
     def contraction_limit(self) -> float | None:
         """A contraction factor that holds by construction, without computing anything, or None."""
@@ -79,10 +88,9 @@ class Cell(nn.Module):
         """The hidden objective at the input that made `context`."""
         raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
 
-    def forward(self, state: State, context: Context, *, method: str = "step") -> State:
-        """`step`, or another method, so that `functional_call` can run it on saved parameters."""
-        result: State = getattr(self, method)(state, context)
-        return result
+    def forward(self, state: State, context: Context) -> tuple[State, State | None]:
+        """`linearise`, so that `functional_call` can run it on saved parameters."""
+        return self.linearise(state, context)
 
 
 class EnergyCell(Cell):
@@ -115,13 +123,26 @@ class EnergyCell(Cell):
         return torch.zeros_like(x) if start is None else start
 
     def step(self, state: State, context: Context) -> State:
-        image = map_state(self.activation, self.energy.descent(state, context))
-        if self.alpha == 1:
-            return image
-        return map_state(lambda y, mapped: y + self.alpha * (mapped - y), state, image)
+        return self._relax(state, self.energy.descent(state, context))
 
     def symmetry_weight(self, state: State, context: Context) -> State:
         return map_state(self.activation.derivative, self.energy.descent(state, context))
+
+    def linearise(self, state: State, context: Context) -> tuple[State, State | None]:
+        if type(self).step is not EnergyCell.step or "step" in self.__dict__:
+            return super().linearise(
+                state, context
+            )  # whoever changed the step changed its derivative
+        descent = self.energy.descent(state, context)
+        with torch.no_grad():
+            weight = map_state(self.activation.derivative, descent)
+        return self._relax(state, descent), weight
+
+    def _relax(self, state: State, descent: State) -> State:
+        image = map_state(self.activation, descent)
+        if self.alpha == 1:
+            return image
+        return map_state(lambda y, mapped: y + self.alpha * (mapped - y), state, image)
 
     @property
     def contraction_limit(self) -> float | None:

@@ -26,21 +26,20 @@ def conjugate_gradients(
     diverged.
     """
 
-    def inner(a: Tensor, b: Tensor) -> Tensor:
-        product: Tensor = torch.linalg.vecdot(a, b if weight is None else weight * b)
-        return product
+    def weighted(vector: Tensor) -> Tensor:
+        return vector if weight is None else weight * vector
 
     rows = rhs.shape[0]
     scale = torch.linalg.vector_norm(rhs, dim=1)
     threshold = (tolerance * scale).square()
     evaluations = 0
     if start is None:
-        solution, residual = torch.zeros_like(rhs), rhs
+        solution, residual = torch.zeros_like(rhs), rhs.clone()
     else:
-        solution, residual = start, rhs - operator(start)
+        solution, residual = start.clone(), rhs - operator(start)
         evaluations = 1
-    direction = residual
-    square = inner(residual, residual)
+    direction = residual.clone()
+    square = torch.linalg.vecdot(residual, weighted(residual))
     running = ~(square <= threshold)
     broken = ~torch.isfinite(square)
     iterations = torch.zeros(rows, dtype=torch.int64, device=rhs.device)
@@ -51,16 +50,17 @@ def conjugate_gradients(
         image = operator(direction)
         evaluations += 1
         iterations += active
-        curvature = inner(direction, image)
+        curvature = torch.linalg.vecdot(direction, weighted(image))
         broken = broken | (active & ~(curvature > 0))
         active = active & ~broken
         step = torch.where(active, square / curvature, 0.0)[:, None]
-        solution = torch.addcmul(solution, step, direction)
-        residual = torch.addcmul(residual, -step, image)
-        following = torch.where(active, inner(residual, residual), square)
+        torch.addcmul(solution, step, direction, out=solution)
+        torch.addcmul(residual, step, image, value=-1, out=residual)
+        following = torch.linalg.vecdot(residual, weighted(residual))
+        following = torch.where(active, following, square)
         broken = broken | ~torch.isfinite(following)
         conjugacy = torch.where(active, following / square, 0.0)[:, None]
-        direction = torch.addcmul(residual, conjugacy, direction)
+        torch.addcmul(residual, conjugacy, direction, out=direction)
         square = following
         running = running & ~(square <= threshold)
     status = torch.where(running, int(Status.OUT_OF_ITERATIONS), int(Status.CONVERGED))
