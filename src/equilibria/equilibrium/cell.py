@@ -130,9 +130,8 @@ class EnergyCell(Cell):
 
     def linearise(self, state: State, context: Context) -> tuple[State, State | None]:
         if type(self).step is not EnergyCell.step or "step" in self.__dict__:
-            return super().linearise(
-                state, context
-            )  # whoever changed the step changed its derivative
+            # Whoever changed the step has changed its derivative.
+            return super().linearise(state, context)
         descent = self.energy.descent(state, context)
         with torch.no_grad():
             weight = map_state(self.activation.derivative, descent)
