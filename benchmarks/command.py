@@ -1,0 +1,115 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import peer
+from benchmarks.contest import Settings
+from benchmarks.machine import describe_run
+from benchmarks.report import print_tables
+from benchmarks.results import Result, to_json
+from benchmarks.rows import ROWS, Row
+
+JSON_FORMAT = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    chosen = parser.parse_args(given)
+    console = Console(highlight=False)
+    if chosen.list:
+        console.print(_list_of_rows())
+        return 0
+    if unknown := [name for name in chosen.rows or () if not _matching(name)]:
+        parser.error(f"there is no row {unknown[0]!r}; --list shows the rows")
+    rows = _chosen_rows(chosen.rows)
+    if not peer.is_installed() and any(row.needs_peer for row in rows):
+        parser.error(
+            "TorchDEQ is not installed, and the rows compare with it: run `make bench`, or "
+            "`pip install -c constraints.txt -e '.[bench]'` in the checkout"
+        )
+    settings = Settings(
+        quick=chosen.quick, repeats=chosen.repeats or (3 if chosen.quick else Settings.repeats)
+    )
+    # Sizes of a quick run are too small for a second thread, which only waits, and loudly.
+    torch.set_num_threads(chosen.threads or (1 if chosen.quick else torch.get_num_threads()))
+    run = describe_run(_without_output(given), settings)
+    results: list[Result] = []
+    for row in rows:
+        with console.status(row.name):
+            results += row.measure(settings)
+        # Written as it grows: a long run that is stopped keeps what it has.
+        _write(chosen.json, {"format": JSON_FORMAT, **run, "rows": list(map(to_json, results))})
+    print_tables(results, console)
+    if chosen.json is not None:
+        console.print(f"Every figure is in {chosen.json}", soft_wrap=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Equilibria and TorchDEQ in one process on the same maps: a table of ratios.",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, less than a minute")
+    parser.add_argument(
+        "--rows", nargs="+", metavar="NAME", help="these rows, or all that begin so (--list)"
+    )
+    parser.add_argument("--repeats", type=_positive, help="rounds of each row (7; --quick: 3)")
+    parser.add_argument("--threads", type=_positive, help="(PyTorch's default; --quick: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    parser.add_argument("--list", action="store_true", help="list the rows and stop")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _without_output(arguments: Sequence[str]) -> list[str]:
+    """The arguments without --json: where a file lies says nothing about the run."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if not skip and not argument.startswith("--json"):
+            kept.append(argument)
+        skip = argument == "--json"
+    return kept
+
+
+def _matching(name: str) -> list[Row]:
+    """The row of this name, or all whose names begin with it."""
+    if name in ROWS:
+        return [ROWS[name]]
+    return [row for row in ROWS.values() if row.name.startswith(f"{name}-")]
+
+
+def _chosen_rows(names: Sequence[str] | None) -> list[Row]:
+    if not names:
+        return list(ROWS.values())
+    return list({row.name: row for name in names for row in _matching(name)}.values())
+
+
+def _list_of_rows() -> Table:
+    table = Table("row", "what it measures")
+    for row in ROWS.values():
+        table.add_row(row.name, row.about)
+    return table
+
+
+def _write(file: Path | None, run: dict[str, object]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""On what, with what and how a run was made."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import equilibria
+from benchmarks.contest import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def describe_run(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """Everything about a run but its results; names neither the machine nor its folders.
+
+    `arguments`: those of the command line that matter to the results.
+    """
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python -m benchmarks", *arguments]),
+        "quick": settings.quick,
+        "repeats": settings.repeats,
+        "threads": torch.get_num_threads(),
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "memory_gib": memory_gib(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "versions": {
+            "equilibria": equilibria.__version__,
+            "commit": commit(),
+            "torchdeq": version("torchdeq"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_gib() -> float | None:
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return round(pages * size / 2**30, 1)
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The commit of the checkout, with a + if files differ from it."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return answer.stdout.strip() or None

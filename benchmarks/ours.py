@@ -1,0 +1,56 @@
+"""Equilibria as its users get it: the default solver and gradient rule, through the layer."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import equilibria as eq
+from benchmarks.problems import MAX_ITERATIONS
+
+NAME = "Equilibria"
+
+
+def default_name(kind: str) -> str:
+    """What a layer takes for `kind`, "solver" or "adjoint", if asked to choose by itself."""
+    names = {"solver": eq.list_solvers, "adjoint": eq.list_adjoints}[kind]()
+    default = str(inspect.signature(eq.EquilibriumLayer).parameters[kind].default)
+    return "auto" if "auto" in names else default
+
+
+def solver_label(layer: eq.EquilibriumLayer, name: str | None = None) -> str:
+    """The solver's name, and behind an arrow what an automatic choice came to in the last solve."""
+    name = name or default_name("solver")
+    used = str(getattr(layer.last_solution, "solver", "")).lower()
+    return f"{name} → {used}" if name == "auto" and used else name
+
+
+def adjoint_label(layer: eq.EquilibriumLayer) -> str:
+    """The gradient rule's name, and behind an arrow the method of the last backward solve."""
+    used = getattr(layer.last_backward, "method", "")
+    return f"{default_name('adjoint')} → {used}" if used else default_name("adjoint")
+
+
+def layer(
+    cell: eq.Cell,
+    *,
+    tolerance: float,
+    backward_tolerance: float = 1e-5,
+    solver: str | None = None,
+    **options: Any,
+) -> eq.EquilibriumLayer:
+    """The cell with the default (or the named) solver, and the default gradient rule."""
+    return eq.EquilibriumLayer(
+        cell=cell,
+        solver=eq.get_solver(
+            solver or default_name("solver"),
+            tolerance=tolerance,
+            max_iterations=options.pop("max_iterations", MAX_ITERATIONS),
+        ),
+        adjoint=eq.get_adjoint(
+            default_name("adjoint"),
+            tolerance=backward_tolerance,
+            max_iterations=MAX_ITERATIONS,
+        ),
+        **options,
+    )

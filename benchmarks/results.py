@@ -1,0 +1,92 @@
+"""What a run of the benchmarks found, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One contestant of a row."""
+
+    label: str
+    """The solver, and what else was chosen."""
+    value: float
+    """The median: CPU milliseconds, or MiB."""
+    evaluations: int | None = None
+    """Calls of the map, and products with its Jacobian, of one run."""
+    error: float | None = None
+    """What an independent check found at the result."""
+    reached: bool = True
+    """Whether that is within what the row asks for."""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Duel:
+    """A row: ours against the peer's best and the peer's default."""
+
+    row: str
+    topic: str
+    ours: Measured
+    tuned: Measured | None = None
+    default: Measured | None = None
+    unit: str = "ms"
+    wanted: float | None = None
+    """The error that each contestant has to reach."""
+    aim_tuned: float | None = None
+    aim_default: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def ratio(self, against: str) -> float | None:
+        """Ours ÷ the peer's; None where there is nothing to compare or ours missed the mark."""
+        peer: Measured | None = getattr(self, against)
+        return self.ours.value / peer.value if peer is not None and self.ours.reached else None
+
+    def counts(self, against: str) -> bool:
+        """Whether a ratio is one of equals: both did what the row asks for."""
+        peer: Measured | None = getattr(self, against)
+        return peer is not None and self.ours.reached and peer.reached
+
+    def is_won(self, against: str) -> bool:
+        ratio = self.ratio(against)
+        return ratio is not None and self.counts(against) and ratio < 1
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """A row: the cost of one evaluation within a solver ÷ that of the bare map."""
+
+    row: str
+    topic: str
+    library: str
+    solver: str
+    bare: float
+    """Milliseconds of the bare map, in its fastest memory format."""
+    ratio: float
+    aim: float | None = None
+
+
+Result = Duel | Overhead
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """A result as plain data, with the ratios spelled out."""
+    data: dict[str, Any] = {"kind": type(result).__name__.lower(), **asdict(result)}
+    if isinstance(result, Duel):
+        for against in ("tuned", "default"):
+            data[f"ratio_{against}"] = result.ratio(against)
+    return data
+
+
+def from_json(data: Mapping[str, Any]) -> Result:
+    """The inverse of `to_json`."""
+    kinds: dict[str, type[Result]] = {"duel": Duel, "overhead": Overhead}
+    kind = kinds[data["kind"]]
+    values = {f.name: data[f.name] for f in fields(kind)}
+    for contestant in ("ours", "tuned", "default"):
+        if isinstance(values.get(contestant), Mapping):
+            values[contestant] = Measured(**values[contestant])
+    return kind(**values)

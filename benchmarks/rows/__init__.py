@@ -1,0 +1,14 @@
+"""The rows, topic by topic. A row is added to the `ROWS` of its topic's module."""
+
+from __future__ import annotations
+
+from benchmarks.rows import backward, forward, growth, memory, mixed, overhead, training
+from benchmarks.rows.row import Row
+
+ROWS: dict[str, Row] = {
+    row.name: row
+    for topic in (forward, mixed, backward, training, memory, overhead, growth)
+    for row in topic.ROWS
+}
+
+__all__ = ["ROWS", "Row"]

@@ -1,0 +1,189 @@
+"""A whole training step, forward and backward, at equal error of the gradient.
+
+Each contestant gets ladders of tolerances; the first rung on which the gradient in the input and
+in every parameter is within 1e-3 of a float64 reference counts, and the cheapest of these settings
+is timed. The ladders are the same for both: the backward tolerance is 1, 10 or 100 times the
+forward one. The peer tries every pair of its solvers and both of its implicit gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks import checks, ours, peer
+from benchmarks.contest import Candidate, Ladder, Settings, choose, fight, quiet_solves
+from benchmarks.problems import Problem
+from benchmarks.results import Duel
+from benchmarks.rows import forward
+from benchmarks.rows.row import Row
+
+ERROR = 1e-3
+TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
+BACKWARD_FACTORS = (1, 10, 100)
+TRIAL_TOLERANCE = 1e-3
+
+
+def measure(make: Callable[[Settings], Problem], settings: Settings) -> Iterator[Duel]:
+    problem = make(settings)
+    loss = square_loss(problem)
+    reference = checks.reference_gradients(problem.cell, problem.x, loss)
+    task = Task(problem, loss, reference)
+    found = fight(
+        {
+            "ours": [[task.our_candidate(*rung) for rung in rungs] for rungs in _ladders()],
+            "tuned": task.tuned_ladders(("ift",) if settings.quick else ("ift", "hook_ift")),
+            "default": task.default_ladders(),
+        },
+        ERROR,
+        settings,
+    )
+    yield Duel(
+        row=f"{problem.name}, training step, gradient to {ERROR:.0e}",
+        topic="training",
+        wanted=ERROR,
+        aim_tuned=0.5,
+        details={"one_step_gradient_error_of_peer": task.one_step_error()},
+        **found,
+    )
+
+
+def square_loss(problem: Problem) -> checks.Loss:
+    """½‖y − t‖², averaged over the batch, with a random target t."""
+    target = torch.randn(problem.solution.shape, generator=torch.Generator().manual_seed(2))
+
+    def loss(state: Tensor) -> Tensor:
+        return 0.5 * (state - target.to(state.dtype)).square().sum() / len(target)
+
+    return loss
+
+
+class Task:
+    """A problem with a loss, and the exact gradient."""
+
+    def __init__(self, problem: Problem, loss: checks.Loss, reference: Sequence[Tensor]) -> None:
+        self.problem = problem
+        self.loss = loss
+        self.error = partial(checks.gradient_error, reference=reference)
+        solution = problem.solution.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(solution), solution)
+        self.gradient_scale = float(gradient.flatten(1).norm(dim=1).min())
+
+    def step(self, equilibrium: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        x = self.problem.x.clone().requires_grad_()
+        value = self.loss(equilibrium(x))
+        return list(torch.autograd.grad(value, [x, *self.problem.cell.parameters()]))
+
+    def our_candidate(self, tolerance: float, backward_tolerance: float) -> Candidate:
+        layer = ours.layer(
+            self.problem.cell, tolerance=tolerance, backward_tolerance=backward_tolerance
+        ).train()
+
+        def evaluations() -> int:
+            assert layer.last_solution is not None
+            assert layer.last_backward is not None
+            return layer.last_solution.evaluations + layer.last_backward.evaluations
+
+        return Candidate(
+            label=lambda: f"{ours.solver_label(layer)} + {ours.adjoint_label(layer)}",
+            run=lambda: self.step(layer),
+            error=self.error,
+            evaluations=evaluations,
+            details={"tolerance": tolerance, "backward_tolerance": backward_tolerance},
+        )
+
+    def peer_candidate(self, setting: peer.Setting) -> Candidate:
+        contestant = peer.Peer(self.problem, setting)
+        names = f"{setting.solver} + {setting.backward_solver}{setting.layout_label}"
+
+        def run() -> list[Tensor]:
+            contestant.meter.reset_counts()
+            return self.step(contestant.equilibrium)
+
+        return Candidate(
+            label=lambda: names,
+            run=run,
+            error=self.error,
+            evaluations=lambda: contestant.meter.forward + contestant.meter.backward,
+            meter=contestant.meter,
+            details={
+                "tolerance": setting.tolerance,
+                "backward_tolerance": setting.backward_tolerance,
+                "stop": setting.stop,
+                "gradient": setting.gradient,
+            },
+        )
+
+    def tuned_ladders(self, gradients: Sequence[str]) -> list[Ladder]:
+        """Every pair of solvers, in the layout that is fastest for the first of the pair."""
+        layouts = self._fastest_layouts()
+        ladders = []
+        for solver, backward_solver, gradient in itertools.product(layouts, layouts, gradients):
+            base = peer.Setting(
+                solver=solver,
+                stop="rel",
+                backward_solver=backward_solver,
+                backward_stop="rel",
+                tuned=True,
+                layout=layouts[solver],
+                gradient=gradient,
+            )
+            ladders += [self._peer_ladder(base, rungs) for rungs in _ladders()]
+        return ladders
+
+    def default_ladders(self) -> list[Ladder]:
+        """Plain iteration and absolute stopping both ways; `ift`, as one step misses the mark."""
+        base = peer.default_settings(self.problem, 1.0)[-1]
+        scales = (base.tolerance, self.gradient_scale)
+        return [self._peer_ladder(base, rungs, scales) for rungs in _ladders()]
+
+    def one_step_error(self) -> float:
+        """What the peer's default gradient, a phantom of one step, misses the true one by."""
+        setting = replace(peer.default_settings(self.problem, 1e-5)[-1], gradient="one_step")
+        return self.error(self.step(peer.Peer(self.problem, setting).equilibrium))
+
+    def _peer_ladder(
+        self,
+        base: peer.Setting,
+        rungs: Sequence[tuple[float, float]],
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> Ladder:
+        return [
+            self.peer_candidate(
+                replace(base, tolerance=scales[0] * first, backward_tolerance=scales[1] * second)
+            )
+            for first, second in rungs
+        ]
+
+    def _fastest_layouts(self) -> dict[str, str]:
+        fastest = {}
+        settings = peer.tuned_settings(self.problem, TRIAL_TOLERANCE)
+        for solver in peer.TUNED_OPTIONS:
+            ladders = {
+                setting.layout: [forward.peer_candidate(self.problem, setting)]
+                for setting in settings
+                if setting.solver == solver
+            }
+            with quiet_solves():
+                best = choose(list(ladders.values()), TRIAL_TOLERANCE)[0].candidate
+            fastest[solver] = next(name for name, ladder in ladders.items() if best in ladder)
+        return fastest
+
+
+def _ladders() -> list[list[tuple[float, float]]]:
+    """(forward tolerance, backward tolerance), from loose to tight, for each factor."""
+    return [[(t, factor * t) for t in TOLERANCES] for factor in BACKWARD_FACTORS]
+
+
+def _row(make: Callable[[Settings], Problem]) -> Row:
+    name = make.__name__.replace("_", "-")
+    about = f"forward and backward, gradient error ≤ {ERROR:.0e}: {name}"
+    return Row(f"training-{name}", about, partial(measure, make))
+
+
+ROWS = (_row(forward.conv), _row(forward.hard_conv), _row(forward.deep))

@@ -1,0 +1,147 @@
+"""The command lines: `python -m benchmarks` and `equilibria bench`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import equilibria
+from benchmarks import command, peer, problems
+from benchmarks.contest import Settings
+from benchmarks.peak import peak_mebibytes
+from benchmarks.results import Duel, from_json
+from benchmarks.rows import ROWS, Row
+from benchmarks.rows import forward as forward_rows
+from equilibria.cli import app
+
+# Not `from equilibria.cli import bench`: that is the command.
+cli_bench = importlib.import_module("equilibria.cli.bench")
+
+needs_peer = pytest.mark.skipif(
+    not peer.is_installed(), reason="TorchDEQ is not installed: it comes with the extra 'bench'"
+)
+
+
+def tiny(settings: Settings) -> Iterator[Duel]:
+    problem = problems.conv(channels=2, size=4, batch=2, norm=0.5)
+    yield forward_rows.solve_duel(problem, 1e-3, settings, row="tiny", topic="forward")
+
+
+@pytest.fixture(autouse=True)
+def _same_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_list_names_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ROWS)
+
+
+@needs_peer
+def test_a_row_gives_a_table_and_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setitem(ROWS, "tiny", Row("tiny", "for this test", tiny))
+    file = tmp_path / "run.json"
+    options = ["--quick", "--rows", "tiny", "--repeats", "1", "--threads", "1"]
+    assert command.main([*options, "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "÷ tuned" in printed
+    assert "tiny" in printed
+    run = json.loads(file.read_text())
+    assert run["command"] == " ".join(["python -m benchmarks", *options])
+    assert run["threads"] == 1
+    assert run["versions"]["torchdeq"] == "0.1.0"
+    assert str(tmp_path) not in file.read_text()
+    (row,) = run["rows"]
+    result = from_json(row)
+    assert isinstance(result, Duel)
+    for contestant in (result.ours, result.tuned, result.default):
+        assert contestant is not None
+        assert contestant.reached
+        assert contestant.error is not None
+        assert 0 < contestant.error <= 1.01e-3
+        assert contestant.evaluations is not None
+        assert contestant.evaluations > 1
+
+
+def test_a_prefix_asks_for_a_topic() -> None:
+    names = [row.name for row in command._chosen_rows(["backward", "mixed", "backward-deep"])]
+    assert names == ["backward-conv", "backward-hard-conv", "backward-deep", "mixed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rows", "forwards"], "there is no row 'forwards'"),
+        (["--repeats", "0"], "at least 1"),
+        (["--speed"], "unrecognized arguments"),
+    ],
+)
+def test_a_wrong_option_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(arguments)
+    assert says in capsys.readouterr().err
+
+
+def test_without_the_peer_it_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peer, "is_installed", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--quick", "--rows", "mixed"])
+    assert "make bench" in capsys.readouterr().err
+
+
+def test_peak_memory_is_that_of_the_run() -> None:
+    assert peak_mebibytes(lambda: torch.ones(64, 2**18)) == pytest.approx(64, abs=16)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def test_the_program_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(cli_bench, "run_benchmarks", lambda given: calls.append(list(given)) or 3)
+    result = invoke("--quick", "--rows", "mixed", "growth", "--help")
+    assert result.exit_code == 3
+    assert calls == [["--quick", "--rows", "mixed", "growth", "--help"]]
+
+
+def test_the_program_runs_the_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = cli_bench.checkout()
+    if root is None:
+        pytest.skip("the package is not installed in place")
+    # A folder of the same name where one happens to be must not be taken for it.
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__main__.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert cli_bench.run_benchmarks(["--list"]) == 0
+    assert "forward-dense" in capfd.readouterr().out
+
+
+def test_without_a_checkout_it_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed = tmp_path / "site-packages" / "equilibria" / "__init__.py"
+    monkeypatch.setattr(equilibria, "__file__", str(installed))
+    result = invoke("--quick")
+    assert result.exit_code == 2
+    assert "make bench" in result.output
+    assert sys.executable not in result.output
