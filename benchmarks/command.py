@@ -19,7 +19,10 @@ from benchmarks.report import print_tables
 from benchmarks.results import Result, to_json
 from benchmarks.rows import ROWS, Row
 
-JSON_FORMAT = 1
+JSON_FORMAT = 2
+
+WIDTH = 160
+"""Columns where the output is no terminal: the tables are wide."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(given)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
     if chosen.list:
         console.print(_list_of_rows())
         return 0

@@ -29,9 +29,12 @@ TUNED_OPTIONS: dict[str, dict[str, Any]] = {
     "broyden": {"LBFGS_thres": 30},
 }
 
-LAYOUTS = ("contiguous", "channels_last", "pixels_first")
-"""How images reach the peer: as they come; as channels_last inputs; or with the state itself kept
-as (batch, height, width, channels), which its flattening does not have to copy."""
+LAYOUTS = ("contiguous", "channels_last")
+"""How images reach the peer: as they come, or as channels_last inputs."""
+
+REWRITTEN_LAYOUTS = ("pixels_first",)
+"""The map rewritten by hand around the peer: the state itself is kept as (batch, height, width,
+channels), which its flattening does not have to copy. Equilibria does this by itself."""
 
 
 def is_installed() -> bool:
@@ -74,9 +77,16 @@ def default_settings(problem: Problem, tolerance: float) -> list[Setting]:
     ]
 
 
-def tuned_settings(problem: Problem, tolerance: float) -> list[Setting]:
-    """Relative stopping, every solver with its best options, every memory layout."""
-    layouts = LAYOUTS if problem.is_image else LAYOUTS[:1]
+def tuned_settings(problem: Problem, tolerance: float, *, rewritten: bool = False) -> list[Setting]:
+    """Relative stopping, every solver with its best options, every memory layout.
+
+    `rewritten`: the same with the map rewritten by hand, for images (there is nothing to rewrite
+    for others).
+    """
+    if rewritten:
+        layouts = REWRITTEN_LAYOUTS if problem.is_image else ()
+    else:
+        layouts = LAYOUTS if problem.is_image else LAYOUTS[:1]
     return [
         Setting(solver=solver, tolerance=tolerance, stop="rel", tuned=True, layout=layout)
         for solver, layout in itertools.product(TUNED_OPTIONS, layouts)

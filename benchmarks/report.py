@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import Duel, Measured, Overhead, Result
+from benchmarks.results import PEERS, Duel, Measured, Overhead, Result
 
 TOPICS = {
     "forward": "Forward solves to a relative residual",
@@ -54,14 +54,15 @@ def verdict(results: Sequence[Result]) -> list[str]:
     """What the rows add up to, and every row in which the peer is ahead."""
     duels = [result for result in results if isinstance(result, Duel)]
     lines = []
-    for against in ("tuned", "default"):
+    for against in PEERS:
         fair = [duel for duel in duels if duel.counts(against)]
         won = sum(duel.is_won(against) for duel in fair)
         if fair:
             lines.append(f"Ahead of the {against} peer in {won} of {len(fair)} comparable rows.")
-    behind = [d.row for d in duels if d.counts("tuned") and not d.is_won("tuned")]
-    if behind:
-        lines.append(f"The tuned peer is ahead in: {'; '.join(behind)}.")
+    for against in PEERS:
+        behind = [d.row for d in duels if d.counts(against) and not d.is_won(against)]
+        if behind:
+            lines.append(f"The {against} peer is ahead in: {'; '.join(behind)}.")
     missed = [d.row for d in duels if not d.ours.reached]
     if missed:
         lines.append(f"Ours did not reach the mark in: {'; '.join(missed)}.")
@@ -78,8 +79,10 @@ def _sheet(topic: str, results: Sequence[Result]) -> Sheet:
         "row",
         "ours",
         "peer, tuned",
+        "peer, rewritten",
         "peer, default",
         "÷ tuned",
+        "÷ rewritten",
         "÷ default",
         "reached?",
     ]
@@ -87,11 +90,12 @@ def _sheet(topic: str, results: Sequence[Result]) -> Sheet:
 
 
 def duel_cells(duel: Duel) -> list[str]:
-    contestants = (duel.ours, duel.tuned, duel.default)
+    contestants = (duel.ours, duel.tuned, duel.rewritten, duel.default)
     return [
         duel.row,
         *(contestant_cell(contestant, duel.unit) for contestant in contestants),
         ratio_cell(duel, "tuned", duel.aim_tuned),
+        ratio_cell(duel, "rewritten", None),
         ratio_cell(duel, "default", duel.aim_default),
         reached_cell(duel),
     ]
@@ -127,10 +131,10 @@ def ratio_cell(duel: Duel, against: str, aim: float | None) -> str:
 
 def reached_cell(duel: Duel) -> str:
     """`yes`, or who missed it, with the error that was found."""
-    names = {"ours": duel.ours, "tuned": duel.tuned, "default": duel.default}
+    names = ("ours", *PEERS)
     missed = [
         f"{name}: no ({contestant.error:.0e})"
-        for name, contestant in names.items()
+        for name, contestant in ((name, getattr(duel, name)) for name in names)
         if contestant is not None and not contestant.reached
     ]
     return ", ".join(missed) or "yes"

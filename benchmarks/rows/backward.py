@@ -38,19 +38,22 @@ def measure(make: Callable[[Settings], Problem], settings: Settings) -> Iterator
         peer.default_settings(problem, FORWARD_TOLERANCE)[-1],
         backward_tolerance=TOLERANCE * float(gradient[0].norm()),
     )
-    tuned = [
-        replace(default, backward_solver=setting.solver, layout=setting.layout, tuned=True)
-        for setting in peer.tuned_settings(problem, FORWARD_TOLERANCE)
-    ]
-    found = fight(
-        {
-            "ours": [[our_candidate(problem, gradient)]],
-            "tuned": [[peer_candidate(problem, setting, gradient)] for setting in tuned],
-            "default": [[peer_candidate(problem, default, gradient)]],
-        },
-        TOLERANCE,
-        settings,
-    )
+
+    def tuned(rewritten: bool) -> list[list[Candidate]]:
+        options = peer.tuned_settings(problem, FORWARD_TOLERANCE, rewritten=rewritten)
+        settings = [
+            replace(default, backward_solver=option.solver, layout=option.layout, tuned=True)
+            for option in options
+        ]
+        return [[peer_candidate(problem, setting, gradient)] for setting in settings]
+
+    sides = {
+        "ours": [[our_candidate(problem, gradient)]],
+        "tuned": tuned(rewritten=False),
+        "rewritten": tuned(rewritten=True),
+        "default": [[peer_candidate(problem, default, gradient)]],
+    }
+    found = fight({name: side for name, side in sides.items() if side}, TOLERANCE, settings)
     yield Duel(
         row=f"{problem.name}, backward to {TOLERANCE:.0e}",
         topic="backward",

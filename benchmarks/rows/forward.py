@@ -25,15 +25,13 @@ def solve_duel(
     problem: Problem, tolerance: float, settings: Settings, *, row: str, topic: str, **aims: Any
 ) -> Duel:
     """Ours and the peer's, from zero to `tolerance`."""
-    found = fight(
-        {
-            "ours": [[our_candidate(problem, tolerance)]],
-            "tuned": tuned_ladders(problem, tolerance),
-            "default": [default_ladder(problem, tolerance)],
-        },
-        tolerance,
-        settings,
-    )
+    sides = {
+        "ours": [[our_candidate(problem, tolerance)]],
+        "tuned": tuned_ladders(problem, tolerance),
+        "rewritten": tuned_ladders(problem, tolerance, rewritten=True),
+        "default": [default_ladder(problem, tolerance)],
+    }
+    found = fight({name: side for name, side in sides.items() if side}, tolerance, settings)
     facts = {"shape": list(problem.x.shape), "nonzero_share": round(problem.nonzero_share, 3)}
     return Duel(row=row, topic=topic, wanted=tolerance, **found, **aims, details=facts)
 
@@ -80,8 +78,8 @@ def default_ladder(problem: Problem, tolerance: float) -> Ladder:
     return [peer_candidate(problem, setting) for setting in settings]
 
 
-def tuned_ladders(problem: Problem, tolerance: float) -> list[Ladder]:
-    settings = peer.tuned_settings(problem, tolerance)
+def tuned_ladders(problem: Problem, tolerance: float, *, rewritten: bool = False) -> list[Ladder]:
+    settings = peer.tuned_settings(problem, tolerance, rewritten=rewritten)
     return [[peer_candidate(problem, setting)] for setting in settings]
 
 

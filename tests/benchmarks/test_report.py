@@ -41,7 +41,7 @@ OVERHEAD = Overhead("conv", "overhead", "Equilibria", "anderson", bare=2.0, rati
 
 def run_of(*results: Duel | Overhead) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": 2,
         "date": "2026-01-02T03:04:05+00:00",
         "command": "python -m benchmarks",
         "quick": False,
@@ -68,20 +68,20 @@ def test_json_round_trip(result: Duel | Overhead) -> None:
 
 def test_ratios_and_aims() -> None:
     cells = duel_cells(duel(aim_tuned=0.65, aim_default=0.2))
-    assert cells[4:] == ["0.50, aim ≤ 0.65 ✓", "0.25, aim ≤ 0.2 ✗", "yes"]
+    assert cells[5:] == ["0.50, aim ≤ 0.65 ✓", "–", "0.25, aim ≤ 0.2 ✗", "yes"]
     assert overhead_cells(OVERHEAD)[-2:] == ["1.20", "≤ 1.3 ✓"]
 
 
 def test_a_peer_that_missed_the_mark_is_no_win() -> None:
     one = duel(tuned=measured(100.0, reached=False), aim_tuned=0.65)
     assert not one.is_won("tuned")
-    assert duel_cells(one)[4:] == ["(0.50) not counted", "0.25", "tuned: no (1e-06)"]
+    assert duel_cells(one)[5:] == ["(0.50) not counted", "–", "0.25", "tuned: no (1e-06)"]
     assert verdict([one]) == ["Ahead of the default peer in 1 of 1 comparable rows."]
 
 
 def test_ours_that_missed_the_mark_has_no_ratio() -> None:
     one = duel(ours=measured(1.0, reached=False))
-    assert duel_cells(one)[4:] == ["–", "–", "ours: no (1e-06)"]
+    assert duel_cells(one)[5:] == ["–", "–", "–", "ours: no (1e-06)"]
     assert verdict([one]) == ["Ours did not reach the mark in: conv."]
 
 
@@ -104,7 +104,7 @@ def test_markdown_holds_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "| conv | anderson; 50 ms; 12 ev. | anderson; 100 ms; 12 ev." in text
     assert "| conv | Equilibria | anderson | 2.00 | 1.20 | ≤ 1.3 ✓ |" in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in tables} == {7, 8}
+    assert {line.count("|") for line in tables} == {7, 10}
 
 
 def test_markdown_goes_between_the_markers(tmp_path: Path) -> None:

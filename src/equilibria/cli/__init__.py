@@ -45,8 +45,8 @@ def _options(
     """What every command takes."""
 
 
-@app.command(epilog=DEMO_EXAMPLES)
-def demo(
+@app.command("demo", epilog=DEMO_EXAMPLES)
+def demo_command(
     output: Annotated[
         Path, typer.Option(help="Folder for the run: report, weights, metrics, configuration.")
     ] = Path("equilibria-demo"),
@@ -67,8 +67,8 @@ def demo(
     run_demo(output=output, model_name=model, epochs=epochs, seed=seed, device_name=device)
 
 
-@app.command()
-def models() -> None:
+@app.command("models")
+def models_command() -> None:
     """List the models that can be made by name."""
     from equilibria.cli.models import show_models
 
@@ -76,10 +76,11 @@ def models() -> None:
 
 
 @app.command(
+    "tune",
     epilog="[bold]Examples[/bold]\n\nequilibria tune opteq-small\n\n"
-    "equilibria tune equilibria-demo --tolerances 1e-3,1e-5 --json"
+    "equilibria tune equilibria-demo --tolerances 1e-3,1e-5 --json",
 )
-def tune(
+def tune_command(
     target: Annotated[
         str, typer.Argument(metavar="MODEL|RUN", help="Name of a model, or folder of a run.")
     ],
@@ -119,14 +120,15 @@ def tune(
 
 
 @app.command(
+    "bench",
     # Options belong to the benchmarks, --help among them.
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "help_option_names": [],
-    }
+    },
 )
-def bench(context: typer.Context) -> None:
+def bench_command(context: typer.Context) -> None:
     """Measure against TorchDEQ in one run (--quick, --rows NAME, --json FILE, --list, --help)."""
     from equilibria.cli.bench import run_benchmarks
 

@@ -140,6 +140,7 @@ class EquilibriumLayer(nn.Module):
             refresh_until=self.cell.refresh_until,
             symmetric=self.cell.symmetry is not Symmetry.NONE,
             contraction=self.cell.contraction_limit,
+            solved_once=True,
         )
 
     def _start(self, x: Tensor, context: Context, given: State | None) -> State:

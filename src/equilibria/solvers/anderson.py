@@ -44,7 +44,7 @@ class Anderson(Solver[History]):
     damping: 1 mixes images only; less mixes in the points themselves.
     """
 
-    memory: int = 5
+    memory: int = 4
     ridge: float = 1e-8
     cap: float = 1e3
     damping: float = 1.0

@@ -79,7 +79,7 @@ class Solver(ABC, Generic[M]):
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         """Solve `problem`, each sample to its own end."""
-        point = problem.pack(problem.start)
+        point = problem.take_start()
         warm_up = 0
         while problem.refresh is not None and warm_up < problem.refresh_until:
             point = problem.evaluate(point)
@@ -103,6 +103,7 @@ class Solver(ABC, Generic[M]):
             if not progress.running_count or iteration == self.max_iterations:
                 break
             point = self.propose(memory, point, image, change)
+            del change  # as large as the state, and not needed while the map is evaluated
             finished = image.shape[0] - progress.running_count
             if finished and may_drop and finished >= self.drop_share * image.shape[0]:
                 rows = progress.drop_finished()

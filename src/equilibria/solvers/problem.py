@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Packing, State, map_state, state_tensors
+from equilibria.context import Context, Packing, State, state_tensors, unflatten_state
 
 
-@dataclass(frozen=True)
+@dataclass
 class FixedPointProblem:
     """Find y with y = step(y, context), starting from `start`.
 
@@ -23,6 +23,7 @@ class FixedPointProblem:
     step: Callable[[State, Context], State]
     context: Context
     start: State
+    """Where to start."""
     couples_batch: bool = False
     refresh: Callable[[State, Context], Context] | None = None
     refresh_until: int = 0
@@ -30,16 +31,16 @@ class FixedPointProblem:
     """Whether the Jacobian of the map is symmetric, plainly or weighted: it has an objective."""
     contraction: float | None = None
     """A factor below which the map is proven to contract, if one is known for nothing."""
+    solved_once: bool = False
+    """Whether the solver may let go of the start, which is as large as the state."""
 
-    @cached_property
-    def packing(self) -> Packing:
-        return Packing.of(self.start, self.couples_batch)
+    def __post_init__(self) -> None:
+        first = state_tensors(self.start)[0]
+        self.packing = Packing.of(self.start, self.couples_batch)
+        self.state_dtype = first.dtype
+        self.device_type = first.device.type
 
-    @cached_property
-    def state_dtype(self) -> torch.dtype:
-        return state_tensors(self.start)[0].dtype
-
-    @cached_property
+    @property
     def buffer_dtype(self) -> torch.dtype:
         """Iterates and residuals are kept in float32 at least, whatever the map computes in."""
         return torch.promote_types(self.state_dtype, torch.float32)
@@ -47,10 +48,17 @@ class FixedPointProblem:
     @property
     def epsilon(self) -> float:
         """The relative precision of what the map computes."""
-        device = state_tensors(self.start)[0].device.type
-        if torch.is_autocast_enabled(device):
-            return torch.finfo(torch.get_autocast_dtype(device)).eps
+        if torch.is_autocast_enabled(self.device_type):
+            return torch.finfo(torch.get_autocast_dtype(self.device_type)).eps
         return torch.finfo(self.state_dtype).eps
+
+    def take_start(self) -> Tensor:
+        """The start, packed; a problem that is solved once then no longer holds it."""
+        flat = self.pack(self.start)
+        if self.solved_once:
+            nothing = (tensor.new_empty(0) for tensor in state_tensors(self.start))
+            self.start = unflatten_state(self.start, nothing)
+        return flat
 
     def pack(self, state: State) -> Tensor:
         return self.packing.pack(state).to(self.buffer_dtype)
@@ -62,14 +70,18 @@ class FixedPointProblem:
         """T(y) of the rows of `flat`."""
         return self.pack(self.step(self.unpack(flat), self.context))
 
+    def in_context(self, context: Context) -> FixedPointProblem:
+        """The same problem in another context."""
+        other = copy(self)
+        other.context = context
+        return other
+
     def refreshed(self, image: Tensor) -> FixedPointProblem:
         """The problem with its context renewed at the state `image`."""
         if self.refresh is None:
             return self
-        return replace(self, context=self.refresh(self.unpack(image), self.context))
+        return self.in_context(self.refresh(self.unpack(image), self.context))
 
     def keep(self, rows: Tensor) -> FixedPointProblem:
         """The problem of some rows only."""
-        return replace(
-            self, context=self.context.keep(rows), start=map_state(lambda t: t[rows], self.start)
-        )
+        return self.in_context(self.context.keep(rows))

@@ -26,8 +26,9 @@ def conjugate_gradients(
     diverged.
     """
 
-    def weighted(vector: Tensor) -> Tensor:
-        return vector if weight is None else weight * vector
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        product = a * b
+        return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
     rows = rhs.shape[0]
     scale = torch.linalg.vector_norm(rhs, dim=1)
@@ -39,7 +40,7 @@ def conjugate_gradients(
         solution, residual = start.clone(), rhs - operator(start)
         evaluations = 1
     direction = residual.clone()
-    square = torch.linalg.vecdot(residual, weighted(residual))
+    square = inner(residual, residual)
     running = ~(square <= threshold)
     broken = ~torch.isfinite(square)
     iterations = torch.zeros(rows, dtype=torch.int64, device=rhs.device)
@@ -50,13 +51,13 @@ def conjugate_gradients(
         image = operator(direction)
         evaluations += 1
         iterations += active
-        curvature = torch.linalg.vecdot(direction, weighted(image))
+        curvature = inner(direction, image)
         broken = broken | (active & ~(curvature > 0))
         active = active & ~broken
         step = torch.where(active, square / curvature, 0.0)[:, None]
         torch.addcmul(solution, step, direction, out=solution)
         torch.addcmul(residual, step, image, value=-1, out=residual)
-        following = torch.linalg.vecdot(residual, weighted(residual))
+        following = inner(residual, residual)
         following = torch.where(active, following, square)
         broken = broken | ~torch.isfinite(following)
         conjugacy = torch.where(active, following / square, 0.0)[:, None]
