@@ -18,7 +18,18 @@ from equilibria.adjoints import (
     register_adjoint,
 )
 from equilibria.context import Context, State
-from equilibria.energies import Energy, Input, Quadratic, energy_term
+from equilibria.energies import (
+    L1,
+    L2,
+    Decorrelation,
+    Energy,
+    FeatureRegulariser,
+    Incay,
+    Input,
+    Quadratic,
+    Regulariser,
+    energy_term,
+)
 from equilibria.equilibrium import Cell, EnergyCell, EquilibriumLayer
 from equilibria.models import (
     EquilibriumClassifier,
@@ -40,6 +51,7 @@ from equilibria.operators import (
     as_operator,
 )
 from equilibria.solvers import (
+    SAM,
     Accelerated,
     Anderson,
     AndersonTypeOne,
@@ -59,6 +71,9 @@ from equilibria.solvers import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "L1",
+    "L2",
+    "SAM",
     "Accelerated",
     "Activation",
     "Anderson",
@@ -72,15 +87,18 @@ __all__ = [
     "Conv2d",
     "ConvergenceError",
     "ConvergenceWarning",
+    "Decorrelation",
     "Dense",
     "Energy",
     "EnergyCell",
     "EnergyObjective",
     "EquilibriumClassifier",
     "EquilibriumLayer",
+    "FeatureRegulariser",
     "GradientRule",
     "Identity",
     "Implicit",
+    "Incay",
     "Input",
     "LinearOperator",
     "NoObjectiveError",
@@ -89,6 +107,7 @@ __all__ = [
     "Phantom",
     "Picard",
     "Quadratic",
+    "Regulariser",
     "SeparableConv2d",
     "Solution",
     "Solver",

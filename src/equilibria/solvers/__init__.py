@@ -9,6 +9,7 @@ from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.registry import get_solver, list_solvers, register_solver
+from equilibria.solvers.sam import SAM
 from equilibria.solvers.solution import (
     ConvergenceError,
     ConvergenceWarning,
@@ -18,6 +19,7 @@ from equilibria.solvers.solution import (
 )
 
 __all__ = [
+    "SAM",
     "Accelerated",
     "Anderson",
     "AndersonTypeOne",

@@ -74,6 +74,13 @@ class Solver(ABC, Generic[M]):
     def propose(self, memory: M, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         """The next point, given the last one, its image T(point), and change = image − point."""
 
+    def unrolled_step(self, point: State, image: State, iteration: int) -> State:
+        """The next state, given one and its image, where a gradient rule unrolls the iteration.
+
+        Plain, y ← T(y), unless a solver has a differentiable step of its own.
+        """
+        return image
+
     @torch.no_grad()
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False

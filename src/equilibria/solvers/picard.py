@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from equilibria.context import State, map_state
 from equilibria.solvers.base import Nothing, Solver
 
 
@@ -31,3 +32,8 @@ class Picard(Solver[Nothing]):
 
     def propose(self, memory: Nothing, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         return image if self.damping == 1 else point + self.damping * change
+
+    def unrolled_step(self, point: State, image: State, iteration: int) -> State:
+        if self.damping == 1:
+            return image
+        return map_state(lambda y, mapped: y + self.damping * (mapped - y), point, image)

@@ -1,0 +1,192 @@
+"""Feature regularisers R(z) (OptEq Table 2), and the energy term that puts one into the objective.
+
+The operators of Table 2 are corrected: the gradient step of feature incay must expand, not shrink,
+and that of decorrelation has I − Proj, a factor 2 and the step size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.energies.base import Energy
+from equilibria.energies.terms import one_tensor
+from equilibria.operators import LinearOperator, as_operator
+
+Step = Literal["auto", "proximal", "gradient"]
+
+
+class Regulariser(ABC):
+    """A prior R(z) on the feature z.
+
+    A regulariser is a value: frozen, without parameters. `step` is how it enters a fixed-point map
+    (Theorem 4): the proximal operator where there is one, else a gradient step z − γ∇R(z).
+    """
+
+    couples_batch: ClassVar[bool] = False
+    """Whether R relates the samples of a batch to each other: inference then depends on it."""
+    convex: ClassVar[bool] = True
+    """Without convexity an equilibrium is only stationary for the objective with R."""
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """R(z) of each sample; one number where R couples the batch."""
+
+    @abstractmethod
+    def gradient(self, z: Tensor) -> Tensor:
+        """∇R(z)."""
+
+    def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
+        """argmin_u γR(u) + ½‖u − z‖², or None where it has no closed form."""
+        return None
+
+    def step(self, z: Tensor, gamma: float) -> Tensor:
+        """T_R(z): the proximal operator, or a gradient step."""
+        proximal = self.proximal(z, gamma)
+        return z - gamma * self.gradient(z) if proximal is None else proximal
+
+
+@dataclass(frozen=True)
+class L2(Regulariser):
+    """½‖z‖²: feature decay."""
+
+    def value(self, z: Tensor) -> Tensor:
+        return 0.5 * sum_per_sample(z.square())
+
+    def gradient(self, z: Tensor) -> Tensor:
+        return z
+
+    def proximal(self, z: Tensor, gamma: float) -> Tensor:
+        return z / (1 + gamma)
+
+
+@dataclass(frozen=True)
+class L1(Regulariser):
+    """‖z‖₁: sparsity. The feature that is sparse is `proximal(z*)`, not z* itself."""
+
+    def value(self, z: Tensor) -> Tensor:
+        return sum_per_sample(z.abs())
+
+    def gradient(self, z: Tensor) -> Tensor:
+        return z.sign()
+
+    def proximal(self, z: Tensor, gamma: float) -> Tensor:
+        return z.sign() * (z.abs() - gamma).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Incay(Regulariser):
+    """2/(‖z‖² + 2ε): feature incay, which lengthens features. Not convex."""
+
+    convex: ClassVar[bool] = False
+    epsilon: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be positive, not {self.epsilon}")
+
+    def value(self, z: Tensor) -> Tensor:
+        return 2 / (sum_per_sample(z.square()) + 2 * self.epsilon)
+
+    def gradient(self, z: Tensor) -> Tensor:
+        size = sum_per_sample(z.square()) + 2 * self.epsilon
+        return (-4 / size.square()).view(-1, *[1] * (z.dim() - 1)) * z
+
+
+@dataclass(frozen=True)
+class Decorrelation(Regulariser):
+    """½‖DZZᵀD − I‖² (Eq. 13): channels that are orthogonal over the batch. Not convex.
+
+    Z holds a row for each channel, averaged over the image, and a column for each sample; D scales
+    the rows to unit length. A channel that is zero in the whole batch counts as it is.
+    """
+
+    couples_batch: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
+
+    def value(self, z: Tensor) -> Tensor:
+        unit, _ = self._unit_rows(z)
+        identity = torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
+        return 0.5 * (unit @ unit.mT - identity).square().sum()
+
+    def gradient(self, z: Tensor) -> Tensor:
+        unit, lengths = self._unit_rows(z)
+        identity = torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
+        ascent = 2 * (unit @ unit.mT - identity) @ unit
+        tangent = ascent - (ascent * unit).sum(dim=1, keepdim=True) * unit
+        rows = torch.where(lengths > 0, tangent / lengths.clamp_min(_tiny(lengths)), 0.0)
+        pixels = z[0, 0].numel() if z.dim() > 2 else 1
+        shape = (z.shape[0], z.shape[1], *[1] * (z.dim() - 2))
+        return (rows.mT / pixels).reshape(shape).expand_as(z).to(z.dtype)
+
+    def _unit_rows(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        pooled = z.flatten(2).mean(dim=2) if z.dim() > 2 else z
+        rows = pooled.to(torch.promote_types(z.dtype, torch.float32)).mT
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        return rows / lengths.clamp_min(_tiny(lengths)), lengths
+
+
+class FeatureRegulariser(Energy):
+    """γR(z) at the feature z = Wᵀy (Theorem 4): the equilibrium minimises φ + γR.
+
+    step="gradient": the term is γR itself. step="proximal" (R need not be smooth): it is γ times
+    the Moreau envelope of R with parameter γ, whose gradient step is the proximal operator; for L1
+    that is Huber's function, and the sparse feature is `regulariser.proximal(z*, gamma)`. "auto"
+    takes the proximal operator where R has one.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator | nn.Module | Tensor,
+        regulariser: Regulariser,
+        gamma: float,
+        step: Step = "auto",
+    ) -> None:
+        super().__init__()
+        if not gamma >= 0:
+            raise ValueError(f"gamma must not be negative, not {gamma}")
+        if step not in ("auto", "proximal", "gradient"):
+            raise ValueError(f"step must be 'auto', 'proximal' or 'gradient', not {step!r}")
+        has_proximal = regulariser.proximal(torch.zeros(1, 1), gamma) is not None
+        if step == "proximal" and not has_proximal:
+            raise ValueError(
+                f"{type(regulariser).__name__} has no proximal operator in closed form: "
+                "use step='gradient'"
+            )
+        self.W = as_operator(W)
+        self.regulariser = regulariser
+        self.gamma = gamma
+        self.proximal = has_proximal and step != "gradient"
+        self.couples_batch = regulariser.couples_batch
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        return {"W": self.W.weights(self.W.input_shape(layout[0]))}
+
+    def value(self, state: State, context: Context) -> Tensor:
+        z = self.W.adjoint(one_tensor(state, self), context.weights("W"))
+        near = self.regulariser.proximal(z, self.gamma) if self.proximal else None
+        if near is None:
+            return self.gamma * self.regulariser.value(z)
+        # γ M_R^γ(z) = γR(p) + ½‖z − p‖², p = prox_{γR}(z).
+        return self.gamma * self.regulariser.value(near) + 0.5 * sum_per_sample((z - near).square())
+
+    def descent(self, state: State, context: Context) -> State:
+        weights = context.weights("W")
+        z = self.W.adjoint(one_tensor(state, self), weights)
+        near = self.regulariser.proximal(z, self.gamma) if self.proximal else None
+        change = self.gamma * self.regulariser.gradient(z) if near is None else z - near
+        descent: Tensor = -self.W(change, weights)
+        return descent
+
+    def extra_repr(self) -> str:
+        return f"{self.regulariser}, gamma={self.gamma}"
+
+
+def _tiny(like: Tensor) -> float:
+    return torch.finfo(like.dtype).tiny

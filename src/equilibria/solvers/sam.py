@@ -1,0 +1,94 @@
+"""SAM: among many fixed points, the one of least regulariser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equilibria.context import State, map_state
+from equilibria.energies import L2, Regulariser
+from equilibria.solvers.last_iterate import solution_of_last_iterate
+from equilibria.solvers.picard import Picard
+from equilibria.solvers.problem import FixedPointProblem
+from equilibria.solvers.solution import Solution, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAM(Picard):
+    """z ← β_k S_{λ_k}(z) + (1 − β_k) T(z), S_λ(z) = (1 − γλ) z − γ∇R(z) (OptEq Eq. 11, Theorem 5).
+
+    For a map whose fixed points are not unique (‖W‖ = 1) it approaches the one of least R. The
+    schedule is Theorem 5's, read as β_k = η/k^ρ, λ_k = η/k^c with γ = 1/2L, η = min(√2L, L/2, ½)
+    and ρ, c > 0, ρ + 2c < 1 (printed with ρ/k^c for both, which leaves η unused and selects
+    little); L is the Lipschitz constant of ∇R. Selection is slow, like k^−c: twenty iterations, as
+    the paper trains with, only lean towards R. R acts on the state, so the cell must iterate its
+    feature (Deep OptEq, or OptEq in z-space).
+
+    Every solve takes `max_iterations` steps: a small residual says nothing about R. The state is T
+    of the last iterate; its status says whether that is a fixed point to `tolerance`.
+    """
+
+    regulariser: Regulariser = field(default_factory=L2)
+    lipschitz: float = 1.0
+    rho: float = 0.6
+    c: float = 0.15
+    max_iterations: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lipschitz > 0:
+            raise ValueError(f"lipschitz must be positive, not {self.lipschitz}")
+        if not (self.rho > 0 and self.c > 0 and self.rho + 2 * self.c < 1):
+            raise ValueError(
+                f"Theorem 5 needs rho, c > 0 and rho + 2c < 1, not rho = {self.rho}, c = {self.c}"
+            )
+
+    @property
+    def gamma(self) -> float:
+        return 1 / (2 * self.lipschitz)
+
+    def schedule(self, iteration: int) -> tuple[float, float]:
+        """β_k and λ_k, k = 1, 2, …"""
+        eta = min((2 * self.lipschitz) ** 0.5, self.lipschitz / 2, 0.5)
+        return eta / iteration**self.rho, eta / iteration**self.c
+
+    def unrolled_step(self, point: State, image: State, iteration: int) -> State:
+        """Eq. 11 at one iterate and its image; differentiable, for training by unrolling (R†)."""
+        beta, shrinkage = self.schedule(iteration)
+
+        def mix(z: Tensor, mapped: Tensor) -> Tensor:
+            pulled = (1 - self.gamma * shrinkage) * z - self.gamma * self.regulariser.gradient(z)
+            return beta * pulled + (1 - beta) * mapped
+
+        return map_state(mix, point, image)
+
+    @torch.no_grad()
+    def solve(
+        self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
+    ) -> Solution:
+        """All iterations of Eq. 11, and the image of the last iterate."""
+        point = problem.unpack(problem.take_start())
+        seen: list[Solution] = []
+        for iteration in range(1, self.max_iterations + 1):
+            image = problem.step(point, problem.context)
+            solution = solution_of_last_iterate(
+                problem,
+                problem.context,
+                point,
+                image,
+                steps=iteration,
+                tolerance=self.tolerance,
+                solver=self.method,
+            )
+            if trace:
+                seen.append(solution)
+            if iteration <= problem.refresh_until:
+                problem = problem.refreshed(problem.pack(image))
+            point = self.unrolled_step(point, image, iteration)
+        if not trace:
+            return solution
+        states = [one.state for one in seen] if trace == "states" else None
+        return replace(solution, trace=Trace(torch.stack([s.residual for s in seen]), states))

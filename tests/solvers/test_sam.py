@@ -1,0 +1,138 @@
+"""SAM selects, among many fixed points, the one of least regulariser (OptEq Theorem 5)."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.context import Context
+from equilibria.models import DeepOptEqCell, UnitLayer
+
+
+class Projection(eq.Cell):
+    """T projects on the plane {z : ⟨a, z⟩ = x}: every point of it is a fixed point."""
+
+    symmetry = eq.Symmetry.PLAIN
+
+    def __init__(self, a: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("a", a)
+
+    def inject(self, x: Tensor) -> Context:
+        return Context(sample={"x": x})
+
+    def initial_state(self, x: Tensor, context: Context) -> Tensor:
+        return torch.ones(len(x), len(self.a), dtype=x.dtype)
+
+    def step(self, state: Tensor, context: Context) -> Tensor:
+        gap = context["x"] - state @ self.a[:, None]
+        return state + gap * self.a / self.a.square().sum()
+
+
+A = torch.tensor([3.0, 0.5, -1.0], dtype=torch.float64)
+X = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+LEAST = X * A / A.square().sum()
+
+
+def distance(solver: eq.Solver) -> float:
+    layer = eq.EquilibriumLayer(cell=Projection(A), solver=solver)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eq.ConvergenceWarning)
+        return float((layer.solve(X).state - LEAST).norm())
+
+
+def test_it_approaches_the_fixed_point_of_least_norm() -> None:
+    plain = distance(eq.Picard(tolerance=1e-10))
+    distances = [distance(eq.SAM(max_iterations=k)) for k in (20, 200, 2000, 20000)]
+    assert plain > 1, "plain iteration lands where it started"
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] < plain
+    assert distances[-1] < 0.1 * plain
+
+
+def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
+    """W with orthonormal rows and no input: f is the identity on {Wᵀy : y ≥ 0}, a cone."""
+    torch.manual_seed(0)
+    W, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
+    cell = DeepOptEqCell([UnitLayer(W, torch.eye(5, dtype=torch.float64), bias=False)])
+    x = torch.zeros(1, 5, dtype=torch.float64)
+    start = torch.rand(1, 5, dtype=torch.float64) @ W
+
+    class FromPoint(eq.Regulariser):
+        """½‖z − p‖² with p outside the cone: the least is p's projection on it."""
+
+        def value(self, z: Tensor) -> Tensor:
+            return 0.5 * (z - p).square().sum(dim=1)
+
+        def gradient(self, z: Tensor) -> Tensor:
+            return z - p
+
+    y = torch.tensor([[1.0, -2.0, 0.5, -0.3, 2.0]], dtype=torch.float64)
+    p = y @ W
+    target = y.relu() @ W
+
+    def found(solver: eq.Solver) -> float:
+        layer = eq.EquilibriumLayer(cell=cell, solver=solver)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", eq.ConvergenceWarning)
+            return float((layer.solve(x, start=start).state - target).norm())
+
+    plain = found(eq.Picard(tolerance=1e-10))
+    selected = [found(eq.SAM(regulariser=FromPoint(), max_iterations=k)) for k in (20, 400, 8000)]
+    assert selected == sorted(selected, reverse=True)
+    # The rate is k^−c: 0.13 of the way is left at 8000.
+    assert selected[-1] < 0.2 * plain
+
+
+def test_the_schedule_is_theorem_5s() -> None:
+    solver = eq.SAM(lipschitz=0.5, rho=0.5, c=0.2)
+    beta, shrinkage = solver.schedule(16)
+    assert beta == pytest.approx(0.25 / 4)
+    assert shrinkage == pytest.approx(0.25 / 16**0.2)
+    assert solver.gamma == 1.0
+    with pytest.raises(ValueError, match=r"rho \+ 2c < 1"):
+        eq.SAM(rho=0.8, c=0.2)
+    with pytest.raises(ValueError, match="lipschitz"):
+        eq.SAM(lipschitz=0.0)
+
+
+def test_the_state_is_an_image_and_its_status_is_true() -> None:
+    layer = eq.EquilibriumLayer(cell=Projection(A), solver=eq.SAM(tolerance=1e-3, max_iterations=7))
+    solution = layer.train().solve(X, trace="states")
+    assert solution.evaluations == 7
+    assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
+    torch.testing.assert_close(solution.state @ A[:, None], X)  # an image lies on the plane
+    assert solution.trace is not None
+    assert solution.trace.residual.shape == (7, 2)
+    torch.testing.assert_close(solution.trace.residual[-1], solution.residual)
+    assert solution.solver == "SAM"
+
+
+def test_unrolled_training_with_sam() -> None:
+    """R†: the gradient of the unrolled selection, against finite differences."""
+    torch.manual_seed(0)
+    W = eq.Dense(4, 6, norm="bound", zeta=0.9).double()
+    cell = DeepOptEqCell([UnitLayer(W, eq.Dense(3, 6).double(), activation="tanh", alpha=0.8)])
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    outputs = {}
+    for regulariser in (eq.L2(), eq.Incay()):
+        solver = eq.SAM(regulariser=regulariser, tolerance=1e-2)
+        layer = eq.EquilibriumLayer(cell=cell, solver=solver, adjoint=eq.Unrolled(steps=8))
+        output = layer(x)
+        outputs[type(regulariser).__name__] = output
+        (exact,) = torch.autograd.grad(output.square().sum(), x)
+        direction = torch.randn_like(x)
+        with torch.no_grad():
+            up, down = (layer(x + s * 1e-6 * direction).square().sum() for s in (1, -1))
+        torch.testing.assert_close(
+            (exact * direction).sum(), (up - down) / 2e-6, rtol=1e-6, atol=1e-8
+        )
+        assert layer.last_solution is not None
+        assert layer.last_solution.solver == "unrolled SAM"
+    plain = eq.EquilibriumLayer(cell=cell, adjoint=eq.Unrolled(steps=8))(x)
+    assert (outputs["L2"].norm(dim=1) < plain.norm(dim=1)).all()
+    assert (outputs["Incay"].norm(dim=1) > outputs["L2"].norm(dim=1)).all()
