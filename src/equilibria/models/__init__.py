@@ -11,19 +11,29 @@ from equilibria.models.registry import (
     model_summary,
     register_model,
 )
+from equilibria.models.theory import (
+    ProximalReport,
+    deep_opteq_of_network,
+    is_proximal,
+    universal_hidden_units,
+)
 
 __all__ = [
     "DeepOptEqCell",
     "DeepOptEqObjective",
     "EquilibriumClassifier",
     "OptEqCell",
+    "ProximalReport",
     "UnitLayer",
     "create_model",
     "deep_opteq",
+    "deep_opteq_of_network",
+    "is_proximal",
     "list_models",
     "model_options",
     "model_summary",
     "opteq",
     "opteq_cell",
     "register_model",
+    "universal_hidden_units",
 ]
