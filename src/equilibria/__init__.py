@@ -30,7 +30,13 @@ from equilibria.energies import (
     Regulariser,
     energy_term,
 )
-from equilibria.equilibrium import Cell, EnergyCell, EquilibriumLayer
+from equilibria.equilibrium import (
+    Cell,
+    EnergyCell,
+    EquilibriumLayer,
+    jacobian_penalty,
+    spectral_radius,
+)
 from equilibria.models import (
     EquilibriumClassifier,
     create_model,
@@ -122,6 +128,7 @@ __all__ = [
     "get_activation",
     "get_adjoint",
     "get_solver",
+    "jacobian_penalty",
     "list_activations",
     "list_adjoints",
     "list_models",
@@ -132,4 +139,5 @@ __all__ = [
     "register_adjoint",
     "register_model",
     "register_solver",
+    "spectral_radius",
 ]

@@ -207,3 +207,70 @@ def test_initial_weights_are_small() -> None:
 def test_no_layers_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one layer"):
         DeepOptEqCell([])
+
+
+def regularised(
+    widths: tuple[int, ...], regulariser: eq.Regulariser, placement: str, gamma: float = 0.1
+) -> tuple[DeepOptEqCell, Tensor]:
+    plain, _ = deep(widths, 0.8)
+    cell = DeepOptEqCell(
+        plain.units(),
+        regulariser=regulariser,
+        gamma=gamma,
+        placement=placement,  # type: ignore[arg-type]
+    )
+    return cell, torch.randn(4, 3, dtype=torch.float64)
+
+
+REGULARISERS = [eq.L2(), eq.L1(), eq.Incay(), eq.Decorrelation()]
+
+
+@pytest.mark.parametrize("regulariser", REGULARISERS, ids=str)
+@pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6)])
+def test_the_exact_placement_is_stationary_and_the_papers_is_not(
+    widths: tuple[int, ...], regulariser: eq.Regulariser
+) -> None:
+    residuals = {}
+    for placement in ("exact", "paper"):
+        cell, x = regularised(widths, regulariser, placement)
+        state, objective = solved(cell, x)
+        residuals[placement] = objective.residual(state)
+        last = objective.blocks(state)[-1].z
+        missed = (last - regulariser.step(last, 0.1)).flatten(1).norm(dim=1)
+        if placement == "exact" or len(widths) == 1:
+            assert (residuals[placement] < 1e-8).all()
+        else:
+            # The gradient is (−γ∇R, …, +γ∇R): the paper's map misses in the first and last block.
+            torch.testing.assert_close(residuals[placement], 2**0.5 * missed, rtol=1e-6, atol=1e-8)
+
+
+def test_the_objective_with_a_regulariser_is_least_at_the_equilibrium() -> None:
+    """L = 2, convex R: Corollary 1's objective plus γR, against other outputs of the map."""
+    for regulariser in (eq.L2(), eq.L1()):
+        cell, x = regularised((5, 3), regulariser, "exact")
+        state, objective = solved(cell, x)
+        least = objective.value(state)
+        for _ in range(50):
+            other = state + 0.3 * torch.randn_like(state)
+            assert (objective.value(other) >= least - 1e-10).all()
+
+
+def test_the_feature_is_the_proximal_point() -> None:
+    cell, x = regularised((5, 3), eq.L1(), "exact", gamma=0.3)
+    layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER)
+    with torch.no_grad():
+        feature, state = layer(x), layer.solve(x).state
+    torch.testing.assert_close(feature, eq.L1().proximal(state, 0.3), rtol=1e-9, atol=1e-9)
+    assert (feature == 0).any()
+    assert layer.contraction_bound(x) is None
+    with pytest.raises(ValueError, match="placement"):
+        regularised((5,), eq.L2(), "middle")
+
+
+def test_a_regularised_model_trains() -> None:
+    model = eq.create_model(
+        "deep-opteq-small", channels=6, widths=(4, 5), regulariser=eq.L2(), gamma=0.05
+    ).double()
+    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    model(images).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equilibria.activations import Activation, get_activation
 from equilibria.adjoints import GradientRule, Symmetry
 from equilibria.context import Context, Layout, State, sum_per_sample
-from equilibria.energies import Input
+from equilibria.energies import Input, Regulariser
 from equilibria.equilibrium import Cell, EquilibriumLayer
 from equilibria.models.blocks import ImageStem, PooledLinearHead
 from equilibria.models.classifier import EquilibriumClassifier
@@ -25,6 +25,8 @@ from equilibria.operators import Conv2d, LinearOperator, as_operator
 from equilibria.solvers import Solver
 
 SMALLEST_ALPHA = 0.01
+
+Placement = Literal["exact", "paper"]
 
 
 class UnitLayer(nn.Module):
@@ -120,14 +122,36 @@ class DeepOptEqCell(Cell):
     """z = f_L∘…∘f_1(z, x) (Eq. 5). With one layer it is OptEq in z-space.
 
     One layer has the symmetric Jacobian αWᵀDW/μ + (1−α)I; a product of several has none.
+
+    A `regulariser` R with weight `gamma` enters by its step T_R, the proximal operator or a
+    gradient step (Section 5.1). placement="exact": z ← f_L(f_{L−1}∘…∘f_1(z) + T_R(z) − z), whose
+    equilibrium is stationary for Φ + γR(z_L). placement="paper": z ← f_L∘…∘f_1(T_R(z)) as printed,
+    which for L ≥ 2 is not (it misses by γ∇R in two blocks); for L = 1 both are Theorem 4. The
+    feature is prox_{γR}(z*) where R has a proximal operator: of L1, it is the sparse one.
     """
 
-    def __init__(self, layers: Sequence[UnitLayer]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[UnitLayer],
+        *,
+        regulariser: Regulariser | None = None,
+        gamma: float = 0.0,
+        placement: Placement = "exact",
+    ) -> None:
         super().__init__()
         if not layers:
             raise ValueError("Deep OptEq needs at least one layer")
+        if placement not in ("exact", "paper"):
+            raise ValueError(f"placement must be 'exact' or 'paper', not {placement!r}")
+        if not gamma >= 0:
+            raise ValueError(f"gamma must not be negative, not {gamma}")
         self.layers = nn.ModuleList(layers)
-        self.symmetry = Symmetry.PLAIN if len(layers) == 1 else Symmetry.NONE
+        self.regulariser = regulariser
+        self.gamma = gamma
+        self.placement = placement
+        self.couples_batch = regulariser is not None and regulariser.couples_batch
+        symmetric = len(layers) == 1 and regulariser is None
+        self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
 
     def units(self) -> list[UnitLayer]:
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
@@ -145,13 +169,33 @@ class DeepOptEqCell(Cell):
         return injected.new_zeros(injected.shape[0], *shape)
 
     def step(self, state: State, context: Context) -> State:
+        assert isinstance(state, Tensor)
         z = state
-        for layer, part in zip(self.units(), context.parts, strict=True):
-            z = layer(z, part)
+        for layer, part, pull in zip(self.units(), context.parts, self.pulls(state), strict=True):
+            z = layer(z if pull is None else z + pull, part)
         return z
+
+    def pulls(self, z: Tensor) -> list[Tensor | None]:
+        """What the regulariser adds to the input of each layer: T_R(z) − z at its place."""
+        count = len(self.layers)
+        pulls: list[Tensor | None] = [None] * count
+        if self.regulariser is not None:
+            place = 0 if self.placement == "paper" else count - 1
+            pulls[place] = self.regulariser.step(z, self.gamma) - z
+        return pulls
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """z*, or prox_{γR}(z*)."""
+        assert isinstance(state, Tensor)
+        near = None
+        if self.regulariser is not None:
+            near = self.regulariser.proximal(state, self.gamma)
+        return state if near is None else near
 
     @property
     def contraction_limit(self) -> float | None:
+        if self.regulariser is not None:
+            return None
         product = 1.0
         for layer in self.units():
             limit = layer.lipschitz_limit
@@ -160,8 +204,10 @@ class DeepOptEqCell(Cell):
             product *= limit
         return product
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
-        """The product of the layers' Lipschitz constants."""
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """The product of the layers' Lipschitz constants; None with a regulariser."""
+        if self.regulariser is not None:
+            return None
         pairs = zip(self.units(), context.parts, strict=True)
         bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
         return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
@@ -191,6 +237,9 @@ class DeepOptEqObjective(Objective):
 
     L = 1: α M_φ^{1−α}, which has φ's minimisers (Theorem 1, Table 1).
     L = 2: Corollary 1's α M₁(z_1) + α M₂(z_2) + ½‖z_1 − z_2‖²; falls along a Picard iteration.
+    With a regulariser γR(z_L) is added to each (γ times its Moreau envelope where its proximal
+    operator is used).
+
     L > 2: no objective exists; `value` is Φ(z̃) = Σ α M_i(z_i), which need not fall, and `gradient`
         and `residual` are those of Theorem 2's inclusion 0 = ∇Φ(z̃) + (I − P) z̃, (P z̃)_i = z_{i−1}
         (Eq. 8, with Eq. 7 corrected: P stands inside σ, and W̃ has no identity block).
@@ -209,8 +258,9 @@ class DeepOptEqObjective(Objective):
         assert isinstance(state, Tensor)
         blocks = []
         z = state
-        for layer, context in zip(self.cell.units(), self.context.parts, strict=True):
-            v = z
+        pulls = self.cell.pulls(state)
+        for layer, context, pull in zip(self.cell.units(), self.context.parts, pulls, strict=True):
+            v = z if pull is None else z + pull
             y = layer.lift(v, context)
             p = layer.lower(y, context)
             alpha = layer.step_size(context)
@@ -229,16 +279,31 @@ class DeepOptEqObjective(Objective):
         total = torch.stack([block.envelope for block in blocks]).sum(dim=0)
         if len(blocks) == 2:
             total = total + 0.5 * sum_per_sample((blocks[0].z - blocks[1].z).square())
-        return total
+        regulariser, gamma = self.cell.regulariser, self.cell.gamma
+        if regulariser is None:
+            return total
+        if regulariser.couples_batch:
+            total = total.sum()
+        last = blocks[-1].z
+        near = regulariser.proximal(last, gamma)
+        if near is None:
+            return total + gamma * regulariser.value(last)
+        distance = sum_per_sample((last - near).square())
+        return total + gamma * regulariser.value(near) + 0.5 * distance
 
     def gradient(self, state: State) -> tuple[Tensor, ...]:
-        """∇Φ(z̃) + (I − P) z̃, block by block (the gradient of `value` for L ≤ 2)."""
+        """∇Φ(z̃) + (I − P) z̃ (+ γ∇R at z_L), block by block (that of `value` for L ≤ 2)."""
         blocks = self.blocks(state)
         previous = [blocks[-1], *blocks[:-1]]
-        return tuple(
+        gradients = [
             (block.v - block.z) + (block.z - before.z)
             for block, before in zip(blocks, previous, strict=True)
-        )
+        ]
+        regulariser = self.cell.regulariser
+        if regulariser is not None:
+            last = blocks[-1].z
+            gradients[-1] = gradients[-1] + last - regulariser.step(last, self.cell.gamma)
+        return tuple(gradients)
 
     def residual(self, state: State) -> Tensor:
         squares = [sum_per_sample(block.square()) for block in self.gradient(state)]
@@ -261,6 +326,9 @@ def deep_opteq(
     alpha: float = 0.8,
     learnable_alpha: bool = False,
     bias: bool = True,
+    regulariser: Regulariser | None = None,
+    gamma: float = 0.0,
+    placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.95,
     init_scale: float = 0.5,
@@ -290,7 +358,7 @@ def deep_opteq(
     return EquilibriumClassifier(
         stem=ImageStem(in_channels, channels, depth=stem_depth, downsample=downsample),
         layer=EquilibriumLayer(
-            cell=DeepOptEqCell(layers),
+            cell=DeepOptEqCell(layers, regulariser=regulariser, gamma=gamma, placement=placement),
             solver=solver_from_options(solver, tolerance, max_iterations),
             adjoint=adjoint,
             strict=strict,
