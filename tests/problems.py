@@ -206,3 +206,10 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 WITH_OBJECTIVE = {name for name in PROBLEMS if name not in ("linear_nonsymmetric", "two_tensors")}
+
+
+def layer(
+    cell: eq.Cell, solver: str | eq.Solver = "anderson", **options: object
+) -> eq.EquilibriumLayer:
+    chosen = eq.get_solver(solver, **options) if isinstance(solver, str) else solver
+    return eq.EquilibriumLayer(cell=cell, solver=chosen)
