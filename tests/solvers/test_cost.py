@@ -1,4 +1,4 @@
-"""What solvers cost, in evaluations and buffers, which no machine changes; and what auto chooses."""
+"""What solvers cost in evaluations and buffers, which no machine changes, and what auto chooses."""
 
 from __future__ import annotations
 
