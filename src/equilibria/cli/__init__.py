@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-DEMO_EPOCHS = 20
+DEMO_EPOCHS = 40
 DEMO_EXAMPLES = """[bold]Examples[/bold]
 
 equilibria demo

@@ -50,6 +50,9 @@ FOLLOWED_ITERATIONS = 500
 def run_demo(*, output: Path, model_name: str, epochs: int, seed: int, device_name: str) -> None:
     """The whole demonstration."""
     console = Console(highlight=False)
+    # Images of 8×8 give a second thread nothing to do; on a busy machine it only waits for the
+    # first, and the first for it.
+    torch.set_num_threads(1)
     settings = TrainingSettings(
         epochs=epochs,
         batch_size=BATCH_SIZE,
