@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibria as eq
-from tests.models.small import images, settled, small_model
+from tests.models.small import equilibrium_models, images, settled, small_model
 
 LABELS = torch.tensor([0, 2, 1, 1])
 
@@ -24,7 +24,7 @@ def work(rank: int, port: int, folder: str) -> None:
     )
     half = slice(2 * rank, 2 * rank + 2)
     results = {}
-    for name in eq.list_models():
+    for name in equilibrium_models():
         for adjoint in eq.list_adjoints():
             if adjoint == "unrolled":
                 rule: eq.GradientRule = eq.Unrolled(steps=200)
@@ -48,7 +48,7 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     multiprocessing.spawn(work, args=(port, str(tmp_path)), nprocs=2)
     results = torch.load(tmp_path / "gradients.pt", weights_only=True)
-    for name in eq.list_models():
+    for name in equilibrium_models():
         model = settled(small_model(name))
         F.cross_entropy(model(images(4)), LABELS).backward()
         for n, parameter in model.named_parameters():

@@ -28,7 +28,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     from equilibria.models import opteq, registry
 
     monkeypatch.setattr(registry._models, "_factories", dict(registry._models._factories))
-    for name in ("_presets", "_summaries"):
+    for name in ("_presets", "_cards"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     eq.register_model("tiny", opteq, summary="tiny", channels=4, width=4)
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from itertools import combinations
+
 import pytest
 import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.energies import L1, L2, Decorrelation, FeatureRegulariser, Incay, Regulariser
+from equilibria.energies.regularisers import (
+    HSIC,
+    L1,
+    L2,
+    Decorrelation,
+    FeatureRegulariser,
+    Incay,
+    Regulariser,
+)
 
-REGULARISERS: list[Regulariser] = [L2(), L1(), Incay(), Incay(epsilon=0.2), Decorrelation()]
+SMOOTH_HSIC = [HSIC(), HSIC(bandwidth=0.5), HSIC(features=8, seed=3)]
+BATCH: list[Regulariser] = [Decorrelation(), *SMOOTH_HSIC]
+REGULARISERS: list[Regulariser] = [L2(), L1(), Incay(), Incay(epsilon=0.2), *BATCH]
+MEDIAN: list[Regulariser] = [HSIC("median"), HSIC("median", features=5)]
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
 
 
-@pytest.mark.parametrize("regulariser", REGULARISERS, ids=str)
+@pytest.mark.parametrize("regulariser", [*REGULARISERS, *MEDIAN], ids=str)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
 def test_the_gradient_is_that_of_the_value(
     regulariser: Regulariser, shape: tuple[int, ...]
@@ -23,6 +38,7 @@ def test_the_gradient_is_that_of_the_value(
     assert value.shape == (() if regulariser.couples_batch else (5,))
     (expected,) = torch.autograd.grad(value.sum(), z)
     torch.testing.assert_close(regulariser.gradient(z), expected, rtol=1e-10, atol=1e-12)
+    assert torch.autograd.gradcheck(regulariser.gradient, z)
 
 
 @pytest.mark.parametrize("regulariser", [L2(), L1()], ids=str)
@@ -66,6 +82,129 @@ def test_decorrelation_guards_dead_channels() -> None:
     gradient = Decorrelation().gradient(z)
     assert gradient.isfinite().all()
     assert (gradient[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("bandwidth", [0.7, "deviation", "median"])
+def test_hsic_is_the_sum_over_pairs_of_channels(bandwidth: float | str) -> None:
+    B, m = 6, 4
+    z = torch.randn(B, m, 3, 2, dtype=torch.float64)
+    rows = z.mean(dim=(2, 3)).T
+    H = torch.eye(B, dtype=torch.float64) - 1 / B
+    kernels = []
+    for row in rows:
+        distances = (row[:, None] - row).abs()
+        if bandwidth == "median":
+            scale = torch.tensor([distances[a, b] for a, b in combinations(range(B), 2)]).median()
+        elif bandwidth == "deviation":
+            scale = row.std() * torch.special.ndtri(torch.tensor(0.75)).double() * 2**0.5
+        else:
+            scale = torch.tensor(bandwidth)
+        kernels.append(torch.exp(-(distances**2) / (2 * scale**2)))
+    expected = sum(torch.trace(a @ H @ b @ H) for a, b in combinations(kernels, 2)) / (B - 1) ** 2
+    value = HSIC(bandwidth).value(z)  # type: ignore[arg-type]
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+
+
+def test_the_gradient_of_table_2_at_a_fixed_bandwidth() -> None:
+    B, m, s = 5, 3, 0.6
+    z = torch.randn(B, m, dtype=torch.float64)
+    H = torch.eye(B, dtype=torch.float64) - 1 / B
+    differences = z.T[:, :, None] - z.T[:, None, :]
+    K = torch.exp(-(differences**2) / (2 * s**2))
+    centred = H @ K @ H
+    product = (centred.sum(dim=0) - centred) * K * differences
+    expected = -2 / (s**2 * (B - 1) ** 2) * product.sum(dim=2)
+    torch.testing.assert_close(HSIC(bandwidth=s).gradient(z), expected.T, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("regulariser", [HSIC(), HSIC("median"), HSIC(features=7)], ids=str)
+def test_hsic_measures_dependence_whatever_the_units(regulariser: HSIC) -> None:
+    """With a bandwidth that follows the channel, shrinking or shifting features changes nothing."""
+    z = torch.randn(7, 3, dtype=torch.float64)
+    scales = torch.tensor([1e-3, 1.0, 1e4], dtype=torch.float64)
+    value = regulariser.value(z)
+    torch.testing.assert_close(regulariser.value(z * scales + 5), value, rtol=1e-8, atol=0)
+    gradient = regulariser.gradient(z)
+    assert (gradient.sum(dim=0).abs() < 1e-12).all()
+    assert ((gradient * z).sum(dim=0).abs() < 1e-12).all()
+    # A constant bandwidth can be outwitted by shrinking.
+    assert HSIC(bandwidth=1.0).value(0.01 * z) < 1e-6 * HSIC(bandwidth=1.0).value(z)
+
+
+def test_hsic_tells_dependence_from_correlation() -> None:
+    a = torch.linspace(-2, 2, 200, dtype=torch.float64)
+    noise = torch.randn(200, dtype=torch.float64)
+    dependent, independent = (torch.stack([a, b], dim=1) for b in (a.square(), noise))
+    assert abs(torch.corrcoef(dependent.T)[0, 1]) < 1e-12
+    assert HSIC().value(dependent) > 20 * HSIC().value(independent)
+
+
+def test_random_features_tend_to_the_kernel() -> None:
+    z = torch.randn(20, 5, dtype=torch.float64)
+    exact = HSIC().value(z)
+    errors = []
+    for count in (4, 32, 256):
+        values = [HSIC(features=count, seed=seed).value(z) for seed in range(10)]
+        errors.append(float(torch.stack([(v - exact).abs() for v in values]).mean() / exact))
+    assert errors[0] > 4 * errors[1] > 16 * errors[2]
+    assert errors[2] < 0.01
+
+
+@pytest.mark.parametrize(("batch", "channels"), [(3, 5), (30, 3), (50, 2)])
+def test_random_features_replace_the_kernel_by_a_mean_of_cosines(batch: int, channels: int) -> None:
+    """The shapes make either Gram matrix the smaller one, of all features and of one channel's."""
+    z = torch.randn(batch, channels, dtype=torch.float64)
+    approximate = HSIC(bandwidth=1.0, features=7)
+    omega = torch.tensor(approximate.frequencies, dtype=torch.float64)
+    H = torch.eye(batch, dtype=torch.float64) - 1 / batch
+    kernels = [torch.cos((c[:, None] - c)[..., None] * omega).mean(dim=2) for c in z.T]
+    pairs = combinations(kernels, 2)
+    expected = sum(torch.trace(a @ H @ b @ H) for a, b in pairs) / (batch - 1) ** 2
+    torch.testing.assert_close(approximate.value(z), expected, rtol=1e-10, atol=1e-12)
+    (slope,) = torch.autograd.grad(approximate.value(z.requires_grad_()), z)
+    torch.testing.assert_close(approximate.gradient(z), slope, rtol=1e-10, atol=1e-12)
+
+
+def test_random_features_belong_to_the_value() -> None:
+    z = torch.randn(6, 3)
+    one = HSIC(features=5, seed=1)
+    for same in (HSIC(features=5, seed=1), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert same == one
+        assert hash(same) == hash(one)
+        assert torch.equal(same.value(z), one.value(z))
+    assert HSIC(features=5, seed=2) != one
+    assert not torch.equal(HSIC(features=5, seed=2).value(z), one.value(z))
+    with torch.device("meta"):
+        assert HSIC(features=5, seed=1).frequencies == one.frequencies
+
+
+@pytest.mark.parametrize("regulariser", [*BATCH, *MEDIAN], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_degenerate_batches(regulariser: Regulariser, dtype: torch.dtype) -> None:
+    z = torch.randn(6, 4).to(dtype)
+    z[:, 1] = 0
+    z[:, 2] = 0.1
+    sparse = torch.zeros(8, 4).to(dtype)
+    sparse[0], sparse[1, 2] = 1, 2
+    for batch in (z, sparse, torch.zeros_like(z), z[:1], z[:0], z[:0, :, None, None], 1e-30 * z):
+        assert regulariser.value(batch).isfinite()
+        gradient = regulariser.gradient(batch)
+        assert gradient.shape == batch.shape
+        assert gradient.dtype == dtype
+        assert gradient.isfinite().all()
+    if isinstance(regulariser, HSIC):
+        assert regulariser.value(z[:1]) == 0
+        remaining = regulariser.value(z[:, [0, 3]])
+        torch.testing.assert_close(regulariser.value(z), remaining, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("regulariser", BATCH, ids=str)
+def test_autocast_does_not_reach_the_regularisers(regulariser: Regulariser) -> None:
+    z = torch.randn(9, 5)
+    value, gradient = regulariser.value(z), regulariser.gradient(z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(regulariser.value(z), value)
+        assert torch.equal(regulariser.gradient(z), gradient)
 
 
 def layer(regulariser: Regulariser, gamma: float, step: str = "auto") -> eq.EquilibriumLayer:
@@ -126,8 +265,25 @@ def test_regularisers_do_what_they_are_for() -> None:
     assert (L1().proximal(sparse, gamma) == 0).sum() > 0
 
 
-def test_a_coupled_regulariser_makes_the_batch_one_problem() -> None:
-    run = layer(Decorrelation(), 0.05)
+def test_hsic_makes_features_less_dependent() -> None:
+    x = torch.randn(24, 3, dtype=torch.float64)
+    plain = feature(layer(HSIC(), 0.0), x)
+    independent = feature(layer(HSIC(), 5.0), x)
+    assert HSIC().value(independent) < 0.95 * HSIC().value(plain)
+
+
+def test_the_median_of_the_samples_chatters_and_the_deviation_does_not() -> None:
+    """The gradient of the sample median jumps from pair to pair, so no step is small enough."""
+    x = torch.randn(24, 3, dtype=torch.float64)
+    for bandwidth, converges in (("deviation", True), ("median", False)):
+        run = layer(HSIC(bandwidth), 0.5).train()  # type: ignore[arg-type]
+        run.strict, run.solver = False, eq.Picard(tolerance=1e-8, max_iterations=300)
+        assert bool(run.solve(x).converged) == converges
+
+
+@pytest.mark.parametrize("regulariser", BATCH, ids=str)
+def test_a_coupled_regulariser_makes_the_batch_one_problem(regulariser: Regulariser) -> None:
+    run = layer(regulariser, 0.05)
     x = torch.randn(5, 3, dtype=torch.float64)
     solution = run.solve(x)
     assert solution.status.shape == (1,)
@@ -135,7 +291,7 @@ def test_a_coupled_regulariser_makes_the_batch_one_problem() -> None:
     assert not torch.allclose(alone.state[0], solution.state[0], atol=1e-6)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("regulariser", [L2(), L1(), Incay(), Decorrelation()], ids=str)
+@pytest.mark.parametrize("regulariser", [L2(), L1(), Incay(), *BATCH], ids=str)
 def test_gradients_through_a_regularised_equilibrium(regulariser: Regulariser) -> None:
     run = layer(regulariser, 0.1)
     run.adjoint = eq.Implicit(tolerance=1e-12)
@@ -150,8 +306,27 @@ def test_gradients_through_a_regularised_equilibrium(regulariser: Regulariser) -
     )
 
 
+@pytest.mark.parametrize("regulariser", SMOOTH_HSIC, ids=str)
+def test_second_derivatives_through_an_equilibrium_with_hsic(regulariser: HSIC) -> None:
+    torch.manual_seed(0)
+    W = eq.Dense(2, 3, norm="bound", zeta=0.7).double()
+    U = torch.randn(3, 2, dtype=torch.float64)
+    energy = eq.Input(U) + eq.Quadratic(W) + FeatureRegulariser(W, regulariser, 0.1)
+    adjoint = eq.Implicit(tolerance=1e-12)
+    run = eq.EquilibriumLayer(energy, activation="tanh", solver=SOLVER, adjoint=adjoint)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, x)
+    assert torch.autograd.gradgradcheck(run, x)
+
+
 def test_options_are_checked() -> None:
     W = torch.eye(3)
+    with pytest.raises(ValueError, match="bandwidth must be a number"):
+        HSIC("mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bandwidth must be positive"):
+        HSIC(bandwidth=0.0)
+    with pytest.raises(ValueError, match="features"):
+        HSIC(features=0)
     with pytest.raises(ValueError, match="gamma"):
         FeatureRegulariser(W, L2(), -1.0)
     with pytest.raises(ValueError, match="no proximal operator"):

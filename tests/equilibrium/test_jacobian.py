@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.equilibrium import jacobian_penalty, spectral_radius
-from tests.problems import PROBLEMS, CoupledMean
+from equilibria.equilibrium.jacobian import jacobian_penalty, random_iterate, spectral_radius
+from tests.problems import PROBLEMS, CoupledMean, tanh, two_tensors
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
@@ -88,9 +88,72 @@ def test_a_coupled_batch_has_one_jacobian() -> None:
     torch.testing.assert_close(radius, torch.tensor([0.5], dtype=torch.float64))
 
 
+def test_a_random_iterate_is_one_of_the_trajectory_each_as_likely() -> None:
+    problem = tanh()
+    context = problem.cell.inject(problem.x)
+    trajectory = [torch.zeros_like(problem.x)]
+    with torch.no_grad():
+        for _ in range(4):
+            trajectory.append(problem.cell.step(trajectory[-1], context))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    counts = [0] * 5
+    for _ in range(400):
+        state, _ = random_iterate(problem.cell, problem.x, max_iterations=4, generator=generator)
+        assert isinstance(state, torch.Tensor)
+        (found,) = [k for k, one in enumerate(trajectory) if torch.equal(one, state)]
+        counts[found] += 1
+    assert counts[0] == 0
+    assert all(70 < count < 130 for count in counts[1:])
+    started, _ = random_iterate(problem.cell, problem.x, max_iterations=1, start=trajectory[2])
+    assert torch.equal(started, trajectory[3])  # type: ignore[arg-type]
+
+
+def test_a_random_iterate_of_several_tensors() -> None:
+    problem = two_tensors()
+    state, _ = random_iterate(problem.cell, problem.x, max_iterations=500)
+    again, _ = random_iterate(problem.cell, problem.x, max_iterations=1, start=state)
+    assert isinstance(again, tuple)
+    assert [t.shape for t in again] == [t.shape for t in problem.fixed_point]
+
+
+def test_the_penalty_at_a_random_iterate_reaches_input_and_parameters() -> None:
+    W = torch.nn.Parameter(0.4 * torch.randn(5, 4, dtype=torch.float64))
+    U = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
+    cell = eq.EnergyCell(eq.Input(eq.Dense.from_tensor(U)) + eq.Quadratic(W), "tanh")
+    x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    generator = torch.Generator().manual_seed(1)
+    state, context = random_iterate(cell, x, max_iterations=6, generator=generator)
+    assert isinstance(state, torch.Tensor)
+    assert not state.requires_grad
+    penalty = jacobian_penalty(cell, state, context, vectors=2, generator=generator)
+    assert penalty.shape == (3,)
+    assert all(g.abs().max() > 0 for g in torch.autograd.grad(penalty.sum(), (x, W, U)))
+
+
+def test_a_random_iterate_renews_the_context_like_a_solve() -> None:
+    class Counting(CoupledMean):
+        refresh_until = 3
+
+        def inject(self, x: torch.Tensor) -> eq.Context:
+            return eq.Context(sample={"x": x}, shared={"renewed": torch.zeros(())})
+
+        def refresh(self, state: eq.State, context: eq.Context) -> eq.Context:
+            return context.with_shared({"renewed": context["renewed"] + 1})
+
+    x = torch.randn(2, 2)
+    seen = set()
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        _, context = random_iterate(Counting(), x, max_iterations=5, generator=generator)
+        seen.add(int(context["renewed"]))
+    assert seen == {1, 2, 3}
+
+
 def test_options_are_checked() -> None:
     x = torch.randn(4, 2)
     cell = CoupledMean()
+    with pytest.raises(ValueError, match="max_iterations"):
+        random_iterate(cell, x, max_iterations=0)
     with pytest.raises(ValueError, match="vectors"):
         jacobian_penalty(cell, x, cell.inject(x), vectors=0)
     with pytest.raises(ValueError, match="iterations"):

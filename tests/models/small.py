@@ -1,4 +1,4 @@
-"""Every registered model, shrunk so that all of them can be tested exhaustively.
+"""Every kind of equilibrium model, shrunk so that all of them can be tested exhaustively.
 
 Sizes are found by the names of the options; a later model with an option of another name adds a
 line to `SHRUNK`.
@@ -13,13 +13,23 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.context import state_tensors
 from equilibria.models import EquilibriumClassifier
 
 SHRUNK: dict[str, Callable[[Any], Any]] = {
-    "channels": lambda _: 4,
+    "channels": lambda channels: 4 if isinstance(channels, int) else (4,) * len(channels),
     "width": lambda _: 5,
     "widths": lambda widths: tuple(2 + i % 3 for i, _ in enumerate(widths)),
+    "channel_split": lambda _: 1,
+    "hidden": lambda _: 5,
 }
+
+
+def equilibrium_models() -> list[str]:
+    """One name a kind: the presets of other sizes are made by the same functions."""
+    small = [n for n in eq.list_models() if n.endswith("-small") and "imagenet" not in n]
+    kinds = [n for n in small if isinstance(eq.model_outline(n), EquilibriumClassifier)]
+    return [*kinds, "deep-opteq-199k"]
 
 
 def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
@@ -48,4 +58,19 @@ def settled(model: EquilibriumClassifier) -> EquilibriumClassifier:
     with torch.no_grad():
         for _ in range(50):
             model.stem(images(16))
+        model(images(16))
     return model.eval()
+
+
+def has_objective(model: EquilibriumClassifier) -> bool:
+    return model.layer.cell.formula is not None
+
+
+def always_contracts(model: EquilibriumClassifier) -> bool:
+    """Whether a bound q < 1 is promised for every input."""
+    limit = model.layer.cell.contraction_limit
+    return limit is not None and limit < 1
+
+
+def state_is_finite(state: eq.State) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in state_tensors(state))

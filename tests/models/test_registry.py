@@ -17,6 +17,7 @@ def _clean_registry() -> Any:
     for name in ("tiny", "loose"):
         registry._models._factories.pop(name, None)
         registry._presets.pop(name, None)
+        registry._cards.pop(name, None)
 
 
 def test_the_names_are_there() -> None:

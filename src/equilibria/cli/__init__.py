@@ -67,12 +67,26 @@ def demo_command(
     run_demo(output=output, model_name=model, epochs=epochs, seed=seed, device_name=device)
 
 
-@app.command("models")
-def models_command() -> None:
-    """List the models that can be made by name."""
-    from equilibria.cli.models import show_models
+@app.command(
+    "models",
+    epilog="[bold]Examples[/bold]\n\nequilibria models\n\nequilibria models mopteq-small",
+)
+def models_command(
+    name: Annotated[
+        str | None, typer.Argument(help="A model, to see its parts and its hidden objective.")
+    ] = None,
+) -> None:
+    """List the models that can be made by name, or show one of them."""
+    from equilibria.cli.console import fail
+    from equilibria.cli.models import show_model, show_models
 
-    show_models()
+    if name is None:
+        show_models()
+        return
+    try:
+        show_model(name)
+    except ValueError as error:
+        fail(str(error))
 
 
 @app.command(

@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from equilibria.models import create_model, list_models, model_summary
+from equilibria.models import ModelDescription, describe_model, list_models, model_options
+
+WIDTH_OF_A_FILE = 110
+"""Columns where the output is not a terminal."""
 
 
 def show_models() -> None:
-    table = Table()
+    """One line a model."""
+    console = _console()
+    table = Table(box=box.SIMPLE)
     table.add_column("Name", no_wrap=True)
-    table.add_column("Parameters", justify="right")
-    table.add_column("What it is")
+    table.add_column("Paper")
+    table.add_column("Parameters", justify="right", no_wrap=True)
+    table.add_column("reported", justify="right", no_wrap=True)
+    table.add_column("Objective")
+    table.add_column("Guarantee", no_wrap=True)
     for name in list_models():
-        model = create_model(name)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        table.add_row(name, f"{parameters:,}", model_summary(name))
-    Console(highlight=False).print(table)
+        found = describe_model(name)
+        table.add_row(
+            name,
+            found.card.paper,
+            f"{found.parameters:,}",
+            found.card.reported,
+            found.objective_kind if found.is_equilibrium else "",
+            found.guarantee or "",
+        )
+    console.print(table)
+    console.print(
+        "Objective: whether the output minimises a known function (empty: no equilibrium). "
+        "Guarantee: what is proven for every input; q is the contraction factor of the map.\n"
+        "More on one of them: equilibria models NAME"
+    )
+
+
+def show_model(name: str) -> None:
+    """The parts of a model, its hidden objective and its options."""
+    console = _console()
+    found = describe_model(name)
+    console.print(f"[bold]{name}[/bold]  {found.card.summary}")
+    if found.card.paper:
+        console.print(f"Paper: {found.card.paper}")
+    console.print(_parts_table(found))
+    if found.is_equilibrium:
+        console.print(f"Hidden objective: {found.objective or 'none'}", markup=False)
+        console.print(f"Guarantee: {found.guarantee or 'none'}\n", markup=False)
+    options = ", ".join(f"{key}={value!r}" for key, value in model_options(name).items())
+    console.print(f"Options: {options}", markup=False)
+
+
+def _parts_table(found: ModelDescription) -> Table:
+    reported = f" (reported: {found.card.reported})" if found.card.reported else ""
+    table = Table(box=box.SIMPLE, show_footer=True)
+    table.add_column("Part", "all", overflow="fold")
+    table.add_column("Kind")
+    table.add_column("Details", overflow="fold")
+    table.add_column("Parameters", f"{found.parameters:,}{reported}", justify="right")
+    for part in found.parts:
+        path = part.path.removeprefix("layer.")
+        table.add_row(path, part.kind, part.details, f"{part.parameters:,}")
+    return table
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from equilibria.adjoints import Unrolled
 from equilibria.cli.console import fail
 from equilibria.data import load_digits
-from equilibria.models import create_model, model_summary
+from equilibria.models import create_model, model_card
 from equilibria.solvers import Auto, ConvergenceError
 from equilibria.training import (
     Measurement,
@@ -94,7 +94,7 @@ def find_subject(target: str, batch: int, size: int | None, channels: int | None
     """The model that a name or the folder of a run stands for, with images for it."""
     folder = Path(target)
     try:
-        model_summary(target)
+        model_card(target)
     except ValueError as error:
         if not folder.is_dir():
             raise ValueError(

@@ -1,7 +1,12 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
 from equilibria.energies.base import Energy, FunctionEnergy, Scaled, Sum, energy_term
+from equilibria.energies.branches import Branches
+from equilibria.energies.gaussian import GaussianKernel
+from equilibria.energies.heritage_diversity import HeritageDiversity, diversity, heritage
+from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
 from equilibria.energies.regularisers import (
+    HSIC,
     L1,
     L2,
     Decorrelation,
@@ -12,17 +17,25 @@ from equilibria.energies.regularisers import (
 from equilibria.energies.terms import Input, Quadratic
 
 __all__ = [
+    "HSIC",
     "L1",
     "L2",
+    "Branches",
     "Decorrelation",
     "Energy",
     "FeatureRegulariser",
     "FunctionEnergy",
+    "GaussianKernel",
+    "HeritageDiversity",
     "Incay",
     "Input",
+    "PolynomialKernel",
     "Quadratic",
     "Regulariser",
     "Scaled",
+    "SigmoidKernel",
     "Sum",
+    "diversity",
     "energy_term",
+    "heritage",
 ]

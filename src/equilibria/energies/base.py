@@ -39,6 +39,20 @@ class Energy(nn.Module):
     """Whether the value of one sample depends on the others. The batch is then one problem for the
     solver, the adjoint and the status."""
 
+    concave: bool = False
+    """Whether E is known to be concave in y: the map σ(−∇E) is then monotone."""
+
+    calibrates: bool = False
+    """Whether the term fixes something at the first image T(0) of a solve (see `calibrate`)."""
+
+    refresh_until: int = 0
+    """For how many iterations `refresh` renews what the term then keeps fixed."""
+
+    @property
+    def formula(self) -> str:
+        """The term as people write it."""
+        return f"{type(self).__name__}(y; x)"
+
     def inject(self, x: Tensor) -> Context:
         """What the term needs of the input, once a solve. By default the input itself, as `x`."""
         return Context(sample={"x": x})
@@ -50,6 +64,14 @@ class Energy(nn.Module):
     def complete(self, context: Context, layout: Layout) -> Context:
         """`context` with what `prepare` gives."""
         return context.with_shared(self.prepare(layout))
+
+    def calibrate(self, image: State, context: Context) -> Context:
+        """`context` with scales computed once a solve, at its first image T(0); in the graph."""
+        return context
+
+    def refresh(self, state: State, context: Context) -> Context:
+        """`context` renewed at a state, for terms that freeze signs after some iterations."""
+        return context
 
     def initial_state(self, context: Context) -> State | None:
         """Where a solve starts, or None if the term does not say what shape the state has."""
@@ -128,9 +150,17 @@ class Sum(Energy):
             flat.extend(term.summands() if isinstance(term, Sum) else [term])
         self.terms = nn.ModuleList(flat)
         self.couples_batch = any(term.couples_batch for term in flat)
+        self.concave = all(term.concave for term in flat)
+        self.calibrates = any(term.calibrates for term in flat)
+        self.refresh_until = max((term.refresh_until for term in flat), default=0)
 
     def summands(self) -> list[Energy]:
         return [term for term in self.terms if isinstance(term, Energy)]
+
+    @property
+    def formula(self) -> str:
+        joined = " + ".join(term.formula for term in self.summands())
+        return joined.replace("+ −", "− ")
 
     def inject(self, x: Tensor) -> Context:
         return Context(parts=tuple(term.inject(x) for term in self.summands()))
@@ -138,6 +168,14 @@ class Sum(Energy):
     def complete(self, context: Context, layout: Layout) -> Context:
         parts = zip(self.summands(), context.parts, strict=True)
         return Context(parts=tuple(term.complete(part, layout) for term, part in parts))
+
+    def calibrate(self, image: State, context: Context) -> Context:
+        parts = zip(self.summands(), context.parts, strict=True)
+        return Context(parts=tuple(term.calibrate(image, part) for term, part in parts))
+
+    def refresh(self, state: State, context: Context) -> Context:
+        parts = zip(self.summands(), context.parts, strict=True)
+        return Context(parts=tuple(term.refresh(state, part) for term, part in parts))
 
     def initial_state(self, context: Context) -> State | None:
         for term, part in zip(self.summands(), context.parts, strict=True):
@@ -193,17 +231,31 @@ class Scaled(Energy):
             raise ValueError(f"an energy is multiplied by one number, not by {factor.numel()}")
         self.term = term
         self.couples_batch = term.couples_batch
+        self.concave = term.concave and not isinstance(factor, Tensor) and factor >= 0
+        self.calibrates = term.calibrates
+        self.refresh_until = term.refresh_until
         self.factor: float | Tensor
         if isinstance(factor, Tensor) and not isinstance(factor, nn.Parameter):
             self.register_buffer("factor", factor)
         else:
             self.factor = factor
 
+    @property
+    def formula(self) -> str:
+        factor = "a" if isinstance(self.factor, Tensor) else f"{self.factor:g}"
+        return f"{factor.replace('-', '−')}·[{self.term.formula}]"
+
     def inject(self, x: Tensor) -> Context:
         return self.term.inject(x)
 
     def complete(self, context: Context, layout: Layout) -> Context:
         return self.term.complete(context, layout)
+
+    def calibrate(self, image: State, context: Context) -> Context:
+        return self.term.calibrate(image, context)
+
+    def refresh(self, state: State, context: Context) -> Context:
+        return self.term.refresh(state, context)
 
     def initial_state(self, context: Context) -> State | None:
         return self.term.initial_state(context)
@@ -237,6 +289,10 @@ class FunctionEnergy(Energy):
         super().__init__()
         self.function = function
         self.couples_batch = couples_batch
+
+    @property
+    def formula(self) -> str:
+        return f"{getattr(self.function, '__name__', 'function')}(y, x)"
 
     def value(self, state: State, context: Context) -> Tensor:
         return self.function(state, context["x"])  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 """Feature regularisers R(z) (OptEq Table 2), and the energy term that puts one into the objective.
 
 The operators of Table 2 are corrected: the gradient step of feature incay must expand, not shrink,
-and that of decorrelation has I − Proj, a factor 2 and the step size.
+and that of decorrelation has I − Proj, a factor 2 and the step size. Those that relate the samples
+of a batch to each other are in `batch_regularisers`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,40 +16,14 @@ from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
+from equilibria.energies.batch_regularisers import HSIC, Decorrelation
+from equilibria.energies.prior import Regulariser
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import LinearOperator, as_operator
 
+__all__ = ["HSIC", "L1", "L2", "Decorrelation", "FeatureRegulariser", "Incay", "Regulariser"]
+
 Step = Literal["auto", "proximal", "gradient"]
-
-
-class Regulariser(ABC):
-    """A prior R(z) on the feature z.
-
-    A regulariser is a value: frozen, without parameters. `step` is how it enters a fixed-point map
-    (Theorem 4): the proximal operator where there is one, else a gradient step z − γ∇R(z).
-    """
-
-    couples_batch: ClassVar[bool] = False
-    """Whether R relates the samples of a batch to each other: inference then depends on it."""
-    convex: ClassVar[bool] = True
-    """Without convexity an equilibrium is only stationary for the objective with R."""
-
-    @abstractmethod
-    def value(self, z: Tensor) -> Tensor:
-        """R(z) of each sample; one number where R couples the batch."""
-
-    @abstractmethod
-    def gradient(self, z: Tensor) -> Tensor:
-        """∇R(z)."""
-
-    def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
-        """argmin_u γR(u) + ½‖u − z‖², or None where it has no closed form."""
-        return None
-
-    def step(self, z: Tensor, gamma: float) -> Tensor:
-        """T_R(z): the proximal operator, or a gradient step."""
-        proximal = self.proximal(z, gamma)
-        return z - gamma * self.gradient(z) if proximal is None else proximal
 
 
 @dataclass(frozen=True)
@@ -99,39 +73,6 @@ class Incay(Regulariser):
         return (-4 / size.square()).view(-1, *[1] * (z.dim() - 1)) * z
 
 
-@dataclass(frozen=True)
-class Decorrelation(Regulariser):
-    """½‖DZZᵀD − I‖² (Eq. 13): channels that are orthogonal over the batch. Not convex.
-
-    Z holds a row for each channel, averaged over the image, and a column for each sample; D scales
-    the rows to unit length. A channel that is zero in the whole batch counts as it is.
-    """
-
-    couples_batch: ClassVar[bool] = True
-    convex: ClassVar[bool] = False
-
-    def value(self, z: Tensor) -> Tensor:
-        unit, _ = self._unit_rows(z)
-        identity = torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
-        return 0.5 * (unit @ unit.mT - identity).square().sum()
-
-    def gradient(self, z: Tensor) -> Tensor:
-        unit, lengths = self._unit_rows(z)
-        identity = torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
-        ascent = 2 * (unit @ unit.mT - identity) @ unit
-        tangent = ascent - (ascent * unit).sum(dim=1, keepdim=True) * unit
-        rows = torch.where(lengths > 0, tangent / lengths.clamp_min(_tiny(lengths)), 0.0)
-        pixels = z[0, 0].numel() if z.dim() > 2 else 1
-        shape = (z.shape[0], z.shape[1], *[1] * (z.dim() - 2))
-        return (rows.mT / pixels).reshape(shape).expand_as(z).to(z.dtype)
-
-    def _unit_rows(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        pooled = z.flatten(2).mean(dim=2) if z.dim() > 2 else z
-        rows = pooled.to(torch.promote_types(z.dtype, torch.float32)).mT
-        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        return rows / lengths.clamp_min(_tiny(lengths)), lengths
-
-
 class FeatureRegulariser(Energy):
     """γR(z) at the feature z = Wᵀy (Theorem 4): the equilibrium minimises φ + γR.
 
@@ -165,6 +106,10 @@ class FeatureRegulariser(Energy):
         self.proximal = has_proximal and step != "gradient"
         self.couples_batch = regulariser.couples_batch
 
+    @property
+    def formula(self) -> str:
+        return f"{self.gamma:g}·{type(self.regulariser).__name__}(Wᵀy)"
+
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         return {"W": self.W.weights(self.W.input_shape(layout[0]))}
 
@@ -186,7 +131,3 @@ class FeatureRegulariser(Energy):
 
     def extra_repr(self) -> str:
         return f"{self.regulariser}, gamma={self.gamma}"
-
-
-def _tiny(like: Tensor) -> float:
-    return torch.finfo(like.dtype).tiny

@@ -18,6 +18,8 @@ class Input(Energy):
     `bias`: a tensor b, True or False; by default b starts at zero where U knows its channels.
     """
 
+    concave = True
+
     def __init__(
         self, U: LinearOperator | nn.Module | Tensor, bias: bool | Tensor | None = None
     ) -> None:
@@ -35,6 +37,10 @@ class Input(Energy):
                 f"{type(self.U).__name__} does not say how many channels its output has: "
                 "give the bias as a tensor"
             )
+
+    @property
+    def formula(self) -> str:
+        return "−⟨Ux, y⟩" if self.bias is None else "−⟨Ux + b, y⟩"
 
     def inject(self, x: Tensor) -> Context:
         injected = self.U(x)
@@ -60,9 +66,15 @@ class Input(Energy):
 class Quadratic(Energy):
     """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium."""
 
+    concave = True
+
     def __init__(self, W: LinearOperator | nn.Module | Tensor) -> None:
         super().__init__()
         self.W = as_operator(W)
+
+    @property
+    def formula(self) -> str:
+        return "−½‖Wᵀy‖²"
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         return {"W": self.W.weights(self.W.input_shape(layout[0]))}

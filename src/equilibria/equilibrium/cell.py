@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from equilibria.activations import Activation, get_activation
+from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
 from equilibria.adjoints import Symmetry
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
 from equilibria.energies import Energy
@@ -24,10 +24,14 @@ class Cell(nn.Module):
 
     symmetry: Symmetry = Symmetry.NONE
     """What is known of the Jacobian of `step` in the state."""
+    monotone: bool = False
+    """Whether that Jacobian is symmetric (plainly or weighted) with no negative eigenvalue."""
     couples_batch: bool = False
     """Whether samples influence each other: the batch is then one problem."""
     refresh_until: int = 0
     """How many iterations renew the context by `refresh` before the map is fixed."""
+    remedy: str = ""
+    """What to do where a solve runs out of iterations, if this cell knows better than most."""
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         """Normalised weights and whatever else depends on parameters only.
@@ -49,7 +53,10 @@ class Cell(nn.Module):
         raise TypeError(f"{type(self).__name__} must define step(self, state, context)")
 
     def refresh(self, state: State, context: Context) -> Context:
-        """The context renewed at a state, for cells that freeze signs or perturbations."""
+        """The context renewed at a state, for cells that freeze signs or perturbations.
+
+        Like `inject` it stays in the graph of the input and the parameters.
+        """
         return context
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -76,6 +83,20 @@ class Cell(nn.Module):
         return self.step(state, context), weight
 
     @property
+    def formula(self) -> str | None:
+        """The hidden objective as people write it, or None where there is none."""
+        return None
+
+    @property
+    def guarantee(self) -> str | None:
+        """What is proven of the equilibrium, in a few words, or None.
+
+        By default a contraction factor q < 1, which makes it unique.
+        """
+        limit = self.contraction_limit
+        return f"q ≤ {limit:.3g}" if limit is not None and limit < 1 else None
+
+    @property
     def contraction_limit(self) -> float | None:
         """A contraction factor that holds by construction, without computing anything, or None."""
         return None
@@ -98,47 +119,85 @@ class EnergyCell(Cell):
 
     With `alpha` < 1 the step is relaxed, y ← α σ(−∇E(y; x)) + (1 − α) y: the same equilibrium,
     the skip connection of OptEq's Table 1.
+
+    With `damping` s < 1 it is the proximal gradient step y ← prox_{sf}((1−s) y − s∇E(y; x)), which
+    for s ≤ 1/(1 + ‖∇²E‖) lowers G at every step, also where the plain step does not contract. It
+    needs an f that s does not change: ReLU's or the identity's.
     """
 
     symmetry = Symmetry.WEIGHTED
 
     def __init__(
-        self, energy: Energy, activation: str | Activation = "relu", alpha: float = 1.0
+        self,
+        energy: Energy,
+        activation: str | Activation = "relu",
+        alpha: float = 1.0,
+        damping: float = 1.0,
     ) -> None:
         super().__init__()
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1], not {alpha}")
+        for name, value in (("alpha", alpha), ("damping", damping)):
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} must be in (0, 1], not {value}")
         self.energy = energy
         self.activation = get_activation(activation)
+        if damping < 1 and not isinstance(self.activation, ReLU | IdentityActivation):
+            raise ValueError(
+                f"damping < 1 needs an activation whose penalty has no scale (relu, identity), "
+                f"not {self.activation!r}; use alpha < 1, which relaxes any map"
+            )
         self.alpha = alpha
+        self.damping = damping
         self.couples_batch = energy.couples_batch
+        self.monotone = energy.concave
+
+    @property
+    def refresh_until(self) -> int:  # type: ignore[override]
+        return self.energy.refresh_until
+
+    @property
+    def formula(self) -> str:
+        return f"G(y) = 1ᵀf(y) + ½‖y‖² + {self.energy.formula}".replace("+ −", "− ")
 
     def inject(self, x: Tensor) -> Context:
         context = self.energy.inject(x)
-        layout = Packing.of(self.initial_state(x, context)).layout
-        return self.energy.complete(context, layout)
+        start = self.initial_state(x, context)
+        context = self.energy.complete(context, Packing.of(start).layout)
+        if not self.energy.calibrates:
+            return context
+        first = map_state(self.activation, self.energy.descent(start, context))
+        return self.energy.calibrate(first, context)
+
+    def refresh(self, state: State, context: Context) -> Context:
+        return self.energy.refresh(state, context)
 
     def initial_state(self, x: Tensor, context: Context) -> State:
         start = self.energy.initial_state(context)
         return torch.zeros_like(x) if start is None else start
 
     def step(self, state: State, context: Context) -> State:
-        return self._relax(state, self.energy.descent(state, context))
+        return self._relax(state, self._direction(state, context))
 
     def symmetry_weight(self, state: State, context: Context) -> State:
-        return map_state(self.activation.derivative, self.energy.descent(state, context))
+        return map_state(self.activation.derivative, self._direction(state, context))
 
     def linearise(self, state: State, context: Context) -> tuple[State, State | None]:
         if type(self).step is not EnergyCell.step or "step" in self.__dict__:
             # Whoever changed the step has changed its derivative.
             return super().linearise(state, context)
-        descent = self.energy.descent(state, context)
+        direction = self._direction(state, context)
         with torch.no_grad():
-            weight = map_state(self.activation.derivative, descent)
-        return self._relax(state, descent), weight
+            weight = map_state(self.activation.derivative, direction)
+        return self._relax(state, direction), weight
 
-    def _relax(self, state: State, descent: State) -> State:
-        image = map_state(self.activation, descent)
+    def _direction(self, state: State, context: Context) -> State:
+        """What the activation is applied to: (1−s) y − s∇E(y; x)."""
+        descent = self.energy.descent(state, context)
+        if self.damping == 1:
+            return descent
+        return map_state(lambda y, d: y + self.damping * (d - y), state, descent)
+
+    def _relax(self, state: State, direction: State) -> State:
+        image = map_state(self.activation, direction)
         if self.alpha == 1:
             return image
         return map_state(lambda y, mapped: y + self.alpha * (mapped - y), state, image)
@@ -148,16 +207,18 @@ class EnergyCell(Cell):
         curvature = self.energy.curvature_limit
         if curvature is None:
             return None
-        return 1 - self.alpha + self.alpha * self.activation.lipschitz * curvature
+        inner = 1 - self.damping + self.damping * curvature
+        return 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
         curvature = self.energy.curvature_bound(context, layout)
         if curvature is None:
             return None
-        return 1 - self.alpha + self.alpha * self.activation.lipschitz * curvature
+        inner = 1 - self.damping + self.damping * curvature
+        return 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
 
     def objective(self, context: Context) -> Objective:
         return EnergyObjective(self.energy, self.activation, context, relaxed=self.alpha < 1)
 
     def extra_repr(self) -> str:
-        return f"activation={self.activation!r}, alpha={self.alpha}"
+        return f"activation={self.activation!r}, alpha={self.alpha}, damping={self.damping}"

@@ -21,7 +21,7 @@ def jacobian_penalty(
 ) -> Tensor:
     """‖J‖²_F ÷ size of each sample, estimated with random vectors (Bai et al., 2021).
 
-    J = ∂T/∂y at `state`: the equilibrium, or a random iterate of a trace. The mean of ‖Jᵀv‖² over
+    J = ∂T/∂y at `state`: the equilibrium, or a `random_iterate`. The mean of ‖Jᵀv‖² over
     v ~ N(0, I) is ‖J‖²_F (Hutchinson); it is differentiable in the context and the parameters, and
     added to a loss it makes the map contract faster. The state itself is taken as a constant.
     """
@@ -41,6 +41,40 @@ def jacobian_penalty(
             total = square if total is None else total + square
     assert total is not None
     return total / (vectors * flat.shape[1])
+
+
+def random_iterate(
+    cell: Cell,
+    x: Tensor,
+    *,
+    max_iterations: int,
+    start: State | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[State, Context]:
+    """An iterate y_k of y ← T(y; x), k uniform on 1 … `max_iterations`, and its context.
+
+    The point at which JIIO regularises: a penalty there makes the map contract all along the way,
+    not at the equilibrium alone. The paper takes two Hutchinson vectors:
+
+        state, context = random_iterate(cell, x, max_iterations=12)
+        loss = loss + weight * jacobian_penalty(cell, state, context, vectors=2).mean()
+
+    k is one for the batch. The state is a constant; the context is in the graph of the input and
+    the parameters, and is renewed as a solve would for cells with a `refresh`.
+    """
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations must be at least 1, not {max_iterations}")
+    context = cell.inject(x)
+    state = cell.initial_state(x, context) if start is None else start
+    state = map_state(lambda tensor: tensor.detach(), state)
+    device = None if generator is None else generator.device
+    steps = int(torch.randint(1, max_iterations + 1, (), generator=generator, device=device))
+    for taken in range(steps):
+        with torch.no_grad():
+            state = cell.step(state, context)
+        if taken < cell.refresh_until:
+            context = cell.refresh(state, context)
+    return state, context
 
 
 def spectral_radius(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, Symmetry, get_adjoint
+from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, get_adjoint
 from equilibria.context import Context, Packing, State, map_state, run_eagerly, state_tensors
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
@@ -25,6 +26,10 @@ from equilibria.solvers import (
     Status,
     get_solver,
 )
+
+
+class BatchCouplingWarning(UserWarning):
+    """At inference the answer for a sample depends on what else is in its batch."""
 
 
 class EquilibriumLayer(nn.Module):
@@ -70,11 +75,17 @@ class EquilibriumLayer(nn.Module):
         """The last forward solve, without its state and context."""
         self._backward_log = BackwardLog(strict)
         self._warned = False
+        self._told_of_coupling = False
 
     @property
     def last_backward(self) -> LinearSolution | None:
         """How the last backward solve went (without its value)."""
         return self._backward_log.latest
+
+    @property
+    def couples_batch(self) -> bool:
+        """Whether the samples of a batch are one problem, by the cell or by the solver (`SAM`)."""
+        return self.cell.couples_batch or self.solver.couples_batch
 
     @run_eagerly
     def forward(self, x: Tensor, start: State | None = None) -> Tensor:
@@ -129,19 +140,31 @@ class EquilibriumLayer(nn.Module):
         return None if bound is None else float(bound)
 
     def _problem(self, x: Tensor, start: State | None) -> FixedPointProblem:
+        self._tell_of_coupling(x)
         x = _in_fastest_format(x)
         context = self.cell.inject(x)
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
             start=self._start(x, context, start),
-            couples_batch=self.cell.couples_batch,
-            refresh=self.cell.refresh if self.cell.refresh_until else None,
+            couples_batch=self.couples_batch,
+            refresh=self._refresh() if self.cell.refresh_until else None,
             refresh_until=self.cell.refresh_until,
-            symmetric=self.cell.symmetry is not Symmetry.NONE,
+            monotone=self.cell.monotone,
             contraction=self.cell.contraction_limit,
             solved_once=True,
+            remedy=self.cell.remedy,
         )
+
+    def _refresh(self) -> Callable[[State, Context], Context]:
+        """The cell's `refresh` in the grad mode of the call: solvers run without gradients."""
+        mode = torch.is_grad_enabled()
+
+        def refresh(state: State, context: Context) -> Context:
+            with torch.set_grad_enabled(mode):
+                return self.cell.refresh(state, context)
+
+        return refresh
 
     def _start(self, x: Tensor, context: Context, given: State | None) -> State:
         expected = self.cell.initial_state(x, context)
@@ -164,6 +187,19 @@ class EquilibriumLayer(nn.Module):
             compiled = torch.compile(self.cell.step, backend=backend)
             self.__dict__["_compiled_step"] = compiled
         return compiled
+
+    def _tell_of_coupling(self, x: Tensor) -> None:
+        """Training expects batches; a prediction that depends on its batch mates surprises."""
+        if self.training or not self.couples_batch or len(x) < 2 or self._told_of_coupling:
+            return
+        self._told_of_coupling = True
+        warnings.warn(
+            "this layer couples the samples of a batch (a regulariser such as decorrelation or "
+            "HSIC): the result of each depends on the others in its batch. Run samples one by one, "
+            "or always in the same batches, where that matters.",
+            BatchCouplingWarning,
+            stacklevel=4,
+        )
 
     def _note(self, solution: Solution) -> None:
         """Keep the facts of a solve, and say so where it failed."""

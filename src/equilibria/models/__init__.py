@@ -1,16 +1,37 @@
 """The models of the papers, each a short file that reads like its paper."""
 
 from equilibria.models import presets as _presets  # noqa: F401  (registers the named models)
+from equilibria.models.branches import BranchCell
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq
+from equilibria.models.description import ModelDescription, describe_model
+from equilibria.models.geq import GEQCell, geq
+from equilibria.models.hrnet import HRNet, hrnet
+from equilibria.models.mdeq import MDEQCell, mdeq
+from equilibria.models.mopteq import (
+    MOptEqCell,
+    heritage_diversity_loss,
+    mopteq,
+    perturbed_logits,
+    reconstructed_perturbations,
+)
+from equilibria.models.neural_ode import NeuralODE, neural_ode
 from equilibria.models.opteq import OptEqCell, opteq, opteq_cell
+from equilibria.models.opteq_imagenet import opteq_imagenet, resnet_extractor_classifier
+from equilibria.models.plain_network import PlainNetwork, plain_network
+from equilibria.models.popteq import POptEqCell, popteq
 from equilibria.models.registry import (
+    ModelCard,
     create_model,
     list_models,
+    model_card,
     model_options,
-    model_summary,
+    model_outline,
+    parameter_count,
     register_model,
 )
+from equilibria.models.resnet import ResNet, resnet, resnet_extractor, resnet_of_size, resnet_small
+from equilibria.models.table1 import AffineOptEqCell, MultivariateOptEqCell, psd_factor
 from equilibria.models.theory import (
     ProximalReport,
     deep_opteq_of_network,
@@ -19,21 +40,54 @@ from equilibria.models.theory import (
 )
 
 __all__ = [
+    "AffineOptEqCell",
+    "BranchCell",
     "DeepOptEqCell",
     "DeepOptEqObjective",
     "EquilibriumClassifier",
+    "GEQCell",
+    "HRNet",
+    "MDEQCell",
+    "MOptEqCell",
+    "ModelCard",
+    "ModelDescription",
+    "MultivariateOptEqCell",
+    "NeuralODE",
     "OptEqCell",
+    "POptEqCell",
+    "PlainNetwork",
     "ProximalReport",
+    "ResNet",
     "UnitLayer",
     "create_model",
     "deep_opteq",
     "deep_opteq_of_network",
+    "describe_model",
+    "geq",
+    "heritage_diversity_loss",
+    "hrnet",
     "is_proximal",
     "list_models",
+    "mdeq",
+    "model_card",
     "model_options",
-    "model_summary",
+    "model_outline",
+    "mopteq",
+    "neural_ode",
     "opteq",
     "opteq_cell",
+    "opteq_imagenet",
+    "parameter_count",
+    "perturbed_logits",
+    "plain_network",
+    "popteq",
+    "psd_factor",
+    "reconstructed_perturbations",
     "register_model",
+    "resnet",
+    "resnet_extractor",
+    "resnet_extractor_classifier",
+    "resnet_of_size",
+    "resnet_small",
     "universal_hidden_units",
 ]

@@ -7,23 +7,36 @@ from torch import Tensor, nn
 
 
 class ImageStem(nn.Sequential):
-    """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, after optional pooling.
+    """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, and optional pooling.
 
-    The norms have no trainable affine part, as the papers' parameter counts require; in evaluation
-    they fold into their convolutions.
+    The first `strides` convolutions halve the resolution; an average pooling by `downsample` may
+    follow. The norms have no trainable affine part, as the papers' parameter counts require; in
+    evaluation they fold into their convolutions.
     """
 
     def __init__(
-        self, in_channels: int, channels: int, *, depth: int = 1, downsample: int = 1
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        depth: int = 1,
+        downsample: int = 1,
+        strides: int = 0,
     ) -> None:
         if depth < 1 or downsample < 1:
             raise ValueError(f"depth and downsample must be at least 1, not {depth}, {downsample}")
+        if not 0 <= strides <= depth:
+            raise ValueError(
+                f"strides counts the convolutions that halve the resolution: 0 to {depth}, "
+                f"not {strides}"
+            )
         layers: list[nn.Module] = []
         for level in range(depth):
             if level > 0:
                 layers.append(nn.ReLU())
             width = in_channels if level == 0 else channels
-            layers.append(nn.Conv2d(width, channels, 3, padding=1, bias=False))
+            stride = 2 if level < strides else 1
+            layers.append(nn.Conv2d(width, channels, 3, stride, padding=1, bias=False))
             layers.append(nn.BatchNorm2d(channels, affine=False))
         if downsample > 1:
             layers.append(nn.AvgPool2d(downsample))

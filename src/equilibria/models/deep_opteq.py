@@ -152,6 +152,7 @@ class DeepOptEqCell(Cell):
         self.couples_batch = regulariser is not None and regulariser.couples_batch
         symmetric = len(layers) == 1 and regulariser is None
         self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
+        self.monotone = symmetric
 
     def units(self) -> list[UnitLayer]:
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
@@ -191,6 +192,20 @@ class DeepOptEqCell(Cell):
         if self.regulariser is not None:
             near = self.regulariser.proximal(state, self.gamma)
         return state if near is None else near
+
+    @property
+    def formula(self) -> str:
+        count = len(self.layers)
+        extra = "" if self.regulariser is None else f" + {self.gamma:g}·{self.regulariser}(z_L)"
+        where = "   (M the Moreau envelope, prox_φ(v) = Wᵀσ(Wv + Ux + b)/μ)"
+        if count == 1:
+            return f"αM_φ^(1−α)(z){extra}{where}"
+        if count == 2:
+            return f"αM_φ₁^(1−α)(z₁) + αM_φ₂^(1−α)(z₂) + ½‖z₁ − z₂‖²{extra}{where}"
+        return (
+            f"0 ∈ ∇[Σᵢ αM_φᵢ^(1−α)(zᵢ){extra}] + (I − P)z̃, i = 1 … {count}, an inclusion rather "
+            f"than a minimum{where}"
+        )
 
     @property
     def contraction_limit(self) -> float | None:

@@ -5,15 +5,30 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from equilibria.registry import Registry
 
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What is known of a named model before it is built."""
+
+    name: str
+    summary: str = ""
+    paper: str = ""
+    """Where the model, or the comparison with it, is published."""
+    reported: str = ""
+    """The number of parameters that the paper reports."""
+
+
 _models: Registry[nn.Module] = Registry("model")
 _presets: dict[str, dict[str, Any]] = {}
-_summaries: dict[str, str] = {}
+_cards: dict[str, ModelCard] = {}
 
 
 def register_model(
@@ -21,22 +36,25 @@ def register_model(
     factory: Callable[..., nn.Module],
     *,
     summary: str = "",
+    paper: str = "",
+    reported: str = "",
     replace: bool = False,
     **preset: Any,
 ) -> None:
     """Make a model available by name: `factory` called with `preset` and the user's overrides.
 
-    `summary` is the line that lists of models show.
+    `summary` is the line that lists of models show; `paper` and `reported` say where it comes from
+    and how many parameters it has there.
     """
     _models.register(name, factory, replace=replace)
     _presets[name] = preset
-    _summaries[name] = summary
+    _cards[name] = ModelCard(name, summary, paper, reported)
 
 
-def model_summary(name: str) -> str:
-    """One line on a model."""
+def model_card(name: str) -> ModelCard:
+    """What is known of a model before it is built."""
     _models.factory(name)
-    return _summaries[name]
+    return _cards[name]
 
 
 def list_models() -> list[str]:
@@ -46,8 +64,9 @@ def list_models() -> list[str]:
 def create_model(name: str, **overrides: Any) -> nn.Module:
     """The model called `name`, with options overridden.
 
-    All models take num_classes, in_channels, tolerance and max_iterations; `model_options(name)`
-    lists the rest. An unknown name or option is an error that names the nearest one.
+    All models take num_classes and in_channels, equilibrium models also tolerance and
+    max_iterations; `model_options(name)` lists the rest. An unknown name or option is an error that
+    names the nearest one.
     """
     factory = _models.factory(name)
     known = model_options(name)
@@ -63,6 +82,17 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
                 f"model {name!r} has no option {option!r}{hint} It has: {', '.join(known)}."
             )
     return factory(**{**_presets[name], **overrides})
+
+
+def model_outline(name: str, **overrides: Any) -> nn.Module:
+    """The model without memory for its parameters: its structure and sizes, made at once."""
+    with torch.device("meta"):
+        return create_model(name, **overrides)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many trainable numbers a model has."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def model_options(name: str) -> dict[str, Any]:

@@ -23,10 +23,10 @@ SMALL_STATE = 4096
 class Auto(Anderson):
     """Picks by what the cell states; Anderson's method where nothing speaks for another.
 
-    A contraction proven to be strong: Picard. A symmetric Jacobian, that is a hidden objective, and
-    a small state: accelerated gradient descent, which costs two vectors and no linear algebra.
-    `Solution.solver` says which one it was. The thresholds come from the table in
-    docs/benchmarks.md; `equilibria tune` measures your own model.
+    A contraction proven to be strong: Picard. A symmetric Jacobian without negative eigenvalues (a
+    hidden objective with a concave energy) and a small state: accelerated gradient descent, which
+    costs two vectors and no linear algebra. `Solution.solver` says which one it was. The thresholds
+    come from the table in docs/benchmarks.md; `equilibria tune` measures your own model.
     """
 
     @property
@@ -42,7 +42,7 @@ class Auto(Anderson):
         }
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
-        if problem.symmetric and problem.packing.size <= SMALL_STATE:
+        if problem.monotone and problem.packing.size <= SMALL_STATE:
             return Accelerated(**limits)
         return None
 

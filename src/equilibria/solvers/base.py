@@ -62,6 +62,11 @@ class Solver(ABC, Generic[M]):
             raise ValueError(f"drop_share must be in (0, 1], not {self.drop_share}")
 
     @property
+    def couples_batch(self) -> bool:
+        """Whether the solver itself relates the samples of a batch to each other."""
+        return False
+
+    @property
     def method(self) -> str:
         """What the solver is called in a `Solution`."""
         return type(self).__name__
@@ -240,6 +245,7 @@ class _Progress:
             epsilon=problem.epsilon,
             context=problem.context,
             trace=trace,
+            remedy=problem.remedy,
         )
 
 

@@ -41,4 +41,5 @@ def solution_of_last_iterate(
         solver=solver,
         epsilon=problem.epsilon,
         context=context,
+        remedy=problem.remedy,
     )

@@ -27,12 +27,15 @@ class FixedPointProblem:
     couples_batch: bool = False
     refresh: Callable[[State, Context], Context] | None = None
     refresh_until: int = 0
-    symmetric: bool = False
-    """Whether the Jacobian of the map is symmetric, plainly or weighted: it has an objective."""
+    monotone: bool = False
+    """Whether the Jacobian is symmetric (plainly or weighted) with no negative eigenvalue: the
+    step is then a gradient step that momentum can only help."""
     contraction: float | None = None
     """A factor below which the map is proven to contract, if one is known for nothing."""
     solved_once: bool = False
     """Whether the solver may let go of the start, which is as large as the state."""
+    remedy: str = ""
+    """What to do where the iterations run out, if the map's owner knows."""
 
     def __post_init__(self) -> None:
         first = state_tensors(self.start)[0]

@@ -47,6 +47,10 @@ class SAM(Picard):
             )
 
     @property
+    def couples_batch(self) -> bool:
+        return self.regulariser.couples_batch
+
+    @property
     def gamma(self) -> float:
         return 1 / (2 * self.lipschitz)
 

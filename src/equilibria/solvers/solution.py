@@ -69,6 +69,8 @@ class Solution:
     context: Context
     """The context the last map was evaluated in (it differs from the first after a `refresh`)."""
     trace: Trace | None = None
+    remedy: str = ""
+    """What to do where the iterations ran out, if the map's owner knows."""
 
     @property
     def converged(self) -> Tensor:
@@ -87,6 +89,7 @@ class Solution:
             iterations=int(self.iterations[problem]),
             tolerance=self.tolerance,
             epsilon=self.epsilon,
+            remedy=self.remedy,
         )
 
     def summary(self) -> str:
@@ -109,17 +112,24 @@ class Solution:
 
 
 def describe(
-    status: Status, *, residual: float, iterations: int, tolerance: float, epsilon: float
+    status: Status,
+    *,
+    residual: float,
+    iterations: int,
+    tolerance: float,
+    epsilon: float,
+    remedy: str = "",
 ) -> str:
     """The sentence that belongs to a status."""
     if status is Status.CONVERGED:
         return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
     if status is Status.OUT_OF_ITERATIONS:
+        usual = "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
         remedy = (
             "the tolerance is below the precision of the numbers: raise it, or compute in a wider "
             "type (model.double())"
             if tolerance < 10 * epsilon
-            else "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
+            else remedy or usual
         )
         return (
             f"out of iterations: relative residual {residual:.1e} after {iterations}, "

@@ -1,0 +1,286 @@
+"""GEQ's energy: a Gaussian kernel between the input and the state, patch by patch.
+
+"GEQ: Gaussian Kernel Inspired Equilibrium Models", Sections 3.1, 3.5 and 4.1, Appendix A.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.context.state import is_channels_last
+from equilibria.energies.base import Energy
+from equilibria.energies.kernel_scale import KernelScale, kernel_scale
+from equilibria.energies.terms import Input, one_tensor
+from equilibria.operators import Dense, LinearOperator, as_operator
+from equilibria.operators.precision import at_least_float32, full_precision
+
+VANISHED = 1e4
+"""e^{−10⁴} is zero in every floating-point type: beyond it nothing depends on the energy."""
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The patches of a map: `channels` channels by `size` × `size` pixels each.
+
+    Where the map is not a multiple of a patch (1×1 maps of coarse branches, odd sizes), it is
+    continued by zeros, which neither energies nor norms notice.
+    """
+
+    channels: int
+    size: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a patch holds, c_s p²."""
+        return self.channels * self.size**2
+
+    def split(self, r: Tensor) -> Tensor:
+        """r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s); a view where nothing pads.
+
+        The order is that of channels_last, so that there runs of c_s numbers stay together.
+        """
+        if r.dim() != 4:
+            raise ValueError(
+                f"patches need maps (batch, channels, height, width), not {tuple(r.shape)}; "
+                "patch=None takes the whole state as one patch"
+            )
+        groups, rows, columns = self._grid(r)
+        padded = (groups * self.channels, rows * self.size, columns * self.size)
+        if padded != tuple(r.shape[1:]):
+            extra = [n - m for n, m in zip(padded, r.shape[1:], strict=True)]
+            r = F.pad(r, (0, extra[2], 0, extra[1], 0, extra[0]))
+        p, batch = self.size, r.shape[0]
+        if is_channels_last(r):
+            blocks = r.permute(0, 2, 3, 1).reshape(
+                batch, rows, p, columns, p, groups, self.channels
+            )
+            return blocks.permute(0, 1, 3, 5, 2, 4, 6)
+        blocks = r.reshape(batch, groups, self.channels, rows, p, columns, p)
+        return blocks.permute(0, 3, 5, 1, 4, 6, 2)
+
+    def merge(self, patches: Tensor, like: Tensor) -> Tensor:
+        """The map of these patches, in the shape and the memory format of `like`."""
+        batch, rows, columns, groups, p, _, channels = patches.shape
+        if is_channels_last(like):
+            blocks = patches.permute(0, 1, 4, 2, 5, 3, 6)
+            merged = blocks.reshape(batch, rows * p, columns * p, groups * channels)
+            merged = merged.permute(0, 3, 1, 2)
+        else:
+            blocks = patches.permute(0, 3, 6, 1, 4, 2, 5)
+            merged = blocks.reshape(batch, groups * channels, rows * p, columns * p)
+        if merged.shape == like.shape:
+            return merged
+        _, mid, height, width = like.shape
+        return merged[:, :mid, :height, :width]
+
+    def as_map(self, values: Tensor) -> Tensor:
+        """One number a patch, as split() orders them, as (B, groups, rows, columns)."""
+        return values.flatten(3).permute(0, 3, 1, 2)
+
+    def _grid(self, r: Tensor) -> tuple[int, int, int]:
+        _, mid, height, width = r.shape
+        return -(-mid // self.channels), -(-height // self.size), -(-width // self.size)
+
+
+class WholeMap:
+    """The whole state as one patch (Eq. 5)."""
+
+    def split(self, r: Tensor) -> Tensor:
+        """r as (B, 1, numbers)."""
+        return r.flatten(1)[:, None]
+
+    def merge(self, patches: Tensor, like: Tensor) -> Tensor:
+        """The map of the one patch."""
+        merged = patches.reshape(like.shape)
+        if is_channels_last(like):
+            return merged.contiguous(memory_format=torch.channels_last)
+        return merged
+
+    def as_map(self, values: Tensor) -> Tensor:
+        """One number a sample, as (B, 1, 1, 1)."""
+        return values.reshape(-1, 1, 1, 1)
+
+
+class GaussianKernel(Energy):
+    """−(1/2γ) Σ_p exp(−γ‖(Ux + b − Wy)_p W_h‖²), over the patches p of a map (Eq. 16).
+
+    With q_p = (Ux + b − Wy)_p W_h and the weights β_p = e^{−γ‖q_p‖²}, an attention over patches,
+    −∇E = Wᵀm, m_p = β_p q_p W_hᵀ: W_h acts on both sides. The feature is y itself.
+
+    U: from the input to the middle width; W: from y to the middle width.
+    W_h: Dense(c_s p², hidden), or None for the identity. It takes a patch pixel by pixel, the
+        channels of a pixel together.
+    channel_split, patch: c_s channels by p × p pixels make a patch; zeros fill what a map lacks to
+        whole patches. patch=None: the whole state is one patch (Eq. 5), whatever its shape.
+    gamma: "running" (default), "per-sample" or "paper", which are `RunningScale`,
+        `PerSampleScale` and `StepScale`; a number; or a `KernelScale`.
+
+    The Hessian in q_p is β_p(I − 2γ q_p q_pᵀ), with eigenvalues in [−2e^{−3/2}, 1] for every γ.
+    So ‖∇²E‖ ≤ (‖W‖‖W_h‖)², G is strongly convex for ‖W‖‖W_h‖ < 1.497, and the damped step with
+    s = 1/(1 + (‖W‖‖W_h‖)²) lowers G for any norms.
+    """
+
+    def __init__(
+        self,
+        U: LinearOperator | nn.Module | Tensor,
+        W: LinearOperator | nn.Module | Tensor,
+        W_h: Dense | Tensor | None = None,
+        *,
+        bias: bool | Tensor | None = None,
+        channel_split: int = 8,
+        patch: int | None = 2,
+        gamma: str | float | KernelScale = "running",
+    ) -> None:
+        super().__init__()
+        self.input = Input(U, bias)
+        self.W = as_operator(W)
+        self.W_h = _projection(W_h)
+        if channel_split < 1 or (patch is not None and patch < 1):
+            raise ValueError(
+                f"channel_split and patch must be at least 1, not {channel_split}, {patch}"
+            )
+        self.patches = WholeMap() if patch is None else Patches(channel_split, patch)
+        if isinstance(self.patches, Patches) and self.W_h is not None:
+            expected = self.patches.numbers
+            if self.W_h.in_features != expected:
+                raise ValueError(
+                    f"a patch of {channel_split} channels by {patch}×{patch} pixels has {expected} "
+                    f"numbers, but W_h takes {self.W_h.in_features}: use Dense({expected}, hidden)"
+                )
+        self.scale = kernel_scale(gamma)
+        self.couples_batch = self.scale.couples_batch
+
+    @property
+    def U(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        return self.input.U
+
+    @property
+    def formula(self) -> str:
+        injected = "Ux" if self.input.bias is None else "Ux + b"
+        over, part = ("Σₚ ", "ₚ") if isinstance(self.patches, Patches) else ("", "")
+        hidden = "" if self.W_h is None else " Wₕ"
+        return f"−(1/2γ) {over}exp(−γ‖({injected} − Wy){part}{hidden}‖²)"
+
+    def inject(self, x: Tensor) -> Context:
+        return self.input.inject(x)
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        entries: dict[str, Entry] = {"W": self.W.weights(layout[0])}
+        if self.W_h is not None:
+            (weight,) = self.W_h.weights()
+            entries["W_h"] = weight
+            if self._has_cheaper_product:
+                with full_precision(weight):
+                    entries["W_h W_hᵀ"] = weight.mT @ weight
+        return entries
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        context = super().complete(context, layout)
+        _, energies = self._pull(context["c"], context)
+        gamma = self.scale.at_start(energies.flatten(1))
+        if gamma.dim() == 0:
+            return context.with_shared({"gamma": gamma})
+        return context.with_sample(gamma=gamma)
+
+    def initial_state(self, context: Context) -> State:
+        c = context["c"]
+        start = c.new_zeros((c.shape[0], *self.W.input_shape(tuple(c.shape[1:]))))
+        if is_channels_last(c):
+            return start.contiguous(memory_format=torch.channels_last)
+        return start
+
+    def value(self, state: State, context: Context) -> Tensor:
+        _, energies = self._pull(self._difference(state, context), context)
+        beta, gamma = self._attention(energies, context)
+        values = -sum_per_sample(beta / (2 * gamma))
+        return values.sum() if self.couples_batch else values
+
+    def descent(self, state: State, context: Context) -> State:
+        r = self._difference(state, context)
+        pulled, energies = self._pull(r, context)
+        beta, _ = self._attention(energies, context)
+        m = self.patches.merge(beta.to(pulled.dtype) * pulled, r)
+        return self.W.adjoint(m, context.weights("W"))
+
+    def attention(self, state: State, context: Context) -> Tensor:
+        """β_p of every patch, shape (batch, groups of channels, rows, columns)."""
+        _, energies = self._pull(self._difference(state, context), context)
+        beta, _ = self._attention(energies, context)
+        return self.patches.as_map(beta)
+
+    @property
+    def curvature_limit(self) -> float | None:
+        """(‖W‖‖W_h‖)² as norm control bounds it."""
+        W = self.W.norm_limit
+        W_h = 1.0 if self.W_h is None else self.W_h.norm_limit
+        return None if W is None or W_h is None else (W * W_h) ** 2
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
+        """(‖W‖‖W_h‖)²."""
+        bound = self.W.norm_bound(layout[0])
+        if self.W_h is not None:
+            bound = bound * self.W_h.norm_bound((self.W_h.in_features,))
+        return bound.square()
+
+    def extra_repr(self) -> str:
+        return f"{self.patches}" if isinstance(self.patches, Patches) else "patch=None"
+
+    def _difference(self, state: State, context: Context) -> Tensor:
+        """r = Ux + b − Wy."""
+        mapped: Tensor = self.W(one_tensor(state, self), context.weights("W"))
+        return context["c"] - mapped
+
+    def _pull(self, r: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """r_p W_h W_hᵀ and ‖r_p W_h‖² of every patch, of shapes that broadcast."""
+        patches = self.patches.split(r)
+        if self.W_h is None:
+            return patches, self._energy(patches, patches)
+        grid = patches.shape[: self._grid_dimensions]
+        rows = patches.reshape(*grid, self.W_h.in_features)
+        if self._has_cheaper_product:
+            pulled = (rows @ context["W_h W_hᵀ"]).view(patches.shape)
+            return pulled, self._energy(rows.view(patches.shape), pulled)
+        q = F.linear(rows, context["W_h"])
+        pulled = F.linear(q, context["W_h"].mT).view(patches.shape)
+        return pulled, self._energy(q, q).view(*grid, *[1] * (patches.dim() - len(grid)))
+
+    def _energy(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a_p, b_p⟩ of every patch.
+
+        Kept in range: rounding may leave a small minus, and ∞ would make 0·∞ in derivatives.
+        """
+        inside = tuple(range(self._grid_dimensions, a.dim()))
+        products = at_least_float32(a) * at_least_float32(b)
+        energies = products.sum(dim=inside, keepdim=True)
+        return energies.clamp(0, torch.finfo(energies.dtype).max)
+
+    def _attention(self, energies: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """β_p = e^{−γ‖q_p‖²}, and γ in a shape that meets it."""
+        gamma = self.scale.at_state(context["gamma"], energies.flatten(1))
+        if gamma.dim() > 0:
+            gamma = gamma.reshape(-1, *[1] * (energies.dim() - 1))
+        return torch.exp(-(gamma * energies).clamp(max=VANISHED)), gamma
+
+    @property
+    def _grid_dimensions(self) -> int:
+        return 4 if isinstance(self.patches, Patches) else 2
+
+    @property
+    def _has_cheaper_product(self) -> bool:
+        """Whether W_h W_hᵀ, computed once a solve, costs a step less than W_h and W_hᵀ."""
+        return self.W_h is not None and 2 * self.W_h.out_features >= self.W_h.in_features
+
+
+def _projection(W_h: Dense | Tensor | None) -> Dense | None:
+    if W_h is None:
+        return None
+    operator = as_operator(W_h)
+    if isinstance(operator, Dense):
+        return operator
+    raise TypeError(f"W_h acts on the numbers of a patch: give a Dense, not a {operator}")

@@ -1,0 +1,183 @@
+"""The polynomial and the sigmoid kernel between the input and the state (GEQ Table 4)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.energies.base import Energy
+from equilibria.energies.terms import Input, one_tensor
+from equilibria.operators import LinearOperator
+
+Form = Literal["scaled", "printed"]
+
+SIGMOID_CURVATURE = 4 / (3 * math.sqrt(3))
+"""The largest |tanh″| = 2|tanh|(1 − tanh²), attained where tanh² = 1/3: 0.7698."""
+
+
+class InnerProductKernel(Energy, ABC):
+    """A kernel of ⟨c, y⟩, c = Ux + b, in place of `Input`'s −⟨c, y⟩.
+
+    In the default form="scaled" the inner product is measured by n, per sample the number of
+    entries of y or ‖c‖²/ρ, whichever is larger. Both kernels then act as `Input` does near y = 0,
+    and ‖c‖²/n ≤ ρ bounds the curvature. n is part of the graph.
+
+    form="printed" is Table 4 as it stands.
+    """
+
+    def __init__(
+        self,
+        U: LinearOperator | nn.Module | Tensor,
+        bias: bool | Tensor | None = None,
+        *,
+        rho: float = 0.1,
+        form: Form = "scaled",
+    ) -> None:
+        super().__init__()
+        if not rho > 0:
+            raise ValueError(f"rho must be positive, not {rho}")
+        if form not in ("scaled", "printed"):
+            raise ValueError(f"form must be 'scaled' or 'printed', not {form!r}")
+        self.input = Input(U, bias)
+        self.rho = rho
+        self.form = form
+
+    @property
+    def U(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        return self.input.U
+
+    @property
+    def _inner(self) -> str:
+        return "⟨Ux, y⟩" if self.input.bias is None else "⟨Ux + b, y⟩"
+
+    def inject(self, x: Tensor) -> Context:
+        context = self.input.inject(x)
+        c = context["c"]
+        if self.form == "printed":
+            return context
+        size = sum_per_sample(c.square()) / self.rho
+        return context.with_sample(n=size.clamp(min=math.prod(c.shape[1:])))
+
+    def initial_state(self, context: Context) -> State:
+        return self.input.initial_state(context)
+
+    @abstractmethod
+    def attention(self, state: State, context: Context) -> Tensor:
+        """The factor of c in −∇E, one number a sample."""
+
+    def descent(self, state: State, context: Context) -> State:
+        c = context["c"]
+        factor = self.attention(state, context).to(c.dtype)
+        return factor.reshape(-1, *[1] * (c.dim() - 1)) * c
+
+    def _product(self, state: State, context: Context) -> Tensor:
+        """⟨c, y⟩."""
+        return sum_per_sample(context["c"] * one_tensor(state, self))
+
+    @property
+    @abstractmethod
+    def _curvature_factor(self) -> float | None:
+        """k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 as printed), or None where nothing bounds it."""
+
+    @property
+    def curvature_limit(self) -> float | None:
+        factor = self._curvature_factor
+        return None if factor is None or self.form == "printed" else factor * self.rho
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        factor = self._curvature_factor
+        if factor is None:
+            return None
+        squares = sum_per_sample(context["c"].square())
+        shares = squares if self.form == "printed" else squares / context["n"]
+        # An empty batch has no curvature.
+        return factor * torch.cat([shares, shares.new_zeros(1)]).amax()
+
+    def extra_repr(self) -> str:
+        return f"form={self.form!r}" + (f", rho={self.rho}" if self.form == "scaled" else "")
+
+
+class PolynomialKernel(InnerProductKernel):
+    """−(n/d)(1 + ⟨c, y⟩/n)^d, whose descent is (1 + ⟨c, y⟩/n)^{d−1} c.
+
+    The paper's −⟨c, y⟩^d (form="printed") has no slope at y = 0, where every solve starts and then
+    stays, and outgrows ½‖y‖² far from it.
+
+    ‖∇²E‖ = (d−1)|1 + ⟨c, y⟩/n|^{d−2} ‖c‖²/n: at most ρ for d = 2, and unbounded in y for d ≥ 3.
+    """
+
+    def __init__(
+        self,
+        U: LinearOperator | nn.Module | Tensor,
+        degree: int = 2,
+        bias: bool | Tensor | None = None,
+        *,
+        rho: float = 0.1,
+        form: Form = "scaled",
+    ) -> None:
+        super().__init__(U, bias, rho=rho, form=form)
+        if not isinstance(degree, int) or degree < 1:
+            raise ValueError(f"degree must be a positive integer, not {degree}")
+        self.degree = degree
+
+    @property
+    def formula(self) -> str:
+        if self.form == "printed":
+            return f"−{self._inner}^{self.degree}"
+        return f"−(n/{self.degree})(1 + {self._inner}/n)^{self.degree}"
+
+    def value(self, state: State, context: Context) -> Tensor:
+        product = self._product(state, context)
+        if self.form == "printed":
+            return -product.pow(self.degree)
+        n = context["n"]
+        return -n / self.degree * (1 + product / n).pow(self.degree)
+
+    def attention(self, state: State, context: Context) -> Tensor:
+        product = self._product(state, context)
+        if self.form == "printed":
+            return self.degree * product.pow(self.degree - 1)
+        return (1 + product / context["n"]).pow(self.degree - 1)
+
+    @property
+    def _curvature_factor(self) -> float | None:
+        if self.degree > 2:
+            return None
+        return float(self.degree - 1) * (2 if self.form == "printed" else 1)
+
+    def extra_repr(self) -> str:
+        return f"degree={self.degree}, {super().extra_repr()}"
+
+
+class SigmoidKernel(InnerProductKernel):
+    """−n tanh(⟨c, y⟩/n), whose descent is (1 − tanh²(⟨c, y⟩/n)) c; ‖∇²E‖ ≤ 0.77 ‖c‖²/n ≤ 0.77 ρ.
+
+    The paper's −tanh⟨c, y⟩ (form="printed") saturates as soon as ⟨c, y⟩ exceeds a few, which one
+    pixel can do, and then the input no longer acts.
+    """
+
+    @property
+    def formula(self) -> str:
+        return f"−tanh{self._inner}" if self.form == "printed" else f"−n·tanh({self._inner}/n)"
+
+    def value(self, state: State, context: Context) -> Tensor:
+        product = self._product(state, context)
+        if self.form == "printed":
+            return -product.tanh()
+        n = context["n"]
+        return -n * (product / n).tanh()
+
+    def attention(self, state: State, context: Context) -> Tensor:
+        product = self._product(state, context)
+        if self.form == "scaled":
+            product = product / context["n"]
+        return 1 - product.tanh().square()
+
+    @property
+    def _curvature_factor(self) -> float:
+        return SIGMOID_CURVATURE

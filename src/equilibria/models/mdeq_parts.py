@@ -1,0 +1,176 @@
+"""What is around MDEQ's equilibrium: its stem, and the head that joins the branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.models.blocks import check_images
+from equilibria.models.mdeq_layers import Norm, fitting_groups
+
+BOTTLENECK_EXPANSION = 4
+
+
+class MDEQStem(nn.Sequential):
+    """The injection: two 3×3 convolutions and a 1×1 one, each with norm and ReLU.
+
+    `downsample` 2 strides the first convolution, 4 the first two. The initial kernels preserve the
+    variance, so that a fresh model in evaluation mode, whose batch norms have seen nothing yet,
+    injects at the same scale as in training.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: int, *, downsample: int, norm: Norm, groups: int
+    ) -> None:
+        if downsample not in (1, 2, 4):
+            raise ValueError(f"downsample must be 1, 2 or 4, not {downsample}")
+        first, second = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[downsample]
+        layers: list[nn.Module] = []
+        for width, kernel_size, stride in (
+            (in_channels, 3, first),
+            (channels, 3, second),
+            (channels, 1, 1),
+        ):
+            layers += _conv(width, channels, kernel_size, stride=stride, norm=norm, groups=groups)
+            layers.append(nn.ReLU())
+        super().__init__(*layers)
+        self.in_channels = in_channels
+        for i, layer in enumerate(self):
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if i == 0 else "relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        features = images
+        for layer in self:
+            features = layer(features)
+        return features
+
+
+class Bottleneck(nn.Module):
+    """ReLU(conv1×1 ∘ conv3×3 ∘ conv1×1 + projection), all with norms, to 4 times `width`."""
+
+    def __init__(self, in_channels: int, width: int, *, norm: Norm, groups: int) -> None:
+        super().__init__()
+        out_channels = BOTTLENECK_EXPANSION * width
+        self.residual = nn.Sequential(
+            *_conv(in_channels, width, 1, norm=norm, groups=groups, affine=False),
+            nn.ReLU(),
+            *_conv(width, width, 3, norm=norm, groups=groups, affine=False),
+            nn.ReLU(),
+            *_conv(width, out_channels, 1, norm=norm, groups=groups, affine=False),
+        )
+        self.projection = (
+            nn.Identity()
+            if in_channels == out_channels
+            else nn.Sequential(*_conv(in_channels, out_channels, 1, norm=norm, groups=groups))
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        return F.relu(self.residual(z) + self.projection(z))
+
+
+class MDEQHead(nn.Module):
+    """A bottleneck a branch; strided convolutions down to the coarsest, summed; then the classes.
+
+    It takes all branches in one tensor, as `pack_branches` makes it. The bottlenecks have width
+    `head_channels` in the first branch and twice that of the branch before in every other.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        head_channels: int,
+        final_channels: int,
+        num_classes: int,
+        *,
+        norm: Norm,
+        groups: int,
+    ) -> None:
+        super().__init__()
+        self.channels = tuple(channels)
+        widths = [head_channels * 2**branch for branch in range(len(channels))]
+        sizes = [BOTTLENECK_EXPANSION * width for width in widths]
+        self.bottlenecks = nn.ModuleList(
+            Bottleneck(c, width, norm=norm, groups=groups)
+            for c, width in zip(channels, widths, strict=True)
+        )
+        self.downs = nn.ModuleList(
+            nn.Sequential(
+                *_conv(size, larger, 3, stride=2, norm=norm, groups=groups, bias=True), nn.ReLU()
+            )
+            for size, larger in pairwise(sizes)
+        )
+        self.final = nn.Sequential(
+            *_conv(sizes[-1], final_channels, 1, norm=norm, groups=groups, bias=True), nn.ReLU()
+        )
+        self.classifier = nn.Linear(final_channels, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        branches = unpack_branches(features, self.channels)
+        joined = self.bottlenecks[0](branches[0])
+        for branch, bottleneck, down in zip(
+            branches[1:], self.bottlenecks[1:], self.downs, strict=True
+        ):
+            joined = bottleneck(branch) + down(joined)
+        logits: Tensor = self.classifier(self.final(joined).mean(dim=(2, 3)))
+        return logits
+
+
+def pack_branches(branches: Sequence[Tensor]) -> Tensor:
+    """Branches, each half as fine as the one before, in one tensor of the coarsest resolution.
+
+    The pixels of a block become channels: nothing is lost, and nothing is repeated.
+    """
+    if len(branches) == 1:
+        return branches[0]
+    coarsest = len(branches) - 1
+    return torch.cat([_to_channels(z, 2 ** (coarsest - i)) for i, z in enumerate(branches)], dim=1)
+
+
+def unpack_branches(packed: Tensor, channels: Sequence[int]) -> tuple[Tensor, ...]:
+    """The branches that `pack_branches` packed."""
+    scales = [2 ** (len(channels) - 1 - i) for i in range(len(channels))]
+    pieces = torch.split(packed, [c * s**2 for c, s in zip(channels, scales, strict=True)], dim=1)
+    return tuple(_to_pixels(z, s) for z, s in zip(pieces, scales, strict=True))
+
+
+def _to_channels(z: Tensor, scale: int) -> Tensor:
+    """`pixel_unshuffle`, which leaves an empty batch as it is, shape and all."""
+    batch, channels, height, width = z.shape
+    height, width = height // scale, width // scale
+    blocks = z.reshape(batch, channels, height, scale, width, scale).permute(0, 1, 3, 5, 2, 4)
+    return blocks.reshape(batch, channels * scale**2, height, width)
+
+
+def _to_pixels(z: Tensor, scale: int) -> Tensor:
+    """The inverse of `_to_channels`."""
+    batch, channels, height, width = z.shape
+    channels //= scale**2
+    blocks = z.reshape(batch, channels, scale, scale, height, width).permute(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(batch, channels, height * scale, width * scale)
+
+
+def _conv(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    norm: Norm,
+    groups: int,
+    affine: bool = True,
+    bias: bool = False,
+) -> list[nn.Module]:
+    """A convolution and its norm."""
+    convolution = nn.Conv2d(
+        in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=bias
+    )
+    if norm == "batch":
+        return [convolution, nn.BatchNorm2d(out_channels, affine=affine)]
+    count = fitting_groups(out_channels, groups)
+    return [convolution, nn.GroupNorm(count, out_channels, affine=affine)]

@@ -1,0 +1,216 @@
+"""OptEq's Table 1: layers that come from modifying the underlying convex function φ.
+
+Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 3.2. Row 1 is
+`OptEqCell`, row 2 (the skip connection, α M_φ^{1−α}) its `alpha`, row 5 (φ + γR)
+`FeatureRegulariser`. Here are row 3, an affine change of variables, and row 4, a multivariate
+linear activation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.adjoints import Symmetry
+from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.energies import Input
+from equilibria.equilibrium import Cell
+from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer
+from equilibria.objective import Objective, distance_per_sample
+from equilibria.operators import LinearOperator, as_operator
+
+
+class AffineOptEqCell(Cell):
+    """z = A⁻¹(f(A(z))), A(z) = Rz + t: the OptEq layer f = prox_φ in other coordinates (row 3).
+
+        z ← R⁻¹(Wᵀσ(W(Rz + t) + Ux + b)/μ − t)
+
+    The fixed point minimises φ∘A for every invertible R (printed "invariable"). The layer is
+    prox_{φ∘A} only where R is orthogonal; otherwise it is so in the metric of RᵀR,
+    argmin_u φ(Au) + ½‖R(u − z)‖², and converges as fast as f does. R and t act on the channels of
+    an image, and are trained if they are parameters.
+    """
+
+    R: Tensor
+    t: Tensor | None
+
+    def __init__(self, layer: UnitLayer, R: Tensor, t: Tensor | None = None) -> None:
+        super().__init__()
+        if R.dim() != 2 or R.shape[0] != R.shape[1]:
+            raise ValueError(f"R must be a square matrix, not of shape {tuple(R.shape)}")
+        if t is not None and t.shape != R.shape[:1]:
+            raise ValueError(f"t must have shape {tuple(R.shape[:1])}, not {tuple(t.shape)}")
+        if not R.is_meta and int(torch.linalg.matrix_rank(R.detach())) < R.shape[0]:
+            raise ValueError("R must be invertible: A⁻¹ is part of the layer")
+        self.inner = DeepOptEqCell([layer])
+        _hold(self, "R", R)
+        _hold(self, "t", t)
+
+    def inject(self, x: Tensor) -> Context:
+        shared = {"R": self.R, "R_inverse": torch.linalg.inv(self.R)}
+        if self.t is not None:
+            shared["t"] = self.t
+        return Context(shared=shared, parts=(self.inner.inject(x),))
+
+    def initial_state(self, x: Tensor, context: Context) -> Tensor:
+        return self.inner.initial_state(x, context.parts[0])
+
+    def step(self, state: State, context: Context) -> State:
+        image = self.inner.step(self.transform(state, context), context.parts[0])
+        assert isinstance(image, Tensor)
+        if "t" in context.shared:
+            image = image - _per_channel(context["t"], image)
+        return _mix(context["R_inverse"], image)
+
+    def transform(self, state: State, context: Context) -> Tensor:
+        """A(z) = Rz + t."""
+        assert isinstance(state, Tensor)
+        moved = _mix(context["R"], state)
+        return moved + _per_channel(context["t"], moved) if "t" in context.shared else moved
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """cond(R) times that of f: a bound for the Euclidean norm."""
+        bound = self.inner.contraction_bound(context.parts[0], layout)
+        return None if bound is None else bound * torch.linalg.cond(context["R"], 2)
+
+    def objective(self, context: Context) -> AffineObjective:
+        return AffineObjective(self, context)
+
+
+class AffineObjective(Objective):
+    """φ∘A (α M_φ^{1−α}∘A with a skip connection) at the image of a state."""
+
+    def __init__(self, cell: AffineOptEqCell, context: Context) -> None:
+        self.cell = cell
+        self.context = context
+        self.inner = DeepOptEqObjective(cell.inner, context.parts[0])
+
+    def value(self, state: State) -> Tensor:
+        return self.inner.value(self.cell.transform(state, self.context))
+
+    def gradient(self, state: State) -> Tensor:
+        """Rᵀ∇φ(Az)."""
+        (gradient,) = self.inner.gradient(self.cell.transform(state, self.context))
+        return _mix(self.context["R"].mT, gradient)
+
+    def residual(self, state: State) -> Tensor:
+        return distance_per_sample(state, self.cell.step(state, self.context))
+
+
+class MultivariateOptEqCell(Cell):
+    """z = WᵀS(Wz + Ux + b): the elementwise σ replaced by a symmetric S ⪰ 0 (row 4).
+
+    S = FFᵀ is given by a factor F, which keeps it symmetric and positive semidefinite while it is
+    trained (`psd_factor` makes one of S). Where ‖WᵀSW‖ ≤ 1 the layer is the proximal operator of
+
+        φ(z) = ½yᵀS⁻¹y − ⟨Ux + b, y⟩ − ½‖z‖²,    z = Wᵀy,
+
+    which is evaluated without an inverse: at y = Sa the first term is ½‖Fᵀa‖². S acts on the
+    channels of an image.
+    """
+
+    symmetry = Symmetry.PLAIN
+    factor: Tensor
+
+    def __init__(
+        self,
+        W: LinearOperator | nn.Module | Tensor,
+        U: LinearOperator | nn.Module | Tensor,
+        factor: Tensor,
+        *,
+        bias: bool | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if factor.dim() != 2:
+            raise ValueError(f"the factor of S is a matrix, not of shape {tuple(factor.shape)}")
+        self.W = as_operator(W)
+        self.input = Input(U, bias)
+        channels = self.W.bias_shape
+        if channels is not None and channels[0] != factor.shape[0]:
+            raise ValueError(f"W gives {channels[0]} channels, but S acts on {factor.shape[0]}")
+        _hold(self, "factor", factor)
+
+    def inject(self, x: Tensor) -> Context:
+        context = self.input.inject(x)
+        shape = self.W.input_shape(tuple(context["c"].shape[1:]))
+        return context.with_shared({"W": self.W.weights(shape), "F": self.factor})
+
+    def initial_state(self, x: Tensor, context: Context) -> Tensor:
+        injected = context["c"]
+        shape = self.W.input_shape(tuple(injected.shape[1:]))
+        return injected.new_zeros(injected.shape[0], *shape)
+
+    def step(self, state: State, context: Context) -> State:
+        _, y = self.lift(state, context)
+        return self.W.adjoint(y, context.weights("W"))
+
+    def lift(self, state: State, context: Context) -> tuple[Tensor, Tensor]:
+        """Fᵀa and y = Sa, a = Wz + Ux + b."""
+        assert isinstance(state, Tensor)
+        F = context["F"]
+        half = _mix(F.mT, self.W(state, context.weights("W")) + context["c"])
+        return half, _mix(F, half)
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
+        """‖F‖²‖W‖² ≥ ‖WᵀSW‖."""
+        norm: Tensor = torch.linalg.matrix_norm(context["F"], 2)
+        return (norm * self.W.norm_bound(layout[0])).square()
+
+    def objective(self, context: Context) -> MultivariateObjective:
+        return MultivariateObjective(self, context)
+
+
+class MultivariateObjective(Objective):
+    """φ of a multivariate activation at the image z = T(v) of a state v, where ∇φ(z) = v − z."""
+
+    def __init__(self, cell: MultivariateOptEqCell, context: Context) -> None:
+        self.cell = cell
+        self.context = context
+
+    def value(self, state: State) -> Tensor:
+        half, y = self.cell.lift(state, self.context)
+        z = self.cell.W.adjoint(y, self.context.weights("W"))
+        conjugate = 0.5 * sum_per_sample(half.square())
+        return conjugate - sum_per_sample(self.context["c"] * y) - 0.5 * sum_per_sample(z.square())
+
+    def gradient(self, state: State) -> Tensor:
+        image = self.cell.step(state, self.context)
+        assert isinstance(state, Tensor)
+        assert isinstance(image, Tensor)
+        return state - image
+
+    def residual(self, state: State) -> Tensor:
+        return distance_per_sample(state, self.cell.step(state, self.context))
+
+
+def psd_factor(S: Tensor) -> Tensor:
+    """F with S = FFᵀ, for a symmetric positive semidefinite S."""
+    if S.dim() != 2 or S.shape[0] != S.shape[1]:
+        raise ValueError(f"S must be a square matrix, not of shape {tuple(S.shape)}")
+    eigenvalues, vectors = torch.linalg.eigh(S)
+    rounding = 10 * len(S) * torch.finfo(S.dtype).eps * eigenvalues.abs().amax()
+    if bool((S - S.mT).abs().amax() > rounding):
+        raise ValueError("S must be symmetric")
+    if bool(eigenvalues[0] < -rounding):
+        raise ValueError(
+            f"S must be positive semidefinite, but has an eigenvalue {float(eigenvalues[0]):.3g}"
+        )
+    factor: Tensor = vectors * eigenvalues.clamp_min(0).sqrt()
+    return factor
+
+
+def _hold(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """`tensor` as a parameter if it is one, else as a constant that moves with the module."""
+    if isinstance(tensor, nn.Parameter):
+        module.register_parameter(name, tensor)
+    else:
+        module.register_buffer(name, tensor)
+
+
+def _mix(matrix: Tensor, z: Tensor) -> Tensor:
+    """The matrix applied to the channels of z."""
+    return torch.einsum("ij,bj...->bi...", matrix, z)
+
+
+def _per_channel(vector: Tensor, like: Tensor) -> Tensor:
+    return vector.reshape(-1, *[1] * (like.dim() - 2))

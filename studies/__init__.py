@@ -1,0 +1,1 @@
+"""Experiments that hold a theorem of the papers against what training does."""

@@ -1,0 +1,193 @@
+"""What every energy of the family keeps: its descent, its symmetry, its gradients as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import equilibria as eq
+from equilibria.context import Packing, state_tensors
+from equilibria.energies import Branches, HeritageDiversity
+from equilibria.operators import AveragePool
+
+Case = tuple[tuple[int, ...], Callable[[], eq.Energy]]
+
+
+def recurrence(channels: int, width: int) -> eq.LinearOperator:
+    return eq.Conv2d(channels, width, 3, norm="bound", zeta=0.8)
+
+
+def injection(channels: int, width: int, scale: int = 1) -> eq.LinearOperator:
+    return eq.Conv2d(channels, width, 3) @ AveragePool(scale)
+
+
+def branches(scales: tuple[int, ...], widths: tuple[int, ...]) -> Branches:
+    return Branches([eq.Input(injection(2, w, s)) for w, s in zip(widths, scales, strict=True)])
+
+
+def mopteq(scales: tuple[int, ...] = (1, 1, 1), **options: object) -> Callable[[], eq.Energy]:
+    widths = tuple(2 + i % 2 for i in range(len(scales)))
+
+    def make() -> eq.Energy:
+        coupling = HeritageDiversity(
+            [recurrence(3, w) for w in widths], scales=scales, **{"diversity": 0.05, **options}
+        )
+        return branches(scales, widths) + coupling
+
+    return make
+
+
+CASES: dict[str, Case] = {
+    "opteq": ((2, 4, 4), lambda: eq.Input(injection(2, 3)) + eq.Quadratic(recurrence(4, 3))),
+    "popteq": (
+        (2, 4, 4),
+        lambda: Branches(
+            [eq.Input(injection(2, 3, s)) + eq.Quadratic(recurrence(2, 3)) for s in (1, 2)],
+        ),
+    ),
+    "mopteq": ((2, 4, 4), mopteq()),
+    "mopteq-one-branch": ((2, 4, 4), mopteq((1,))),
+    "mopteq-two-scales": ((2, 4, 4), mopteq((1, 2))),
+    "mopteq-four-scales": ((2, 8, 8), mopteq((1, 2, 4, 8))),
+    "mopteq-up-and-down": ((2, 4, 4), mopteq((2, 1, 4))),
+    "mopteq-frozen": ((2, 4, 4), mopteq((1, 2, 2), sign="freeze")),
+    "mopteq-without-diversity": ((2, 4, 4), mopteq((1, 2), diversity=0.0)),
+    "mopteq-without-heritage": ((2, 4, 4), mopteq((1, 2), heritage=False)),
+    "mopteq-without-both": ((2, 4, 4), mopteq((1, 2), diversity=0.0, heritage=False)),
+}
+
+
+def layer_of(name: str, activation: str = "relu") -> tuple[eq.EquilibriumLayer, Tensor]:
+    shape, make = CASES[name]
+    torch.manual_seed(0)
+    layer = eq.EquilibriumLayer(
+        cell=Concatenating(make(), activation),
+        solver=eq.Anderson(tolerance=1e-13, max_iterations=2000),
+        adjoint=eq.Implicit(tolerance=1e-13),
+        strict=True,
+    ).double()
+    return layer, torch.randn(3, *shape, dtype=torch.float64)
+
+
+class Concatenating(eq.EnergyCell):
+    """An energy's cell whose output is the whole state."""
+
+    def output(self, state: eq.State, context: eq.Context) -> Tensor:
+        return torch.cat([tensor.flatten(1) for tensor in state_tensors(state)], dim=1)
+
+
+def random_state(cell: eq.Cell, x: Tensor, context: eq.Context) -> tuple[Packing, Tensor]:
+    packing = Packing.of(cell.initial_state(x, context), cell.couples_batch)
+    flat = packing.pack(cell.initial_state(x, context))
+    generator = torch.Generator().manual_seed(2)
+    return packing, torch.rand(flat.shape, generator=generator, dtype=flat.dtype)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
+    layer, x = layer_of(name)
+    energy = layer.cell.energy
+    context = layer.cell.inject(x)
+    packing, flat = random_state(layer.cell, x, context)
+    leaf = flat.requires_grad_()
+    value = energy.value(packing.unpack(leaf), context)
+    assert value.shape == (() if energy.couples_batch else (3,))
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    descent = packing.pack(energy.descent(packing.unpack(flat), context))
+    torch.testing.assert_close(descent, -gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_values_do_not_depend_on_the_batch(name: str) -> None:
+    layer, x = layer_of(name)
+    energy = layer.cell.energy
+    if energy.couples_batch:
+        pytest.skip("couples the batch, and says so")
+    context = layer.cell.inject(x)
+    packing, flat = random_state(layer.cell, x, context)
+    together = energy.value(packing.unpack(flat), context)
+    for i in range(3):
+        alone = layer.cell.inject(x[i : i + 1])
+        state = Packing.of(layer.cell.initial_state(x[:1], alone)).unpack(flat[i : i + 1])
+        torch.testing.assert_close(energy.value(state, alone)[0], together[i])
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_hessian_is_symmetric(name: str) -> None:
+    layer, x = layer_of(name)
+    x = x if layer.cell.couples_batch else x[:1]
+    context = layer.cell.inject(x)
+    packing, flat = random_state(layer.cell, x, context)
+
+    def descent(v: Tensor) -> Tensor:
+        return packing.pack(layer.cell.energy.descent(packing.unpack(v), context))
+
+    jacobian = torch.autograd.functional.jacobian(descent, flat).reshape(flat.numel(), -1)
+    torch.testing.assert_close(jacobian, jacobian.mT, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_adjoint_is_that_of_a_dense_solve(name: str) -> None:
+    layer, x = layer_of(name)
+    cell = layer.cell
+    x = x if cell.couples_batch else x[:1]
+    x.requires_grad_()
+    output = layer(x)
+    g = torch.randn_like(output)
+    (found,) = torch.autograd.grad(output, x, g)
+    assert layer.last_backward is not None
+    assert layer.last_backward.method == "conjugate gradients"
+
+    solution = layer.solve(x)
+    context = cell.inject(x)
+    packing = Packing.of(solution.state, cell.couples_batch)
+    flat = packing.pack(solution.state)
+
+    def step(v: Tensor) -> Tensor:
+        # A frozen sign was frozen during the solve.
+        kept = solution.context if cell.refresh_until else context
+        return packing.pack(cell.step(packing.unpack(v), kept))
+
+    jacobian = torch.autograd.functional.jacobian(step, flat).reshape(flat.numel(), -1)
+    identity = torch.eye(flat.numel(), dtype=flat.dtype)
+    order = packing.pack(packing.unpack(g.reshape(flat.shape)))
+    adjoint = torch.linalg.solve(identity - jacobian.mT, order.flatten()).reshape(flat.shape)
+    if cell.refresh_until:
+        context = cell.refresh(solution.state, cell.inject(x))
+        context = _with_kept_signs(context, solution.context)
+    image = packing.pack(cell.step(packing.unpack(flat), context))
+    (expected,) = torch.autograd.grad(image, x, adjoint)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def _with_kept_signs(context: eq.Context, other: eq.Context) -> eq.Context:
+    """`context`, with the signs of `other` (its coupling part holds nothing that is trained)."""
+    return eq.Context(parts=(context.parts[0], other.parts[1]))
+
+
+@pytest.mark.parametrize("activation", ["relu", "softplus"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_derivatives_of_the_whole_layer(name: str, activation: str) -> None:
+    layer, x = layer_of(name, activation)
+    names = [n for n, _ in layer.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
+
+    def output(x: Tensor, *parameters: Tensor) -> Tensor:
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(layer, named, (x,))
+
+    arguments = (x.requires_grad_(), *values)
+    assert gradcheck(output, arguments, fast_mode=True)
+    if activation == "softplus" and name != "mopteq-four-scales":
+        assert gradgradcheck(output, arguments, fast_mode=True)
+
+
+def test_the_layer_trains() -> None:
+    """Parameters of all parts of a coupled energy get a gradient."""
+    layer, x = layer_of("mopteq-two-scales")
+    layer(x).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())

@@ -1,0 +1,436 @@
+"""POptEqs and MOptEqs: the paper's equations, its ablations, PE, and that everything converges."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.context import Packing, state_tensors
+from equilibria.energies import HeritageDiversity
+from equilibria.energies.heritage_diversity import resampling
+from equilibria.models.mopteq import (
+    MOptEqCell,
+    heritage_diversity_loss,
+    mopteq,
+    perturbed_logits,
+    reconstructed_perturbations,
+)
+from equilibria.models.popteq import POptEqCell, popteq
+
+
+def operators(widths: Sequence[int], channels: int = 3) -> list[eq.Conv2d]:
+    return [eq.Conv2d(channels, w, 3, norm="bound", zeta=0.9) for w in widths]
+
+
+def cell_of(
+    scales: Sequence[int] = (1, 1, 1), size: int = 4, **options: object
+) -> tuple[MOptEqCell, Tensor]:
+    torch.manual_seed(0)
+    widths = [3 + i % 2 for i in range(len(scales))]
+    own = {k: options.pop(k) for k in ("pe", "epsilon", "perturb_for", "fusion") if k in options}
+    coupling = HeritageDiversity(operators(widths), scales=scales, **{"diversity": 0.05, **options})
+    pairs = zip(widths, scales, strict=True)
+    inputs = [eq.Input(eq.Conv2d(2, w, 3) @ eq.AveragePool(s)) for w, s in pairs]
+    cell = MOptEqCell(inputs, coupling, **own).double()
+    return cell, torch.randn(2, 2, size, size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scales", [(1,), (1, 1), (1, 1, 1), (1, 2, 4), (1, 2, 2, 4)])
+def test_proposition_1(scales: tuple[int, ...]) -> None:
+    """The step is Eq. 6 with h as printed, written out channel by channel."""
+    lam = 0.3
+    cell, x = cell_of(scales, sign="hard", diversity=lam)
+    context = cell.inject(x)
+    y = [torch.rand_like(t) for t in cell.initial_state(x, context)]
+    W = cell.coupling.operators()
+    z = [w.adjoint(t) for w, t in zip(W, y, strict=True)]
+    L = len(scales)
+
+    def resample(feature: Tensor, to: Tensor) -> Tensor:
+        ratio = feature.shape[2] / to.shape[2]
+        if ratio >= 1:
+            return F.avg_pool2d(feature, int(ratio))
+        s = int(1 / ratio)
+        return feature.repeat_interleave(s, 2).repeat_interleave(s, 3) / s**2
+
+    for i in range(L):
+        after, before = z[(i + 1) % L], z[i - 1]
+        A, B = resample(after, z[i]), resample(before, z[i])
+        h = 0.5 * (A + B)
+        C = z[i].shape[1]
+        for k in range(C):
+            for l in range(C):  # noqa: E741
+                if k == l:
+                    continue
+                sign_a = (z[i][:, k] * A[:, l]).sum(dim=(1, 2)).sign()[:, None, None]
+                # M_{i-1:i} pairs the channels of P z_i with those of z_{i-1}.
+                sign_b = (z[i][:, k] * B[:, l]).sum(dim=(1, 2)).sign()[:, None, None]
+                h[:, k] -= lam / 2 * (sign_a * A[:, l] + sign_b * B[:, l])
+        c = context.parts[0].parts[i]["c"]
+        expected = torch.relu(W[i](h) + c)
+        torch.testing.assert_close(cell.step(tuple(y), context)[i], expected)
+
+
+@pytest.mark.parametrize(("fine", "coarse"), [(1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (2, 8)])
+def test_resampling_is_its_own_transpose(fine: int, coarse: int) -> None:
+    down = resampling(fine, coarse)
+    up = resampling(coarse, fine)
+    small = torch.randn(2, 3, 8 // coarse, 8 // coarse, dtype=torch.float64)
+    other = torch.randn(2, 3, 8 // fine, 8 // fine, dtype=torch.float64)
+    assert down(small).shape == other.shape
+    torch.testing.assert_close(up(other), down.adjoint(other))
+    torch.testing.assert_close((down(small) * other).sum(), (small * up(other)).sum())
+    with pytest.raises(ValueError, match="do not divide"):
+        resampling(2, 3)
+
+
+def test_resampling_keeps_the_layout_of_memory() -> None:
+    z = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    for P in (eq.AveragePool(2), eq.AveragePool(2).T):
+        assert P(z).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_one_branch_without_diversity_is_opteq() -> None:
+    cell, x = cell_of((1,), diversity=0.0)
+    solver = eq.Anderson(tolerance=1e-13, max_iterations=500)
+    found = eq.EquilibriumLayer(cell=cell, solver=solver)(x)
+    opteq = eq.models.OptEqCell(cell.coupling.operators()[0], cell.inputs()[0].U, bias=False)
+    torch.testing.assert_close(eq.EquilibriumLayer(cell=opteq, solver=solver)(x), found)
+
+
+def test_without_heritage_and_diversity_it_is_popteqs() -> None:
+    scales = (1, 2)
+    cell, x = cell_of(scales, diversity=0.0, heritage=False)
+    solver = eq.Anderson(tolerance=1e-13, max_iterations=500)
+    parallel = POptEqCell(cell.coupling.operators(), [t.U for t in cell.inputs()], bias=False)
+    one, two = (eq.EquilibriumLayer(cell=c, solver=solver) for c in (cell, parallel))
+    torch.testing.assert_close(one(x), two(x))
+    value = one.objective(x).value(one.solve(x).state)
+    torch.testing.assert_close(value, two.objective(x).value(two.solve(x).state))
+    # Each branch is an OptEq of its own.
+    state = two.solve(x).state
+    for W, term, y in zip(cell.coupling.operators(), cell.inputs(), state, strict=True):
+        alone = eq.models.OptEqCell(W, term.U, bias=False)
+        torch.testing.assert_close(eq.EquilibriumLayer(cell=alone, solver=solver).solve(x).state, y)
+
+
+@pytest.mark.parametrize("sign", ["smooth", "freeze"])
+@pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4)])
+def test_an_equilibrium_is_stationary(sign: str, scales: tuple[int, ...]) -> None:
+    cell, x = cell_of(scales, sign=sign)
+    layer = eq.EquilibriumLayer(cell=cell, solver=eq.Anderson(tolerance=1e-13, max_iterations=999))
+    solution = layer.solve(x)
+    objective = cell.objective(solution.context)
+    assert (objective.residual(solution.state) < 1e-11).all()
+    for gradient in state_tensors(objective.gradient(solution.state)):
+        assert gradient.abs().max() < 1e-11
+
+
+@pytest.mark.parametrize(
+    "options", [{"diversity": 0.0}, {"sign": "freeze"}, {"sign": "freeze", "heritage": False}]
+)
+@pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4), (1, 2)])
+def test_the_curvature_bound(scales: tuple[int, ...], options: dict[str, object]) -> None:
+    cell, x = cell_of(scales, **options)
+    x = x[:1]
+    context = cell.inject(x)
+    packing = Packing.of(cell.initial_state(x, context))
+    bound = cell.contraction_bound(context, packing.layout)
+    assert bound is not None
+    flat = torch.rand(1, packing.size, dtype=torch.float64)
+    hessian = torch.autograd.functional.jacobian(
+        lambda v: packing.pack(cell.energy.descent(packing.unpack(v), context)), flat
+    ).reshape(packing.size, packing.size)
+    assert torch.linalg.matrix_norm(hessian, 2) <= bound * (1 + 1e-9)
+    limit = cell.contraction_limit
+    assert limit is not None
+    assert bound <= limit * (1 + 1e-6)
+
+
+def test_moving_signs_have_no_curvature_bound() -> None:
+    for sign in ("smooth", "hard"):
+        cell, x = cell_of(sign=sign)
+        assert cell.contraction_limit is None
+        assert eq.EquilibriumLayer(cell=cell).contraction_bound(x) is None
+
+
+def settled_model(
+    size: int = 8, **options: object
+) -> tuple[eq.models.EquilibriumClassifier, Tensor]:
+    torch.manual_seed(0)
+    model = mopteq(channels=32, tolerance=1e-5, max_iterations=100, zeta=0.95, **options)
+    images = torch.randn(8, 3, size, size)
+    with torch.no_grad():
+        for _ in range(20):
+            model.stem(images)
+    return model.eval(), images
+
+
+@pytest.mark.parametrize("diversity", [0.01, 1 / 32])
+@pytest.mark.parametrize(
+    ("scales", "widths", "size"),
+    [((1, 1, 1), (64, 128, 128), 8), ((1, 2, 4, 8), (16, 32, 32, 64), 32)],
+)
+def test_smooth_signs_converge_within_40_iterations(
+    diversity: float, scales: tuple[int, ...], widths: tuple[int, ...], size: int
+) -> None:
+    model, images = settled_model(size, scales=scales, widths=widths, diversity=diversity)
+    solution = model.solve(images)
+    assert solution.converged.all()
+    assert solution.iterations.max() <= 40
+
+
+def test_popteqs_converge_within_20_iterations() -> None:
+    torch.manual_seed(0)
+    model = popteq(
+        channels=32, widths=(64, 128, 128), zeta=0.95, tolerance=1e-5, max_iterations=100
+    )
+    solution = model.solve(torch.randn(8, 3, 8, 8))
+    assert solution.converged.all()
+    assert solution.iterations.max() <= 20
+
+
+@pytest.mark.parametrize("sign", ["smooth", "freeze"])
+def test_pe_converges_for_all_samples(sign: str) -> None:
+    model, images = settled_model(widths=(64, 128, 128), pe="always", epsilon=0.1, sign=sign)
+    solution = model.solve(images)
+    assert solution.converged.all()
+
+
+def test_the_floor_of_hard_signs_is_reported() -> None:
+    model, images = settled_model(widths=(64, 128, 128), sign="hard", diversity=1 / 32)
+    with pytest.warns(eq.ConvergenceWarning, match="signs of the diversity term chatter"):
+        solution = model.solve(images)
+    assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
+    assert (solution.residual < 0.1).all()
+    cell = model.layer.cell
+    assert isinstance(cell, MOptEqCell)
+    assert (cell.sign_flips(solution.state, solution.context) > 0).all()
+    smooth, _ = settled_model(widths=(64, 128, 128), sign="smooth", diversity=1 / 32)
+    rest = smooth.solve(images)
+    flips = smooth.layer.cell.sign_flips(rest.state, rest.context)
+    assert flips.float().mean() < 1
+
+
+def test_frozen_signs_are_those_of_an_iterate() -> None:
+    cell, x = cell_of(sign="freeze", freeze_after=3)
+    assert cell.refresh_until == 3
+    solution = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-12)).solve(x)
+    with torch.no_grad():
+        context = cell.inject(x)
+        state: eq.State = cell.initial_state(x, context)
+        for _ in range(3):
+            state = cell.step(state, context)
+            context = cell.refresh(state, context)
+    for name in ("pair0", "pair1", "pair2"):
+        assert torch.equal(context.parts[1][name], solution.context.parts[1][name])
+    flips = cell.sign_flips(solution.state, solution.context)
+    assert flips.shape == (2,)
+
+
+def test_perturbations_are_those_that_raise_the_objective_most() -> None:
+    cell, x = cell_of((1, 2), pe="always", epsilon=0.2)
+    state = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-10)).solve(x).state
+    deltas = reconstructed_perturbations(cell, state, 0.2)
+    generator = torch.Generator().manual_seed(0)
+    for term, y, delta in zip(cell.inputs(), state_tensors(state), deltas, strict=True):
+        assert delta.shape == x.shape
+        assert delta.abs().max() <= 0.2
+
+        def objective(d: Tensor, term: eq.Input = term, y: Tensor = y) -> Tensor:
+            return -(term.U(x - d) * y).flatten(1).sum(dim=1)
+
+        best = objective(delta)
+        for _ in range(20):
+            other = 0.2 * torch.randn(x.shape, generator=generator, dtype=x.dtype).sign()
+            assert (objective(other) <= best + 1e-12).all()
+
+
+def test_pe_perturbs_the_branches_after_the_first() -> None:
+    cell, x = cell_of((1, 1, 2), pe="train", epsilon=0.3, perturb_for=4)
+    layer = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-12, max_iterations=500))
+    assert cell.eval().refresh_until == 0
+    clean = layer.solve(x)
+    assert cell.train().refresh_until == 4
+    perturbed = layer.solve(x)
+    assert perturbed.evaluations >= 4
+    seen = [part["c"] for part in perturbed.context.parts[0].parts]
+    before = [part["c"] for part in clean.context.parts[0].parts]
+    torch.testing.assert_close(seen[0], before[0])
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(seen[1:], before[1:], strict=True))
+    # Branch i sees U(g − δ): the difference is U applied to signs of size ε of the branch before.
+    state = perturbed.state
+    deltas = reconstructed_perturbations(cell, state, 0.3)
+    for term, delta, a, b in zip(cell.inputs()[1:], deltas, seen[1:], before[1:], strict=False):
+        exact = b - term.U(delta)
+        # δ was kept from the fourth iteration: nearly all of its signs are still those of now.
+        assert (a - exact).norm() < 0.3 * (a - b).norm()
+
+
+def test_pe_has_no_effect_on_a_single_branch_and_is_off_by_default() -> None:
+    cell, x = cell_of((1,), pe="always", diversity=0.0)
+    other, _ = cell_of((1,), diversity=0.0)
+    assert other.pe == "off"
+    solver = eq.Picard(tolerance=1e-12, max_iterations=500)
+    torch.testing.assert_close(
+        eq.EquilibriumLayer(cell=cell, solver=solver)(x),
+        eq.EquilibriumLayer(cell=other, solver=solver)(x),
+    )
+
+
+def test_gradients_with_pe_are_those_of_the_kept_perturbation() -> None:
+    """δ is constant almost everywhere: finite differences agree, and U gets both its parts."""
+    cell, x = cell_of((1, 2), pe="always", epsilon=0.1)
+    layer = eq.EquilibriumLayer(
+        cell=cell, solver=eq.Anderson(tolerance=1e-13), adjoint=eq.Implicit(tolerance=1e-13)
+    )
+    parameters = list(layer.parameters())
+    weight = torch.randn_like(layer(x).detach())
+    gradients = torch.autograd.grad((layer(x) * weight).sum(), parameters)
+    generator = torch.Generator().manual_seed(3)
+    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
+    exact = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
+    values = []
+    for h in (1e-6, -1e-6):
+        with torch.no_grad():
+            for p, d in zip(parameters, directions, strict=True):
+                p.add_(h * d)
+            values.append((layer(x) * weight).sum())
+            for p, d in zip(parameters, directions, strict=True):
+                p.sub_(h * d)
+    torch.testing.assert_close(exact, (values[0] - values[1]) / 2e-6, rtol=1e-6, atol=1e-9)
+
+
+def test_unrolling_agrees_with_pe() -> None:
+    cell, x = cell_of((1, 2), pe="always", epsilon=0.1)
+    solver = eq.Picard(tolerance=1e-13, max_iterations=500)
+    outputs = [
+        eq.EquilibriumLayer(cell=cell, solver=solver, adjoint=adjoint)(x)
+        for adjoint in (eq.Implicit(tolerance=1e-13), eq.Unrolled(steps=300))
+    ]
+    one, two = (torch.autograd.grad(o.square().sum(), cell.parameters()) for o in outputs)
+    for a, b in zip(one, two, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+def test_proposition_2() -> None:
+    """max{G(z'; g−δ) − G(z*; g), √N ε‖z' − z*‖} ≥ ½(ε‖Uᵀy*‖₁ − Nε²), on 300 random OptEqs."""
+    generator = torch.Generator().manual_seed(0)
+    solver = eq.Anderson(tolerance=1e-12, max_iterations=1000)
+    n = 6
+    cases, worst = 0, float("inf")
+    for seed in range(300):
+        draw = torch.randn(2, n, n, generator=generator, dtype=torch.float64)
+        W, U = (0.95 * m / torch.linalg.matrix_norm(m, 2) for m in draw)
+        epsilon = 0.02 * (1 + seed % 5)
+        g = 2 * torch.randn(1, n, generator=generator, dtype=torch.float64)
+        layer = eq.EquilibriumLayer(cell=eq.models.OptEqCell(W, U, bias=False), solver=solver)
+        y = layer.solve(g).state
+        delta = epsilon * (y @ U).sign()
+        moved = layer.solve(g - delta).state
+        rise = layer.objective(g - delta).value(moved) - layer.objective(g).value(y)
+        distance = n**0.5 * epsilon * ((moved - y) @ W).norm()
+        left = max(float(rise), float(distance))
+        right = 0.5 * (epsilon * float((y @ U).abs().sum()) - n * epsilon**2)
+        assert left >= right - 1e-9
+        if right > 1e-6:
+            cases += 1
+            worst = min(worst, left / right)
+    assert cases > 200
+    assert worst >= 1
+
+
+def test_the_augmented_loss() -> None:
+    features = torch.randn(2, 6, 3, 3, dtype=torch.float64)
+    z = features.unflatten(1, (3, 2))
+    expected = torch.zeros(2, dtype=torch.float64)
+    for i in range(3):
+        one, two = z[:, i], z[:, (i + 1) % 3]
+        for k in range(2):
+            for l in range(2):  # noqa: E741
+                inner = (one[:, k] * two[:, l]).sum(dim=(1, 2))
+                expected += -inner if k == l else 0.1 * inner.abs()
+    torch.testing.assert_close(heritage_diversity_loss(features, 3, 0.1), expected)
+
+
+def test_it_trains_with_the_augmented_loss() -> None:
+    torch.manual_seed(0)
+    model = popteq(channels=4, widths=(3, 4), scales=(1, 1), fusion="none")
+    images = torch.randn(4, 3, 8, 8)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(10):
+        loss = 0.01 * heritage_diversity_loss(model.features(images), 2, 0.1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert all(after < before for before, after in pairwise(losses))
+
+
+@pytest.mark.parametrize("fusion", ["average", "sum", "none", "conv"])
+@pytest.mark.parametrize("make", [popteq, mopteq])
+def test_fusions(fusion: str, make: object) -> None:
+    torch.manual_seed(0)
+    model = make(channels=4, widths=(3, 4), scales=(1, 2), fusion=fusion, num_classes=5)  # type: ignore[operator]
+    images = torch.randn(2, 3, 8, 8)
+    assert model(images).shape == (2, 5)
+    features = model.features(images)
+    solution = model.solve(images)
+    branches = model.layer.cell.features(solution.state, solution.context)
+    assert [b.shape[2] for b in branches] == [8, 4]
+    lifted = [branches[0], branches[1].repeat_interleave(2, 2).repeat_interleave(2, 3)]
+    expected = {
+        "average": (lifted[0] + lifted[1]) / 2,
+        "sum": lifted[0] + lifted[1],
+    }.get(fusion, torch.cat(lifted, dim=1))
+    torch.testing.assert_close(features, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_evaluation_of_a_perturbation() -> None:
+    """Logits at g − δ move further than at g − random signs of the same size (Figure 3a)."""
+    model, images = settled_model(widths=(16, 32), scales=(1, 1))
+    with torch.no_grad():
+        clean = model(images)
+        moved = (perturbed_logits(model, images, 0.3) - clean).norm()
+        feature = model.stem(images)
+        random = [
+            (model.head(model.layer(feature - 0.3 * torch.randn_like(feature).sign())) - clean)
+            for _ in range(5)
+        ]
+    assert moved > 1.5 * torch.stack([r.norm() for r in random]).mean()
+    with pytest.raises(TypeError, match="MOptEqs"):
+        perturbed_logits(eq.create_model("opteq-small"), images, 0.1)
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_bad_options_are_explained() -> None:
+    with pytest.raises(ValueError, match="one scale a branch"):
+        mopteq(widths=(3, 4), scales=(1,))
+    with pytest.raises(ValueError, match="one must be 1"):
+        popteq(widths=(3, 4), scales=(2, 4))
+    with pytest.raises(ValueError, match="sign must be"):
+        mopteq(sign="soft")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pe must be"):
+        mopteq(pe="on")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kernel must be"):
+        mopteq(kernel="cubic")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kernel='linear'"):
+        mopteq(kernel="sigmoid", pe="train")
+    with pytest.raises(ValueError, match="diversity must not be negative"):
+        mopteq(diversity=-1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = mopteq(channels=4, widths=(3, 4), scales=(1, 4))
+    with pytest.raises(ValueError, match="divisible by 4"):
+        model(torch.randn(1, 3, 6, 6))

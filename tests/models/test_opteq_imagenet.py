@@ -1,0 +1,237 @@
+"""Deep OptEq for ImageNet: sizes, the separable unit layers, the options of the paper."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.energies import Decorrelation
+from equilibria.models import DeepOptEqCell, EquilibriumClassifier
+from equilibria.models.opteq_imagenet import (
+    ConvolutionalHead,
+    opteq_imagenet,
+    resnet_extractor_classifier,
+    separable,
+)
+from equilibria.operators import SeparableConv2d
+
+MIDDLE: dict[str, Any] = {
+    "extractor_widening": 2,
+    "widths": (1024, 512) * 3,
+    "kernel_sizes": (5, 3) * 3,
+}
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def tiny(**options: Any) -> EquilibriumClassifier:
+    """Layers narrower and wider than z, with both kinds of filters."""
+    chosen: dict[str, Any] = {
+        "num_classes": 3,
+        "extractor_channels": 1,
+        "channels": 6,
+        "widths": (5, 7, 6),
+        "kernel_sizes": (3, 5, 3),
+        "head_widths": (4, 5),
+        "init_scale": 1.5,  # large enough for norm control to be active
+        "tolerance": 1e-11,
+        "max_iterations": 2000,
+        "adjoint": eq.Implicit(tolerance=1e-11),
+    }
+    return opteq_imagenet(**{**chosen, **options}).double()
+
+
+def images(batch: int = 3, size: int = 32) -> Tensor:
+    return torch.randn(batch, 3, size, size, dtype=torch.float64)
+
+
+def settled(model: EquilibriumClassifier) -> EquilibriumClassifier:
+    """In evaluation mode, its running statistics those of some images."""
+    with torch.no_grad():
+        for _ in range(20):
+            model.stem(images(8))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "extractor", "equilibrium", "total"),
+    [
+        ({}, 1_444_928, 10 * (9 * 512 + 512 * 512), 8_788_525),
+        (MIDDLE, 4_126_528, 6 * (25 * 1024 + 1024 * 512 + 9 * 512 + 512 * 512), 13_704_494),
+    ],
+)
+def test_parameter_counts(
+    options: dict[str, Any], extractor: int, equilibrium: int, total: int
+) -> None:
+    with torch.device("meta"):
+        model = opteq_imagenet(num_classes=1000, **options)
+        features = model.stem(torch.empty(2, 3, 224, 224))
+    assert features.shape == (2, 512, 28, 28)
+    assert count(model.stem) == extractor
+    cell = model.layer.cell
+    assert isinstance(cell, DeepOptEqCell)
+    biases_and_alphas = sum(layer.input.bias.numel() + 1 for layer in cell.units())
+    assert count(model.layer) == equilibrium + biases_and_alphas
+    assert count(model.head) == 512 * 1024 + 1024 + 1024 * 2048 + 2048 + 2049 * 1000
+    assert count(model) == total
+    with torch.device("meta"):
+        bare = resnet_extractor_classifier(
+            num_classes=1000, widening=options.get("extractor_widening", 1)
+        )
+    assert count(bare) == count(model) - count(model.layer)
+
+
+def test_a_separable_operator_has_its_filters_on_the_wider_side() -> None:
+    narrow, wide = separable(6, 4, 3), separable(4, 6, 5)
+    assert isinstance(narrow, SeparableConv2d)
+    assert count(narrow) == 9 * 6 + 6 * 4
+    assert count(wide) == 25 * 6 + 6 * 4
+    z = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    y = torch.randn(2, 6, 8, 8, dtype=torch.float64)
+    wide = wide.double()
+    weights = wide.weights((4, 8, 8))
+    assert wide(z, weights).shape == y.shape
+    torch.testing.assert_close(
+        (wide(z, weights) * y).sum(), (z * wide.adjoint(y, weights)).sum(), rtol=1e-10, atol=1e-10
+    )
+
+
+def test_the_equilibrium_is_that_of_the_unit_layers() -> None:
+    """z* = f_L∘…∘f_1(z*), f(z) = αWᵀσ(Wz + Ux + b) + (1 − α)z (Eqs. 5, 6)."""
+    model = settled(tiny())
+    batch = images()
+    with torch.no_grad():
+        x = model.stem(batch)
+        z = model.features(batch)
+        again = z
+        cell = model.layer.cell
+        assert isinstance(cell, DeepOptEqCell)
+        for layer in cell.units():
+            shape = tuple(z.shape[1:])
+            weights = layer.W.weights(shape)
+            y = (layer.W(again, weights) + layer.input.U(x) + layer.input.bias).relu()
+            assert layer.alpha.item() == pytest.approx(0.8)  # type: ignore[union-attr]
+            again = 0.8 * layer.W.adjoint(y, weights) + 0.2 * again
+    torch.testing.assert_close(again, z, rtol=1e-8, atol=1e-8)
+    assert z.abs().sum() > 0
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 45])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_any_size(size: int, channels: int, device: torch.device) -> None:
+    model = tiny(in_channels=channels, tolerance=1e-4).float().to(device).eval()
+    batch = torch.randn(2, channels, size, size, device=device)
+    assert model(batch).shape == (2, 3)
+    assert model(batch[:0]).shape == (0, 3)
+    assert model.solve(batch).converged.all()
+
+
+@pytest.mark.parametrize("adjoint", ["auto", eq.Unrolled(steps=5)])
+def test_gradients_reach_every_parameter(adjoint: str | eq.GradientRule) -> None:
+    model = tiny(adjoint=adjoint)
+    F.cross_entropy(model(images()), torch.tensor([0, 1, 2])).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        if "raw_alpha" in name or "W." in name or "U." in name:
+            assert parameter.grad.abs().sum() > 0, name
+
+
+def test_implicit_agrees_with_unrolling() -> None:
+    """Learnable α, separable W and its transpose, and the estimated norm are all in the graph."""
+    model = settled(tiny())
+    unrolled = settled(tiny(adjoint=eq.Unrolled(steps=400)))
+    unrolled.load_state_dict(model.state_dict())
+    batch = images()
+    found = []
+    for one in (model, unrolled):
+        one.zero_grad()
+        F.cross_entropy(one(batch), torch.tensor([0, 1, 2])).backward()
+        found.append({n: p.grad for n, p in one.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], rtol=1e-6, atol=1e-9)
+
+
+def test_evaluation_does_not_depend_on_the_batch() -> None:
+    model = settled(tiny())
+    batch = images(4)
+    batch[2] *= 40
+    together = model(batch)
+    for i in range(4):
+        torch.testing.assert_close(model(batch[i : i + 1])[0], together[i], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("placement", ["exact", "paper"])
+def test_decorrelation(placement: str) -> None:
+    """The regulariser lowers what it penalises, and couples the batch."""
+    plain = settled(tiny())
+    model = settled(tiny(regulariser=Decorrelation(), gamma=0.02, placement=placement))
+    model.load_state_dict(plain.state_dict())
+    assert model.layer.cell.couples_batch
+    batch = images(8)
+    with torch.no_grad():
+        before = Decorrelation().value(plain.features(batch))
+        after = Decorrelation().value(model.features(batch))
+    assert model.last_solution is not None
+    assert model.last_solution.converged.all()
+    assert after < before
+
+
+@pytest.mark.parametrize("norm", ["bound", "estimate"])
+def test_the_norm_of_every_layer_is_controlled(norm: str) -> None:
+    """Against the matrix of W on a 4×4 map; the estimate may miss by a few per cent."""
+    model = tiny(norm=norm, zeta=0.7, init_scale=20.0)
+    model(images(1))
+    cell = model.layer.cell
+    assert isinstance(cell, DeepOptEqCell)
+    basis = torch.eye(6 * 4 * 4, dtype=torch.float64).view(-1, 6, 4, 4)
+    for layer in cell.units():
+        with torch.no_grad():
+            matrix = layer.W(basis, layer.W.weights((6, 4, 4))).flatten(1)
+        size = torch.linalg.matrix_norm(matrix, 2).item()
+        assert 0.4 < size <= 0.7 * (1 + 1e-9 if norm == "bound" else 1.05)
+
+
+def test_a_fixed_alpha_and_the_bound_certify_the_contraction() -> None:
+    model = tiny(norm="bound", learnable_alpha=False, init_scale=20.0).eval()
+    limit = (0.2 + 0.8 * 0.95**2) ** 3
+    assert model.layer.cell.contraction_limit == pytest.approx(limit)
+    assert model.contraction_bound(images(1)) == pytest.approx(limit)
+    assert tiny().layer.cell.contraction_limit is None
+
+
+def test_the_head_of_table_6() -> None:
+    head = ConvolutionalHead(4, (6, 8), 3)
+    names = [type(layer).__name__ for layer in head.layers]
+    assert names == ["Conv2d", "ReLU", "MaxPool2d"] * 2
+    assert head.layers(torch.randn(2, 4, 28, 28)).shape == (2, 8, 7, 7)
+    assert head(torch.randn(2, 4, 1, 1)).shape == (2, 3)
+
+
+def test_the_extractor_with_the_head_alone() -> None:
+    model = resnet_extractor_classifier(num_classes=3, channels=1, head_widths=(4, 5))
+    logits = model(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, 3)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_copy_is_the_same() -> None:
+    model = settled(tiny())
+    batch = images(2)
+    assert torch.equal(copy.deepcopy(model)(batch), model(batch))
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="each layer needs a width and a kernel size, not 5 and 3"):
+        opteq_imagenet(kernel_sizes=(3, 3, 3))
+    with pytest.raises(ValueError, match="add a batch dimension"):
+        tiny()(torch.randn(3, 32, 32))
