@@ -128,6 +128,17 @@ def test_gaussian_descent_of_vectors(gamma: str | float) -> None:
     torch.testing.assert_close(energy.descent(y, context), weight * r @ energy.W.weight)
 
 
+@pytest.mark.parametrize("hidden", [2, 9])
+def test_the_one_patch_of_a_whole_state_may_be_projected(hidden: int) -> None:
+    energy = GaussianKernel(
+        eq.Dense(3, 5), eq.Dense(4, 5), eq.Dense(5, hidden), patch=None, gamma=0.4
+    ).double()
+    context = context_of(energy, torch.randn(3, 3, dtype=torch.float64))
+    y = state_for(energy, context)
+    assert_descent(energy, y, context)
+    assert energy.attention(y, context).shape == (3, 1, 1, 1)
+
+
 def test_printed_gamma_is_frozen_in_its_own_derivative() -> None:
     """gamma="paper": one number for the batch, γ = 0.2/min‖q‖² at the state, no derivative."""
     energy = gaussian(gamma="paper", hidden=20)

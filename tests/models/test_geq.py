@@ -19,6 +19,7 @@ from equilibria.context import Packing
 from equilibria.energies import Branches
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import RunningScale
+from equilibria.equilibrium import BatchCouplingWarning
 from equilibria.models import EquilibriumClassifier
 from equilibria.models.geq import GEQCell, geq
 
@@ -109,7 +110,7 @@ def test_coarse_branches_of_small_images() -> None:
 @pytest.mark.parametrize("gamma", ["running", "per-sample", "paper", 0.05])
 @pytest.mark.parametrize("init_scale", [0.5, 3.0])
 def test_converges_from_random_weights(size: int, gamma: str | float, init_scale: float) -> None:
-    for seed in range(3):
+    for seed in range(2):
         torch.manual_seed(seed)
         model = geq(gamma=gamma, tolerance=1e-5, max_iterations=30, init_scale=init_scale)
         solution = model.solve(torch.randn(8, 3, size, size))
@@ -261,7 +262,9 @@ def test_a_sample_does_not_depend_on_its_batch(gamma: str | float) -> None:
 def test_printed_gamma_couples_the_batch() -> None:
     model = small(gamma="paper").eval()
     assert model.layer.cell.couples_batch
-    together, alone = model(images()), model(images()[:1])
+    with pytest.warns(BatchCouplingWarning, match="depends on the others in its batch"):
+        together = model(images())
+    alone = model(images()[:1])
     assert not torch.allclose(together[:1], alone, rtol=1e-9)
     solution = model.solve(images())
     assert solution.converged.all()

@@ -83,6 +83,8 @@ class GradientRule(ABC):
 
     exact: ClassVar[bool]
     """Whether the gradient is that of the equilibrium, up to the tolerances."""
+    from_zero: ClassVar[bool] = False
+    """Whether the iterations are differentiated, and so must start at a constant."""
 
     @abstractmethod
     def equilibrium(

@@ -26,6 +26,7 @@ class Unrolled(GradientRule):
     """
 
     exact: ClassVar[bool] = False
+    from_zero: ClassVar[bool] = True
     steps: int = 20
     checkpoint: int | None = None
 

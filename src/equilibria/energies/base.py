@@ -39,6 +39,9 @@ class Energy(nn.Module):
     """Whether the value of one sample depends on the others. The batch is then one problem for the
     solver, the adjoint and the status."""
 
+    vanishes_at_zero: bool = False
+    """Whether ∇E(0; x) = 0."""
+
     concave: bool = False
     """Whether E is known to be concave in y: the map σ(−∇E) is then monotone."""
 
@@ -74,7 +77,11 @@ class Energy(nn.Module):
         return context
 
     def initial_state(self, context: Context) -> State | None:
-        """Where a solve starts, or None if the term does not say what shape the state has."""
+        """A state of zeros, or None if the term does not say what shape the state has."""
+        return None
+
+    def first_descent(self, context: Context) -> State | None:
+        """−∇E(0; x) where it costs nothing, else None: a solve then starts at its image."""
         return None
 
     def value(self, state: State, context: Context) -> Tensor:
@@ -150,6 +157,7 @@ class Sum(Energy):
             flat.extend(term.summands() if isinstance(term, Sum) else [term])
         self.terms = nn.ModuleList(flat)
         self.couples_batch = any(term.couples_batch for term in flat)
+        self.vanishes_at_zero = all(term.vanishes_at_zero for term in flat)
         self.concave = all(term.concave for term in flat)
         self.calibrates = any(term.calibrates for term in flat)
         self.refresh_until = max((term.refresh_until for term in flat), default=0)
@@ -183,6 +191,14 @@ class Sum(Energy):
             if start is not None:
                 return start
         return None
+
+    def first_descent(self, context: Context) -> State | None:
+        pairs = zip(self.summands(), context.parts, strict=True)
+        pulling = [(term, part) for term, part in pairs if not term.vanishes_at_zero]
+        if len(pulling) != 1:
+            return None
+        term, part = pulling[0]
+        return term.first_descent(part)
 
     def value(self, state: State, context: Context) -> Tensor:
         parts = zip(self.summands(), context.parts, strict=True)
@@ -231,6 +247,7 @@ class Scaled(Energy):
             raise ValueError(f"an energy is multiplied by one number, not by {factor.numel()}")
         self.term = term
         self.couples_batch = term.couples_batch
+        self.vanishes_at_zero = term.vanishes_at_zero
         self.concave = term.concave and not isinstance(factor, Tensor) and factor >= 0
         self.calibrates = term.calibrates
         self.refresh_until = term.refresh_until

@@ -23,9 +23,9 @@ class Branches(Energy):
         super().__init__()
         if not terms:
             raise ValueError("a model with branches needs at least one")
-        if any(term.couples_batch for term in terms):
-            raise ValueError("terms that couple the batch cannot be branches: add them as a sum")
         self.terms = nn.ModuleList(terms)
+        self.couples_batch = any(term.couples_batch for term in terms)
+        self.vanishes_at_zero = all(term.vanishes_at_zero for term in terms)
         self.concave = all(term.concave for term in terms)
         self.calibrates = any(term.calibrates for term in terms)
         self.refresh_until = max(term.refresh_until for term in terms)
@@ -61,9 +61,18 @@ class Branches(Energy):
         known = [one_tensor(start, self) for start in starts if start is not None]
         return tuple(known) if len(known) == len(starts) else None
 
+    def first_descent(self, context: Context) -> State | None:
+        pairs = zip(self.branches(), context.parts, strict=True)
+        starts = [term.first_descent(part) for term, part in pairs]
+        known = [one_tensor(start, self) for start in starts if start is not None]
+        return tuple(known) if len(known) == len(starts) else None
+
     def value(self, state: State, context: Context) -> Tensor:
         triples = zip(self.branches(), state_tensors(state), context.parts, strict=True)
-        return torch.stack([term.value(y, part) for term, y, part in triples]).sum(dim=0)
+        values = [term.value(y, part) for term, y, part in triples]
+        if self.couples_batch:
+            values = [value.sum() for value in values]
+        return torch.stack(values).sum(dim=0)
 
     def descent(self, state: State, context: Context) -> State:
         triples = zip(self.branches(), state_tensors(state), context.parts, strict=True)

@@ -69,6 +69,8 @@ class HeritageDiversity(Energy):
     (λ = 0) the branches are independent OptEqs.
     """
 
+    vanishes_at_zero = True
+
     def __init__(
         self,
         W: Sequence[LinearOperator | nn.Module | Tensor],

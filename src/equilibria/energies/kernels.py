@@ -66,6 +66,9 @@ class InnerProductKernel(Energy, ABC):
     def initial_state(self, context: Context) -> State:
         return self.input.initial_state(context)
 
+    def first_descent(self, context: Context) -> State | None:
+        return context["c"] if self.form == "scaled" else None
+
     @abstractmethod
     def attention(self, state: State, context: Context) -> Tensor:
         """The factor of c in −∇E, one number a sample."""

@@ -49,6 +49,9 @@ class Input(Energy):
     def initial_state(self, context: Context) -> State:
         return torch.zeros_like(context["c"])
 
+    def first_descent(self, context: Context) -> State:
+        return context["c"]
+
     def value(self, state: State, context: Context) -> Tensor:
         return -sum_per_sample(context["c"] * one_tensor(state, self))
 
@@ -67,6 +70,7 @@ class Quadratic(Energy):
     """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium."""
 
     concave = True
+    vanishes_at_zero = True
 
     def __init__(self, W: LinearOperator | nn.Module | Tensor) -> None:
         super().__init__()

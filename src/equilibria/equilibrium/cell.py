@@ -48,6 +48,10 @@ class Cell(nn.Module):
         """Where a solve starts: zeros of the state's shape."""
         raise TypeError(f"{type(self).__name__} must define initial_state(self, x, context)")
 
+    def first_image(self, context: Context) -> State | None:
+        """T(0) (unrelaxed) where it costs nothing, so that a solve can start one step ahead."""
+        return None
+
     def step(self, state: State, context: Context) -> State:
         """T(y; x). Pure: the same arguments give the same result."""
         raise TypeError(f"{type(self).__name__} must define step(self, state, context)")
@@ -164,7 +168,9 @@ class EnergyCell(Cell):
         context = self.energy.complete(context, Packing.of(start).layout)
         if not self.energy.calibrates:
             return context
-        first = map_state(self.activation, self.energy.descent(start, context))
+        first = self.first_image(context)
+        if first is None:
+            first = map_state(self.activation, self.energy.descent(start, context))
         return self.energy.calibrate(first, context)
 
     def refresh(self, state: State, context: Context) -> Context:
@@ -173,6 +179,14 @@ class EnergyCell(Cell):
     def initial_state(self, x: Tensor, context: Context) -> State:
         start = self.energy.initial_state(context)
         return torch.zeros_like(x) if start is None else start
+
+    def first_image(self, context: Context) -> State | None:
+        """σ(Ux + b) for OptEq."""
+        own = type(self)
+        if own.step is not EnergyCell.step or own.initial_state is not EnergyCell.initial_state:
+            return None
+        descent = self.energy.first_descent(context)
+        return None if descent is None else map_state(self.activation, descent)
 
     def step(self, state: State, context: Context) -> State:
         return self._relax(state, self._direction(state, context))

@@ -99,7 +99,7 @@ class EquilibriumLayer(nn.Module):
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
                 x = x.clone() if x.is_inference() else x
-            problem = self._problem(x, start)
+            problem = self._problem(x, start, from_zero=self.adjoint.from_zero)
             state, solution = self.adjoint.equilibrium(
                 self.cell, problem, self.solver, self._backward_log
             )
@@ -139,14 +139,16 @@ class EquilibriumLayer(nn.Module):
         bound = self.cell.contraction_bound(context, layout)
         return None if bound is None else float(bound)
 
-    def _problem(self, x: Tensor, start: State | None) -> FixedPointProblem:
+    def _problem(
+        self, x: Tensor, start: State | None, *, from_zero: bool = False
+    ) -> FixedPointProblem:
         self._tell_of_coupling(x)
         x = _in_fastest_format(x)
         context = self.cell.inject(x)
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
-            start=self._start(x, context, start),
+            start=self._start(x, context, start, from_zero),
             couples_batch=self.couples_batch,
             refresh=self._refresh() if self.cell.refresh_until else None,
             refresh_until=self.cell.refresh_until,
@@ -166,11 +168,14 @@ class EquilibriumLayer(nn.Module):
 
         return refresh
 
-    def _start(self, x: Tensor, context: Context, given: State | None) -> State:
+    def _start(self, x: Tensor, context: Context, given: State | None, from_zero: bool) -> State:
         expected = self.cell.initial_state(x, context)
         if torch.is_autocast_enabled(x.device.type):
             # The map computes in half precision; the iterates are kept in single.
             expected = map_state(_at_least_single, expected)
+        first = None if from_zero or given is not None else self.cell.first_image(context)
+        if first is not None:
+            return map_state(_finite_start, first, expected)
         if given is None:
             return map_state(lambda t: t.detach(), expected)
         shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
@@ -241,3 +246,8 @@ def _checked(energy: object) -> Energy:
     if isinstance(energy, Energy):
         return energy
     raise TypeError(f"energy must be an Energy, not {type(energy).__name__}")
+
+
+def _finite_start(first: Tensor, like: Tensor) -> Tensor:
+    """Where T(0) is not finite a solve starts at zero: it returns its start if nothing was."""
+    return first.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(like)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from equilibria.activations import Activation
 from equilibria.adjoints import GradientRule
@@ -62,16 +62,6 @@ class GEQCell(BranchCell):
         if len(kernels) < len(terms):
             raise TypeError("GEQCell takes a GaussianKernel, or Branches of them")
         return kernels
-
-
-class CoupledBranches(Branches):
-    """Branches whose terms couple the batch, as gamma="paper" does: the batch is one problem."""
-
-    couples_batch = True
-
-    def __init__(self, terms: Sequence[Energy]) -> None:
-        Energy.__init__(self)
-        self.terms = nn.ModuleList(terms)
 
 
 def geq(
@@ -177,10 +167,7 @@ def geq(
 
 
 def _together(terms: list[Energy]) -> Energy:
-    if len(terms) == 1:
-        return terms[0]
-    coupled = any(term.couples_batch for term in terms)
-    return CoupledBranches(terms) if coupled else Branches(terms)
+    return terms[0] if len(terms) == 1 else Branches(terms)
 
 
 def _refuse_foreign_options(kernel: str, given: Mapping[str, object]) -> None:

@@ -163,7 +163,7 @@ class MDEQCell(Cell):
         groups: int = 8,
         weight_norm: bool = True,
         dropout: float = 0.0,
-        init_gain: float = 0.2,
+        init_gain: float = 0.05,
         feedback: float = 0.1,
     ) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def mdeq(
     groups: int = 8,
     weight_norm: bool = True,
     dropout: float = 0.0,
-    init_gain: float = 0.2,
+    init_gain: float = 0.05,
     feedback: float = 0.1,
     solver: str | Solver[Any] = "auto",
     adjoint: str | GradientRule = "auto",

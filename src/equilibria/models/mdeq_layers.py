@@ -15,6 +15,9 @@ from equilibria.context import Context, Entry
 
 Norm = Literal["group", "batch"]
 
+EPSILON = 1e-5
+"""What all norms add to a variance."""
+
 
 @dataclass
 class Reading:
@@ -113,14 +116,16 @@ class CellNorm(nn.Module):
 
     def forward(self, z: Tensor, reading: Reading) -> Tensor:
         if self.norm == "group":
-            return F.group_norm(z, self.groups, self.weight, self.bias)
+            return F.group_norm(z, self.groups, self.weight, self.bias, eps=EPSILON)
         if reading.statistics is not None:
             mean, variance = reading.statistics[2 * self.position : 2 * self.position + 2]
-            return F.batch_norm(z, mean, variance, self.weight, self.bias)
+            # Not F.batch_norm, which refuses statistics that are inputs of a differentiable step.
+            scale = self.weight * torch.rsqrt(variance + EPSILON)
+            return z * _by_channel(scale) + _by_channel(self.bias - mean * scale)
         if reading.observed is not None:
             variance, mean = torch.var_mean(z, dim=(0, 2, 3))
             reading.observed[self.position] = (mean, variance)
-        return F.batch_norm(z, None, None, self.weight, self.bias, training=True)
+        return F.batch_norm(z, None, None, self.weight, self.bias, training=True, eps=EPSILON)
 
     @torch.no_grad()
     def absorb(self, mean: Tensor, variance: Tensor) -> None:
@@ -177,3 +182,7 @@ def fitting_groups(channels: int, groups: int) -> int:
         raise ValueError(f"groups must be at least 1, not {groups}")
     fitting = (g for g in range(groups, 1, -1) if groups % g == 0 and channels % g == 0)
     return next((g for g in fitting if channels // g >= 4), 1)
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    return values[:, None, None]

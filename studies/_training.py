@@ -1,0 +1,143 @@
+"""Training and evaluating one model of a study, with what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+import equilibria as eq
+from equilibria.data import Augmentation, Batches, Split
+from equilibria.tasks import Classification, evaluate
+from equilibria.training import StepProgress, TrainingSettings, train
+from studies._family import Contestant
+
+TASK = Classification(label_smoothing=0.05)
+TRAINING_TOLERANCE = 1e-2
+EVALUATION_TOLERANCE = 1e-4
+GRADIENT_RULE = eq.OneStep()
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One model, trained once."""
+
+    name: str
+    seed: int
+    parameters: int
+    correct: int
+    samples: int
+    training_accuracy: float
+    """In the last epoch, on the images as they were used."""
+    seconds: float
+    """CPU time of the training: waiting for a core does not count."""
+    elapsed: float
+    """The same on the clock."""
+    mean_iterations: float | None
+    """In evaluation; None for a model without an equilibrium, as is `share_converged`."""
+    share_converged: float | None
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit(
+    contestant: Contestant,
+    training: Split,
+    test: Split,
+    settings: TrainingSettings,
+    *,
+    augmentation: Augmentation | None = None,
+    on_step: Callable[[StepProgress], None] | None = None,
+) -> Outcome:
+    """Train the model and evaluate it; `settings.seed` also draws the initial weights."""
+    torch.manual_seed(settings.seed)
+    classes = int(training.labels.max()) + 1
+    model = contestant.build(in_channels=training.images.shape[1], num_classes=classes)
+    set_solves(model, TRAINING_TOLERANCE)
+    started, started_cpu = time.perf_counter(), time.process_time()
+    history = train(model, TASK, training, settings, augmentation=augmentation, on_step=on_step)
+    elapsed, seconds = time.perf_counter() - started, time.process_time() - started_cpu
+    set_solves(model, EVALUATION_TOLERANCE)
+    result = evaluate(model, Batches(test, EVALUATION_BATCH))
+    return Outcome(
+        name=contestant.name,
+        seed=settings.seed,
+        parameters=eq.parameter_count(model),
+        correct=result.correct,
+        samples=result.samples,
+        training_accuracy=history[-1].accuracy,
+        seconds=seconds,
+        elapsed=elapsed,
+        mean_iterations=result.solves.mean_iterations,
+        share_converged=result.solves.share_converged,
+    )
+
+
+def set_solves(model: nn.Module, tolerance: float) -> None:
+    """Give every equilibrium layer this tolerance and the studies' gradient rule."""
+    for layer in model.modules():
+        if isinstance(layer, eq.EquilibriumLayer):
+            layer.solver = replace(layer.solver, tolerance=tolerance)
+            layer.adjoint = GRADIENT_RULE
+
+
+class Display:
+    """A progress bar for the steps of all runs on a terminal; elsewhere silent."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        self.progress = Progress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=runs)
+        self.done = 0
+
+    def running(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.progress.disable else self.progress
+
+    def follow(self, title: str) -> Callable[[StepProgress], None]:
+        """What a run tells its steps to."""
+
+        def on_step(step: StepProgress) -> None:
+            completed = self.done + step.step / step.steps
+            self.progress.update(self.task, completed=completed, description=title)
+
+        return on_step
+
+    def finish_run(self) -> None:
+        self.done += 1
+        self.progress.update(self.task, completed=self.done)
+
+
+def optional(value: float | None, form: str) -> str:
+    """A number in this form; a dash where a model has none."""
+    return "–" if value is None else format(value, form)
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    import os
+    import platform
+
+    return (
+        f"{os.cpu_count()} cores ({platform.machine()}), {torch.get_num_threads()} thread, "
+        f"torch {torch.__version__}, Python {platform.python_version()}"
+    )
