@@ -3,7 +3,7 @@
     python -m studies.noisy_digits --output DIRECTORY [--models NAME ...] [--seeds 0 1 2 ...]
 
 A seed draws 300 of the library's training images, moves each by up to a pixel and adds noise of
-standard deviation 0.35 to pixels in [0, 1], once; the 449 held-out images are changed alike and are
+standard deviation 0.35 to pixels in [0, 1], once; the 450 held-out images are changed alike and are
 the test. All models of a seed see the same images in the same order. Accuracies are compared seed
 by seed with those of a reference, so that what a draw makes easy or hard cancels.
 

@@ -14,15 +14,17 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.context import Packing, state_tensors
 from equilibria.energies import HeritageDiversity
-from equilibria.energies.heritage_diversity import resampling
-from equilibria.models.mopteq import (
+from equilibria.energies.branch_coupling import resampling
+from equilibria.models import (
     MOptEqCell,
+    MOptEqFeatureCell,
+    POptEqCell,
     heritage_diversity_loss,
     mopteq,
     perturbed_logits,
+    popteq,
     reconstructed_perturbations,
 )
-from equilibria.models.popteq import POptEqCell, popteq
 
 
 def operators(widths: Sequence[int], channels: int = 3) -> list[eq.Conv2d]:
@@ -49,7 +51,7 @@ def test_proposition_1(scales: tuple[int, ...]) -> None:
     cell, x = cell_of(scales, sign="hard", diversity=lam)
     context = cell.inject(x)
     y = [torch.rand_like(t) for t in cell.initial_state(x, context)]
-    W = cell.coupling.operators()
+    W = cell.heritage_diversity.operators()
     z = [w.adjoint(t) for w, t in zip(W, y, strict=True)]
     L = len(scales)
 
@@ -101,7 +103,9 @@ def test_one_branch_without_diversity_is_opteq() -> None:
     cell, x = cell_of((1,), diversity=0.0)
     solver = eq.Anderson(tolerance=1e-13, max_iterations=500)
     found = eq.EquilibriumLayer(cell=cell, solver=solver)(x)
-    opteq = eq.models.OptEqCell(cell.coupling.operators()[0], cell.inputs()[0].U, bias=False)
+    opteq = eq.models.OptEqCell(
+        cell.heritage_diversity.operators()[0], cell.inputs()[0].U, bias=False
+    )
     torch.testing.assert_close(eq.EquilibriumLayer(cell=opteq, solver=solver)(x), found)
 
 
@@ -109,16 +113,44 @@ def test_without_heritage_and_diversity_it_is_popteqs() -> None:
     scales = (1, 2)
     cell, x = cell_of(scales, diversity=0.0, heritage=False)
     solver = eq.Anderson(tolerance=1e-13, max_iterations=500)
-    parallel = POptEqCell(cell.coupling.operators(), [t.U for t in cell.inputs()], bias=False)
+    parallel = POptEqCell(
+        cell.heritage_diversity.operators(), [t.U for t in cell.inputs()], bias=False
+    )
     one, two = (eq.EquilibriumLayer(cell=c, solver=solver) for c in (cell, parallel))
     torch.testing.assert_close(one(x), two(x))
     value = one.objective(x).value(one.solve(x).state)
     torch.testing.assert_close(value, two.objective(x).value(two.solve(x).state))
     # Each branch is an OptEq of its own.
     state = two.solve(x).state
-    for W, term, y in zip(cell.coupling.operators(), cell.inputs(), state, strict=True):
+    for W, term, y in zip(cell.heritage_diversity.operators(), cell.inputs(), state, strict=True):
         alone = eq.models.OptEqCell(W, term.U, bias=False)
         torch.testing.assert_close(eq.EquilibriumLayer(cell=alone, solver=solver).solve(x).state, y)
+
+
+@pytest.mark.parametrize("sign", ["smooth", "freeze"])
+@pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4)])
+@pytest.mark.parametrize("pe", ["off", "always"])
+def test_both_spaces_have_the_same_equilibrium(sign: str, scales: tuple[int, ...], pe: str) -> None:
+    cell, x = cell_of(scales, sign=sign, pe=pe, epsilon=0.01)
+    solver = eq.Anderson(tolerance=1e-13, max_iterations=999)
+    rule = eq.Implicit(tolerance=1e-13)
+    x.requires_grad_()
+    found = []
+    for one in (cell, MOptEqFeatureCell(cell)):
+        layer = eq.EquilibriumLayer(cell=one, solver=solver, adjoint=rule, strict=True)
+        output = layer(x)
+        gradients = torch.autograd.grad(output.sin().sum(), [x, *cell.parameters()])
+        solution = layer.solve(x)
+        objective = one.objective(solution.context)
+        assert (objective.residual(solution.state) < 1e-11).all()
+        for gradient in state_tensors(objective.gradient(solution.state)):
+            assert gradient.abs().max() < 1e-11
+        found.append([output, *gradients, objective.value(solution.state)])
+        assert layer.contraction_bound(x) == pytest.approx(
+            eq.EquilibriumLayer(cell=cell).contraction_bound(x)
+        )
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("sign", ["smooth", "freeze"])
@@ -211,7 +243,7 @@ def test_the_floor_of_hard_signs_is_reported() -> None:
     assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
     assert (solution.residual < 0.1).all()
     cell = model.layer.cell
-    assert isinstance(cell, MOptEqCell)
+    assert isinstance(cell, MOptEqFeatureCell)
     assert (cell.sign_flips(solution.state, solution.context) > 0).all()
     smooth, _ = settled_model(widths=(64, 128, 128), sign="smooth", diversity=1 / 32)
     rest = smooth.solve(images)
@@ -384,7 +416,9 @@ def test_fusions(fusion: str, make: object) -> None:
     assert model(images).shape == (2, 5)
     features = model.features(images)
     solution = model.solve(images)
-    branches = model.layer.cell.features(solution.state, solution.context)
+    cell = model.layer.cell
+    in_z = isinstance(cell, MOptEqFeatureCell)
+    branches = solution.state if in_z else cell.features(solution.state, solution.context)
     assert [b.shape[2] for b in branches] == [8, 4]
     lifted = [branches[0], branches[1].repeat_interleave(2, 2).repeat_interleave(2, 3)]
     expected = {
@@ -427,6 +461,10 @@ def test_bad_options_are_explained() -> None:
         mopteq(kernel="cubic")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kernel='linear'"):
         mopteq(kernel="sigmoid", pe="train")
+    with pytest.raises(ValueError, match="space must be"):
+        mopteq(space="w")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="space='y'"):
+        mopteq(kernel="sigmoid", space="z")
     with pytest.raises(ValueError, match="diversity must not be negative"):
         mopteq(diversity=-1.0)
     with warnings.catch_warnings():

@@ -57,7 +57,8 @@ class OneStep(GradientRule):
 def _record_steps(cell: Map, solution: Solution, steps: int, damping: float) -> State:
     state = solution.state
     if needs_graph(cell, solution.context):
+        context = cell.simplify(solution.context)
         for _ in range(steps):
-            image = cell.step(state, solution.context)
+            image = cell.step(state, context)
             state = map_state(lambda y, mapped: y + damping * (mapped - y), state, image)
     return state

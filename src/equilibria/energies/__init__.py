@@ -1,9 +1,10 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
 from equilibria.energies.base import Energy, FunctionEnergy, Scaled, Sum, energy_term
+from equilibria.energies.branch_coupling import BranchCoupling, diversity, heritage
 from equilibria.energies.branches import Branches
 from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.heritage_diversity import HeritageDiversity, diversity, heritage
+from equilibria.energies.heritage_diversity import HeritageDiversity
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
 from equilibria.energies.regularisers import (
     HSIC,
@@ -20,6 +21,7 @@ __all__ = [
     "HSIC",
     "L1",
     "L2",
+    "BranchCoupling",
     "Branches",
     "Decorrelation",
     "Energy",

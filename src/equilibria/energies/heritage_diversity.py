@@ -1,72 +1,28 @@
-"""MOptEqs' coupling of neighbouring branches: Hierarchical Heritage and Diversity (HH&D).
+"""MOptEqs' energy term: heritage and diversity between the features Wᵢᵀyᵢ of branches.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks", Section 2.1.
+Ma et al., "Multi-branch Optimization Induced Equilibrium Networks", Section 2.1, Eq. 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
+from equilibria.context import Context, Entry, Layout, State, state_tensors
 from equilibria.energies.base import Energy
-from equilibria.operators import AveragePool, Identity, LinearOperator, as_operator
-
-Sign = Literal["smooth", "freeze", "hard"]
-
-SIZE_FLOOR = 1.0
-"""In t, the mean square of all channels is added to that of each, times this: a channel that is
-weak at the first image may grow, and a tiny t would give it the kink back."""
-
-
-def resampling(fine: int, coarse: int) -> LinearOperator:
-    """P from a map of scale `coarse` to one of scale `fine` (1 = full resolution).
-
-    Going down it is average pooling by s, going up Pᵀ: nearest upsampling divided by s². With this
-    pair P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ = 1/s.
-    """
-    if coarse == fine:
-        return Identity()
-    small, large = sorted((fine, coarse))
-    if large % small:
-        raise ValueError(
-            f"scales {fine} and {coarse} of neighbouring branches do not divide each other"
-        )
-    pool = AveragePool(large // small)
-    return pool.T if coarse > fine else pool
-
-
-class _Pair(NamedTuple):
-    """Branch i and its successor j = i + 1 (the last one's successor is the first)."""
-
-    i: int
-    j: int
-    name: str
-    resample: LinearOperator
-    """P_{i:j}, from branch j to the shape of branch i."""
+from equilibria.energies.branch_coupling import BranchCoupling, Sign
+from equilibria.operators import LinearOperator, as_operator
 
 
 class HeritageDiversity(Energy):
-    """½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)), zᵢ = Wᵢᵀyᵢ, over the loop of branches (Eqs. 3–5).
+    """½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)), zᵢ = Wᵢᵀyᵢ (Eqs. 3–5); see `BranchCoupling`.
 
-    With A = P_{i:i+1} zᵢ₊₁ and the C×C matrix M = A zᵢᵀ of inner products between channels,
-    H = tr M (corresponding channels, to be similar) and D = Σ_{k≠l} |M_kl| (all others, to differ).
-    M and its signs S = sign(M), without the diagonal, are computed once a pair, and serve both
-    neighbours: with K = ½(I − λS) the pair sends KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
-
-    D has kinks, and minimising it drives M there, so that the plain iteration chatters. `sign`:
-
-    - "smooth": √(M² + t²) − t in place of |M|. t = τ‖A_k‖‖z_l‖ (norms with a floor) is taken once a
-      solve at its first image and stays in the graph. Converges, and gradients are exact.
-    - "freeze": S is renewed in the first `freeze_after` iterations and then kept; the energy is
-      then quadratic, and its curvature bounded.
-    - "hard": as printed. A solve may stop at a floor, which its status reports.
-
-    heritage=False is the paper's ablation "−H": H is replaced by ‖zᵢ‖², so that without diversity
-    (λ = 0) the branches are independent OptEqs.
+    diversity: λ, around 1/C or below; 0 leaves D out.
+    scales: how many times coarser than the finest branch each one is (all of one size by default).
+    heritage, sign, tau: as in `BranchCoupling`. freeze_after: for how many iterations
+        sign="freeze" renews the signs.
     """
 
     vanishes_at_zero = True
@@ -85,24 +41,15 @@ class HeritageDiversity(Energy):
         super().__init__()
         if not W:
             raise ValueError("HeritageDiversity needs the operator W of at least one branch")
-        if not diversity >= 0:
-            raise ValueError(f"diversity must not be negative, not {diversity}")
-        if sign not in ("smooth", "freeze", "hard"):
-            raise ValueError(f"sign must be 'smooth', 'freeze' or 'hard', not {sign!r}")
-        if not tau > 0:
-            raise ValueError(f"tau must be positive, not {tau}")
         if freeze_after < 1:
             raise ValueError(f"freeze_after must be at least 1, not {freeze_after}")
         scales = (1,) * len(W) if scales is None else tuple(scales)
         if len(scales) != len(W):
             raise ValueError(f"{len(W)} branches need {len(W)} scales, not {len(scales)}")
         self.W = nn.ModuleList(as_operator(one) for one in W)
-        successors = (*scales[1:], scales[0])
-        self.resample = nn.ModuleList(map(resampling, scales, successors))
-        self.diversity = diversity
-        self.heritage = heritage
-        self.sign = sign
-        self.tau = tau
+        self.coupling = BranchCoupling(
+            scales, diversity=diversity, heritage=heritage, sign=sign, tau=tau
+        )
         self.freeze_after = freeze_after
         self.concave = not heritage and not diversity
         self.calibrates = diversity > 0 and sign != "hard"
@@ -110,16 +57,13 @@ class HeritageDiversity(Energy):
 
     @property
     def formula(self) -> str:
-        """Eq. 5's coupling."""
-        inner = "zᵢᵀPzᵢ₊₁" if self.heritage else "‖zᵢ‖²"
-        size = "√(M²ₖₗ + t²ₖₗ) − tₖₗ" if self.sign == "smooth" else "|Mₖₗ|"
-        diverse = f"{self.diversity:g}·Σₖ≠ₗ ({size})" if self.diversity else ""
+        coupling = self.coupling
+        inner = "zᵢᵀPzᵢ₊₁" if coupling.heritage else "‖zᵢ‖²"
+        size = "√(M²ₖₗ + t²ₖₗ) − tₖₗ" if coupling.sign == "smooth" else "|Mₖₗ|"
+        diverse = f"{coupling.diversity:g}·Σₖ≠ₗ ({size})" if coupling.diversity else ""
         joined = f"{diverse} − {inner}" if diverse else f"−{inner}"
         where = ", M = (Pzᵢ₊₁)zᵢᵀ" if diverse else ""
         return f"½Σᵢ [{joined}]   (zᵢ = Wᵢᵀyᵢ{where})"
-
-    def extra_repr(self) -> str:
-        return f"diversity={self.diversity}, heritage={self.heritage}, sign={self.sign!r}"
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         pairs = enumerate(zip(self.operators(), layout, strict=True))
@@ -136,126 +80,35 @@ class HeritageDiversity(Energy):
         pairs = enumerate(zip(self.operators(), state_tensors(state), strict=True))
         return [W.adjoint(y, context.weights(f"W{i}")) for i, (W, y) in pairs]
 
+    def lift(self, messages: Sequence[Tensor], context: Context) -> tuple[Tensor, ...]:
+        """Wᵢhᵢ of every branch."""
+        pairs = enumerate(zip(self.operators(), messages, strict=True))
+        return tuple(W(h, context.weights(f"W{i}")) for i, (W, h) in pairs)
+
     def calibrate(self, image: State, context: Context) -> Context:
         """The scales t, or the first signs, at the first image."""
-        if self.sign == "freeze":
-            return self.refresh(image, context)
-        features = self.features(image, context)
-        entries: dict[str, Entry] = {}
-        for pair in self._pairs():
-            A = pair.resample(features[pair.j])
-            entries[pair.name] = (
-                self.tau * _sizes(A)[:, :, None] * _sizes(features[pair.i])[:, None]
-            )
-        return context.with_sample(**entries)
+        return self.calibrate_features(self.features(image, context), context)
+
+    def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
+        if not self.calibrates:
+            return context
+        if self.coupling.sign == "freeze":
+            return context.with_sample(**self.coupling.signs(features))
+        return context.with_sample(**self.coupling.scales(features))
 
     def refresh(self, state: State, context: Context) -> Context:
         """The signs at a state, to be kept from here on."""
-        if self.sign != "freeze" or not self.diversity:
+        if not self.refresh_until:
             return context
-        with torch.no_grad():
-            features = self.features(state, context)
-            entries: dict[str, Entry] = {
-                pair.name: off_diagonal(self._products(pair, features)).sign()
-                for pair in self._pairs()
-            }
-        return context.with_sample(**entries)
+        return context.with_sample(**self.coupling.signs(self.features(state, context)))
 
     def value(self, state: State, context: Context) -> Tensor:
-        features = self.features(state, context)
-        total = torch.zeros((), dtype=features[0].dtype, device=features[0].device)
-        for pair in self._pairs():
-            if self.diversity:
-                M = self._products(pair, features)
-                kept = context.sample.get(pair.name)
-                total = total + self.diversity * sum_per_sample(self._size(M, kept))
-            if self.heritage:
-                total = total - sum_per_sample(features[pair.i] * pair.resample(features[pair.j]))
-            else:
-                total = total - sum_per_sample(features[pair.i].square())
-        return 0.5 * total
+        return self.coupling.value(self.features(state, context), context.sample)
 
     def descent(self, state: State, context: Context) -> State:
         """Wᵢhᵢ, with hᵢ of Proposition 1."""
         features = self.features(state, context)
-        h: list[Tensor | None] = [None] * len(features)
-
-        def send(branch: int, message: Tensor) -> None:
-            present = h[branch]
-            h[branch] = message if present is None else present + message
-
-        for pair in self._pairs():
-            z, other = features[pair.i], features[pair.j]
-            if not self.heritage:
-                send(pair.i, z)
-            if not self.diversity:
-                if self.heritage:
-                    send(pair.i, 0.5 * pair.resample(other))
-                    send(pair.j, 0.5 * pair.resample.adjoint(z))
-                continue
-            A = pair.resample(other)
-            K = self._mixing(_products(A, z), context.sample.get(pair.name))
-            send(pair.i, _mix(A, K))
-            send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
-        images = []
-        for i, (W, message) in enumerate(zip(self.operators(), h, strict=True)):
-            assert message is not None
-            images.append(W(message, context.weights(f"W{i}")))
-        return tuple(images)
-
-    def sign_changes(self, state: State, other: State, context: Context) -> Tensor:
-        """How many signs of M differ between two states, per sample."""
-        before, after = self.features(state, context), self.features(other, context)
-        changes = [
-            (
-                off_diagonal(self._products(pair, before)).sign()
-                != off_diagonal(self._products(pair, after)).sign()
-            )
-            for pair in self._pairs()
-        ]
-        return torch.stack([change.flatten(1).sum(dim=1) for change in changes]).sum(dim=0)
-
-    def kept_signs_that_changed(self, state: State, context: Context) -> Tensor:
-        """How many of the signs that sign="freeze" keeps are not those of the state, per sample."""
-        features = self.features(state, context)
-        counts = []
-        for pair in self._pairs():
-            now = off_diagonal(self._products(pair, features)).sign()
-            counts.append((now != context[pair.name]).flatten(1).sum(dim=1))
-        return torch.stack(counts).sum(dim=0)
-
-    def _pairs(self) -> Iterator[_Pair]:
-        count = len(self.W)
-        for i, resample in enumerate(self.resample):
-            assert isinstance(resample, LinearOperator)
-            yield _Pair(i, (i + 1) % count, f"pair{i}", resample)
-
-    def _products(self, pair: _Pair, features: Sequence[Tensor]) -> Tensor:
-        """M = A zᵢᵀ."""
-        return _products(pair.resample(features[pair.j]), features[pair.i])
-
-    def _size(self, M: Tensor, kept: Entry | None) -> Tensor:
-        """What D sums, with zeros on the diagonal."""
-        if self.sign == "hard":
-            return off_diagonal(M).abs()
-        assert isinstance(kept, Tensor)
-        if self.sign == "freeze":
-            return kept * M
-        return off_diagonal((M.square() + kept.square()).sqrt() - kept)
-
-    def _mixing(self, M: Tensor, kept: Entry | None) -> Tensor:
-        """K = ½(I − λS), without I in the ablation."""
-        if self.sign == "hard":
-            S = off_diagonal(M).sign()
-        elif kept is None:  # before calibration the state, and so M, is zero
-            S = torch.zeros_like(M)
-        else:
-            assert isinstance(kept, Tensor)
-            S = kept if self.sign == "freeze" else off_diagonal(M * torch.rsqrt(M**2 + kept**2))
-        K = (-0.5 * self.diversity) * S
-        if not self.heritage:
-            return K
-        return K + 0.5 * torch.eye(M.shape[1], dtype=M.dtype, device=M.device)
+        return self.lift(self.coupling.messages(features, context.sample), context)
 
     @property
     def curvature_limit(self) -> float | None:
@@ -264,60 +117,16 @@ class HeritageDiversity(Energy):
         if len(known) < len(norms):
             return None
         channels = getattr(self.operators()[0], "in_channels", None)
-        if self.diversity and not isinstance(channels, int):
+        if self.coupling.diversity and not isinstance(channels, int):
             return None
-        coupling = self._coupling_bound(channels or 1)
+        coupling = self.coupling.curvature(channels or 1)
         return None if coupling is None else max(known) ** 2 * coupling
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)); None where signs move."""
         shapes = [W.input_shape(shape) for W, shape in zip(self.operators(), layout, strict=True)]
-        coupling = self._coupling_bound(shapes[0][0])
+        coupling = self.coupling.curvature(shapes[0][0])
         if coupling is None:
             return None
         norms = [W.norm_bound(shape) for W, shape in zip(self.operators(), shapes, strict=True)]
         return torch.stack(norms).max().square() * coupling
-
-    def _coupling_bound(self, channels: int) -> float | None:
-        if self.diversity and self.sign != "freeze":
-            return None
-        limits = [op.norm_limit or 1.0 for op in self.resample if isinstance(op, LinearOperator)]
-        before = [limits[-1], *limits[:-1]]
-        around = max(0.5 * (a + b) for a, b in zip(limits, before, strict=True))
-        spread = self.diversity * (channels - 1)
-        return around * (1 + spread) if self.heritage else 1 + around * spread
-
-
-def heritage(z: Tensor, other: Tensor) -> Tensor:
-    """H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample, for maps of one shape."""
-    return sum_per_sample(z * other)
-
-
-def diversity(z: Tensor, other: Tensor) -> Tensor:
-    """D(z, other) (Eq. 4): Σ_{k≠l} |⟨z_k, other_l⟩| of each sample, for maps of one shape."""
-    return sum_per_sample(off_diagonal(_products(other, z)).abs())
-
-
-def off_diagonal(M: Tensor) -> Tensor:
-    """RD: the matrix with its diagonal removed."""
-    keep = 1 - torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    return M * keep
-
-
-def _products(A: Tensor, z: Tensor) -> Tensor:
-    """M_kl = ⟨A_k, z_l⟩ of each sample."""
-    return A.flatten(2) @ z.flatten(2).mT
-
-
-def _mix(A: Tensor, K: Tensor) -> Tensor:
-    """KᵀA: channel l of the result is Σ_k K_kl A_k."""
-    # Pixel by pixel, which for channels_last is the order in memory: nothing is copied.
-    mixed = A.flatten(2).mT @ K
-    return mixed.mT.reshape(A.shape)
-
-
-def _sizes(z: Tensor) -> Tensor:
-    """‖z_k‖ of each channel, with a floor."""
-    squares = z.flatten(2).square().sum(dim=2)
-    mean = squares.mean(dim=1, keepdim=True)
-    return (squares + SIZE_FLOOR * mean + torch.finfo(z.dtype).eps ** 2).sqrt()

@@ -63,6 +63,10 @@ class Cell(nn.Module):
         """
         return context
 
+    def simplify(self, context: Context) -> Context:
+        """The context for approximate gradient rules: what matters little for them may be cut."""
+        return context
+
     def output(self, state: State, context: Context) -> Tensor:
         """The feature that the rest of the network sees."""
         if isinstance(state, Tensor):

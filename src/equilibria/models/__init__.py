@@ -8,13 +8,10 @@ from equilibria.models.description import ModelDescription, describe_model
 from equilibria.models.geq import GEQCell, geq
 from equilibria.models.hrnet import HRNet, hrnet
 from equilibria.models.mdeq import MDEQCell, mdeq
-from equilibria.models.mopteq import (
-    MOptEqCell,
-    heritage_diversity_loss,
-    mopteq,
-    perturbed_logits,
-    reconstructed_perturbations,
-)
+from equilibria.models.mondeq import MonDEQCell, mondeq
+from equilibria.models.mopteq import heritage_diversity_loss, mopteq, perturbed_logits
+from equilibria.models.mopteq_cell import MOptEqCell, reconstructed_perturbations
+from equilibria.models.mopteq_feature_space import MOptEqFeatureCell
 from equilibria.models.neural_ode import NeuralODE, neural_ode
 from equilibria.models.opteq import OptEqCell, opteq, opteq_cell
 from equilibria.models.opteq_imagenet import opteq_imagenet, resnet_extractor_classifier
@@ -49,8 +46,10 @@ __all__ = [
     "HRNet",
     "MDEQCell",
     "MOptEqCell",
+    "MOptEqFeatureCell",
     "ModelCard",
     "ModelDescription",
+    "MonDEQCell",
     "MultivariateOptEqCell",
     "NeuralODE",
     "OptEqCell",
@@ -72,6 +71,7 @@ __all__ = [
     "model_card",
     "model_options",
     "model_outline",
+    "mondeq",
     "mopteq",
     "neural_ode",
     "opteq",

@@ -46,7 +46,9 @@ class BranchCell(EnergyCell):
         return state_tensors(state)
 
     def output(self, state: State, context: Context) -> Tensor:
-        features = self.features(state, context)
+        return self.fuse(self.features(state, context))
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
         finest = max(feature.shape[2] for feature in features)
         aligned = [upsample(feature, finest // feature.shape[2]) for feature in features]
         if self.fusion == "none":

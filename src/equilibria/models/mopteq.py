@@ -1,7 +1,7 @@
-"""MOptEqs: branches of one or several resolutions, joined by heritage and diversity.
+"""MOptEqs as an image classifier, and what its paper measures on it.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks": the architecture (Section 2.1)
-and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
+Ma et al., "Multi-branch Optimization Induced Equilibrium Networks". The equilibrium itself is in
+`mopteq_cell`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation
 from equilibria.adjoints import GradientRule
-from equilibria.context import Context, State, state_tensors
+from equilibria.context import State
 from equilibria.energies import (
-    Branches,
     Energy,
     HeritageDiversity,
     Input,
     PolynomialKernel,
     SigmoidKernel,
-    Sum,
     diversity,
     heritage,
 )
-from equilibria.energies.heritage_diversity import Sign
+from equilibria.energies.branch_coupling import Sign
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models.blocks import ImageStem
 from equilibria.models.branches import (
-    BranchCell,
     Fusion,
     branch_head,
     branch_input,
@@ -38,137 +35,28 @@ from equilibria.models.branches import (
     checked_branches,
 )
 from equilibria.models.classifier import EquilibriumClassifier
+from equilibria.models.mopteq_cell import MOptEqCell, Perturb, reconstructed_perturbations
+from equilibria.models.mopteq_feature_space import MOptEqFeatureCell, features_are_large
 from equilibria.models.options import solver_from_options
 from equilibria.operators import LinearOperator
 from equilibria.solvers import Solver
-
-Perturb = Literal["train", "always", "off"]
-
-
-class MOptEqCell(BranchCell):
-    """z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (Eq. 6), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
-
-    `inputs` is how g(x) enters each branch (`Input`, or a kernel of GEQ's Table 5), `coupling` the
-    terms H and D between neighbours. An equilibrium is a stationary point of Eq. 5.
-
-    PE: branch i sees g(x) − δᵢ₋₁, where δᵢ = ε sign(Uᵢᵀyᵢ) (δ₀ = 0) is the perturbation that raises
-    the objective of branch i most. pe="train": in training only; "always"; "off". A δ that changed
-    at every step would make the iteration chatter: it is renewed in the first `perturb_for`
-    iterations and then kept, so that the solve converges.
-    """
-
-    def __init__(
-        self,
-        inputs: Sequence[Energy],
-        coupling: HeritageDiversity,
-        *,
-        activation: str | Activation = "relu",
-        fusion: Fusion = "average",
-        alpha: float = 1.0,
-        pe: Perturb = "off",
-        epsilon: float = 0.1,
-        perturb_for: int = 5,
-    ) -> None:
-        if pe not in ("train", "always", "off"):
-            raise ValueError(f"pe must be 'train', 'always' or 'off', not {pe!r}")
-        if not epsilon >= 0:
-            raise ValueError(f"epsilon must not be negative, not {epsilon}")
-        if perturb_for < 1:
-            raise ValueError(f"perturb_for must be at least 1, not {perturb_for}")
-        if pe != "off" and not all(isinstance(term, Input) for term in inputs):
-            raise ValueError("PE perturbs −⟨Ux + b, y⟩: use kernel='linear', or pe='off'")
-        super().__init__(Branches(inputs) + coupling, activation, fusion=fusion, alpha=alpha)
-        self.pe = pe
-        self.epsilon = epsilon
-        self.perturb_for = perturb_for
-        if coupling.diversity and coupling.sign == "hard":
-            self.remedy = (
-                "the signs of the diversity term chatter at its kinks: use sign='smooth' or "
-                "'freeze', or a smaller diversity"
-            )
-
-    @property
-    def perturbs(self) -> bool:
-        return self.pe == "always" or (self.pe == "train" and self.training)
-
-    @property
-    def refresh_until(self) -> int:  # type: ignore[override]
-        return max(self.energy.refresh_until, self.perturb_for if self.perturbs else 0)
-
-    @property
-    def coupling(self) -> HeritageDiversity:
-        assert isinstance(self.energy, Sum)
-        term = self.energy.summands()[1]
-        assert isinstance(term, HeritageDiversity)
-        return term
-
-    def inputs(self) -> list[Input]:
-        """The terms by which g(x) enters each branch (those for which PE is defined)."""
-        assert isinstance(self.energy, Sum)
-        branches = self.energy.summands()[0]
-        assert isinstance(branches, Branches)
-        return [term for term in branches.branches() if isinstance(term, Input)]
-
-    def features(self, state: State, context: Context) -> Sequence[Tensor]:
-        """zᵢ = Wᵢᵀyᵢ."""
-        return self.coupling.features(state, context.parts[1])
-
-    def inject(self, x: Tensor) -> Context:
-        context = super().inject(x)
-        if not self.perturbs:
-            return context
-        branches, coupling = context.parts
-        # What δ is subtracted from; `c` is what the branch sees.
-        kept = tuple(part.with_sample(clean=part["c"]) for part in branches.parts)
-        return Context(parts=(Context(parts=kept), coupling))
-
-    def refresh(self, state: State, context: Context) -> Context:
-        """Signs and perturbations at a state."""
-        branches, coupling = super().refresh(state, context).parts
-        if not self.perturbs:
-            return Context(parts=(branches, coupling))
-        deltas = reconstructed_perturbations(self, state, self.epsilon)
-        first, *rest = branches.parts
-        perturbed = [
-            part.with_sample(c=part["clean"] - term.U(delta))
-            for term, part, delta in zip(self.inputs()[1:], rest, deltas, strict=False)
-        ]
-        return Context(parts=(Context(parts=(first, *perturbed)), coupling))
-
-    def sign_flips(self, state: State, context: Context) -> Tensor:
-        """How many signs of M are not at rest, per sample.
-
-        Those that differ between a state and its image or, with sign="freeze", between the kept
-        ones and those of the state.
-        """
-        part = context.parts[1]
-        if self.coupling.sign == "freeze" and self.coupling.diversity:
-            return self.coupling.kept_signs_that_changed(state, part)
-        return self.coupling.sign_changes(state, self.step(state, context), part)
-
-
-@torch.no_grad()
-def reconstructed_perturbations(
-    cell: MOptEqCell, state: State, epsilon: float
-) -> tuple[Tensor, ...]:
-    """δᵢ = ε sign(Uᵢᵀyᵢ) of every branch, in the space of g(x).
-
-    g(x) − δᵢ is the feature of this distance at which the objective of branch i is largest
-    (Section 2.2). Uᵢᵀ includes the transpose of the branch's pooling.
-    """
-    pairs = zip(cell.inputs(), state_tensors(state), strict=True)
-    return tuple(epsilon * term.U.adjoint(y).sign() for term, y in pairs)
 
 
 def perturbed_logits(
     model: EquilibriumClassifier, images: Tensor, epsilon: float, branch: int = 0
 ) -> Tensor:
     """The logits at g(x) − δ, δ reconstructed from the equilibrium of one branch (Figure 3a)."""
-    if not isinstance(model.layer.cell, MOptEqCell):
+    cell = model.layer.cell
+    if not isinstance(cell, MOptEqCell | MOptEqFeatureCell):
         raise TypeError("reconstructed perturbations are those of a MOptEqs model")
     feature = model.stem(images)
-    state = model.layer.solve(feature).state
-    delta = reconstructed_perturbations(model.layer.cell, state, epsilon)[branch]
+    solution = model.layer.solve(feature)
+    if isinstance(cell, MOptEqFeatureCell):
+        y: State = cell.lift(solution.state, solution.context)
+        cell = cell.lifted
+    else:
+        y = solution.state
+    delta = reconstructed_perturbations(cell, y, epsilon)[branch]
     logits: Tensor = model.head(model.layer(feature - delta))
     return logits
 
@@ -211,6 +99,7 @@ def mopteq(
     pe: Perturb = "off",
     epsilon: float = 0.1,
     perturb_for: int = 5,
+    space: Literal["auto", "y", "z"] = "auto",
     fusion: Fusion | Literal["conv"] = "average",
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.9,
@@ -225,8 +114,11 @@ def mopteq(
 
     scales=(1, 1, 1) is the single-view model; (1, 2, 4, 8) has branches of full to an eighth of the
     resolution (32/16/8/4 for CIFAR). `diversity` is λ, to be kept around 1/channels or below.
-    Ablations: −D is diversity=0, −H is heritage=False.
+    Ablations: −D is diversity=0, −H is heritage=False. `space="auto"` iterates in z-space unless
+    the features are much larger than the middle widths, or a kernel needs y.
     """
+    if space not in ("auto", "y", "z"):
+        raise ValueError(f"space must be 'auto', 'y' or 'z', not {space!r}")
     checked_branches(widths, scales)
     W = [
         branch_recurrence(channels, width, kernel_size, norm=norm, zeta=zeta, init_scale=init_scale)
@@ -252,12 +144,14 @@ def mopteq(
         epsilon=epsilon,
         perturb_for=perturb_for,
     )
+    if space == "auto":
+        space = "y" if kernel != "linear" or features_are_large(channels, widths, scales) else "z"
     return EquilibriumClassifier(
         stem=ImageStem(
             in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
         ),
         layer=EquilibriumLayer(
-            cell=cell,
+            cell=MOptEqFeatureCell(cell) if space == "z" else cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
             adjoint=adjoint,
             strict=strict,

@@ -1,0 +1,149 @@
+"""MOptEqs' equilibrium: branches joined by heritage and diversity, and the PE strategy.
+
+Ma et al., "Multi-branch Optimization Induced Equilibrium Networks": the architecture (Section 2.1)
+and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equilibria.activations import Activation
+from equilibria.context import Context, State, state_tensors
+from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
+from equilibria.models.branches import BranchCell, Fusion
+
+Perturb = Literal["train", "always", "off"]
+
+
+class MOptEqCell(BranchCell):
+    """z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (Eq. 6), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
+
+    `inputs` is how g(x) enters each branch (`Input`, or a kernel of GEQ's Table 5), `coupling` the
+    terms H and D between neighbours. An equilibrium is a stationary point of Eq. 5.
+
+    PE: branch i sees g(x) − δᵢ₋₁, where δᵢ = ε sign(Uᵢᵀyᵢ) (δ₀ = 0) is the perturbation that raises
+    the objective of branch i most. pe="train": in training only; "always"; "off". A δ that changed
+    at every step would make the iteration chatter: it is renewed in the first `perturb_for`
+    iterations and then kept, so that the solve converges.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Energy],
+        coupling: HeritageDiversity,
+        *,
+        activation: str | Activation = "relu",
+        fusion: Fusion = "average",
+        alpha: float = 1.0,
+        pe: Perturb = "off",
+        epsilon: float = 0.1,
+        perturb_for: int = 5,
+    ) -> None:
+        if pe not in ("train", "always", "off"):
+            raise ValueError(f"pe must be 'train', 'always' or 'off', not {pe!r}")
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon must not be negative, not {epsilon}")
+        if perturb_for < 1:
+            raise ValueError(f"perturb_for must be at least 1, not {perturb_for}")
+        if pe != "off" and not all(isinstance(term, Input) for term in inputs):
+            raise ValueError("PE perturbs −⟨Ux + b, y⟩: use kernel='linear', or pe='off'")
+        super().__init__(Branches(inputs) + coupling, activation, fusion=fusion, alpha=alpha)
+        self.pe = pe
+        self.epsilon = epsilon
+        self.perturb_for = perturb_for
+        if coupling.coupling.diversity and coupling.coupling.sign == "hard":
+            self.remedy = (
+                "the signs of the diversity term chatter at its kinks: use sign='smooth' or "
+                "'freeze', or a smaller diversity"
+            )
+
+    @property
+    def perturbs(self) -> bool:
+        return self.pe == "always" or (self.pe == "train" and self.training)
+
+    @property
+    def refresh_until(self) -> int:  # type: ignore[override]
+        return max(self.energy.refresh_until, self.perturb_for if self.perturbs else 0)
+
+    @property
+    def heritage_diversity(self) -> HeritageDiversity:
+        assert isinstance(self.energy, Sum)
+        term = self.energy.summands()[1]
+        assert isinstance(term, HeritageDiversity)
+        return term
+
+    def inputs(self) -> list[Input]:
+        """The terms by which g(x) enters each branch (those for which PE is defined)."""
+        assert isinstance(self.energy, Sum)
+        branches = self.energy.summands()[0]
+        assert isinstance(branches, Branches)
+        return [term for term in branches.branches() if isinstance(term, Input)]
+
+    def features(self, state: State, context: Context) -> Sequence[Tensor]:
+        """zᵢ = Wᵢᵀyᵢ."""
+        return self.heritage_diversity.features(state, context.parts[1])
+
+    def inject(self, x: Tensor) -> Context:
+        return self.keep_clean(super().inject(x))
+
+    def keep_clean(self, context: Context) -> Context:
+        """For PE: what δ is subtracted from, beside `c`, which is what the branch sees."""
+        if not self.perturbs:
+            return context
+        branches, coupling = context.parts
+        kept = tuple(part.with_sample(clean=part["c"]) for part in branches.parts)
+        return Context(parts=(Context(parts=kept), coupling))
+
+    def simplify(self, context: Context) -> Context:
+        """Without the gradient of t, which is a per mille of all and a tenth of the cost."""
+        branches, coupling = context.parts
+        kept = {name: coupling[name].detach() for name in coupling.sample}
+        return Context(parts=(branches, coupling.with_sample(**kept)))
+
+    def refresh(self, state: State, context: Context) -> Context:
+        """Signs and perturbations at a state."""
+        context = super().refresh(state, context)
+        return self.perturb(state, context) if self.perturbs else context
+
+    def perturb(self, state: State, context: Context) -> Context:
+        """The context in which branch i sees g(x) − δᵢ₋₁, δ of the state."""
+        branches, coupling = context.parts
+        deltas = reconstructed_perturbations(self, state, self.epsilon)
+        first, *rest = branches.parts
+        perturbed = [
+            part.with_sample(c=part["clean"] - term.U(delta))
+            for term, part, delta in zip(self.inputs()[1:], rest, deltas, strict=False)
+        ]
+        return Context(parts=(Context(parts=(first, *perturbed)), coupling))
+
+    def sign_flips(self, state: State, context: Context) -> Tensor:
+        """How many signs of M are not at rest, per sample.
+
+        Those that differ between a state and its image or, with sign="freeze", between the kept
+        ones and those of the state.
+        """
+        coupling = self.heritage_diversity.coupling
+        now = coupling.signs(self.features(state, context))
+        if self.heritage_diversity.refresh_until:
+            kept = context.parts[1]
+            return coupling.sign_changes({name: kept[name] for name in now}, now)
+        image = self.step(state, context)
+        return coupling.sign_changes(now, coupling.signs(self.features(image, context)))
+
+
+@torch.no_grad()
+def reconstructed_perturbations(
+    cell: MOptEqCell, state: State, epsilon: float
+) -> tuple[Tensor, ...]:
+    """δᵢ = ε sign(Uᵢᵀyᵢ) of every branch, in the space of g(x).
+
+    g(x) − δᵢ is the feature of this distance at which the objective of branch i is largest
+    (Section 2.2). Uᵢᵀ includes the transpose of the branch's pooling.
+    """
+    pairs = zip(cell.inputs(), state_tensors(state), strict=True)
+    return tuple(epsilon * term.U.adjoint(y).sign() for term, y in pairs)
