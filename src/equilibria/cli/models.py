@@ -8,7 +8,7 @@ from rich.table import Table
 
 from equilibria.models import ModelDescription, describe_model, list_models, model_options
 
-WIDTH_OF_A_FILE = 110
+WIDTH_OF_A_FILE = 120
 """Columns where the output is not a terminal."""
 
 

@@ -102,7 +102,7 @@ class Cell(nn.Module):
         By default a contraction factor q < 1, which makes it unique.
         """
         limit = self.contraction_limit
-        return f"q ≤ {limit:.3g}" if limit is not None and limit < 1 else None
+        return f"unique, q ≤ {limit:.3g}" if limit is not None and limit < 1 else None
 
     @property
     def contraction_limit(self) -> float | None:

@@ -218,7 +218,7 @@ class MonDEQCell(Cell):
 
     @property
     def guarantee(self) -> str:
-        return X
+        return f"unique, m = {self.m:g}"
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
         """√(1 − 2am + a²L²) forward-backward, √(1 − 4am/(1 + 2am + a²L²)) Peaceman-Rachford.

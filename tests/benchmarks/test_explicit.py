@@ -1,0 +1,33 @@
+"""The benchmark against explicit networks: the same size on both sides, and all time accounted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.explicit import SIZES, main, residual_network, stages
+from equilibria.models import mopteq, parameter_count
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_both_sides_have_the_same_size(name: str) -> None:
+    wanted = parameter_count(mopteq(**SIZES[name]))
+    assert parameter_count(residual_network(wanted)) == pytest.approx(wanted, rel=0.02)
+
+
+def test_the_parts_of_a_step_are_timed() -> None:
+    model = mopteq(channels=4, widths=(3,), scales=(1,), adjoint="one_step", tolerance=1e-2)
+    parts = stages(model, torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))
+    assert {"solve", "backward pass"} <= set(parts)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_command_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert main(["--batch", "2", "--repeats", "1", "--size", "4"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "ratio" in printed
+    assert "where the time" in printed
