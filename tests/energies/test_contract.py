@@ -14,6 +14,8 @@ from equilibria.context import Packing, state_tensors
 from equilibria.energies import Branches, HeritageDiversity
 from equilibria.operators import AveragePool
 
+pytestmark = pytest.mark.filterwarnings("ignore::equilibria.BatchCouplingWarning")
+
 Case = tuple[tuple[int, ...], Callable[[], eq.Energy]]
 
 
@@ -41,6 +43,51 @@ def mopteq(scales: tuple[int, ...] = (1, 1, 1), **options: object) -> Callable[[
     return make
 
 
+def with_kernel(kernel: type[eq.Energy]) -> Callable[[], eq.Energy]:
+    """GEQ's Table 5: HH&D with another kernel for the input."""
+
+    def make() -> eq.Energy:
+        inputs = Branches([kernel(injection(2, 3, s)) for s in (1, 2)])
+        coupling = HeritageDiversity([recurrence(3, 3)] * 2, scales=(1, 2), diversity=0.05)
+        return inputs + coupling
+
+    return make
+
+
+def gaussian(
+    *,
+    gamma: str | float = "running",
+    patch: int | None = 2,
+    channel_split: int = 1,
+    hidden: int | None = 3,
+    scale: int = 1,
+) -> Callable[[], eq.Energy]:
+    def make() -> eq.Energy:
+        size = None if patch is None else channel_split * patch**2
+        projection = None
+        if hidden is not None and size is not None:
+            projection = eq.Dense(size, hidden, norm="bound", zeta=1.0)
+        return eq.GaussianKernel(
+            injection(2, 2, scale),
+            recurrence(3, 2),
+            projection,
+            channel_split=channel_split,
+            patch=patch,
+            gamma=gamma,
+        )
+
+    return make
+
+
+def regularised(regulariser: eq.Regulariser) -> Callable[[], eq.Energy]:
+    def make() -> eq.Energy:
+        W = recurrence(4, 3)
+        term = eq.FeatureRegulariser(W, regulariser, 0.02, step="gradient")
+        return eq.Input(injection(2, 3)) + eq.Quadratic(W) + term
+
+    return make
+
+
 CASES: dict[str, Case] = {
     "opteq": ((2, 4, 4), lambda: eq.Input(injection(2, 3)) + eq.Quadratic(recurrence(4, 3))),
     "popteq": (
@@ -57,6 +104,27 @@ CASES: dict[str, Case] = {
     "mopteq-frozen": ((2, 4, 4), mopteq((1, 2, 2), sign="freeze")),
     "mopteq-without-diversity": ((2, 4, 4), mopteq((1, 2), diversity=0.0)),
     "mopteq-without-heritage": ((2, 4, 4), mopteq((1, 2), heritage=False)),
+    "mopteq-polynomial": ((2, 4, 4), with_kernel(eq.PolynomialKernel)),
+    "mopteq-sigmoid": ((2, 4, 4), with_kernel(eq.SigmoidKernel)),
+    "polynomial": (
+        (2, 4, 4),
+        lambda: eq.PolynomialKernel(injection(2, 3)) + eq.Quadratic(recurrence(3, 4).T),
+    ),
+    "sigmoid": (
+        (2, 4, 4),
+        lambda: eq.SigmoidKernel(injection(2, 3)) + eq.Quadratic(recurrence(3, 4).T),
+    ),
+    "geq": ((2, 4, 4), gaussian()),
+    "geq-whole-map": ((2, 4, 4), gaussian(patch=None, channel_split=1, hidden=None)),
+    "geq-per-sample": ((2, 4, 4), gaussian(gamma="per-sample")),
+    "geq-two-scales": (
+        (2, 4, 4),
+        lambda: Branches([gaussian(scale=s)() for s in (1, 2)]),
+    ),
+    "l2": ((2, 4, 4), regularised(eq.L2())),
+    "incay": ((2, 4, 4), regularised(eq.Incay())),
+    "decorrelation": ((2, 4, 4), regularised(eq.Decorrelation())),
+    "hsic": ((2, 4, 4), regularised(eq.HSIC())),
     "mopteq-without-both": ((2, 4, 4), mopteq((1, 2), diversity=0.0, heritage=False)),
 }
 
@@ -70,7 +138,11 @@ def layer_of(name: str, activation: str = "relu") -> tuple[eq.EquilibriumLayer, 
         adjoint=eq.Implicit(tolerance=1e-13),
         strict=True,
     ).double()
-    return layer, torch.randn(3, *shape, dtype=torch.float64)
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    layer.eval()  # where running statistics (GEQ's γ) stay as the first batch sets them
+    with torch.no_grad():
+        layer(x)
+    return layer, x
 
 
 class Concatenating(eq.EnergyCell):
