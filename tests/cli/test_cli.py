@@ -169,6 +169,26 @@ def test_models_lists_all() -> None:
         assert name in result.output
 
 
+def test_models_shows_one() -> None:
+    result = invoke("models", "mopteq-small")
+    assert result.exit_code == 0
+    assert "48,314" in result.output
+    assert "Hidden objective: G(y) = 1ᵀf(y) + ½‖y‖²" in result.output
+    assert "cell.lifted.energy.terms.1.W.0" in result.output
+    assert "Guarantee: unique, q ≤ 0.81" in invoke("models", "popteq-small").output
+    assert "Hidden objective: none" in invoke("models", "mdeq-small").output
+    assert "Hidden objective" not in invoke("models", "resnet-small").output
+    wrong = invoke("models", "mopteq-smal")
+    assert wrong.exit_code == 2
+    assert "did you mean 'mopteq-small'" in wrong.output
+
+
+def test_models_as_markdown() -> None:
+    lines = invoke("models", "--markdown").output.splitlines()
+    assert len(lines) == 2 + len(equilibria.list_models())
+    assert all(line.startswith("|") and line.endswith("|") for line in lines)
+
+
 def test_command_line_is_light_to_import() -> None:
     source = str(Path(equilibria.__file__).parents[1])
     program = (

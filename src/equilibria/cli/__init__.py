@@ -75,11 +75,15 @@ def models_command(
     name: Annotated[
         str | None, typer.Argument(help="A model, to see its parts and its hidden objective.")
     ] = None,
+    markdown: Annotated[bool, typer.Option(help="The list as a Markdown table.")] = False,
 ) -> None:
     """List the models that can be made by name, or show one of them."""
     from equilibria.cli.console import fail
-    from equilibria.cli.models import show_model, show_models
+    from equilibria.cli.models import markdown_table, show_model, show_models
 
+    if markdown:
+        print(markdown_table())
+        return
     if name is None:
         show_models()
         return

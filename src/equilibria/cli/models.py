@@ -40,6 +40,19 @@ def show_models() -> None:
     )
 
 
+def markdown_table() -> str:
+    """The list of models as Markdown, as docs/models.md holds it."""
+    lines = ["| name | what it is | paper | parameters | reported | objective | guarantee |"]
+    lines.append("|---|---|---|---:|---:|---|---|")
+    for name in list_models():
+        found = describe_model(name)
+        card = found.card
+        kind = found.objective_kind if found.is_equilibrium else ""
+        cells = [f"`{name}`", card.summary, card.paper, f"{found.parameters:,}", card.reported]
+        lines.append(f"| {' | '.join([*cells, kind, found.guarantee or ''])} |")
+    return "\n".join(lines)
+
+
 def show_model(name: str) -> None:
     """The parts of a model, its hidden objective and its options."""
     console = _console()
