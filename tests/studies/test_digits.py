@@ -26,7 +26,8 @@ def test_names_choose_models() -> None:
     assert len(left_out()) == len(FAMILY) - len(BUILDABLE)
     perturbed, foreign = contestants(["mopteq-small+pe", "opteq-small"])
     model = perturbed.build(in_channels=1, num_classes=10)
-    assert model.layer.cell.pe == "train"
+    assert model.layer.cell.refresh_until > 0
+    assert model.eval().layer.cell.refresh_until == 0
     assert model.head.pool.output_size == 4
     assert foreign.title == "OptEq"
     assert contestants(["deep-opteq-162k"]) == [Contestant(*["deep-opteq-162k"] * 3)]

@@ -77,3 +77,20 @@ def check_images(images: Tensor, in_channels: int) -> None:
             f"expected floating-point images, not {images.dtype}; "
             f"convert them, e.g. images.to({torch.get_default_dtype()}) / 255"
         )
+
+
+def check_halvings(features: Tensor, channels: int, levels: int, level: str) -> None:
+    """A clear error where maps do not fit `levels` resolutions, each half as fine as the last."""
+    if features.dim() != 4 or features.shape[1] != channels:
+        raise ValueError(
+            f"expected an input of shape (batch, {channels}, height, width), "
+            f"not {tuple(features.shape)}"
+        )
+    divisor = 2 ** (levels - 1)
+    height, width = features.shape[2:]
+    if height % divisor or width % divisor or not (height and width):
+        raise ValueError(
+            f"{levels} resolutions, each half as fine as the one before, need maps whose sides are "
+            f"divisible by {divisor}, not {height}×{width}: give fewer channels (one number a "
+            f"{level}), or resize or pad the images"
+        )

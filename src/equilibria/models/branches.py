@@ -93,19 +93,26 @@ def branch_input(channels: int, width: int, kernel_size: int, scale: int) -> Lin
     return convolution if scale == 1 else convolution @ AveragePool(scale)
 
 
-def branch_recurrence(
+def branch_operators(
     channels: int,
-    width: int,
-    kernel_size: int,
+    widths: Sequence[int],
+    scales: Sequence[int],
     *,
+    kernel_size: int,
+    input_kernel_size: int,
     norm: Literal["bound", "estimate"] | None,
     zeta: float,
     init_scale: float,
-) -> LinearOperator:
-    """W of a branch, from `channels` to `width`."""
-    W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
-    initialise_small(W, init_scale)
-    return W
+) -> tuple[list[LinearOperator], list[LinearOperator]]:
+    """W and U of every branch, from `channels` to its middle width."""
+    checked_branches(widths, scales)
+    W: list[LinearOperator] = []
+    U: list[LinearOperator] = []
+    for width, scale in zip(widths, scales, strict=True):
+        W.append(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta))
+        initialise_small(W[-1], init_scale)
+        U.append(branch_input(channels, width, input_kernel_size, scale))
+    return W, U
 
 
 def checked_branches(widths: Sequence[int], scales: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ from equilibria.activations import Activation, get_activation
 from equilibria.adjoints import GradientRule
 from equilibria.context import Context, State, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.models.blocks import check_halvings
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.mdeq_layers import CellConv2d, CellLayers, CellNorm, Norm, Reading
 from equilibria.models.mdeq_parts import MDEQHead, MDEQStem, pack_branches
@@ -213,7 +214,7 @@ class MDEQCell(Cell):
         return self.norm == "batch" and self.training
 
     def inject(self, x: Tensor) -> Context:
-        self._check(x)
+        check_halvings(x, self.channels[0], len(self.channels), "branch")
         context = Context({"injection": x}, CellLayers.of(self).prepared(training=self.training))
         if not (self.training and self.dropout):
             return context
@@ -275,21 +276,6 @@ class MDEQCell(Cell):
         reading = Reading.of(context, observe=True)
         self._map(state, context, reading)
         CellLayers.of(self).absorb(reading.observed or {})
-
-    def _check(self, x: Tensor) -> None:
-        if x.dim() != 4 or x.shape[1] != self.channels[0]:
-            raise ValueError(
-                f"expected an injection of shape (batch, {self.channels[0]}, height, width), "
-                f"not {tuple(x.shape)}"
-            )
-        divisor = 2 ** (len(self.channels) - 1)
-        height, width = x.shape[2:]
-        if height % divisor or width % divisor or not (height and width):
-            raise ValueError(
-                f"{len(self.channels)} branches, each half as fine as the one before, need maps "
-                f"whose sides are divisible by {divisor}, not {height}×{width}: "
-                "give fewer channels (one number a branch), or resize or pad the images"
-            )
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, norm={self.norm!r}, dropout={self.dropout}"

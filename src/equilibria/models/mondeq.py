@@ -33,7 +33,7 @@ from equilibria.context import (
     unflatten_state,
 )
 from equilibria.equilibrium import Cell, EquilibriumLayer
-from equilibria.models.blocks import ImageStem, PooledLinearHead, check_images
+from equilibria.models.blocks import ImageStem, PooledLinearHead, check_halvings, check_images
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.options import solver_from_options
 from equilibria.operators.circular import (
@@ -132,7 +132,7 @@ class MonDEQCell(Cell):
         )
 
     def inject(self, x: Tensor) -> Context:
-        self._check(x)
+        check_halvings(x, self.U.in_channels, len(self.channels), "tier")
         context = Context({"c": F.pad(self.U(x), (self.frame,) * 4)})
         layout = Packing.of(self.initial_state(x, context)).layout
         return context.with_shared(self.prepare(layout))
@@ -307,21 +307,6 @@ class MonDEQCell(Cell):
     def _inside(self, z: Tensor) -> Tensor:
         height, width = z.shape[2:]
         return z[..., self.frame : height - self.frame, self.frame : width - self.frame]
-
-    def _check(self, x: Tensor) -> None:
-        if x.dim() != 4 or x.shape[1] != self.U.in_channels:
-            raise ValueError(
-                f"expected an input of shape (batch, {self.U.in_channels}, height, width), "
-                f"not {tuple(x.shape)}"
-            )
-        divisor = 2 ** (len(self.channels) - 1)
-        height, width = x.shape[2:]
-        if height % divisor or width % divisor or not (height and width):
-            raise ValueError(
-                f"{len(self.channels)} tiers, each of half the resolution of the one before, need "
-                f"maps whose sides are divisible by {divisor}, not {height}×{width}: "
-                "give fewer channels (one number a tier), or resize or pad the images"
-            )
 
     def extra_repr(self) -> str:
         return (

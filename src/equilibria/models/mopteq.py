@@ -30,9 +30,7 @@ from equilibria.models.blocks import ImageStem
 from equilibria.models.branches import (
     Fusion,
     branch_head,
-    branch_input,
-    branch_recurrence,
-    checked_branches,
+    branch_operators,
 )
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.mopteq_cell import MOptEqCell, Perturb, reconstructed_perturbations
@@ -119,13 +117,16 @@ def mopteq(
     """
     if space not in ("auto", "y", "z"):
         raise ValueError(f"space must be 'auto', 'y' or 'z', not {space!r}")
-    checked_branches(widths, scales)
-    W = [
-        branch_recurrence(channels, width, kernel_size, norm=norm, zeta=zeta, init_scale=init_scale)
-        for width in widths
-    ]
-    pairs = zip(widths, scales, strict=True)
-    U = [branch_input(channels, width, input_kernel_size, scale) for width, scale in pairs]
+    W, U = branch_operators(
+        channels,
+        widths,
+        scales,
+        kernel_size=kernel_size,
+        input_kernel_size=input_kernel_size,
+        norm=norm,
+        zeta=zeta,
+        init_scale=init_scale,
+    )
     cell = MOptEqCell(
         [_input_term(kernel, operator, bias) for operator in U],
         HeritageDiversity(

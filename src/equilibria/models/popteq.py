@@ -20,9 +20,7 @@ from equilibria.models.branches import (
     BranchCell,
     Fusion,
     branch_head,
-    branch_input,
-    branch_recurrence,
-    checked_branches,
+    branch_operators,
 )
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.options import solver_from_options
@@ -92,13 +90,16 @@ def popteq(
     fusion: "average" or "sum" of the branches; "conv", a 3×3 convolution over all of them; "none",
     the classifier sees them side by side.
     """
-    checked_branches(widths, scales)
-    W = [
-        branch_recurrence(channels, width, kernel_size, norm=norm, zeta=zeta, init_scale=init_scale)
-        for width in widths
-    ]
-    pairs = zip(widths, scales, strict=True)
-    U = [branch_input(channels, width, input_kernel_size, scale) for width, scale in pairs]
+    W, U = branch_operators(
+        channels,
+        widths,
+        scales,
+        kernel_size=kernel_size,
+        input_kernel_size=input_kernel_size,
+        norm=norm,
+        zeta=zeta,
+        init_scale=init_scale,
+    )
     cell = POptEqCell(
         W,
         U,
