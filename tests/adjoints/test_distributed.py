@@ -16,6 +16,7 @@ import equilibria as eq
 from tests.models.small import equilibrium_models, images, settled, small_model
 
 LABELS = torch.tensor([0, 2, 1, 1])
+RULES = {"implicit": eq.Implicit(), "unrolled": eq.Unrolled(steps=200), "one step": eq.OneStep()}
 
 
 def work(rank: int, port: int, folder: str) -> None:
@@ -25,11 +26,7 @@ def work(rank: int, port: int, folder: str) -> None:
     half = slice(2 * rank, 2 * rank + 2)
     results = {}
     for name in equilibrium_models():
-        for adjoint in eq.list_adjoints():
-            if adjoint == "unrolled":
-                rule: eq.GradientRule = eq.Unrolled(steps=200)
-            else:
-                rule = eq.get_adjoint(adjoint)
+        for adjoint, rule in RULES.items():
             model = settled(small_model(name, adjoint=rule))
             parallel = DistributedDataParallel(model)
             F.cross_entropy(parallel(images(4)[half]), LABELS[half]).backward()

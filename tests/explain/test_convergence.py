@@ -54,7 +54,8 @@ def test_residual_is_that_of_the_objective() -> None:
     model = classifier("opteq-small", width=8).double().eval()
     images = torch.rand(4, 1, 8, 8, dtype=torch.float64)
     convergence = follow_solve(model, images, picard())
-    states = model.solve(images, solver=picard(), trace="states").trace.states
+    zero = torch.zeros(4, 8, 8, 8, dtype=torch.float64)
+    states = model.solve(images, zero, solver=picard(), trace="states").trace.states
     expected = torch.stack([model.objective(images).residual(state) for state in states])
     torch.testing.assert_close(convergence.residual, expected.detach())
 
@@ -87,7 +88,7 @@ def test_objective_change_is_the_mean_over_all_batches() -> None:
     assert model.training
     assert change is not None
     model.eval()
-    solution = model.solve(images, trace="states")
+    solution = model.solve(images, torch.zeros(5, 8, 8, 8), trace="states")
     objective = model.objective(images)
     with torch.no_grad():
         first = float(objective.value(solution.trace.states[0]).mean())
@@ -110,6 +111,8 @@ def test_rising_objective_is_seen() -> None:
         ("opteq-small", {"width": 8, "mu": 2.0}, "/2μ"),
         ("opteq-small", {"width": 8, "space": "z"}, "Moreau envelope"),
         ("deep-opteq-small", {"widths": (4, 8)}, "½‖z₁ − z₂‖²"),
+        ("mopteq-small", {"channels": 4}, "√(M²ₖₗ + t²ₖₗ)"),
+        ("geq-small", {}, "exp(−γ‖"),
     ],
 )
 def test_every_model_has_its_formula(name: str, options: dict[str, object], piece: str) -> None:

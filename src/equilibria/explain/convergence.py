@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.context import batch_size
+from equilibria.context import State, batch_size
 from equilibria.models import EquilibriumClassifier
 from equilibria.objective import NoObjectiveError, Objective, distance_per_sample
 from equilibria.solvers import Picard, Solver
@@ -79,7 +79,7 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
     """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
-    solution = precise.solve(images, solver=solver, trace="states")
+    solution = precise.solve(images, zero_state(precise, images), solver=solver, trace="states")
     assert solution.trace is not None
     assert solution.trace.states is not None
     cell, states = precise.layer.cell, solution.trace.states
@@ -102,6 +102,13 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
 
 
 @torch.no_grad()
+def zero_state(model: EquilibriumClassifier, images: Tensor) -> State:
+    """Where an iteration is shown from; solves themselves start ahead of it where they can."""
+    x = model.stem(images)
+    return model.layer.cell.initial_state(x, model.layer.cell.inject(x))
+
+
+@torch.no_grad()
 def objective_change(
     model: EquilibriumClassifier, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> ObjectiveChange | None:
@@ -117,7 +124,7 @@ def objective_change(
             objective = minimised_objective(model, images)
             if objective is None:
                 return None
-            solution = model.solve(images, trace="states")
+            solution = model.solve(images, zero_state(model, images), trace="states")
             assert solution.trace is not None
             assert solution.trace.states is not None
             first += float(objective.value(solution.trace.states[0]).sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equilibria.equilibrium import EnergyCell
 from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell
 
 
@@ -34,12 +33,12 @@ def tell_story(model: EquilibriumClassifier) -> Story:
         )
     if isinstance(cell, DeepOptEqCell):
         return _deep_story(len(cell.units()))
-    if isinstance(cell, EnergyCell):
+    if cell.formula is not None:
         return Story(
-            "G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x)",
-            "0 ∈ ∂G(y*)   ⇔   y* = σ(−∇E(y*; x))",
-            "f is the penalty whose proximal operator is the activation σ, and E the energy of the "
-            "layer. The equilibrium is a stationary point of G.",
+            cell.formula,
+            "0 ∈ ∂G(y*)   ⇔   y* = σ(−∇E(y*)),   E = G − 1ᵀf − ½‖·‖²",
+            "f is the penalty whose proximal operator is the activation σ, and x the image after "
+            "the stem. The equilibrium is a stationary point of G.",
         )
     return Story(
         "y* = T(y*; x)",

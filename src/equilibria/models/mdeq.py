@@ -154,6 +154,11 @@ class MDEQCell(Cell):
         carry the injection on with 1.
     """
 
+    remedy = (
+        "raise max_iterations or the tolerance, or train with a penalty on the Jacobian "
+        "(equilibria.jacobian_penalty)"
+    )
+
     def __init__(
         self,
         channels: int | Sequence[int],
