@@ -111,7 +111,7 @@ def test_rising_objective_is_seen() -> None:
         ("opteq-small", {"width": 8, "mu": 2.0}, "/2μ"),
         ("opteq-small", {"width": 8, "space": "z"}, "Moreau envelope"),
         ("deep-opteq-small", {"widths": (4, 8)}, "½‖z₁ − z₂‖²"),
-        ("mopteq-small", {"channels": 4}, "√(M²ₖₗ + t²ₖₗ)"),
+        ("mopteq-small", {}, "√(M²ₖₗ + t²ₖₗ)"),
         ("geq-small", {}, "exp(−γ‖"),
     ],
 )
