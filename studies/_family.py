@@ -49,8 +49,7 @@ FAMILY = (
     Contestant("mopteq-small", "MOptEqs", "mopteq-small"),
     Contestant("mopteq-small+pe", "MOptEqs + PE", "mopteq-small", {"pe": "train"}),
     Contestant("geq-small", "GEQ", "geq-small"),
-    # As published. With the group norm of its default in stem and head it learns far more slowly.
-    Contestant("mdeq-small", "MDEQ", "mdeq-small", {"outer_norm": "batch"}),
+    Contestant("mdeq-small", "MDEQ", "mdeq-small"),
     Contestant("mondeq-small", "monDEQ", "mondeq-small"),
     Contestant("resnet-small", "ResNet", "resnet-small"),
     Contestant("dnn-small", "Plain network", "dnn-small"),

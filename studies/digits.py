@@ -28,7 +28,7 @@ TARGET = 0.98
 EPOCHS = 30
 COSTLY = ("mopteq-small", "mopteq-small+pe", "mondeq-small", "node-small", "anode-small")
 COSTLY_EPOCHS = 14
-"""For the models of which thirty epochs take more than a minute."""
+"""For models of which thirty epochs take about a minute or more."""
 LEARNING_RATE = 2e-2
 BATCH_SIZE = 64
 WEIGHT_DECAY = 1e-2

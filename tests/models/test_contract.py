@@ -81,8 +81,9 @@ def test_derivatives_against_finite_differences(name: str, training: bool) -> No
     batch = images(2, size=4)
     # Training moves running statistics, and a map may depend on them (GEQ's γ).
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    accepted = 0
-    for seed in range(10):
+    accepted = seed = 0
+    while accepted < 4 and seed < 24:
+        seed += 1
         generator = torch.Generator().manual_seed(seed)
         variables = [*model.parameters(), batch.requires_grad_()]
         direction = [torch.randn(v.shape, generator=generator, dtype=v.dtype) for v in variables]
@@ -108,7 +109,7 @@ def test_derivatives_against_finite_differences(name: str, training: bool) -> No
         if (fine - coarse).abs() < 3e-6 * exact.abs():
             accepted += 1
             torch.testing.assert_close(exact, coarse, rtol=1e-6, atol=1e-9)
-    assert accepted >= 4
+    assert accepted == 4
 
 
 def restore(model: nn.Module, statistics: dict[str, Tensor]) -> None:

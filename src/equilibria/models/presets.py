@@ -372,6 +372,7 @@ register_model(
     mdeq,
     summary="MDEQ of two resolutions, images of 8×8 to 32×32",
     paper="Bai et al., 2020",
+    outer_norm="batch",
 )
 register_model(
     "mdeq-2.5m",
