@@ -68,13 +68,11 @@ def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]
 
 
 def test_run_can_be_loaded_again(finished: tuple[Path, Result]) -> None:
-    from equilibria.training import load_weights
+    from equilibria.training import trained
 
     folder, _ = finished
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    model = equilibria.create_model(config["model"]["name"], **config["model"]["options"])
-    load_weights(model, folder / "model.safetensors")
-    assert model.eval()(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    assert trained(folder).model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    assert json.loads(invoke("evaluate", str(folder), "--json").output)["samples"] == 450
 
 
 def test_unknown_model_names_the_nearest(tmp_path: Path) -> None:

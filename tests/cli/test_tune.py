@@ -39,7 +39,8 @@ def run(tmp_path: Path) -> Path:
     config = {
         "model": {"name": "opteq-small", "options": options},
         "data": {"name": "digits"},
-        "task": {"name": "classification", "label_smoothing": 0.05},
+        "task": {"label_smoothing": 0.05},
+        "training": {"epochs": 1},
     }
     folder = RunFolder.create(tmp_path / "run", config)
     folder.save_weights(eq.create_model("opteq-small", **options))
@@ -124,8 +125,9 @@ def test_unfinished_run_is_one_line(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": None}, "does not describe a run"),
+        ({"model": None}, "model: Input should be"),
         ({"data": {"name": "faces"}}, "data set 'faces'"),
+        ({"optimiser": "sgd"}, "unknown key 'optimiser'"),
         ({"model": {"name": "opteq-small", "options": {}}}, "does not fit 'opteq-small'"),
     ],
 )

@@ -2,31 +2,97 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from equilibria.data import Chain, GaussianNoise, RandomShift
+from equilibria.data.augment import (
+    Augmentation,
+    Chain,
+    Cutout,
+    GaussianNoise,
+    Normalise,
+    RandomCrop,
+    RandomFlip,
+    RandomShift,
+)
+from equilibria.data.randaugment import RandAugment
+
+RANDOM: list[Augmentation] = [
+    RandomCrop(2),
+    RandomCrop(2, "reflect"),
+    RandomFlip(),
+    RandomShift(2),
+    Cutout(3),
+    GaussianNoise(0.1),
+    RandAugment(),
+]
 
 
 def chance(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_every_shifted_image_is_a_crop_of_the_padded_one() -> None:
-    images = torch.rand(20, 2, 5, 6)
-    shifted = RandomShift(1)(images, chance())
-    padded = F.pad(images, (1, 1, 1, 1))
+def crops_found(images: Tensor, cropped: Tensor, padded: Tensor) -> set[tuple[int, int]]:
+    """Where each crop lies in its padded image: one place each, or the test fails."""
+    height, width = images.shape[2:]
     offsets = set()
     for index in range(len(images)):
         matches = [
             (row, column)
-            for row in range(3)
-            for column in range(3)
-            if torch.equal(padded[index, :, row : row + 5, column : column + 6], shifted[index])
+            for row in range(padded.shape[2] - height + 1)
+            for column in range(padded.shape[3] - width + 1)
+            if torch.equal(
+                padded[index, :, row : row + height, column : column + width], cropped[index]
+            )
         ]
         assert len(matches) == 1
         offsets.update(matches)
+    return offsets
+
+
+def test_every_shifted_image_is_a_crop_of_the_padded_one() -> None:
+    images = torch.rand(20, 2, 5, 6)
+    offsets = crops_found(images, RandomShift(1)(images, chance()), F.pad(images, (1, 1, 1, 1)))
     assert len(offsets) > 4
+
+
+@pytest.mark.parametrize(("mode", "padding"), [("zero", "constant"), ("reflect", "reflect")])
+def test_every_crop_lies_in_the_padded_image(mode: str, padding: str) -> None:
+    images = torch.rand(200, 3, 6, 5)
+    cropped = RandomCrop(2, mode)(images, chance())  # type: ignore[arg-type]
+    assert cropped.shape == images.shape
+    assert cropped.is_contiguous()
+    offsets = crops_found(images, cropped, F.pad(images, (2, 2, 2, 2), mode=padding))
+    assert offsets == {(row, column) for row in range(5) for column in range(5)}
+
+
+def test_flip_mirrors_about_half_of_the_images() -> None:
+    images = torch.rand(400, 1, 3, 4)
+    flipped = RandomFlip()(images, chance())
+    kept = (flipped == images).flatten(1).all(dim=1)
+    mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
+    assert bool((kept ^ mirrored).all())
+    assert 160 < int(mirrored.sum()) < 240
+    assert torch.equal(RandomFlip(1.0)(images, chance()), images.flip(3))
+    assert torch.equal(RandomFlip(0.0)(images, chance()), images)
+
+
+def test_cutout_blackens_one_square_around_a_pixel_of_the_image() -> None:
+    images = torch.ones(300, 2, 8, 9)
+    cut = Cutout(4)(images, chance())
+    assert torch.equal(cut[:, 0], cut[:, 1])
+    hidden = cut[:, 0] == 0
+    rows, columns = hidden.any(dim=2), hidden.any(dim=1)
+    assert torch.equal(hidden, rows[:, :, None] & columns[:, None, :])
+    for sides, length in ((rows, 8), (columns, 9)):
+        # A centre c covers [c − 2, c + 2), cut at the border.
+        expected = {len(range(max(c - 2, 0), min(c + 2, length))) for c in range(length)}
+        assert set(sides.sum(dim=1).tolist()) == expected
+    assert torch.equal(Cutout(0)(images, chance()), images)
 
 
 def test_noise_has_the_deviation_asked_for() -> None:
@@ -34,8 +100,83 @@ def test_noise_has_the_deviation_asked_for() -> None:
     assert abs(float(noise.std()) - 0.1) < 0.005
 
 
+def test_normalise_brings_each_channel_to_mean_zero_and_deviation_one() -> None:
+    images = torch.rand(10, 3, 8, 8, dtype=torch.float64)
+    mean = tuple(images.mean(dim=(0, 2, 3)).tolist())
+    std = tuple(images.std(dim=(0, 2, 3), correction=0).tolist())
+    normal = Normalise(mean, std)(images)
+    torch.testing.assert_close(normal.mean(dim=(0, 2, 3)), torch.zeros(3, dtype=torch.float64))
+    torch.testing.assert_close(
+        normal.std(dim=(0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("augmentation", RANDOM, ids=str)
+def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.device) -> None:
+    images = torch.rand(16, 3, 8, 8).to(device)
+    kept = images.clone()
+    torch.manual_seed(1)
+    first = augmentation(images, chance(3))
+    torch.manual_seed(2)
+    assert torch.equal(augmentation(images, chance(3)), first)
+    assert not torch.equal(augmentation(images, chance(4)), first)
+    assert torch.equal(images, kept)
+    assert first.device == images.device
+
+
+@pytest.mark.parametrize("augmentation", RANDOM, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_shape_and_kind_are_kept(augmentation: Augmentation, dtype: torch.dtype) -> None:
+    for samples in (0, 5):
+        images = torch.rand(samples, 3, 8, 10).to(dtype)
+        changed = augmentation(images, chance())
+        assert changed.shape == images.shape
+        assert changed.dtype == dtype
+        if not isinstance(augmentation, GaussianNoise):
+            assert bool(((changed >= 0) & (changed <= 1)).all())
+
+
 def test_chain_follows_the_seed() -> None:
     chain = Chain((RandomShift(1), GaussianNoise(0.1)))
     images = torch.rand(8, 1, 8, 8)
     assert torch.equal(chain(images, chance(3)), chain(images, chance(3)))
     assert not torch.equal(chain(images, chance(3)), chain(images, chance(4)))
+
+
+def test_crop_and_flip_of_a_cifar_batch_are_quick() -> None:
+    """About 1 ms; a loop over the samples takes several times as long. The best of many counts."""
+    chain, images, generator = (
+        Chain((RandomCrop(4), RandomFlip())),
+        torch.rand(128, 3, 32, 32),
+        chance(),
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = []
+        for _ in range(50):
+            started = time.perf_counter()
+            chain(images, generator)
+            times.append(time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(threads)
+    assert min(times) < 0.002
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="padding"):
+        RandomCrop(-1)
+    with pytest.raises(ValueError, match="'zero' or 'reflect'"):
+        RandomCrop(1, "wrap")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="smaller padding"):
+        RandomCrop(4, "reflect")(torch.rand(1, 1, 4, 4), chance())
+    with pytest.raises(ValueError, match="probability"):
+        RandomFlip(1.5)
+    with pytest.raises(ValueError, match="size"):
+        Cutout(-1)
+    with pytest.raises(ValueError, match="std must be positive"):
+        Normalise((0.5,), (0.0,))
+    with pytest.raises(ValueError, match="for each channel"):
+        Normalise((0.5, 0.5), (0.1,))
+    with pytest.raises(ValueError, match="3 channels"):
+        Normalise((0.5,), (0.1,))(torch.rand(1, 3, 2, 2))

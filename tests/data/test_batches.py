@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
+from torch import Tensor
 
 from equilibria.data import Batches, Split
 
@@ -47,3 +51,84 @@ def test_without_shuffling_the_order_is_kept(split: Split) -> None:
 def test_size_must_be_positive(split: Split) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Batches(split, 0)
+
+
+def test_a_short_last_batch_can_be_dropped(split: Split) -> None:
+    batches = Batches(split, 4, drop_last=True)
+    assert len(batches) == 2
+    assert [len(labels) for _, labels in batches] == [4, 4]
+    assert len(Batches(split, 5, drop_last=True)) == 2
+    assert list(Batches(split, 11, drop_last=True)) == []
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 50])
+def test_reading_ahead_changes_nothing(split: Split, prefetch: int) -> None:
+    """Nor does it draw from the generator while somebody else does."""
+
+    def run(ahead: int) -> list[float]:
+        chance = torch.Generator().manual_seed(5)
+        seen: list[float] = []
+        for _ in range(2):
+            for images, labels in Batches(split, 3, shuffle=chance, prefetch=ahead):
+                noise = torch.randn(images.shape, generator=chance)
+                seen += [*(images + noise).flatten().tolist(), *labels.tolist()]
+        return seen
+
+    assert run(prefetch) == run(0)
+
+
+class Watched:
+    """A source that knows how often it was read, and fails at one sample."""
+
+    def __init__(self, samples: int, bad: int = -1, seconds: float = 0) -> None:
+        self.samples = samples
+        self.seconds = seconds
+        self.bad = bad
+        self.reads: list[str] = []
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        with self.lock:
+            self.reads.append(threading.current_thread().name)
+        time.sleep(self.seconds)
+        if self.bad in indices.tolist():
+            raise OSError(f"sample {self.bad} cannot be read")
+        return indices.float().view(-1, 1, 1, 1), indices
+
+
+def test_batches_are_read_by_another_thread() -> None:
+    source = Watched(6)
+    assert order(Batches(source, 2, prefetch=2)) == list(range(6))
+    assert len(source.reads) == 3
+    assert threading.current_thread().name not in source.reads
+
+
+def test_what_fails_ahead_fails_at_its_batch() -> None:
+    batches = iter(Batches(Watched(6, bad=3), 2, prefetch=2))
+    assert next(batches)[1].tolist() == [0, 1]
+    with pytest.raises(OSError, match="sample 3"):
+        next(batches)
+
+
+def test_leaving_early_stops_the_reading() -> None:
+    source = Watched(100, seconds=0.01)
+    threads = threading.active_count()
+    batches = iter(Batches(source, 1, prefetch=80))
+    next(batches)
+    batches.close()
+    assert len(source.reads) < 40
+    assert threading.active_count() == threads
+
+
+def test_nothing_gives_no_batch() -> None:
+    empty = Split(torch.zeros(0, 1, 2, 2), torch.zeros(0, dtype=torch.long))
+    assert list(Batches(empty, 4)) == []
+    assert list(Batches(empty, 4, prefetch=2)) == []
+
+
+def test_prefetch_must_not_be_negative(split: Split) -> None:
+    with pytest.raises(ValueError, match="number of batches"):
+        Batches(split, 2, prefetch=-1)

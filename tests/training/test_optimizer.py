@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 import equilibria as eq
-from equilibria.training import TrainingSettings, build_optimizer, parameter_groups, warmup_cosine
+from equilibria.training import (
+    TrainingSettings,
+    build_optimizer,
+    learning_rate_share,
+    parameter_groups,
+)
 
 
 def test_biases_and_vectors_do_not_decay() -> None:
@@ -40,14 +45,50 @@ def test_decay_shrinks_weights_alone() -> None:
     assert torch.equal(model.bias, bias)
 
 
-def test_schedule_rises_then_falls_to_zero() -> None:
-    rates = [warmup_cosine(step, steps=100, warmup=10) for step in range(101)]
+def shares(steps: int, **settings: object) -> list[float]:
+    chosen = TrainingSettings(**{"epochs": 10, "warmup_epochs": 1.0, **settings})
+    return [learning_rate_share(chosen, step, 10) for step in range(steps)]
+
+
+def test_cosine_rises_then_falls_to_zero() -> None:
+    rates = shares(101)
     assert rates[:11] == sorted(rates[:11])
     assert rates[10] == 1
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[100] == pytest.approx(0)
     assert rates[55] == pytest.approx(0.5)
-    assert warmup_cosine(0, steps=5, warmup=0) == 1
+    assert shares(1, warmup_epochs=0.0) == [1]
+
+
+def test_other_schedules() -> None:
+    steps = shares(100, schedule="step", milestones=(5, 8), decay=0.1, warmup_epochs=0.0)
+    assert (steps[49], steps[50], steps[79]) == (1, 0.1, 0.1)
+    assert steps[80] == pytest.approx(0.01)
+    polynomial = shares(101, schedule="polynomial", power=2.0, warmup_epochs=0.0)
+    assert polynomial[50] == pytest.approx(0.25)
+    assert polynomial[100] == 0
+    assert set(shares(100, schedule="constant", warmup_epochs=0.0)) == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
+)
+def test_optimisers_by_name(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    settings = TrainingSettings(epochs=1, optimizer=name, momentum=0.8, learning_rate=0.3)  # type: ignore[arg-type]
+    optimizer = build_optimizer(nn.Linear(2, 2), settings)
+    assert type(optimizer) is kind
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    assert optimizer.param_groups[0].get("momentum", 0.8) == 0.8
+
+
+def test_tolerances_fall_on_a_logarithmic_line() -> None:
+    settings = TrainingSettings(epochs=3, tolerance=1e-1, final_tolerance=1e-3)
+    assert [settings.tolerance_in(epoch) for epoch in (1, 2, 3)] == pytest.approx(
+        [1e-1, 1e-2, 1e-3]
+    )
+    assert TrainingSettings(epochs=3, tolerance=0.5).tolerance_in(3) == 0.5
+    assert TrainingSettings(epochs=3).tolerance_in(1) is None
 
 
 @pytest.mark.parametrize(
@@ -60,6 +101,14 @@ def test_schedule_rises_then_falls_to_zero() -> None:
         {"clip_norm": -1.0},
         {"weight_decay": -0.1},
         {"warmup_epochs": -1.0},
+        {"accumulate": 0},
+        {"momentum": 1.0},
+        {"optimizer": "rmsprop"},
+        {"schedule": "linear"},
+        {"milestones": (), "schedule": "step"},
+        {"tolerance": 0.0},
+        {"final_tolerance": 1e-3},
+        {"gradient": "exact"},
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:

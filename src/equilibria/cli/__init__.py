@@ -94,6 +94,111 @@ def models_command(
 
 
 @app.command(
+    "train",
+    epilog="[bold]Examples[/bold]\n\nequilibria train digits-opteq --output runs/opteq\n\n"
+    "equilibria train digits-opteq training.epochs=3 training.seed=1 --output runs/short\n\n"
+    "equilibria train recipes/digits-mopteq.yaml --output runs/mopteq --resume",
+)
+def train_command(
+    recipe: Annotated[str, typer.Argument(help="A YAML file, or a name: `equilibria recipes`.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Changes to the recipe.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("equilibria-run"),
+    resume: Annotated[
+        bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Train a model as a recipe says."""
+    from equilibria.cli.train import run_training
+
+    run_training(
+        recipe=recipe,
+        overrides=list(overrides or ()),
+        output=output,
+        resume=resume,
+        device_name=device,
+    )
+
+
+@app.command("evaluate", epilog="[bold]Example[/bold]\n\nequilibria evaluate runs/opteq --json")
+def evaluate_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Evaluate a trained model on its test images."""
+    from equilibria.cli.train import run_evaluation
+
+    run_evaluation(folder=run, device_name=device, as_json=as_json)
+
+
+@app.command(
+    "predict",
+    epilog="[bold]Examples[/bold]\n\nequilibria predict runs/opteq digit.png\n\n"
+    "equilibria predict runs/opteq folder-of-images --json",
+)
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Classify image files with a trained model."""
+    from equilibria.cli.predict import run_prediction
+
+    run_prediction(folder=run, images=images, device_name=device, as_json=as_json)
+
+
+datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app.add_typer(datasets_app, name="datasets")
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder of data sets; what EQUILIBRIA_DATA names if not set.")
+]
+
+
+@datasets_app.callback(
+    epilog="[bold]Examples[/bold]\n\nequilibria datasets\n\n"
+    "equilibria datasets get cifar10 --root data"
+)
+def datasets_command(context: typer.Context, root: DataRoot = None) -> None:
+    """List the data sets, where they are, and how to get them."""
+    if context.invoked_subcommand is None:
+        from equilibria.cli.datasets import show_datasets
+
+        show_datasets(root)
+
+
+@datasets_app.command("get")
+def get_dataset_command(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")], root: DataRoot = None
+) -> None:
+    """Download a data set from its publisher, or say how to get it."""
+    from equilibria.cli.datasets import get_dataset
+
+    get_dataset(name, root)
+
+
+@app.command("recipes")
+def recipes_command() -> None:
+    """List the recipes that `equilibria train` knows by name."""
+    from equilibria.cli.train import show_recipes
+
+    show_recipes()
+
+
+@app.command("runs", epilog="[bold]Example[/bold]\n\nequilibria runs runs")
+def runs_command(
+    folder: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path(),
+) -> None:
+    """List the runs in a folder, finished or interrupted."""
+    from equilibria.cli.train import show_runs
+
+    show_runs(folder)
+
+
+@app.command(
     "tune",
     epilog="[bold]Examples[/bold]\n\nequilibria tune opteq-small\n\n"
     "equilibria tune equilibria-demo --tolerances 1e-3,1e-5 --json",

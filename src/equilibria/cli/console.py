@@ -72,6 +72,8 @@ def epoch_facts(metrics: EpochMetrics, epochs: int) -> list[tuple[str, str]]:
         ("loss", f"{metrics.loss:.4f}"),
         ("accuracy", f"{metrics.accuracy:.1%}"),
     ]
+    if metrics.validation_accuracy is not None:
+        facts.append(("validation", f"{metrics.validation_accuracy:.1%}"))
     if metrics.share_converged is not None:
         facts.append(("converged", f"{metrics.share_converged:.1%}"))
     if metrics.mean_iterations is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,13 @@ from equilibria.models import EquilibriumClassifier, create_model, model_options
 from equilibria.solvers import Picard
 from equilibria.tasks import Classification, Evaluation, evaluate
 from equilibria.training import (
+    DataRecipe,
     EpochMetrics,
+    ModelRecipe,
     NonFiniteError,
+    Recipe,
     RunFolder,
+    TaskRecipe,
     TrainingSettings,
     choose_device,
     train,
@@ -68,7 +72,7 @@ def run_demo(*, output: Path, model_name: str, epochs: int, seed: int, device_na
     except (TypeError, ValueError) as error:
         fail(str(error))
     try:
-        run = RunFolder.create(output, describe_run(model_name, options, data, settings, device))
+        run = RunFolder.create(output, as_recipe(model_name, options, settings).as_data())
     except OSError as error:
         fail(f"cannot write the run: {error}; choose another folder with --output")
 
@@ -116,23 +120,16 @@ def make_classifier(name: str, data: DataSet) -> tuple[EquilibriumClassifier, di
     return model, options
 
 
-def describe_run(
-    name: str,
-    options: dict[str, Any],
-    data: DataSet,
-    settings: TrainingSettings,
-    device: torch.device,
-) -> dict[str, Any]:
-    """What config.yaml holds: all that is needed to run it again."""
-    return {
-        "model": {"name": name, "options": options},
-        "data": {"name": data.name, "train": len(data.train), "test": len(data.test)},
-        "task": {"name": "classification", **asdict(TASK)},
-        "augmentation": {"random_shift": AUGMENTATION.pixels},
-        "training": asdict(settings),
-        "device": str(device),
-        "versions": {"equilibria": __version__, "torch": str(torch.__version__)},
-    }
+def as_recipe(name: str, options: dict[str, Any], settings: TrainingSettings) -> Recipe:
+    """What config.yaml holds: all that is needed to run it again, by `equilibria train`."""
+    return Recipe(
+        about="The demonstration.",
+        model=ModelRecipe(name=name, options=options),
+        data=DataRecipe(name="digits", augmentation=({"shift": {"pixels": AUGMENTATION.pixels}},)),
+        task=TaskRecipe(label_smoothing=TASK.label_smoothing),
+        training=settings,
+        threads=1,
+    )
 
 
 def train_with_display(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from equilibria.adjoints import Unrolled
 from equilibria.cli.console import fail
-from equilibria.data import load_digits
 from equilibria.models import create_model, model_card
 from equilibria.solvers import Auto, ConvergenceError
 from equilibria.training import (
@@ -29,7 +28,7 @@ from equilibria.training import (
     RunFolder,
     TuningReport,
     explain_none,
-    load_weights,
+    trained,
     tune,
 )
 
@@ -123,37 +122,21 @@ def named_model(name: str, batch: int, size: int, channels: int) -> Subject:
 
 def finished_run(run: RunFolder, batch: int) -> Subject:
     """A trained model, with images that it was not trained on."""
-    import yaml
-
-    for path in (run.config, run.weights):
-        if not path.is_file():
-            raise ValueError(
-                f"{path} is missing: name the folder of a finished run, as `equilibria demo` "
-                "writes one"
-            )
-    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    try:
-        name, options = config["model"]["name"], dict(config["model"]["options"])
-        data_name, smoothing = config["data"]["name"], config["task"]["label_smoothing"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{run.config} does not describe a run ({error}): name a folder that `equilibria demo` "
-            "wrote"
-        ) from None
-    if data_name != "digits":
-        raise ValueError(f"the images of data set {data_name!r} are not known; there is: digits")
-    model = create_model(name, **options)
-    try:
-        load_weights(model, run.weights)
-    except RuntimeError as error:
-        raise ValueError(f"{run.weights} does not fit {name!r}: {error}") from None
-    test = load_digits().test
-    chosen = test.subset(torch.randperm(len(test))[:batch])
+    experiment = trained(run.path)
+    recipe, test = experiment.recipe, experiment.data.test
+    images, labels = test.fetch(torch.randperm(len(test))[:batch])
 
     def loss(logits: Tensor) -> Tensor:
-        return F.cross_entropy(logits, chosen.labels, label_smoothing=smoothing)
+        return F.cross_entropy(logits, labels, label_smoothing=recipe.task.label_smoothing)
 
-    return Subject(name, options, model, chosen.images, loss, note="test images, trained weights")
+    return Subject(
+        name=recipe.model.name,
+        options=recipe.model.options,
+        model=experiment.model,
+        images=images,
+        loss=loss,
+        note="test images, trained weights",
+    )
 
 
 def split_names(text: str | None) -> list[str] | None:

@@ -1,18 +1,80 @@
 """Data sets, batches, and augmentation."""
 
-from equilibria.data.augment import Augmentation, Chain, GaussianNoise, RandomShift
+from equilibria.data.augment import (
+    Augmentation,
+    Chain,
+    Cutout,
+    GaussianNoise,
+    Normalise,
+    RandomCrop,
+    RandomFlip,
+    RandomShift,
+)
+from equilibria.data.augmentation_names import build_augmentation, list_augmentations
 from equilibria.data.batches import Batches
-from equilibria.data.digits import DataSet, load_digits
+from equilibria.data.catalogue import CORRUPTIONS
+from equilibria.data.dataset import DataSet
+from equilibria.data.digits import load_digits
+from equilibria.data.download import download
+from equilibria.data.errors import DataFileError, DownloadError, MissingDataError
+from equilibria.data.image_files import Framing, ImageFiles, SegmentedFiles
+from equilibria.data.paired import (
+    ImagesOnly,
+    PairedAugmentation,
+    PairedChain,
+    RandomPairFlip,
+    RandomScaleCrop,
+)
+from equilibria.data.randaugment import RandAugment
+from equilibria.data.registry import (
+    DataSetCard,
+    Download,
+    data_root,
+    dataset_card,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+)
+from equilibria.data.source import Selection, Source
 from equilibria.data.split import Split, stratified_split
 
 __all__ = [
+    "CORRUPTIONS",
     "Augmentation",
     "Batches",
     "Chain",
+    "Cutout",
+    "DataFileError",
     "DataSet",
+    "DataSetCard",
+    "Download",
+    "DownloadError",
+    "Framing",
     "GaussianNoise",
+    "ImageFiles",
+    "ImagesOnly",
+    "MissingDataError",
+    "Normalise",
+    "PairedAugmentation",
+    "PairedChain",
+    "RandAugment",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomPairFlip",
+    "RandomScaleCrop",
     "RandomShift",
+    "SegmentedFiles",
+    "Selection",
+    "Source",
     "Split",
+    "build_augmentation",
+    "data_root",
+    "dataset_card",
+    "download",
+    "list_augmentations",
+    "list_datasets",
+    "load_dataset",
     "load_digits",
+    "register_dataset",
     "stratified_split",
 ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from equilibria.data.dataset import DataSet
 from equilibria.data.split import Split, stratified_split
 
 TEST_SHARE = 0.25
@@ -13,20 +12,7 @@ SPLIT_SEED = 20220613
 """Fixed, so that every run is tested on the same images whatever its own seed."""
 
 BRIGHTEST = 16.0
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A data set with its held-out part. Choose settings on a piece of `train`, never on `test`."""
-
-    name: str
-    train: Split
-    test: Split
-    class_names: tuple[str, ...]
-
-    @property
-    def channels(self) -> int:
-        return self.train.images.shape[1]
+LICENCE = "CC BY 4.0"
 
 
 def load_digits() -> DataSet:
@@ -39,4 +25,5 @@ def load_digits() -> DataSet:
         labels=torch.from_numpy(bunch.target).long(),
     )
     train, test = stratified_split(everything, TEST_SHARE, SPLIT_SEED)
-    return DataSet("digits", train, test, tuple(str(name) for name in bunch.target_names))
+    names = tuple(str(name) for name in bunch.target_names)
+    return DataSet("digits", train, test, names, licence=LICENCE)

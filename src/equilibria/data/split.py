@@ -1,16 +1,25 @@
-"""Labelled images, and how to part them."""
+"""Labelled images in memory, and how to part them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
 
+from equilibria.data.source import Selection, Source, known_labels
+
+BRIGHTEST = 255.0
+
 
 @dataclass(frozen=True)
 class Split:
-    """Images, shape `(samples, channels, height, width)`, and their labels, shape `(samples,)`."""
+    """Images, shape `(samples, channels, height, width)`, and their labels, shape `(samples,)`.
+
+    Images are float in [0, 1], or uint8 from 0 to 255, which take a quarter of the memory and
+    become float32 in `fetch`. A label may also be a map, one label a pixel.
+    """
 
     images: Tensor
     labels: Tensor
@@ -25,18 +34,46 @@ class Split:
     def __len__(self) -> int:
         return self.images.shape[0]
 
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of these indices; bytes become float32 in [0, 1]."""
+        images = self.images[indices]
+        if images.dtype == torch.uint8:
+            images = images.float().div_(BRIGHTEST)
+        return images, self.labels[indices].long()
+
     def subset(self, indices: Tensor) -> Split:
         return Split(self.images[indices], self.labels[indices])
 
 
-def stratified_split(split: Split, share: float, seed: int) -> tuple[Split, Split]:
-    """Part off `share` of the samples of every class: what remains, and what was held out."""
+@overload
+def stratified_split(split: Split, share: float, seed: int) -> tuple[Split, Split]: ...
+
+
+@overload
+def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, Source]: ...
+
+
+def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, Source]:
+    """Part off `share` of the samples of every class: what remains, and what was held out.
+
+    Without known classes, of all samples.
+    """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, not {share}")
+    labels = known_labels(split)
+    if labels is None:
+        labels = torch.zeros(len(split), dtype=torch.long)
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros(len(split), dtype=torch.bool)
-    for label in torch.unique(split.labels).tolist():
-        members = (split.labels == label).nonzero().squeeze(1)
+    for label in torch.unique(labels).tolist():
+        members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
         held_out[members[order[: round(share * len(members))]]] = True
-    return split.subset(~held_out), split.subset(held_out)
+    return select(split, (~held_out).nonzero().squeeze(1)), select(
+        split, held_out.nonzero().squeeze(1)
+    )
+
+
+def select(source: Source, indices: Tensor) -> Source:
+    """Some samples: a copy of those in memory, so that it holds no others; else a view."""
+    return source.subset(indices) if isinstance(source, Split) else Selection(source, indices)

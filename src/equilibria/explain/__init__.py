@@ -8,6 +8,9 @@ from equilibria.explain.convergence import (
 )
 from equilibria.explain.gallery import Exhibit, choose_exhibits
 from equilibria.explain.report import ClassifierReport
+from equilibria.explain.segmentation import (
+    segmentation_png,
+)
 from equilibria.explain.story import Story, tell_story
 from equilibria.explain.summary import Summary
 
@@ -21,5 +24,6 @@ __all__ = [
     "choose_exhibits",
     "follow_solve",
     "objective_change",
+    "segmentation_png",
     "tell_story",
 ]

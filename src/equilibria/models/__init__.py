@@ -5,6 +5,11 @@ from equilibria.models.branches import BranchCell
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq
 from equilibria.models.description import ModelDescription, describe_model
+from equilibria.models.fcn import (
+    FCN,
+    FCNHead,
+    fcn,
+)
 from equilibria.models.geq import GEQCell, geq
 from equilibria.models.hrnet import HRNet, hrnet
 from equilibria.models.mdeq import MDEQCell, mdeq
@@ -28,6 +33,11 @@ from equilibria.models.registry import (
     register_model,
 )
 from equilibria.models.resnet import ResNet, resnet, resnet_extractor, resnet_of_size, resnet_small
+from equilibria.models.segmentation import (
+    EquilibriumSegmenter,
+    deep_opteq_segmentation,
+    equilibrium_segmenter,
+)
 from equilibria.models.table1 import AffineOptEqCell, MultivariateOptEqCell, psd_factor
 from equilibria.models.theory import (
     ProximalReport,
@@ -37,11 +47,14 @@ from equilibria.models.theory import (
 )
 
 __all__ = [
+    "FCN",
     "AffineOptEqCell",
     "BranchCell",
     "DeepOptEqCell",
     "DeepOptEqObjective",
     "EquilibriumClassifier",
+    "EquilibriumSegmenter",
+    "FCNHead",
     "GEQCell",
     "HRNet",
     "MDEQCell",
@@ -57,11 +70,15 @@ __all__ = [
     "PlainNetwork",
     "ProximalReport",
     "ResNet",
+    "SegmentationStem",
     "UnitLayer",
     "create_model",
     "deep_opteq",
     "deep_opteq_of_network",
+    "deep_opteq_segmentation",
     "describe_model",
+    "equilibrium_segmenter",
+    "fcn",
     "geq",
     "heritage_diversity_loss",
     "hrnet",

@@ -9,6 +9,7 @@ from typing import Any
 
 from equilibria.adjoints import Phantom, Unrolled
 from equilibria.models.deep_opteq import deep_opteq
+from equilibria.models.fcn import fcn
 from equilibria.models.geq import geq
 from equilibria.models.hrnet import hrnet
 from equilibria.models.mdeq import mdeq
@@ -21,6 +22,7 @@ from equilibria.models.plain_network import plain_network
 from equilibria.models.popteq import popteq
 from equilibria.models.registry import register_model
 from equilibria.models.resnet import resnet, resnet_small
+from equilibria.models.segmentation import deep_opteq_segmentation
 
 Options = dict[str, Any]
 
@@ -98,6 +100,37 @@ register_model(
     widths=(1024, 512) * 3,
     kernel_sizes=(5, 3) * 3,
     adjoint=Unrolled(steps=5),
+)
+register_model(
+    "deep-opteq-segmentation",
+    deep_opteq_segmentation,
+    summary="Deep OptEq with an FCN head, small images (CamVid)",
+    paper="OptEq T10",
+    num_classes=11,
+)
+register_model(
+    "fcn-segmentation",
+    fcn,
+    summary="FCN of the size of deep-opteq-segmentation",
+    paper="OptEq T10",
+    num_classes=11,
+    parameters=45_403,
+)
+# The paper states the widths of the three layers only.
+_CITYSCAPES: Options = {
+    "num_classes": 19,
+    "channels": 512,
+    "widths": (256, 512, 512),
+    "stride": 8,
+    "head_width": 128,
+}
+register_model(
+    "deep-opteq-segmentation-cityscapes",
+    deep_opteq_segmentation,
+    summary="Deep OptEq of three layers with an FCN head (Cityscapes)",
+    paper="OptEq T10",
+    norm="estimate",
+    **_CITYSCAPES,
 )
 register_model(
     "dnn-small",

@@ -7,14 +7,22 @@ from equilibria.tasks.classification import (
     confusion_matrix,
     evaluate,
 )
+from equilibria.tasks.segmentation import (
+    Segmentation,
+    SegmentationEvaluation,
+    evaluate_segmentation,
+)
 from equilibria.tasks.solve_statistics import SolveStatistics
 
 __all__ = [
     "Classification",
     "Evaluation",
+    "Segmentation",
+    "SegmentationEvaluation",
     "SolveStatistics",
     "Task",
     "TrainingStep",
     "confusion_matrix",
     "evaluate",
+    "evaluate_segmentation",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,19 @@ class TrainingStep:
     correct: int
 
 
+class Result(Protocol):
+    """How a model does on samples that it was not trained on."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def accuracy(self) -> float: ...
+
+
 class Task(Protocol):
-    """What is learned: it says what one training step is."""
+    """What is learned: it says what one training step is, and how a model is evaluated."""
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep: ...
+
+    def evaluate(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Result: ...

@@ -29,6 +29,9 @@ class Classification:
         correct = int((logits.detach().argmax(dim=1) == targets).sum())
         return TrainingStep(loss=loss, samples=len(targets), correct=correct)
 
+    def evaluate(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
+        return evaluate(model, batches)
+
 
 @dataclass(frozen=True)
 class Evaluation:

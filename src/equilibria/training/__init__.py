@@ -1,15 +1,33 @@
 """Training: the loop, its settings and metrics, checkpoints and run folders."""
 
 from equilibria.training.checkpoint import (
+    Checkpoints,
+    CheckpointWarning,
+    TrainingState,
     atomic_writer,
     load_weights,
     save_weights,
     write_atomically,
 )
 from equilibria.training.device import choose_device
-from equilibria.training.loop import NonFiniteError, train
+from equilibria.training.experiment import Experiment, build_model, trained
+from equilibria.training.loop import NonFiniteError, set_tolerance, train
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.optimizer import build_optimizer, parameter_groups, warmup_cosine
+from equilibria.training.optimizer import (
+    build_optimizer,
+    learning_rate_share,
+    parameter_groups,
+)
+from equilibria.training.recipe import (
+    DataRecipe,
+    ModelRecipe,
+    Recipe,
+    RecipeError,
+    TaskRecipe,
+    list_recipes,
+    load_recipe,
+    recipe_from_data,
+)
 from equilibria.training.run import RunFolder
 from equilibria.training.settings import TrainingSettings
 from equilibria.training.tuning import tune
@@ -22,24 +40,39 @@ from equilibria.training.tuning_report import (
 )
 
 __all__ = [
+    "CheckpointWarning",
+    "Checkpoints",
+    "DataRecipe",
     "EpochMetrics",
+    "Experiment",
     "Measurement",
+    "ModelRecipe",
     "NonFiniteError",
+    "Recipe",
+    "RecipeError",
     "RunFolder",
     "Setting",
     "StepProgress",
+    "TaskRecipe",
     "TrainingSettings",
+    "TrainingState",
     "TuningReport",
     "atomic_writer",
+    "build_model",
     "build_optimizer",
     "choose_device",
     "explain_none",
+    "learning_rate_share",
+    "list_recipes",
+    "load_recipe",
     "load_weights",
     "parameter_groups",
+    "recipe_from_data",
     "recommend",
     "save_weights",
+    "set_tolerance",
     "train",
+    "trained",
     "tune",
-    "warmup_cosine",
     "write_atomically",
 ]

@@ -1,14 +1,23 @@
-"""Files that are either the old or the new one, never half of each."""
+"""Files that are either the old or the new one, never half of each, and what a run resumes from."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from equilibria.training.metrics import EpochMetrics
+
+KEPT = 2
+"""How many checkpoints stay: the last one, and one to fall back to."""
 
 
 @contextmanager
@@ -47,3 +56,95 @@ def load_weights(model: nn.Module, path: Path) -> None:
     from safetensors.torch import load
 
     model.load_state_dict(load(path.read_bytes()), strict=True)
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be read, and an earlier one was taken."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run needs besides the weights to go on as if nothing had happened."""
+
+    optimizer: dict[str, Any]
+    chance: Tensor
+    """The generator of the order of samples and of augmentation."""
+    torch_rng: Tensor
+    """Torch's own, which dropout draws from."""
+    step: int
+    history: list[dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        chance: torch.Generator,
+        step: int,
+        history: list[EpochMetrics],
+    ) -> TrainingState:
+        return cls(
+            optimizer=optimizer.state_dict(),
+            chance=chance.get_state(),
+            torch_rng=torch.get_rng_state(),
+            step=step,
+            history=[asdict(metrics) for metrics in history],
+        )
+
+
+class Checkpoints:
+    """The checkpoints of a run: a folder an epoch, of which the last two are kept.
+
+    A folder is written under another name and renamed when all of it is on the disk, so that a kill
+    at any moment loses the current epoch at the most.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, epoch: int, model: nn.Module, state: TrainingState) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f"epoch-{epoch:05d}"
+        temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_weights(model, temporary / "model.safetensors")
+        with atomic_writer(temporary / "state.pt") as file:
+            torch.save(vars(state), file)
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.replace(target)
+        _sync_folder(self.folder)
+        for old in self.present()[KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def present(self) -> list[Path]:
+        """The checkpoints there are, the newest first."""
+        return sorted(self.folder.glob("epoch-*"), reverse=True)
+
+    def load(self, model: nn.Module, device: torch.device | str = "cpu") -> TrainingState | None:
+        """Load the newest checkpoint that can be read into the model; None if there is none."""
+        for folder in self.present():
+            try:
+                kept = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+                state = TrainingState(**kept)
+                load_weights(model, folder / "model.safetensors")
+            except Exception as error:
+                warnings.warn(
+                    f"the checkpoint {folder} cannot be read ({error}); trying the one before it",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+                continue
+            model.to(device)
+            return state
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder durable, where folders can be synced at all."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

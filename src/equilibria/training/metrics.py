@@ -20,7 +20,10 @@ class EpochMetrics:
     """The mean, before clipping."""
     learning_rate: float
     """That of the last step."""
-    seconds: float = field(compare=False)
+    validation_accuracy: float | None = None
+    """On images held out of the training; None where there were none, as is the loss."""
+    validation_loss: float | None = None
+    seconds: float = field(default=0.0, compare=False)
     """The only number that differs between equal runs."""
 
 

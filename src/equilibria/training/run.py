@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.weights = path / "model.safetensors"
         self.report = path / "report.html"
+        self.checkpoints = path / "checkpoints"
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
@@ -42,14 +44,31 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         for left_over in (run.metrics, run.weights, run.report):
             left_over.unlink(missing_ok=True)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         write_atomically(run.config, text.encode())
         return run
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """One entry an epoch; a last line that a kill cut short is left out."""
+        if not self.metrics.exists():
+            return []
+        entries = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return entries
+
     def append_metrics(self, metrics: EpochMetrics) -> None:
-        """One line an epoch, on disk as soon as the epoch ends."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
+        """One line an epoch, on disk as soon as the epoch ends.
+
+        Lines of this epoch and later ones, which an interrupted run may have left, are replaced.
+        """
+        earlier = [line for line in self.read_metrics() if line["epoch"] < metrics.epoch]
+        lines = [json.dumps(line, allow_nan=False) for line in [*earlier, asdict(metrics)]]
+        write_atomically(self.metrics, ("\n".join(lines) + "\n").encode())
 
     def save_weights(self, model: nn.Module, metadata: Mapping[str, str] | None = None) -> None:
         save_weights(model, self.weights, metadata)

@@ -4,33 +4,88 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+from equilibria.adjoints import list_adjoints
+
+OptimizerName = Literal["adamw", "adam", "sgd"]
+Schedule = Literal["cosine", "step", "polynomial", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """AdamW with a linear warm-up, then a cosine down to zero.
+    """How a model is trained; by default AdamW with a warm-up, then a cosine down to zero.
 
+    schedule: what the learning rate does after `warmup_epochs` of linear growth. "step" multiplies
+        it by `decay` at each of the epochs `milestones`; "polynomial" is (1 − progress)^`power`.
+    accumulate: batches whose gradients are averaged for one step of the optimiser.
     clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
+    autocast: compute in bfloat16 where that is safe.
+    tolerance, final_tolerance: of the solver in training, the second one in the last epoch, with
+        the logarithm on a line between them. None: the model's own.
+    evaluation_tolerance: of the solver in evaluation. None: the model's own.
+    gradient: the gradient rule by name ("one_step", "implicit", …). None: the model's own.
     seed: of the order of samples and of augmentation. The model's initial weights come from torch's
         own generator: call `torch.manual_seed` before making the model.
     """
 
     epochs: int
     batch_size: int = 64
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = 1e-3
+    momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 1e-2
+    schedule: Schedule = "cosine"
+    milestones: tuple[int, ...] = ()
+    decay: float = 0.1
+    power: float = 0.9
     warmup_epochs: float = 1.0
+    accumulate: int = 1
     clip_norm: float = 1.0
+    autocast: bool = False
+    tolerance: float | None = None
+    final_tolerance: float | None = None
+    evaluation_tolerance: float | None = None
+    gradient: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a positive number, not {value}")
+        for name in ("learning_rate", "clip_norm", "decay", "power"):
+            _require_positive(name, getattr(self, name))
+        for name in ("tolerance", "final_tolerance", "evaluation_tolerance"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
         for name in ("weight_decay", "warmup_epochs"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {self.momentum}")
+        _require_one_of("optimizer", self.optimizer, get_args(OptimizerName))
+        _require_one_of("schedule", self.schedule, get_args(Schedule))
+        if self.gradient is not None:
+            _require_one_of("gradient", self.gradient, list_adjoints())
+        if self.final_tolerance is not None and self.tolerance is None:
+            raise ValueError("final_tolerance needs a tolerance to start from")
+        if self.schedule == "step" and not self.milestones:
+            raise ValueError("schedule='step' needs milestones, the epochs at which it steps")
+
+    def tolerance_in(self, epoch: int) -> float | None:
+        """The solver's tolerance in an epoch, the first being 1."""
+        if self.tolerance is None or self.final_tolerance is None or self.epochs == 1:
+            return self.tolerance
+        progress = (epoch - 1) / (self.epochs - 1)
+        return float(self.tolerance ** (1 - progress) * self.final_tolerance**progress)
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be a positive number, not {value}")
+
+
+def _require_one_of(name: str, value: object, choices: tuple[object, ...] | list[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")

@@ -1,0 +1,172 @@
+"""Random changes of images together with their label maps, for segmentation.
+
+Images have shape `(samples, channels, height, width)`, label maps `(samples, height, width)`; what
+moves a pixel moves its label along. Chance comes from the generator alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from equilibria.data.augment import Augmentation, RandomFlip
+
+PairedAugmentation: TypeAlias = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+"""From images, label maps and a source of chance to images and label maps."""
+
+
+@dataclass(frozen=True)
+class RandomScaleCrop:
+    """Scales each image by a random factor and cuts `size` (height, width) out of it at random.
+
+    Factors are uniform between the two of `scales`. Images are interpolated bilinearly (with no
+    smoothing before they shrink), labels take the nearest pixel's. Where the scaled image is
+    smaller than `size`, it lies at a random place in it; around it the image is `fill` and the
+    label `ignore_index`. With scales=(1, 1) it is a random crop.
+    """
+
+    size: tuple[int, int]
+    scales: tuple[float, float] = (0.5, 2.0)
+    ignore_index: int = 255
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 1:
+            raise ValueError(f"size must be positive, not {self.size}")
+        if not 0 < self.scales[0] <= self.scales[1]:
+            raise ValueError(f"scales must be positive, the smaller one first, not {self.scales}")
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        check_pair(images, labels)
+        range_of_labels = torch.iinfo(labels.dtype)
+        if not range_of_labels.min <= self.ignore_index <= range_of_labels.max:
+            raise ValueError(
+                f"labels of {labels.dtype} cannot hold the ignore_index {self.ignore_index}: "
+                "convert them, e.g. labels.long()"
+            )
+        low, high = self.scales
+        chance = torch.rand(
+            3, len(images), generator=generator, dtype=torch.float64, device=generator.device
+        )
+        scale = low + (high - low) * chance[0]
+        rows = _Axis.draw(images.shape[2], self.size[0], scale, chance[1]).to(images.device)
+        columns = _Axis.draw(images.shape[3], self.size[1], scale, chance[2]).to(images.device)
+        inside = rows.inside[:, :, None] & columns.inside[:, None, :]
+        sample = torch.arange(len(images), device=images.device)[:, None, None]
+        nearest = labels[sample, rows.nearest[:, :, None], columns.nearest[:, None, :]]
+        scaled = columns.interpolate(rows.interpolate(images, dim=2), dim=3)
+        return (
+            torch.where(inside[:, None], scaled, self.fill),
+            torch.where(inside, nearest, self.ignore_index),
+        )
+
+
+@dataclass(frozen=True)
+class RandomPairFlip:
+    """Mirrors an image and its label map, left to right, with this probability."""
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        RandomFlip(self.probability)
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        check_pair(images, labels)
+        flipped = RandomFlip(self.probability).draw(images, generator)
+        return (
+            torch.where(flipped, images.flip(3), images),
+            torch.where(flipped[:, 0], labels.flip(2), labels),
+        )
+
+
+@dataclass(frozen=True)
+class ImagesOnly:
+    """An augmentation that moves no pixel, such as noise or `Normalise`: the labels stay."""
+
+    augmentation: Augmentation
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        return self.augmentation(images, generator), labels
+
+
+@dataclass(frozen=True)
+class PairedChain:
+    """One paired augmentation after the other."""
+
+    steps: tuple[PairedAugmentation, ...]
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        for step in self.steps:
+            images, labels = step(images, labels, generator)
+        return images, labels
+
+
+def check_pair(images: Tensor, labels: Tensor) -> None:
+    """A clear error where label maps do not belong to the images."""
+    if images.dim() != 4 or labels.shape != (len(images), *images.shape[2:]):
+        raise ValueError(
+            "expected images (samples, channels, height, width) and label maps (samples, height, "
+            f"width) of the same size, not {tuple(images.shape)} and {tuple(labels.shape)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Where the pixels of a crop come from, along one side; shapes `(samples, size)`."""
+
+    inside: Tensor
+    nearest: Tensor
+    before: Tensor
+    after: Tensor
+    weight: Tensor
+    """Of `after`; `before` has the rest."""
+
+    @staticmethod
+    def draw(length: int, size: int, scale: Tensor, chance: Tensor) -> _Axis:
+        scaled = (length * scale).round().clamp_min(1)
+        spare = scaled - size
+        first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
+        place = first[:, None] + torch.arange(size, device=scale.device)
+        inside = (place >= 0) & (place < scaled[:, None])
+        centre = (place + 0.5) * (length / scaled)[:, None]
+        # A pixel at the border has nothing beyond it to be mixed with.
+        left = (centre - 0.5).clamp(0, length - 1)
+        before = left.floor()
+        return _Axis(
+            inside=inside,
+            nearest=centre.floor().clamp(0, length - 1).long(),
+            before=before.long(),
+            after=(before + 1).clamp_max(length - 1).long(),
+            weight=left - before,
+        )
+
+    def to(self, device: torch.device) -> _Axis:
+        return _Axis(
+            self.inside.to(device),
+            self.nearest.to(device),
+            self.before.to(device),
+            self.after.to(device),
+            # Not every device has the float64 of the draw.
+            self.weight.float().to(device),
+        )
+
+    def interpolate(self, images: Tensor, dim: int) -> Tensor:
+        shape = [len(images), 1, 1, 1]
+        shape[dim] = self.before.shape[1]
+        target = list(images.shape)
+        target[dim] = shape[dim]
+        before = images.gather(dim, self.before.reshape(shape).expand(target))
+        after = images.gather(dim, self.after.reshape(shape).expand(target))
+        return torch.lerp(before, after, self.weight.to(images.dtype).reshape(shape).expand(target))

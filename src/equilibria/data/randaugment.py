@@ -1,0 +1,234 @@
+"""RandAugment on batches: Cubuk et al., "RandAugment: Practical automated data augmentation", 2020.
+
+The fourteen operations are Pillow's, as the paper uses them, on floating-point images in [0, 1]:
+what Pillow rounds to 8 bits is not rounded here, except where the operation counts or masks bits
+(`equalize`, `posterize`). Each takes its strength for every image, shape `(samples,)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+STRONGEST = 30
+"""The magnitude at which every operation is at its strongest."""
+
+LUMA = (0.299, 0.587, 0.114)
+BRIGHTEST = 255
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Applies `operations` random operations of one `magnitude`, 0 to 30, to each image.
+
+    Each is drawn uniformly from `OPERATIONS`, with replacement; those with a direction get a random
+    sign. Images with the same operation are changed together. At magnitude 0 all but `autocontrast`
+    and `equalize`, which have no strength, change nothing.
+    """
+
+    operations: int = 2
+    magnitude: float = 9
+
+    def __post_init__(self) -> None:
+        if self.operations < 0:
+            raise ValueError(f"operations must not be negative, not {self.operations}")
+        if not 0 <= self.magnitude <= STRONGEST:
+            raise ValueError(f"magnitude must be between 0 and {STRONGEST}, not {self.magnitude}")
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        if images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"RandAugment takes grey and RGB images, not images of {images.shape[1]} channels"
+            )
+        samples, device = len(images), generator.device
+        names = list(OPERATIONS)
+        augmented = images.clone()
+        for _ in range(self.operations):
+            drawn = torch.randint(0, len(names), (samples,), generator=generator, device=device)
+            sign = 2.0 * torch.randint(0, 2, (samples,), generator=generator, device=device) - 1
+            strength = sign * (self.magnitude / STRONGEST)
+            for index in sorted(set(drawn.tolist())):
+                chosen = (drawn == index).nonzero().squeeze(1)
+                place = chosen.to(images.device)
+                apply = OPERATIONS[names[index]]
+                augmented[place] = apply(
+                    augmented[place], strength[chosen].to(images.device, images.dtype)
+                )
+        return augmented
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Stretches each channel so that its darkest value is 0 and its brightest 1."""
+    low = images.amin(dim=(2, 3), keepdim=True)
+    high = images.amax(dim=(2, 3), keepdim=True)
+    flat = high <= low
+    stretched = (images - low) / torch.where(flat, torch.ones_like(high), high - low)
+    return torch.where(flat, images, stretched)
+
+
+def equalize(images: Tensor) -> Tensor:
+    """Makes the histogram of each channel, over 256 levels, as even as a table of levels can."""
+    levels = _levels(images).flatten(2).flatten(0, 1)
+    count = torch.zeros(len(levels), BRIGHTEST + 1, dtype=torch.long, device=images.device)
+    count.scatter_add_(1, levels, torch.ones_like(levels))
+    brightest = levels.amax(dim=1, keepdim=True)
+    step = (levels.shape[1] - count.gather(1, brightest)) // BRIGHTEST
+    below = count.cumsum(dim=1) - count
+    table = (step // 2 + below) // step.clamp_min(1)
+    even = table.clamp_max(BRIGHTEST).gather(1, levels).to(images.dtype) / BRIGHTEST
+    # Too few pixels, or one level only, to spread over 256.
+    unchanged = (step == 0).reshape(*images.shape[:2], 1, 1)
+    return torch.where(unchanged, images, even.reshape(images.shape))
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keeps the highest `bits` of 8; all eight leave an image as it is, even between levels."""
+    kept = bits.long()[:, None, None, None]
+    lost = (torch.ones_like(kept) << (8 - kept)) - 1
+    masked = (_levels(images) & ~lost).to(images.dtype) / BRIGHTEST
+    return torch.where(kept == 8, images, masked)
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Inverts the values above the threshold."""
+    return torch.where(images > threshold[:, None, None, None], 1 - images, images)
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """Away from black: 0 is black, 1 the image."""
+    return _blend(torch.zeros_like(images), images, factor)
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Away from the mean grey: 0 is that grey, 1 the image."""
+    return _blend(_grey(images).mean(dim=(2, 3), keepdim=True), images, factor)
+
+
+def color(images: Tensor, factor: Tensor) -> Tensor:
+    """Away from the grey image: 0 is grey, 1 the image."""
+    return _blend(_grey(images), images, factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Away from the image smoothed by 3×3 (centre 5/13, neighbours 1/13; not at the border)."""
+    if min(images.shape[2:]) < 3:
+        return images
+    kernel = images.new_ones(1, 1, 3, 3)
+    kernel[..., 1, 1] = 5
+    inner = F.conv2d(images.flatten(0, 1)[:, None], kernel / kernel.sum())
+    smooth = images.clone()
+    smooth[:, :, 1:-1, 1:-1] = inner.reshape(*images.shape[:2], *inner.shape[2:])
+    return _blend(smooth, images, factor)
+
+
+def shear_x(images: Tensor, slope: Tensor) -> Tensor:
+    """Moves the row y by −slope·y to the right; the top stays."""
+    return _affine(images, x_from_y=slope)
+
+
+def shear_y(images: Tensor, slope: Tensor) -> Tensor:
+    """Moves the column x by −slope·x downwards; the left edge stays."""
+    return _affine(images, y_from_x=slope)
+
+
+def translate_x(images: Tensor, share: Tensor) -> Tensor:
+    """Moves the image to the left by a share of its width."""
+    return _affine(images, x_offset=share * images.shape[3])
+
+
+def translate_y(images: Tensor, share: Tensor) -> Tensor:
+    """Moves the image upwards by a share of its height."""
+    return _affine(images, y_offset=share * images.shape[2])
+
+
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Turns the image counter-clockwise around its centre."""
+    angle = degrees.deg2rad()
+    cosine, sine = angle.cos(), angle.sin()
+    middle_x, middle_y = images.shape[3] / 2, images.shape[2] / 2
+    return _affine(
+        images,
+        x_from_x=cosine,
+        x_from_y=-sine,
+        x_offset=middle_x - middle_x * cosine + middle_y * sine,
+        y_from_x=sine,
+        y_from_y=cosine,
+        y_offset=middle_y - middle_x * sine - middle_y * cosine,
+    )
+
+
+Operation = Callable[[Tensor, Tensor], Tensor]
+
+OPERATIONS: dict[str, Operation] = {
+    "identity": lambda images, strength: images,
+    "autocontrast": lambda images, strength: autocontrast(images),
+    "equalize": lambda images, strength: equalize(images),
+    "rotate": lambda images, strength: rotate(images, 30 * strength),
+    "solarize": lambda images, strength: solarize(images, 1 - strength.abs()),
+    "color": lambda images, strength: color(images, 1 + 0.9 * strength),
+    "posterize": lambda images, strength: posterize(images, 8 - (4 * strength.abs()).round()),
+    "contrast": lambda images, strength: contrast(images, 1 + 0.9 * strength),
+    "brightness": lambda images, strength: brightness(images, 1 + 0.9 * strength),
+    "sharpness": lambda images, strength: sharpness(images, 1 + 0.9 * strength),
+    "shear_x": lambda images, strength: shear_x(images, 0.3 * strength),
+    "shear_y": lambda images, strength: shear_y(images, 0.3 * strength),
+    "translate_x": lambda images, strength: translate_x(images, 150 / 331 * strength),
+    "translate_y": lambda images, strength: translate_y(images, 150 / 331 * strength),
+}
+"""What each operation is at a strength between −1 and 1, the magnitude ÷ 30 with its sign."""
+
+
+def _levels(images: Tensor) -> Tensor:
+    """The nearest of 256 levels."""
+    return (images * BRIGHTEST).round().long()
+
+
+def _grey(images: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    weights = images.new_tensor(LUMA)[:, None, None]
+    return (images * weights).sum(dim=1, keepdim=True)
+
+
+def _blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    """base + factor·(image − base): the image itself, bit for bit, at factor 1."""
+    change = (factor - 1)[:, None, None, None] * (images - base)
+    return (images + change).clamp(0, 1)
+
+
+def _affine(
+    images: Tensor,
+    *,
+    x_from_x: Tensor | float = 1.0,
+    x_from_y: Tensor | float = 0.0,
+    x_offset: Tensor | float = 0.0,
+    y_from_x: Tensor | float = 0.0,
+    y_from_y: Tensor | float = 1.0,
+    y_offset: Tensor | float = 0.0,
+) -> Tensor:
+    """The pixel at (x, y) from the one at an affine image of (x, y), black where there is none.
+
+    Coordinates are those of pixel centres, x = column + ½; nearest neighbour, as in Pillow.
+    """
+    samples, channels, height, width = images.shape
+    # Half precision cannot tell the pixels of a large image apart.
+    kind = torch.promote_types(images.dtype, torch.float32)
+
+    def per_sample(value: Tensor | float) -> Tensor:
+        tensor = torch.as_tensor(value, dtype=kind, device=images.device)
+        return tensor.expand(samples)[:, None, None]
+
+    x = torch.arange(width, device=images.device, dtype=kind) + 0.5
+    y = (torch.arange(height, device=images.device, dtype=kind) + 0.5)[:, None]
+    columns = per_sample(x_from_x) * x + per_sample(x_from_y) * y + per_sample(x_offset)
+    rows = per_sample(y_from_x) * x + per_sample(y_from_y) * y + per_sample(y_offset)
+    column, row = columns.floor().long(), rows.floor().long()
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+    index = source.flatten(1)[:, None].expand(samples, channels, height * width)
+    moved = images.flatten(2).gather(2, index).reshape(images.shape)
+    return moved * inside[:, None]

@@ -1,0 +1,156 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from equilibria.data.dataset import DataSet, Kind
+from equilibria.data.errors import MissingDataError
+from equilibria.data.source import Source, choose_samples
+from equilibria.data.split import select
+from equilibria.registry import Registry
+
+ROOT_VARIABLE = "EQUILIBRIA_DATA"
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file that its publisher offers to everyone."""
+
+    url: str
+    checksum: str
+    """The algorithm and the digest, as in "md5:0cc1…"."""
+    target: str
+    """Below the root: the file, or the folder that the archive brings along."""
+    unpack_into: str | None = None
+    """Below the root: the folder to unpack an archive in."""
+
+
+@dataclass(frozen=True)
+class DataSetCard:
+    """What is known of a data set before it is read."""
+
+    name: str
+    summary: str = ""
+    kind: Kind = "classification"
+    classes: int = 0
+    size: str = ""
+    """Images to train on and to test on, as published, and their pixels."""
+    licence: str = ""
+    folders: tuple[str, ...] = ()
+    """Where it is looked for below the root, first found first taken; none: it needs no files."""
+    contents: tuple[str, ...] = ()
+    """Patterns, each of which matches a file in that folder."""
+    obtain: str = ""
+    """How to get it, in a sentence."""
+    address: str = ""
+    """Where its publisher describes it."""
+    downloads: tuple[Download, ...] = ()
+
+    def find(self, root: Path) -> Path | None:
+        """The folder below `root` that holds everything, if there is one."""
+        complete = (
+            folder
+            for folder in (root / name for name in self.folders)
+            if folder.is_dir() and not self.missing(folder)
+        )
+        return next(complete, None)
+
+    def missing(self, folder: Path) -> list[str]:
+        """The patterns that nothing in `folder` matches."""
+        return [pattern for pattern in self.contents if not any(folder.glob(pattern))]
+
+
+Loader = Callable[..., DataSet[Source]]
+
+_loaders: Registry[DataSet[Source]] = Registry("data set")
+_cards: dict[str, DataSetCard] = {}
+
+
+def register_dataset(card: DataSetCard, loader: Loader, *, replace: bool = False) -> None:
+    """Make a data set available by name.
+
+    `loader` is called with the folder that the card's `find` gives (without it, if the card names
+    no folders) and the user's options.
+    """
+    _loaders.register(card.name, loader, replace=replace)
+    _cards[card.name] = card
+
+
+def list_datasets() -> list[str]:
+    """The names that `load_dataset` knows."""
+    return _loaders.names()
+
+
+def dataset_card(name: str) -> DataSetCard:
+    """What is known of a data set before it is read."""
+    _loaders.factory(name)
+    return _cards[name]
+
+
+def data_root(root: Path | str | None = None) -> Path:
+    """The folder of all data sets: `root`, or else what EQUILIBRIA_DATA names."""
+    chosen = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if not chosen:
+        raise MissingDataError(
+            "no folder of data sets is known: pass root=FOLDER, or set the environment variable "
+            f"{ROOT_VARIABLE} to it"
+        )
+    return Path(chosen).expanduser()
+
+
+def load_dataset(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+    subset_seed: int = 0,
+    **options: Any,
+) -> DataSet[Source]:
+    """A data set by name, from the files below `root` (or below what EQUILIBRIA_DATA names).
+
+    `train_samples` and `test_samples` choose so many samples of each part, the same ones for the
+    same `subset_seed`, and as many of each class as there are to be had.
+    """
+    card = dataset_card(name)
+    if card.folders:
+        options["folder"] = _find_folder(card, root)
+    data = _loaders.create(name, **options)
+    return replace(
+        data,
+        licence=data.licence or card.licence,
+        train=_chosen(data.train, train_samples, subset_seed),
+        test=_chosen(data.test, test_samples, subset_seed),
+    )
+
+
+def _find_folder(card: DataSetCard, root: Path | str | None) -> Path:
+    wanted = (
+        f"It is looked for in {' or '.join(f'{folder}/' for folder in card.folders)} with "
+        f"{', '.join(card.contents)}. {card.obtain}"
+    )
+    try:
+        base = data_root(root)
+    except MissingDataError as error:
+        raise MissingDataError(f"cannot read {card.name!r}: {error}. {wanted}") from None
+    if not base.is_dir():
+        raise MissingDataError(f"cannot read {card.name!r}: {base} is not a folder. {wanted}")
+    found = card.find(base)
+    if found is not None:
+        return found
+    for folder in (base / name for name in card.folders):
+        if folder.is_dir():
+            raise MissingDataError(
+                f"{card.name!r} is not complete: {folder} lacks "
+                f"{', '.join(card.missing(folder))}. {wanted}"
+            )
+    raise MissingDataError(f"{card.name!r} is not below {base}. {wanted}")
+
+
+def _chosen(source: Source, samples: int | None, seed: int) -> Source:
+    return source if samples is None else select(source, choose_samples(source, samples, seed))

@@ -1,0 +1,1 @@
+"""How each data set is laid out on disk, one file a family."""

@@ -1,0 +1,175 @@
+"""A recipe: everything that a training run depends on, as a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equilibria.training.settings import TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecipe:
+    """A registered model; channels and classes come from the data unless the options say them."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """A registered data set.
+
+    root: its folder; by default the environment variable EQUILIBRIA_DATA.
+    augmentation: what happens to training images, in this order: names, or a name with options.
+    validation: the share of the training images that is held out and evaluated after every epoch.
+    """
+
+    name: str
+    root: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    augmentation: tuple[str | dict[str, Any], ...] = ()
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be in [0, 1), not {self.validation}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecipe:
+    """Classification, the targets softened by `label_smoothing`."""
+
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training run.
+
+    threads: of the processor; small images give a second one nothing to do.
+    """
+
+    model: ModelRecipe
+    data: DataRecipe
+    training: TrainingSettings
+    task: TaskRecipe = field(default_factory=TaskRecipe)
+    threads: int | None = None
+    about: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """The resolved recipe, as YAML holds it."""
+        data: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return data
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be followed, and why."""
+
+
+def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
+    """A recipe checked against its types; an unknown key is an error that names the nearest."""
+    from pydantic import TypeAdapter, ValidationError
+
+    _check_keys(data, Recipe, "")
+    try:
+        return TypeAdapter(Recipe).validate_python(dict(data))
+    except ValidationError as error:
+        raise RecipeError(_explain(error)) from None
+
+
+def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, or the one of that name in `recipes/`, with `key=value` overrides.
+
+    Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML.
+    """
+    import yaml
+
+    path = find_recipe(source)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path} is not a recipe: it holds no keys")
+    for override in overrides:
+        _override(data, override)
+    try:
+        return recipe_from_data(data)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def find_recipe(source: str | Path) -> Path:
+    """The file of a recipe, given by its path or its name."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    known = list_recipes()
+    if str(source) in known:
+        return known[str(source)]
+    near = difflib.get_close_matches(str(source), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    listed = f" There are: {', '.join(known)}." if known else ""
+    raise RecipeError(f"there is no recipe {str(source)!r}{hint}{listed}")
+
+
+def list_recipes() -> dict[str, Path]:
+    """The recipes by name: those of the folder `recipes` here, and of the checkout."""
+    folders = [Path(__file__).resolve().parents[3] / "recipes", Path("recipes").resolve()]
+    return {
+        path.stem: path
+        for folder in folders
+        if folder.is_dir()
+        for path in sorted(folder.glob("*.yaml"))
+    }
+
+
+def _check_keys(data: Mapping[str, Any], kind: type, place: str) -> None:
+    hints = typing.get_type_hints(kind)
+    for key, value in data.items():
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            where = f" in {place!r}" if place else ""
+            raise RecipeError(f"unknown key {key!r}{where}{hint} Known: {', '.join(hints)}.")
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
+            _check_keys(value, hints[key], f"{place}.{key}".lstrip("."))
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    import yaml
+
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise RecipeError(f"an override is key=value, e.g. training.epochs=3, not {override!r}")
+    *parents, last = key.split(".")
+    place = data
+    for parent in parents:
+        below = place.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise RecipeError(f"{key!r}: {parent!r} holds a value, not further keys")
+        place = below
+    place[last] = yaml.safe_load(text)
+
+
+def _explain(error: Any) -> str:
+    """Pydantic's findings, a line each, with the place in the recipe's own words."""
+    lines = []
+    for finding in error.errors():
+        place = ".".join(str(part) for part in finding["loc"])
+        message = finding["msg"].removeprefix("Value error, ")
+        lines.append(f"{place}: {message}" if place else message)
+    return "; ".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, which is what YAML knows."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,157 @@
+"""`equilibria train`, `evaluate`, `predict`, `recipes` and `runs`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import equilibria
+from equilibria.cli import app
+from equilibria.data import load_digits
+from equilibria.training import RunFolder
+
+SHORT = ["training.epochs=3", "data.options.train_samples=200", "model.options.channels=8"]
+
+
+def invoke(*arguments: object) -> Result:
+    threads = torch.get_num_threads()
+    try:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "opteq"
+    result = invoke("train", "digits-opteq", "training.epochs=6", "--output", folder)
+    assert result.exit_code == 0, result.output
+    assert "epoch 6/6" in result.output
+    return folder
+
+
+def test_a_run_holds_what_it_needs(finished: Path) -> None:
+    run = RunFolder(finished)
+    assert run.config.is_file()
+    assert run.weights.is_file()
+    assert [line["epoch"] for line in run.read_metrics()] == [1, 2, 3, 4, 5, 6]
+    assert sorted(p.name for p in run.checkpoints.iterdir()) == ["epoch-00005", "epoch-00006"]
+
+
+def test_evaluate(finished: Path) -> None:
+    result = invoke("evaluate", finished, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert 0.8 < found["accuracy"] <= 1
+    assert found["samples"] == 450
+    assert found["share_converged"] == 1
+    assert found["mean_iterations"] > 0
+    assert "Accuracy" in invoke("evaluate", finished).output
+
+
+def test_predict_on_image_files(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = load_digits()
+    for i in range(8):
+        pixels = (data.test.images[i, 0] * 255).round().to(torch.uint8).numpy()
+        Image.fromarray(pixels).resize((32, 32), Image.Resampling.NEAREST).save(
+            tmp_path / f"{i}.png"
+        )
+    result = invoke("predict", finished, tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert [Path(p["file"]).name for p in found] == [f"{i}.png" for i in range(8)]
+    right = sum(p["label"] == str(int(data.test.labels[i])) for i, p in enumerate(found))
+    assert right >= 6
+    assert all(p["converged"] for p in found)
+    monkeypatch.chdir(tmp_path)
+    assert "0.png" in invoke("predict", finished, "0.png").output
+    (tmp_path / "text.png").write_text("no image")
+    wrong = invoke("predict", finished, tmp_path / "text.png")
+    assert wrong.exit_code == 2
+    assert "not an image" in wrong.output
+    assert "no file or folder" in invoke("predict", finished, tmp_path / "nothing").output
+
+
+def test_recipes_and_runs_are_listed(finished: Path) -> None:
+    assert "digits-opteq" in invoke("recipes").output
+    listed = invoke("runs", finished.parent).output
+    assert "6/6" in listed
+    assert "finished" in listed
+
+
+def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["digits-optq"], "did you mean 'digits-opteq'"),
+        (["digits-opteq", "training.epoch=1"], "did you mean 'epochs'"),
+        (["digits-opteq", "model.name=opteq-smal"], "did you mean 'opteq-small'"),
+        (["digits-opteq", "data.name=digts"], "did you mean 'digits'"),
+        (["digits-opteq", "model.options.chanels=3"], "did you mean 'channels'"),
+        (["digits-opteq", "data.augmentation=[shft]"], "did you mean 'shift'"),
+    ):
+        result = invoke("train", *arguments, "--output", tmp_path / "run")
+        assert result.exit_code == 2, result.output
+        assert message in " ".join(result.output.split())
+    assert "is missing" in invoke("evaluate", tmp_path / "nowhere").output
+
+
+def test_resume_refuses_another_recipe(finished: Path) -> None:
+    result = invoke("train", "digits-opteq", "training.epochs=9", "--output", finished, "--resume")
+    assert result.exit_code == 2
+    assert "another recipe" in result.output
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    source = str(Path(equilibria.__file__).parents[1])
+    command = [sys.executable, "-m", "equilibria", "train", "digits-opteq", *SHORT]
+    return subprocess.Popen(
+        [*command, "training.epochs=16", "--output", str(folder), "--resume", "--device", "cpu"],
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
+def test_kill_and_resume_gives_the_same_metrics(tmp_path: Path) -> None:
+    """Killed twice at moments of its own choosing, a run ends where an untouched one does."""
+    whole = start(tmp_path / "whole")
+    output, _ = whole.communicate(timeout=300)
+    assert whole.returncode == 0, output
+    folder = tmp_path / "killed"
+    for _ in range(2):
+        process = start(folder)
+        before = len(RunFolder(folder).read_metrics())
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(RunFolder(folder).read_metrics()) > before + 2:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    last = start(folder)
+    output, _ = last.communicate(timeout=300)
+    assert last.returncode == 0, output
+
+    def metrics(run: Path) -> list[dict[str, object]]:
+        return [
+            {key: value for key, value in line.items() if key != "seconds"}
+            for line in RunFolder(run).read_metrics()
+        ]
+
+    assert len(metrics(folder)) == 16
+    assert metrics(folder) == metrics(tmp_path / "whole")
+    weights = [(run / "model.safetensors").read_bytes() for run in (folder, tmp_path / "whole")]
+    assert weights[0] == weights[1]

@@ -1,0 +1,81 @@
+"""A web server on the loopback address that misbehaves as told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class FileServer(ThreadingHTTPServer):
+    """Serves `files` by path."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, bytes] = {}
+        self.cuts: list[int] = []
+        """After how many bytes each of the next answers ends."""
+        self.errors: list[int] = []
+        """The status of the next answers."""
+        self.knows_ranges = True
+        self.says_length = True
+        self.shifts_ranges = False
+        self.asked: list[tuple[str, str | None]] = []
+        """The path and the range of every request."""
+
+    def address(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FileServer
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.server.asked.append((self.path, wanted))
+        if self.server.errors:
+            self.send_error(self.server.errors.pop(0))
+            return
+        content = self.server.files.get(self.path)
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if wanted and self.server.knows_ranges:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            start += int(self.server.shifts_ranges)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        body = content[start:]
+        if self.server.says_length:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.server.cuts:
+            body = body[: self.server.cuts.pop(0)]
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing is logged."""
+
+
+@contextmanager
+def running_server() -> Iterator[FileServer]:
+    with FileServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,165 @@
+"""Whole data sets from a server on this machine, and the command that shows and gets them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+
+from equilibria.cli.datasets import get_dataset, show_datasets
+from equilibria.data import (
+    Download,
+    DownloadError,
+    MissingDataError,
+    dataset_card,
+    download,
+    list_datasets,
+    load_dataset,
+)
+from equilibria.data import registry as internals
+from tests.data.formats import write_cifar10, write_mnist
+from tests.data.server import FileServer, running_server
+
+
+@pytest.fixture(autouse=True)
+def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.delenv("EQUILIBRIA_DATA", raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def published(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Download]:
+    """CIFAR-10 and MNIST, small, at the server instead of at their publishers."""
+    write_cifar10(tmp_path / "source" / "cifar-10-batches-py")
+    write_mnist(tmp_path / "source" / "raw", zipped=True)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(tmp_path / "source" / "cifar-10-batches-py", "cifar-10-batches-py")
+    server.files["/cifar-10-python.tar.gz"] = packed.getvalue()
+    for path in (tmp_path / "source" / "raw").iterdir():
+        server.files[f"/{path.name}"] = path.read_bytes()
+    moved = {}
+    for name in ("cifar10", "mnist"):
+        card = dataset_card(name)
+        downloads = []
+        for item in card.downloads:
+            file = "/" + item.url.rpartition("/")[2]
+            digest = hashlib.md5(server.files[file]).hexdigest()
+            item = replace(item, url=server.address(file), checksum=f"md5:{digest}")
+            downloads.append(item)
+            moved[file] = item
+        monkeypatch.setitem(internals._cards, name, replace(card, downloads=tuple(downloads)))
+    return moved
+
+
+@pytest.mark.usefixtures("published")
+def test_an_archive_is_unpacked_and_loaded(server: FileServer, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    assert download("cifar10", root) == root / "cifar-10-batches-py"
+    assert len(load_dataset("cifar10", root).train) == 50
+    assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
+    asked = len(server.asked)
+    assert download("cifar10", root) == root / "cifar-10-batches-py"
+    assert len(server.asked) == asked
+
+
+@pytest.mark.usefixtures("published")
+def test_files_that_are_there_are_not_fetched_again(server: FileServer, tmp_path: Path) -> None:
+    first = server.files.pop("/t10k-labels-idx1-ubyte.gz")
+    with pytest.raises(DownloadError, match=r"t10k-labels.*404"):
+        download("mnist", tmp_path / "data")
+    server.files["/t10k-labels-idx1-ubyte.gz"] = first
+    server.asked.clear()
+    assert download("mnist", tmp_path / "data") == tmp_path / "data" / "MNIST" / "raw"
+    assert [path for path, _ in server.asked] == ["/t10k-labels-idx1-ubyte.gz"]
+    assert len(load_dataset("mnist", tmp_path / "data").test) == 10
+
+
+@pytest.mark.usefixtures("published")
+def test_plain_files_count_as_well(server: FileServer, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    write_mnist(folder, zipped=False)
+    assert download("mnist", tmp_path / "data") == folder
+    assert server.asked == []
+
+
+@pytest.mark.usefixtures("published")
+def test_a_changed_archive_is_not_unpacked(server: FileServer, tmp_path: Path) -> None:
+    server.files["/cifar-10-python.tar.gz"] += b"!"
+    with pytest.raises(DownloadError, match="not the published file"):
+        download("cifar10", tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [n for n in list_datasets() if not dataset_card(n).downloads])
+def test_what_cannot_be_downloaded_says_how_to_get_it(name: str, tmp_path: Path) -> None:
+    card = dataset_card(name)
+    if not card.folders:
+        assert download(name) is None
+        return
+    with pytest.raises(DownloadError) as caught:
+        download(name, tmp_path)
+    assert card.address in str(caught.value)
+    assert card.licence in str(caught.value)
+
+
+def test_a_download_needs_a_folder() -> None:
+    with pytest.raises(MissingDataError, match="EQUILIBRIA_DATA"):
+        download("mnist")
+
+
+def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_datasets()
+    assert "No folder of data sets is known" in capsys.readouterr().out
+    write_cifar10(tmp_path / "cifar-10-batches-py")
+    show_datasets(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines if line.split()}
+    assert set(list_datasets()) <= set(rows)
+    assert "cifar-10-batches" in rows["cifar10"]
+    assert " no " in rows["mnist"]
+    assert "always" in rows["digits"]
+    assert "equilibria datasets get mnist" in rows["mnist"]
+
+
+@pytest.mark.usefixtures("published")
+def test_the_command_that_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    get_dataset("mnist", tmp_path / "data")
+    assert f"mnist is now in {tmp_path / 'data' / 'MNIST' / 'raw'}" in capsys.readouterr().out
+    get_dataset("mnist", tmp_path / "data")
+    assert "mnist was already in" in capsys.readouterr().out
+    get_dataset("digits")
+    assert "needs no files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("imagenet", "image-net.org"), ("minst", "did you mean 'mnist'")]
+)
+def test_the_command_fails_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    with pytest.raises(typer.Exit) as caught:
+        get_dataset(name, tmp_path)
+    assert caught.value.exit_code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_gzip_is_kept_as_published(tmp_path: Path, published: dict[str, Download]) -> None:
+    download("mnist", tmp_path / "data")
+    file = tmp_path / "data" / published["/train-images-idx3-ubyte.gz"].target
+    assert len(gzip.decompress(file.read_bytes())) == 16 + 20 * 28 * 28

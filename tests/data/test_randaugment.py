@@ -1,0 +1,227 @@
+"""RandAugment: each operation against Pillow's, and how they are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from equilibria.data import randaugment
+from equilibria.data.randaugment import OPERATIONS, RandAugment
+
+LEVEL = 1 / 255
+WITHOUT_STRENGTH = {"autocontrast", "equalize"}
+
+
+def chance(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def photographs(samples: int = 3, height: int = 31, width: int = 37) -> Tensor:
+    """Smooth images with some noise, a narrow range of values, at 8-bit levels, in float64."""
+    y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
+    phase = torch.rand(samples, 3, 1, 1) * 6
+    smooth = 0.45 + 0.25 * torch.sin(x + phase) * torch.cos(y - phase)
+    noisy = smooth + 0.1 * torch.rand(samples, 3, height, width)
+    return (noisy * 255).round().double() / 255
+
+
+def to_pillow(image: Tensor) -> Image.Image:
+    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0)
+    return Image.fromarray(pixels.numpy())
+
+
+def from_pillow(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).double() / 255
+
+
+def same(value: float, samples: int = 3) -> Tensor:
+    return torch.full((samples,), value, dtype=torch.float64)
+
+
+def test_equalize_is_pillows() -> None:
+    images = photographs()
+    images[2] = 0.2
+    ours = randaugment.equalize(images)
+    for image, one in zip(images, ours, strict=True):
+        torch.testing.assert_close(one, from_pillow(ImageOps.equalize(to_pillow(image))))
+    assert not torch.equal(ours[0], images[0])
+
+
+@pytest.mark.parametrize("bits", [4, 6, 7, 8])
+def test_posterize_is_pillows(bits: int) -> None:
+    images = photographs()
+    ours = randaugment.posterize(images, same(bits))
+    for image, one in zip(images, ours, strict=True):
+        torch.testing.assert_close(one, from_pillow(ImageOps.posterize(to_pillow(image), bits)))
+
+
+@pytest.mark.parametrize("level", [0, 100, 130, 255])
+def test_solarize_is_pillows(level: int) -> None:
+    """Pillow inverts from the threshold on, we invert above it."""
+    images = photographs()
+    ours = randaugment.solarize(images, same(level / 255))
+    for image, one in zip(images, ours, strict=True):
+        torch.testing.assert_close(one, from_pillow(ImageOps.solarize(to_pillow(image), level + 1)))
+
+
+def test_autocontrast_is_pillows_up_to_its_rounding() -> None:
+    images = photographs()
+    images[2, 1] = 0.4
+    ours = randaugment.autocontrast(images)
+    for image, one in zip(images, ours, strict=True):
+        reference = from_pillow(ImageOps.autocontrast(to_pillow(image)))
+        torch.testing.assert_close(one, reference, atol=1.01 * LEVEL, rtol=0)
+    assert float(ours[0].amin()) == 0
+    assert float(ours[0].amax()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "enhancer"),
+    [
+        ("brightness", ImageEnhance.Brightness),
+        ("contrast", ImageEnhance.Contrast),
+        ("color", ImageEnhance.Color),
+        ("sharpness", ImageEnhance.Sharpness),
+    ],
+)
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.73, 1.0, 1.27, 1.9])
+def test_enhancements_are_pillows_up_to_its_rounding(
+    name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], factor: float
+) -> None:
+    images = photographs()
+    ours = getattr(randaugment, name)(images, same(factor))
+    for image, one in zip(images, ours, strict=True):
+        reference = from_pillow(enhancer(to_pillow(image)).enhance(factor))
+        # Two roundings: of what is blended with, and of the result.
+        tolerance = (0.5 * abs(factor - 1) + 1.01) * LEVEL
+        torch.testing.assert_close(one, reference, atol=tolerance, rtol=0)
+
+
+def slowly_moved(image: Tensor, source: Callable[[float, float], tuple[float, float]]) -> Tensor:
+    """Pixel by pixel: the value at the source of its centre, black outside."""
+    moved = torch.zeros_like(image)
+    height, width = image.shape[1:]
+    for row in range(height):
+        for column in range(width):
+            x, y = source(column + 0.5, row + 0.5)
+            if 0 <= x < width and 0 <= y < height:
+                moved[:, row, column] = image[:, math.floor(y), math.floor(x)]
+    return moved
+
+
+def rotation(degrees: float) -> Callable[[float, float], tuple[float, float]]:
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+
+    def source(x: float, y: float) -> tuple[float, float]:
+        right, down = x - 18.5, y - 15.5
+        return 18.5 + cosine * right - sine * down, 15.5 + sine * right + cosine * down
+
+    return source
+
+
+MOVES = {
+    "shear_x": lambda v: lambda x, y: (x + v * y, y),
+    "shear_y": lambda v: lambda x, y: (x, y + v * x),
+    "translate_x": lambda v: lambda x, y: (x + 37 * v, y),
+    "translate_y": lambda v: lambda x, y: (x, y + 31 * v),
+    "rotate": rotation,
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_are_those_of_their_formula(name: str) -> None:
+    images = photographs()
+    values = torch.tensor([0.0913, -0.2377, 0.2993], dtype=torch.float64)
+    if name == "rotate":
+        values = 100 * values
+    ours = getattr(randaugment, name)(images, values)
+    for image, one, value in zip(images, ours, values.tolist(), strict=True):
+        assert torch.equal(one, slowly_moved(image, MOVES[name](value)))
+
+
+@pytest.mark.parametrize("degrees", [-30.0, 12.3, 90.0])
+def test_rotation_is_pillows(degrees: float) -> None:
+    images = photographs(height=32, width=32)
+    ours = randaugment.rotate(images, same(degrees))
+    for image, one in zip(images, ours, strict=True):
+        reference = from_pillow(to_pillow(image).rotate(degrees))
+        agree = ((one - reference).abs() < 1e-9).all(dim=0)
+        # Pillow's fixed-point coordinates may fall on the other side of a pixel's edge.
+        assert float(agree.double().mean()) > 0.995
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - WITHOUT_STRENGTH))
+def test_at_magnitude_zero_nothing_changes(name: str) -> None:
+    images = torch.rand(4, 3, 9, 8)
+    images[0] = 1
+    assert torch.equal(OPERATIONS[name](images, torch.zeros(4)), images)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - {"identity"}))
+@pytest.mark.parametrize("strength", [-1.0, 0.3, 1.0])
+def test_operations_change_images_and_keep_the_range(name: str, strength: float) -> None:
+    images = photographs().float()
+    changed = OPERATIONS[name](images, torch.full((3,), strength))
+    assert float((changed - images).abs().amax()) > 0.01 or (name, strength) == ("posterize", 0.3)
+    assert not torch.equal(changed, images)
+    assert bool(((changed >= 0) & (changed <= 1)).all())
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_image_is_changed_alike_alone_and_in_a_batch(name: str) -> None:
+    images = photographs()
+    strengths = torch.tensor([-0.3, 0.3, 0.7], dtype=torch.float64)
+    together = OPERATIONS[name](images, strengths)
+    for index in range(3):
+        alone = OPERATIONS[name](images[index : index + 1], strengths[index : index + 1])
+        torch.testing.assert_close(alone[0], together[index])
+
+
+def test_fourteen_operations_are_drawn_evenly_with_both_signs() -> None:
+    assert len(OPERATIONS) == 14
+    image = photographs(1).float()
+    changed = RandAugment(operations=1, magnitude=9)(image.expand(2000, -1, -1, -1), chance())
+    variants = [(name, sign) for name in OPERATIONS for sign in (-1, 1)]
+    expected = [OPERATIONS[name](image, torch.tensor([0.3 * sign])) for name, sign in variants]
+    distance = torch.cdist(
+        changed.flatten(1).double(),
+        torch.cat(expected).flatten(1).double(),
+        compute_mode="donot_use_mm_for_euclid_dist",
+    )
+    nearest, which = distance.min(dim=1)
+    assert float(nearest.max()) < 1e-4
+    seen = torch.bincount(which, minlength=28).reshape(14, 2)
+    assert bool(((seen.sum(dim=1) > 95) & (seen.sum(dim=1) < 195)).all())
+    with_sign = {name for name, counts in zip(OPERATIONS, seen, strict=True) if counts.all()}
+    assert with_sign == set(MOVES) | {"brightness", "color", "contrast", "sharpness"}
+
+
+def test_operations_follow_one_another() -> None:
+    images = photographs(64).float()
+    once, thrice = (RandAugment(operations=n)(images, chance()) for n in (1, 3))
+    changed_once, changed_thrice = (
+        int(((changed - images).abs().amax(dim=(1, 2, 3)) > 0).sum()) for changed in (once, thrice)
+    )
+    assert changed_thrice > changed_once
+    assert torch.equal(RandAugment(operations=0)(images, chance()), images)
+
+
+def test_grey_images_have_no_colour_to_change() -> None:
+    images = torch.rand(6, 1, 8, 8)
+    assert torch.equal(randaugment.color(images, torch.full((6,), 0.3)), images)
+    assert RandAugment()(images, chance()).shape == images.shape
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="operations"):
+        RandAugment(operations=-1)
+    with pytest.raises(ValueError, match="between 0 and 30"):
+        RandAugment(magnitude=31)
+    with pytest.raises(ValueError, match="grey and RGB"):
+        RandAugment()(torch.rand(1, 2, 4, 4), chance())

@@ -1,0 +1,427 @@
+"""Every data set from a small copy of its layout on disk."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from equilibria.data import (
+    CORRUPTIONS,
+    Batches,
+    DataFileError,
+    DataSet,
+    MissingDataError,
+    Source,
+    Split,
+    load_dataset,
+)
+from tests.data.formats import (
+    cifar_batch,
+    idx_bytes,
+    random_bytes,
+    write_cifar10,
+    write_cifar100,
+    write_class_folders,
+    write_image,
+    write_mnist,
+)
+
+
+def everything(source: Source) -> tuple[torch.Tensor, torch.Tensor]:
+    return source.fetch(torch.arange(len(source)))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")]
+)
+def test_idx(tmp_path: Path, name: str, folder: str, zipped: bool) -> None:
+    written = write_mnist(tmp_path / folder / "raw", zipped=zipped)
+    data = load_dataset(name, tmp_path)
+    for source, part in ((data.train, "train"), (data.test, "t10k")):
+        images, labels = everything(source)
+        assert torch.equal((images * 255).round().byte()[:, 0], torch.from_numpy(written[part]))
+        assert labels.tolist() == [number % 10 for number in range(len(written[part]))]
+    assert data.image_shape == (1, 28, 28)
+    assert data.num_classes == 10
+
+
+def idx_file(root: Path, name: str) -> Path:
+    return root / "MNIST" / "raw" / name
+
+
+BROKEN_IDX: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "empty": ("train-images-idx3-ubyte", lambda content: b"", "cut off"),
+    "cut": ("train-images-idx3-ubyte", lambda content: content[:-100], "bytes follow|follow"),
+    "longer": ("t10k-images-idx3-ubyte", lambda content: content + b"x", "follow"),
+    "foreign": ("train-labels-idx1-ubyte", lambda content: b"<html>" + content, "not an idx file"),
+    "labels": (
+        "t10k-labels-idx1-ubyte",
+        lambda content: idx_bytes(np.full(10, 11, dtype=np.uint8)),
+        "label 11 of 10",
+    ),
+    "count": (
+        "t10k-labels-idx1-ubyte",
+        lambda content: idx_bytes(np.zeros(9, dtype=np.uint8)),
+        "9 labels for the 10 images",
+    ),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("trouble", BROKEN_IDX)
+def test_broken_idx_files_are_named(tmp_path: Path, trouble: str, zipped: bool) -> None:
+    name, spoil, message = BROKEN_IDX[trouble]
+    write_mnist(tmp_path / "MNIST" / "raw", zipped=zipped)
+    path = idx_file(tmp_path, name + (".gz" if zipped else ""))
+    content = path.read_bytes()
+    spoilt = spoil(gzip.decompress(content) if zipped else content)
+    path.write_bytes(gzip.compress(spoilt) if zipped else spoilt)
+    with pytest.raises(DataFileError, match=f"{name}.*({message})"):
+        load_dataset("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("spoil", [lambda content: content[:-50], lambda content: b"no gzip"])
+def test_broken_gzip_is_named(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    write_mnist(tmp_path / "MNIST" / "raw", zipped=True)
+    path = idx_file(tmp_path, "train-images-idx3-ubyte.gz")
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataFileError, match=r"train-images-idx3-ubyte\.gz: cannot be unzipped"):
+        load_dataset("mnist", tmp_path)
+
+
+def test_pickled_cifar10(tmp_path: Path) -> None:
+    pixels = write_cifar10(tmp_path / "cifar-10-batches-py")
+    data = load_dataset("cifar10", tmp_path)
+    assert isinstance(data.train, Split)
+    assert data.train.images.dtype == torch.uint8
+    assert torch.equal(data.train.images, torch.from_numpy(np.concatenate(pixels[:5])))
+    assert torch.equal((everything(data.test)[0] * 255).byte(), torch.from_numpy(pixels[5]))
+    assert data.class_names[0] == "airplane"
+    assert data.licence
+
+
+def test_binary_cifar10_is_the_same(tmp_path: Path) -> None:
+    pickled, binary = (
+        tmp_path / "a" / "cifar-10-batches-py",
+        tmp_path / "b" / "cifar-10-batches-bin",
+    )
+    write_cifar10(pickled)
+    binary.mkdir(parents=True)
+    for path in pickled.iterdir():
+        batch = pickle.loads(path.read_bytes(), encoding="bytes")
+        labels = np.array(batch[b"labels"], dtype=np.uint8)[:, None]
+        rows = np.concatenate([labels, batch[b"data"]], axis=1)
+        (binary / f"{path.name}.bin").write_bytes(rows.tobytes())
+    first, second = load_dataset("cifar10", tmp_path / "a"), load_dataset("cifar10", tmp_path / "b")
+    for one, other in ((first.train, second.train), (first.test, second.test)):
+        assert all(map(torch.equal, everything(one), everything(other)))
+    path = binary / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataFileError, match=r"data_batch_3\.bin: cut off or foreign"):
+        load_dataset("cifar10", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        cifar_batch(3, 0, labels=[0, 1]),
+        cifar_batch(3, 0, labels=[0, 1, 10]),
+        cifar_batch(3, 0),
+        {"data": random_bytes(3, 100), "labels": [0, 1, 2]},
+        {"labels": [0, 1, 2]},
+    ],
+)
+def test_wrong_batches_of_cifar_are_named(tmp_path: Path, batch: dict[str, object]) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar10(folder)
+    (folder / "data_batch_4").write_bytes(pickle.dumps(batch, protocol=2))
+    with pytest.raises(DataFileError, match=r"data_batch_4: has no (list|array)"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_cifar100_has_two_kinds_of_labels(tmp_path: Path) -> None:
+    write_cifar100(tmp_path / "cifar-100-python")
+    fine, coarse = (
+        load_dataset("cifar100", tmp_path, labels=labels) for labels in ("fine", "coarse")
+    )
+    assert (fine.num_classes, coarse.num_classes) == (100, 20)
+    assert everything(fine.train)[1].tolist() == [number * 7 % 100 for number in range(10)]
+    assert everything(coarse.train)[1].tolist() == [number * 3 % 20 for number in range(10)]
+    assert fine.class_names[3] == "fine3"
+    with pytest.raises(ValueError, match=r"'fine'.*'coarse'"):
+        load_dataset("cifar100", tmp_path, labels="both")
+
+
+def test_binary_cifar100(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name in ("train", "test"):
+        rows = random_bytes(4, 3074)
+        rows[:, 0], rows[:, 1] = np.arange(4), np.arange(4) + 90
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    (folder / "fine_label_names.txt").write_text("".join(f"f{n}\n" for n in range(100)))
+    (folder / "coarse_label_names.txt").write_text("".join(f"c{n}\n" for n in range(20)))
+    assert everything(load_dataset("cifar100", tmp_path).test)[1].tolist() == [90, 91, 92, 93]
+    coarse = load_dataset("cifar100", tmp_path, labels="coarse")
+    assert everything(coarse.test)[1].tolist() == [0, 1, 2, 3]
+    (folder / "fine_label_names.txt").write_text("only\n")
+    with pytest.raises(DataFileError, match=r"fine_label_names\.txt: does not name the 100"):
+        load_dataset("cifar100", tmp_path)
+
+
+def write_cifar10_c(folder: Path) -> np.ndarray:
+    folder.mkdir()
+    images = random_bytes(20, 32, 32, 3)
+    np.save(folder / "fog.npy", images)
+    np.save(folder / "gaussian_noise.npy", images)
+    np.save(folder / "labels.npy", np.tile(np.arange(4, dtype=np.uint8), 5))
+    return images
+
+
+def test_corrupted_cifar10(tmp_path: Path) -> None:
+    images = write_cifar10_c(tmp_path / "CIFAR-10-C")
+    data = load_dataset("cifar10-c", tmp_path, corruption="fog", severity=3)
+    found, labels = everything(data.test)
+    expected = torch.from_numpy(images[8:12]).permute(0, 3, 1, 2)
+    assert torch.equal((found * 255).round().byte(), expected)
+    assert labels.tolist() == [0, 1, 2, 3]
+    assert len(data.train) == 0
+    assert data.image_shape == (3, 32, 32)
+    assert len(load_dataset("cifar10-c", tmp_path, corruption="fog").test) == 20
+    assert len(CORRUPTIONS) == 15
+
+
+def test_corruptions_are_asked_for_rightly(tmp_path: Path) -> None:
+    folder = tmp_path / "CIFAR-10-C"
+    write_cifar10_c(folder)
+    with pytest.raises(ValueError, match=r"needs a corruption.*There are: gaussian_noise"):
+        load_dataset("cifar10-c", tmp_path)
+    with pytest.raises(ValueError, match="did you mean 'fog'"):
+        load_dataset("cifar10-c", tmp_path, corruption="fogg")
+    with pytest.raises(ValueError, match="from 1 to 5"):
+        load_dataset("cifar10-c", tmp_path, corruption="fog", severity=0)
+    with pytest.raises(MissingDataError, match=r"snow\.npy is missing"):
+        load_dataset("cifar10-c", tmp_path, corruption="snow")
+
+
+def test_npy_files_are_read_without_pickles(tmp_path: Path) -> None:
+    folder = tmp_path / "CIFAR-10-C"
+    write_cifar10_c(folder)
+    np.save(folder / "fog.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataFileError, match=r"fog\.npy: not a plain \.npy file"):
+        load_dataset("cifar10-c", tmp_path, corruption="fog")
+    np.save(folder / "fog.npy", np.zeros((20, 32, 32)))
+    with pytest.raises(DataFileError, match=r"fog\.npy.*not images"):
+        load_dataset("cifar10-c", tmp_path, corruption="fog")
+    np.save(folder / "fog.npy", random_bytes(20, 32, 32, 3))
+    cut = (folder / "fog.npy").read_bytes()[:-1]
+    for content in (b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00", cut):
+        (folder / "fog.npy").write_bytes(content)
+        with pytest.raises(DataFileError, match=r"fog\.npy"):
+            load_dataset("cifar10-c", tmp_path, corruption="fog")
+
+
+WNIDS = [
+    "n01440764",
+    "n02102040",
+    "n02979186",
+    "n03000684",
+    "n03028079",
+    "n03394916",
+    "n03417042",
+    "n03425413",
+    "n03445777",
+    "n03888257",
+]
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "imagenette2-320", WNIDS)
+    data = load_dataset("imagenette", tmp_path, size=8)
+    images, labels = everything(data.train)
+    assert labels.tolist() == [label for label in range(10) for _ in range(2)]
+    assert torch.equal((images[:, 0, 0, 0] * 255).round().long(), labels)
+    assert data.image_shape == (3, 8, 8)
+    assert data.class_names[0] == "tench"
+    assert data.class_names[9] == "parachute"
+
+
+@pytest.mark.parametrize(("name", "classes"), [("imagenet100", 100), ("imagenet", 1000)])
+def test_imagenet(tmp_path: Path, name: str, classes: int) -> None:
+    names = [f"n{number:08}" for number in range(classes)]
+    write_class_folders(tmp_path / name, names[:1], images=1)
+    for part in ("train", "val"):
+        first = tmp_path / name / part / names[0] / "0.png"
+        for other in names[1:]:
+            (tmp_path / name / part / other).mkdir()
+            os.link(first, tmp_path / name / part / other / "0.png")
+    data = load_dataset(name, tmp_path, size=4, resize=6)
+    assert data.num_classes == len(data.train) == len(data.test) == classes
+    assert data.test.fetch(torch.tensor([classes - 1]))[1].tolist() == [classes - 1]
+    assert data.mean == (0.485, 0.456, 0.406)
+
+
+def test_incomplete_class_folders_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "imagenette2"
+    write_class_folders(folder, WNIDS[:9])
+    with pytest.raises(DataFileError, match="9 folders of classes, not 10"):
+        load_dataset("imagenette", tmp_path)
+    (folder / "train" / WNIDS[9]).mkdir()
+    with pytest.raises(DataFileError, match=f"{WNIDS[9]}: no images of this class"):
+        load_dataset("imagenette", tmp_path)
+    write_class_folders(folder, WNIDS)
+    (folder / "val" / "n99999999").mkdir()
+    with pytest.raises(DataFileError, match="n99999999: a class that the training part lacks"):
+        load_dataset("imagenette", tmp_path)
+
+
+def write_camvid(folder: Path) -> None:
+    for part, count in (("train", 4), ("val", 2), ("test", 3)):
+        for number in range(count):
+            write_image(folder / part / f"{number}.png", random_bytes(6, 8, 3, seed=number))
+            values = random_bytes(6, 8, seed=number) % 12
+            write_image(folder / f"{part}annot" / f"{number}.png", values)
+
+
+def test_camvid(tmp_path: Path) -> None:
+    write_camvid(tmp_path / "camvid")
+    data = load_dataset("camvid", tmp_path)
+    assert data.kind == "segmentation"
+    assert data.validation is not None
+    assert (len(data.train), len(data.validation), len(data.test)) == (4, 2, 3)
+    images, maps = everything(data.train)
+    values = torch.from_numpy(np.stack([random_bytes(6, 8, seed=n) % 12 for n in range(4)])).long()
+    assert images.shape == (4, 3, 6, 8)
+    assert torch.equal(maps, torch.where(values == 11, data.ignore_index, values))
+    assert data.num_classes == 11
+    loss = torch.nn.functional.cross_entropy(
+        torch.zeros(4, 11, 6, 8), maps, ignore_index=data.ignore_index
+    )
+    assert torch.isclose(loss, torch.tensor(11.0).log())
+    assert load_dataset("camvid", tmp_path, size=(4, 5)).image_shape == (3, 4, 5)
+    assert len(load_dataset("camvid", tmp_path, train_samples=2).train) == 2
+
+
+def test_a_missing_map_is_named(tmp_path: Path) -> None:
+    write_camvid(tmp_path / "CamVid")
+    (tmp_path / "CamVid" / "valannot" / "1.png").unlink()
+    with pytest.raises(MissingDataError, match=r"valannot.1\.png is missing"):
+        load_dataset("camvid", tmp_path)
+
+
+def test_cityscapes(tmp_path: Path) -> None:
+    values = np.array([[7, 8, 0, 33], [26, 255, 4, 11]], dtype=np.uint8)
+    for part, city in (("train", "bonn"), ("val", "ulm")):
+        stem = f"{city}_000000_000019"
+        root = tmp_path / "cityscapes"
+        write_image(
+            root / "leftImg8bit" / part / city / f"{stem}_leftImg8bit.png", random_bytes(2, 4, 3)
+        )
+        write_image(root / "gtFine" / part / city / f"{stem}_gtFine_labelIds.png", values)
+    data = load_dataset("cityscapes", tmp_path)
+    assert everything(data.test)[1].tolist() == [[[0, 1, 255, 18], [13, 255, 255, 2]]]
+    assert data.num_classes == 19
+    assert data.class_names[13] == "car"
+    assert data.image_shape == (3, 2, 4)
+
+
+def test_celeba(tmp_path: Path) -> None:
+    folder = tmp_path / "celeba"
+    parts = [0, 0, 0, 1, 2, 2]
+    lines = []
+    for number, part in enumerate(parts, start=1):
+        pixels = np.full((22, 18, 3), number, dtype=np.uint8)
+        write_image(folder / "img_align_celeba" / f"{number:06}.png", pixels)
+        lines.append(f"{number:06}.png {part}\n")
+    listing = folder / "list_eval_partition.txt"
+    listing.write_text("".join(lines))
+    data = load_dataset("celeba", tmp_path, size=16)
+    assert data.validation is not None
+    assert (len(data.train), len(data.validation), len(data.test)) == (3, 1, 2)
+    images, labels = everything(data.test)
+    assert (images[:, 0, 0, 0] * 255).round().tolist() == [5, 6]
+    assert labels.tolist() == [0, 0]
+    assert (data.kind, data.num_classes, data.image_shape) == ("unlabelled", 0, (3, 16, 16))
+    for line in ("000001.png 3", "../secret.png 0", "000001.png"):
+        listing.write_text(line + "\n")
+        with pytest.raises(DataFileError, match=r"list_eval_partition\.txt: line 1"):
+            load_dataset("celeba", tmp_path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ffhq(tmp_path: Path, nested: bool) -> None:
+    folder = tmp_path / "ffhq" / "thumbnails128x128"
+    for number in (0, 1, 59_999, 60_000, 69_999):
+        place = folder / f"{number // 1000 * 1000:05}" if nested else folder
+        write_image(place / f"{number:05}.png", random_bytes(4, 4, 3, seed=number))
+    data = load_dataset("ffhq", tmp_path, size=4)
+    assert (len(data.train), len(data.test), data.kind) == (3, 2, "unlabelled")
+    pixels = torch.from_numpy(random_bytes(4, 4, 3, seed=69_999)).permute(2, 0, 1)
+    assert torch.equal((everything(data.test)[0][1] * 255).round().byte(), pixels)
+    write_image(folder / "me.png", random_bytes(4, 4, 3))
+    with pytest.raises(DataFileError, match=r"me\.png: not named by a number"):
+        load_dataset("ffhq", tmp_path)
+
+
+def write_omniglot(folder: Path, parts: dict[str, list[str]], drawings: int = 20) -> None:
+    for part, alphabets in parts.items():
+        for alphabet in alphabets:
+            for character in ("character01", "character02"):
+                for number in range(1, drawings + 1):
+                    pixels = random_bytes(10, 10, seed=number)
+                    write_image(folder / part / alphabet / character / f"x_{number:02}.png", pixels)
+
+
+def classes_of(source: Source) -> set[int]:
+    return set(everything(source)[1].tolist())
+
+
+def test_omniglot(tmp_path: Path) -> None:
+    parts = {"images_background": ["Greek", "Latin"], "images_evaluation": ["Tengwar"]}
+    write_omniglot(tmp_path / "omniglot-py", parts)
+    data = load_dataset("omniglot", tmp_path, size=10)
+    assert data.image_shape == (1, 10, 10)
+    assert (len(data.train), len(data.test), data.num_classes) == (80, 40, 6)
+    assert (classes_of(data.train), classes_of(data.test)) == ({0, 1, 2, 3}, {4, 5})
+    assert data.class_names[4] == "Tengwar/character01"
+    drawings = load_dataset("omniglot", tmp_path, parting="drawings", size=10)
+    assert (len(drawings.train), len(drawings.test)) == (90, 30)
+    assert classes_of(drawings.train) == classes_of(drawings.test) == set(range(6))
+    with pytest.raises(ValueError, match="'characters' or 'drawings'"):
+        load_dataset("omniglot", tmp_path, parting="alphabets")
+
+
+def test_alphabets_of_both_small_parts_are_not_tested_on(tmp_path: Path) -> None:
+    parts = {
+        "images_background_small1": ["Greek", "Latin"],
+        "images_background_small2": ["Latin", "Tagalog"],
+    }
+    write_omniglot(tmp_path / "omniglot-py", parts, drawings=3)
+    data = load_dataset("omniglot", tmp_path)
+    assert len(set(data.class_names)) == data.num_classes == 6
+    tested = {data.class_names[label] for label in classes_of(data.test)}
+    assert tested == {"Tagalog/character01", "Tagalog/character02"}
+
+
+def test_batches_of_every_kind(tmp_path: Path) -> None:
+    """The same loop reads a source in memory and one on disk."""
+    write_cifar10(tmp_path / "cifar-10-batches-py")
+    write_class_folders(tmp_path / "imagenette", WNIDS)
+    sets: list[DataSet[Source]] = [
+        load_dataset("cifar10", tmp_path),
+        load_dataset("imagenette", tmp_path, size=32),
+    ]
+    for data in sets:
+        chance = torch.Generator().manual_seed(0)
+        for images, labels in Batches(data.train, 7, shuffle=chance, prefetch=2):
+            assert images.shape == (len(labels), *data.image_shape)
+            assert images.dtype == torch.float32
+            assert labels.dtype == torch.long

@@ -1,0 +1,184 @@
+"""An interrupted run goes on to the very same numbers."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import equilibria as eq
+from equilibria.data import RandomShift, Split, load_digits
+from equilibria.tasks import Classification
+from equilibria.training import (
+    Checkpoints,
+    CheckpointWarning,
+    EpochMetrics,
+    TrainingSettings,
+    train,
+)
+
+MODELS = ["opteq-small", "mopteq-small", "geq-small", "deep-opteq-small"]
+
+
+def few_digits() -> tuple[Split, Split]:
+    everything = load_digits().train
+    return everything.subset(torch.arange(60)), everything.subset(torch.arange(60, 90))
+
+
+def fresh(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return eq.create_model(name, in_channels=1, pool=4)
+
+
+def run(
+    name: str, folder: Path | None, stop_after: int | None = None, **changes: object
+) -> tuple[list[EpochMetrics], nn.Module]:
+    settings = TrainingSettings(
+        **{"epochs": 4, "batch_size": 20, "learning_rate": 1e-2, "tolerance": 1e-2, **changes}
+    )
+    training, validation = few_digits()
+    model = fresh(name)
+
+    def on_epoch(metrics: EpochMetrics) -> None:
+        if metrics.epoch == stop_after:
+            raise KeyboardInterrupt
+
+    history = train(
+        model,
+        Classification(),
+        training,
+        settings,
+        augmentation=RandomShift(1),
+        validation=validation,
+        checkpoints=None if folder is None else Checkpoints(folder),
+        on_epoch=on_epoch,
+    )
+    return history, model
+
+
+def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_resumed_run_is_the_same(name: str, optimizer: str, tmp_path: Path) -> None:
+    options = {"optimizer": optimizer, "accumulate": 2}
+    whole, model = run(name, None, **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(name, tmp_path, stop_after=2, **options)
+    torch.manual_seed(99)  # whatever happened in between
+    resumed, again = run(name, tmp_path, **options)
+    assert resumed == whole
+    assert_same_weights(model, again)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    whole, model = run("opteq-small", tmp_path)
+    resumed, again = run("opteq-small", tmp_path)
+    assert resumed == whole
+    assert_same_weights(model, again)
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    run("opteq-small", tmp_path)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["epoch-00003", "epoch-00004"]
+
+
+@pytest.mark.parametrize("file", ["state.pt", "model.safetensors"])
+def test_a_corrupt_checkpoint_falls_back_to_the_one_before(file: str, tmp_path: Path) -> None:
+    whole, model = run("opteq-small", None)
+    with pytest.raises(KeyboardInterrupt):
+        run("opteq-small", tmp_path, stop_after=3)
+    damaged = tmp_path / "epoch-00003" / file
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.warns(CheckpointWarning, match="epoch-00003.*trying the one before"):
+        resumed, again = run("opteq-small", tmp_path)
+    assert resumed == whole
+    assert_same_weights(model, again)
+
+
+def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
+    (tmp_path / ".epoch-00001.123.tmp").mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Checkpoints(tmp_path).load(fresh("opteq-small")) is None
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    """What pickle would execute is refused."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (eval, ("1/0",))
+
+    run("opteq-small", tmp_path)
+    for folder in tmp_path.iterdir():
+        torch.save({"optimizer": Evil()}, folder / "state.pt")
+    with pytest.warns(CheckpointWarning, match="cannot be read"):
+        assert Checkpoints(tmp_path).load(fresh("opteq-small")) is None
+
+
+def test_gradients_accumulate_to_those_of_the_large_batch() -> None:
+    """Four batches of 5 make the step of one batch of 20 (without batch statistics)."""
+    training, _ = few_digits()
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = fresh("opteq-small")
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.model.stem.eval()
+            return self.model(images)  # type: ignore[no-any-return]
+
+    results = []
+    for size, accumulate in ((20, 1), (5, 4)):
+        settings = TrainingSettings(
+            epochs=1, batch_size=size, accumulate=accumulate, optimizer="sgd", learning_rate=0.1
+        )
+        model = Frozen()
+        train(model, Classification(), training, settings)
+        results.append(model)
+    for a, b in zip(results[0].parameters(), results[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_tolerances_and_the_gradient_rule_are_set() -> None:
+    training, _ = few_digits()
+    model = fresh("opteq-small")
+    own = model.layer.solver.tolerance
+    seen = []
+    settings = TrainingSettings(
+        epochs=2,
+        tolerance=0.1,
+        final_tolerance=0.01,
+        evaluation_tolerance=1e-5,
+        gradient="one_step",
+    )
+    train(
+        model,
+        Classification(),
+        training,
+        settings,
+        on_step=lambda _: seen.append(model.layer.solver.tolerance),
+    )
+    assert seen == pytest.approx([0.1, 0.01])
+    assert isinstance(model.layer.adjoint, eq.OneStep)
+    assert model.layer.solver.tolerance == 1e-5
+    untouched = fresh("opteq-small")
+    train(untouched, Classification(), training, TrainingSettings(epochs=1))
+    assert untouched.layer.solver.tolerance == own
+
+
+def test_autocast_trains() -> None:
+    training, validation = few_digits()
+    model = fresh("opteq-small")
+    settings = TrainingSettings(epochs=2, autocast=True, tolerance=0.05, learning_rate=1e-2)
+    history = train(model, Classification(), training, settings, validation=validation)
+    assert history[1].loss < history[0].loss
+    assert all(p.dtype == torch.float32 for p in model.parameters())
