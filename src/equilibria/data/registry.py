@@ -97,8 +97,8 @@ def data_root(root: Path | str | None = None) -> Path:
     chosen = root if root is not None else os.environ.get(ROOT_VARIABLE)
     if not chosen:
         raise MissingDataError(
-            "no folder of data sets is known: pass root=FOLDER (--root FOLDER), or set the environment variable "
-            f"{ROOT_VARIABLE} to it"
+            "no folder of data sets is known: pass root=FOLDER (--root FOLDER), or set the "
+            f"environment variable {ROOT_VARIABLE} to it"
         )
     return Path(chosen).expanduser()
 
