@@ -95,7 +95,8 @@ class RootAtZero:
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
         weight = next(model.parameters())
-        return TrainingStep((weight - weight.detach()).abs().sqrt().sum(), len(targets), 0)
+        loss = (weight - weight.detach()).abs().sqrt().sum()
+        return TrainingStep(loss, torch.tensor(len(targets)), torch.tensor(0))
 
 
 def test_non_finite_gradient_is_an_error_and_leaves_the_weights(few_digits: Split) -> None:
@@ -116,3 +117,48 @@ def test_clipping_bounds_the_step(few_digits: Split) -> None:
 def test_empty_split_is_refused(few_digits: Split) -> None:
     with pytest.raises(ValueError, match="nothing to train on"):
         train(small_model(), Classification(), few_digits.subset(torch.arange(0)), settings())
+
+
+def test_warm_starts_save_iterations(few_digits: Split) -> None:
+    """Without augmentation and with small steps an equilibrium is where it was an epoch ago."""
+    options = {"epochs": 3, "learning_rate": 1e-5, "tolerance": 1e-3}
+    cold = train(small_model(), Classification(), few_digits, settings(**options))
+    warm = train(small_model(), Classification(), few_digits, settings(**options, warm_start=True))
+    assert warm[0] == cold[0]
+    assert warm[2].mean_iterations < 0.5 * cold[2].mean_iterations
+    assert warm[2].loss == pytest.approx(cold[2].loss, rel=1e-3)
+
+
+def test_the_jacobian_term_makes_the_map_contract(few_digits: Split) -> None:
+    def contraction(weight: float) -> float:
+        model = small_model()
+        train(model, Classification(), few_digits, settings(epochs=8, jacobian_weight=weight))
+        with torch.no_grad():
+            inputs = model.stem(few_digits.images[:20])
+        found = model.layer.solve(inputs)
+        radius = eq.spectral_radius(model.layer.cell, found.state, found.context)
+        return float(radius.mean())
+
+    assert contraction(30.0) < 0.8 * contraction(0.0)
+
+
+def test_a_layer_forgets_its_listener_and_its_start(few_digits: Split) -> None:
+    model = small_model()
+    train(
+        model,
+        Classification(),
+        few_digits,
+        settings(epochs=1, warm_start=True, jacobian_weight=1.0),
+    )
+    assert model.layer.start is None
+    assert model.layer.on_equilibrium is None
+
+
+def test_training_leaves_the_random_generator_alone(few_digits: Split) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    model = small_model()
+    torch.manual_seed(5)
+    train(model, Classification(), few_digits, settings(epochs=1))
+    assert torch.equal(torch.rand(3), expected)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import equilibria as eq
-from equilibria.data import RandomShift, Split, load_digits
-from equilibria.tasks import Classification
+from equilibria.data import Batches, RandomShift, Split, load_digits
+from equilibria.tasks import Classification, evaluate
 from equilibria.training import (
     Checkpoints,
     CheckpointWarning,
     EpochMetrics,
     TrainingSettings,
+    load_weights,
     train,
 )
 
@@ -86,7 +88,42 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     run("opteq-small", tmp_path)
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["epoch-00003", "epoch-00004"]
+    kept = [path.name for path in sorted(tmp_path.iterdir())]
+    assert kept == ["best.safetensors", "epoch-00003", "epoch-00004"]
+
+
+def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
+    history, model = run("opteq-small", tmp_path, learning_rate=0.3)
+    scores = [metrics.validation_score for metrics in history]
+    assert scores == [metrics.validation_accuracy for metrics in history]
+    best = max(range(len(scores)), key=lambda i: (scores[i], -i))
+    with safe_open(Checkpoints(tmp_path).best, "pt") as file:
+        assert file.metadata() == {"epoch": str(best + 1), "score": repr(scores[best])}
+    load_weights(model, Checkpoints(tmp_path).best)
+    _, validation = few_digits()
+    assert evaluate(model, Batches(validation, 30)).accuracy == scores[best]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"warm_start": True},
+        {"jacobian_weight": 0.5},
+        {"jacobian_weight": 0.5, "jacobian_at": "iterate", "jacobian_vectors": 2},
+    ],
+)
+@pytest.mark.parametrize("name", ["opteq-small", "mopteq-small"])
+def test_warm_starts_and_jacobian_terms_resume_too(
+    name: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    whole, model = run(name, None, **changes)
+    plain, _ = run(name, None)
+    assert whole != plain
+    with pytest.raises(KeyboardInterrupt):
+        run(name, tmp_path, stop_after=2, **changes)
+    resumed, again = run(name, tmp_path, **changes)
+    assert resumed == whole
+    assert_same_weights(model, again)
 
 
 @pytest.mark.parametrize("file", ["state.pt", "model.safetensors"])
@@ -117,7 +154,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
             return (eval, ("1/0",))
 
     run("opteq-small", tmp_path)
-    for folder in tmp_path.iterdir():
+    for folder in tmp_path.glob("epoch-*"):
         torch.save({"optimizer": Evil()}, folder / "state.pt")
     with pytest.warns(CheckpointWarning, match="cannot be read"):
         assert Checkpoints(tmp_path).load(fresh("opteq-small")) is None

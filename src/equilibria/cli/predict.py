@@ -79,7 +79,7 @@ def predict(
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
         batch = torch.stack([read_image(path, shape) for path in some]).to(device)
-        probabilities = experiment.model(batch).softmax(dim=1).cpu()
+        probabilities = experiment.model(experiment.prepare(batch)).softmax(dim=1).cpu()
         solution = getattr(experiment.model, "last_solution", None)
         for i, path in enumerate(some):
             confidence, label = probabilities[i].max(dim=0)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from equilibria.cli.console import TrainingDisplay, fail, print_table
 from equilibria.models import parameter_count
-from equilibria.tasks import Evaluation
+from equilibria.tasks import Evaluation, SegmentationEvaluation
 from equilibria.training import (
     Experiment,
     NonFiniteError,
@@ -47,7 +47,7 @@ def run_training(
     except NonFiniteError as error:
         fail(str(error), code=1)
     result = experiment.evaluate()
-    print_table(console, f"On the {result.samples} test images", _rows(result))
+    print_table(console, f"On the {len(experiment.test)} test images", _rows(result))
     console.print(f"Run: {output}", soft_wrap=True)
 
 
@@ -62,18 +62,22 @@ def run_evaluation(*, folder: Path, device_name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(as_data(experiment, result), indent=2, allow_nan=False))
         return
-    title = f"{experiment.recipe.model.name} on the {result.samples} test images"
+    title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
     print_table(Console(highlight=False), title, _rows(result))
 
 
-def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
+def as_data(experiment: Experiment, result: Evaluation | SegmentationEvaluation) -> dict[str, Any]:
     """The evaluation as one object."""
+    of_pixels = {}
+    if isinstance(result, SegmentationEvaluation):
+        of_pixels = {"mean_iou": result.mean_iou, "mean_accuracy": result.mean_accuracy}
     return {
         "model": experiment.recipe.model.name,
         "data": experiment.data.name,
         "parameters": parameter_count(experiment.model),
         "samples": result.samples,
         "accuracy": result.accuracy,
+        **of_pixels,
         "loss": result.loss,
         "mean_iterations": result.solves.mean_iterations,
         "max_iterations": result.solves.max_iterations,
@@ -133,8 +137,15 @@ def _open_run(output: Path, config: dict[str, Any], resume: bool) -> RunFolder:
     return run
 
 
-def _rows(result: Evaluation) -> list[tuple[str, str]]:
-    rows = [("Accuracy", f"{result.accuracy:.2%} ({result.correct} of {result.samples})")]
+def _rows(result: Evaluation | SegmentationEvaluation) -> list[tuple[str, str]]:
+    if isinstance(result, SegmentationEvaluation):
+        rows = [
+            ("mIoU", f"{result.mean_iou:.2%}"),
+            ("mAcc", f"{result.mean_accuracy:.2%}"),
+            ("aAcc", f"{result.accuracy:.2%} ({result.correct} of {result.samples} pixels)"),
+        ]
+    else:
+        rows = [("Accuracy", f"{result.accuracy:.2%} ({result.correct} of {result.samples})")]
     rows.append(("Loss", f"{result.loss:.4f}"))
     solves = result.solves
     if solves.mean_iterations is not None and solves.share_converged is not None:

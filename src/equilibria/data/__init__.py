@@ -10,7 +10,12 @@ from equilibria.data.augment import (
     RandomFlip,
     RandomShift,
 )
-from equilibria.data.augmentation_names import build_augmentation, list_augmentations
+from equilibria.data.augmentation_names import (
+    build_augmentation,
+    build_paired_augmentation,
+    list_augmentations,
+    list_paired_augmentations,
+)
 from equilibria.data.batches import Batches
 from equilibria.data.catalogue import CORRUPTIONS
 from equilibria.data.dataset import DataSet
@@ -18,6 +23,7 @@ from equilibria.data.digits import load_digits
 from equilibria.data.download import download
 from equilibria.data.errors import DataFileError, DownloadError, MissingDataError
 from equilibria.data.image_files import Framing, ImageFiles, SegmentedFiles
+from equilibria.data.normalised import Normalised
 from equilibria.data.paired import (
     ImagesOnly,
     PairedAugmentation,
@@ -55,6 +61,7 @@ __all__ = [
     "ImagesOnly",
     "MissingDataError",
     "Normalise",
+    "Normalised",
     "PairedAugmentation",
     "PairedChain",
     "RandAugment",
@@ -68,11 +75,13 @@ __all__ = [
     "Source",
     "Split",
     "build_augmentation",
+    "build_paired_augmentation",
     "data_root",
     "dataset_card",
     "download",
     "list_augmentations",
     "list_datasets",
+    "list_paired_augmentations",
     "load_dataset",
     "load_digits",
     "register_dataset",

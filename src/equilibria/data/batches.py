@@ -17,7 +17,8 @@ class Batches:
     """Goes through every sample of a source once; in a new order each time with `shuffle`.
 
     `drop_last` leaves out a last batch that is not full. With `prefetch`, a thread reads so many
-    batches ahead; the batches are the same ones.
+    batches ahead; the batches are the same ones. `part` = (k, n) gives the k-th of n parts of every
+    batch, which differ by one sample at most and may be empty.
     """
 
     def __init__(
@@ -28,45 +29,56 @@ class Batches:
         shuffle: torch.Generator | None = None,
         drop_last: bool = False,
         prefetch: int = 0,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         if size < 1:
             raise ValueError(f"the batch size must be at least 1, not {size}")
         if prefetch < 0:
             raise ValueError(f"prefetch is a number of batches, 0 for none, not {prefetch}")
+        if not 0 <= part[0] < part[1]:
+            raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {part}")
         self.source = source
         self.size = size
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.prefetch = prefetch
+        self.part = part
 
     def __len__(self) -> int:
         samples = len(self.source)
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _, images, labels in self.indexed():
+            yield images, labels
+
+    def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The batches with the indices of their samples before them."""
         samples = len(self.source)
         order = (
             torch.arange(samples)
             if self.shuffle is None
             else torch.randperm(samples, generator=self.shuffle)
         )
+        place, parts = self.part
         # An empty tensor splits into one empty piece, which is no batch.
-        parts = islice(torch.split(order, self.size), len(self))
-        if self.prefetch:
-            yield from self._read_ahead(parts)
-        else:
-            yield from map(self.source.fetch, parts)
+        whole = islice(torch.split(order, self.size), len(self))
+        wanted = (batch.tensor_split(parts)[place] for batch in whole)
+        yield from self._read_ahead(wanted) if self.prefetch else map(self._read, wanted)
 
-    def _read_ahead(self, parts: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return indices, *self.source.fetch(indices)
+
+    def _read_ahead(self, wanted: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         with ThreadPoolExecutor(1, thread_name_prefix="equilibria-prefetch") as reader:
             ahead = deque(
-                reader.submit(self.source.fetch, part) for part in islice(parts, self.prefetch)
+                reader.submit(self._read, indices) for indices in islice(wanted, self.prefetch)
             )
             try:
                 while ahead:
                     batch = ahead.popleft().result()
-                    for part in islice(parts, 1):
-                        ahead.append(reader.submit(self.source.fetch, part))
+                    for indices in islice(wanted, 1):
+                        ahead.append(reader.submit(self._read, indices))
                     yield batch
             finally:
                 for unread in ahead:

@@ -73,6 +73,10 @@ class EquilibriumLayer(nn.Module):
         self.compile_step = compile_step
         self.last_solution: Solution | None = None
         """The last forward solve, without its state and context."""
+        self.start: State | None = None
+        """Where `forward` starts if it is not told; None: where the cell does."""
+        self.on_equilibrium: Callable[[Tensor, State, Context], None] | None = None
+        """Told of every forward pass: the input, the equilibrium, and its context, in the graph."""
         self._backward_log = BackwardLog(strict)
         self._warned = False
         self._told_of_coupling = False
@@ -99,11 +103,14 @@ class EquilibriumLayer(nn.Module):
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
                 x = x.clone() if x.is_inference() else x
+            start = self.start if start is None else start
             problem = self._problem(x, start, from_zero=self.adjoint.from_zero)
             state, solution = self.adjoint.equilibrium(
                 self.cell, problem, self.solver, self._backward_log
             )
             self._note(solution)
+            if self.on_equilibrium is not None:
+                self.on_equilibrium(x, state, solution.context)
             return self.cell.output(state, solution.context)
 
     @torch.no_grad()
@@ -181,7 +188,7 @@ class EquilibriumLayer(nn.Module):
         shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
         if shapes != wanted:
             raise ValueError(f"the start has shapes {shapes}, the state {wanted}")
-        return map_state(lambda t, like: t.detach().to(like), given, expected)
+        return map_state(lambda like, t: t.detach().to(like), expected, given)
 
     def _solver_step(self) -> Any:
         if not self.compile_step:
@@ -222,8 +229,10 @@ class EquilibriumLayer(nn.Module):
             warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled step belongs to the cell it was made of: copies compile their own.
-        return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
+        # A compiled step belongs to the cell it was made of: copies compile their own. Whoever
+        # listens listens to this layer.
+        kept = {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
+        return {**kept, "on_equilibrium": None}
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, adjoint={self.adjoint}, strict={self.strict}"

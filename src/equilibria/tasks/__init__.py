@@ -1,6 +1,6 @@
 """What networks are trained to do: loss, metrics, and what one training step is."""
 
-from equilibria.tasks.base import Task, TrainingStep
+from equilibria.tasks.base import Result, Task, TrainingStep
 from equilibria.tasks.classification import (
     Classification,
     Evaluation,
@@ -17,6 +17,7 @@ from equilibria.tasks.solve_statistics import SolveStatistics
 __all__ = [
     "Classification",
     "Evaluation",
+    "Result",
     "Segmentation",
     "SegmentationEvaluation",
     "SolveStatistics",

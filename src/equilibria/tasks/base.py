@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,9 +14,10 @@ class TrainingStep:
     """The outcome of a task on one batch, before the backward pass."""
 
     loss: Tensor
-    """The mean over the batch, in the graph."""
-    samples: int
-    correct: int
+    """The mean over the samples, in the graph."""
+    samples: Tensor
+    """How many there were: a number on the device of the loss, so that nobody waits for it."""
+    correct: Tensor
 
 
 class Result(Protocol):
@@ -27,6 +28,15 @@ class Result(Protocol):
 
     @property
     def accuracy(self) -> float: ...
+
+    @property
+    def score(self) -> float:
+        """What the best of several models has most of."""
+        ...
+
+    def pooled(self, total: Callable[[Tensor], Tensor]) -> Result:
+        """The result on the samples of all processes; `total` is the sum of a tensor over them."""
+        ...
 
 
 class Task(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +26,10 @@ class Classification:
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
         logits = model(inputs)
         loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        correct = int((logits.detach().argmax(dim=1) == targets).sum())
-        return TrainingStep(loss=loss, samples=len(targets), correct=correct)
+        correct = (logits.detach().argmax(dim=1) == targets).sum()
+        return TrainingStep(
+            loss=loss, samples=torch.full_like(correct, len(targets)), correct=correct
+        )
 
     def evaluate(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
         return evaluate(model, batches)
@@ -58,6 +60,16 @@ class Evaluation:
     def accuracy(self) -> float:
         return self.correct / self.samples
 
+    @property
+    def score(self) -> float:
+        """The accuracy."""
+        return self.accuracy
+
+    def pooled(self, total: Callable[[Tensor], Tensor]) -> Evaluation:
+        """Loss and counts over all processes; predictions and solves stay those of this one."""
+        loss, confusion = pooled_counts(self.loss, self.confusion, total)
+        return replace(self, loss=loss, confusion=confusion)
+
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
@@ -85,6 +97,15 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Eval
         confidences=confidences,
         solves=solves,
     )
+
+
+def pooled_counts(
+    loss: float, confusion: Tensor, total: Callable[[Tensor], Tensor]
+) -> tuple[float, Tensor]:
+    """A mean loss and its counts, over all processes."""
+    summed = total(torch.tensor(loss * int(confusion.sum()), dtype=torch.float64))
+    counts = total(confusion)
+    return float(summed) / int(counts.sum()), counts
 
 
 def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Tensor:

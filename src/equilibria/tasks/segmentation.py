@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.tasks.base import TrainingStep
-from equilibria.tasks.classification import confusion_matrix
+from equilibria.tasks.classification import confusion_matrix, pooled_counts
 from equilibria.tasks.solve_statistics import SolveStatistics
 
 
@@ -27,11 +27,11 @@ class Segmentation:
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
         logits = model(inputs)
         targets = check_label_maps(logits, targets, self.ignore_index)
-        labelled = int((targets != self.ignore_index).sum())
+        labelled = (targets != self.ignore_index).sum()
         total = F.cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="sum")
         # An ignored pixel never equals a prediction: its index is that of no class.
-        correct = int((logits.detach().argmax(dim=1) == targets).sum())
-        return TrainingStep(loss=total / max(labelled, 1), samples=labelled, correct=correct)
+        correct = (logits.detach().argmax(dim=1) == targets).sum()
+        return TrainingStep(loss=total / labelled.clamp_min(1), samples=labelled, correct=correct)
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
@@ -87,6 +87,16 @@ class SegmentationEvaluation:
     def mean_iou(self) -> float:
         """mIoU: the mean of `class_iou`."""
         return float(self.class_iou.nanmean())
+
+    @property
+    def score(self) -> float:
+        """The mIoU."""
+        return self.mean_iou
+
+    def pooled(self, total: Callable[[Tensor], Tensor]) -> SegmentationEvaluation:
+        """Loss and counts over all processes; the solves stay those of this one."""
+        loss, confusion = pooled_counts(self.loss, self.confusion, total)
+        return replace(self, loss=loss, confusion=confusion)
 
     @property
     def _hits(self) -> Tensor:

@@ -25,9 +25,19 @@ class SolveStatistics:
         """Take in the last solve of a model."""
         solution = getattr(model, "last_solution", None)
         if isinstance(solution, Solution):
-            self.iterations.append(solution.iterations.cpu())
-            self.residuals.append(solution.residual.cpu())
-            self.converged.append(solution.converged.cpu())
+            self.iterations.append(solution.iterations)
+            self.residuals.append(solution.residual)
+            self.converged.append(solution.converged)
+
+    def sums(self) -> Tensor:
+        """How many problems converged, all their iterations, and how many there were."""
+        if not self.converged:
+            return torch.zeros(3, dtype=torch.float64)
+        converged = torch.cat(self.converged).double()
+        iterations = torch.cat(self.iterations).double()
+        return torch.stack(
+            (converged.sum(), iterations.sum(), converged.new_tensor(len(converged)))
+        ).cpu()
 
     @property
     def share_converged(self) -> float | None:

@@ -11,13 +11,14 @@ from equilibria.training.checkpoint import (
 )
 from equilibria.training.device import choose_device
 from equilibria.training.experiment import Experiment, build_model, trained
-from equilibria.training.loop import NonFiniteError, set_tolerance, train
+from equilibria.training.loop import NonFiniteError, train
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.optimizer import (
     build_optimizer,
     learning_rate_share,
     parameter_groups,
 )
+from equilibria.training.processes import Processes
 from equilibria.training.recipe import (
     DataRecipe,
     ModelRecipe,
@@ -30,6 +31,7 @@ from equilibria.training.recipe import (
 )
 from equilibria.training.run import RunFolder
 from equilibria.training.settings import TrainingSettings
+from equilibria.training.solves import set_tolerance
 from equilibria.training.tuning import tune
 from equilibria.training.tuning_report import (
     Measurement,
@@ -48,6 +50,7 @@ __all__ = [
     "Measurement",
     "ModelRecipe",
     "NonFiniteError",
+    "Processes",
     "Recipe",
     "RecipeError",
     "RunFolder",

@@ -7,14 +7,12 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
-
-from equilibria.training.metrics import EpochMetrics
 
 KEPT = 2
 """How many checkpoints stay: the last one, and one to fall back to."""
@@ -64,35 +62,20 @@ class CheckpointWarning(UserWarning):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run needs besides the weights to go on as if nothing had happened."""
+    """What a run needs besides the weights to go on as if nothing had happened.
+
+    Chance is not in it: every epoch draws it anew from the seed of the run.
+    """
 
     optimizer: dict[str, Any]
-    chance: Tensor
-    """The generator of the order of samples and of augmentation."""
-    torch_rng: Tensor
-    """Torch's own, which dropout draws from."""
     step: int
     history: list[dict[str, Any]]
-
-    @classmethod
-    def of(
-        cls,
-        optimizer: torch.optim.Optimizer,
-        chance: torch.Generator,
-        step: int,
-        history: list[EpochMetrics],
-    ) -> TrainingState:
-        return cls(
-            optimizer=optimizer.state_dict(),
-            chance=chance.get_state(),
-            torch_rng=torch.get_rng_state(),
-            step=step,
-            history=[asdict(metrics) for metrics in history],
-        )
+    starts: list[list[Tensor]]
+    """Where warm solves start: for every layer which samples it knows, and their states."""
 
 
 class Checkpoints:
-    """The checkpoints of a run: a folder an epoch, of which the last two are kept.
+    """The checkpoints of a run: a folder an epoch, of which the last two are kept, and the best.
 
     A folder is written under another name and renamed when all of it is on the disk, so that a kill
     at any moment loses the current epoch at the most.
@@ -115,6 +98,16 @@ class Checkpoints:
         _sync_folder(self.folder)
         for old in self.present()[KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
+
+    def save_best(self, model: nn.Module, epoch: int, score: float) -> None:
+        """Keep the weights of the best epoch so far."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        metadata = {"epoch": str(epoch), "score": repr(score)}
+        save_weights(model, self.best, metadata)
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.safetensors"
 
     def present(self) -> list[Path]:
         """The checkpoints there are, the newest first."""

@@ -5,31 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equilibria.data import (
     Augmentation,
     Batches,
     Chain,
     DataSet,
+    ImagesOnly,
+    Normalise,
+    Normalised,
+    PairedAugmentation,
+    PairedChain,
     Source,
     build_augmentation,
+    build_paired_augmentation,
     load_dataset,
     stratified_split,
 )
 from equilibria.models import create_model, model_options
-from equilibria.tasks import Classification, Evaluation, evaluate
+from equilibria.tasks import Classification, Evaluation, Segmentation, SegmentationEvaluation
 from equilibria.training.checkpoint import Checkpoints, load_weights
-from equilibria.training.loop import EVALUATION_BATCH, set_tolerance, train
+from equilibria.training.loop import EVALUATION_BATCH, train
 from equilibria.training.metrics import EpochMetrics, StepProgress
+from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import Recipe, load_recipe
 from equilibria.training.run import RunFolder
+from equilibria.training.solves import set_tolerance
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
+
+
+class Augmentations(TypedDict, total=False):
+    """The arguments of `train` that say what happens to training images."""
+
+    augmentation: Augmentation | None
+    paired_augmentation: PairedAugmentation | None
 
 
 @dataclass(frozen=True)
@@ -39,10 +54,12 @@ class Experiment:
     recipe: Recipe
     model: nn.Module
     data: DataSet[Source]
-    task: Classification
-    augmentation: Augmentation | None
+    task: Classification | Segmentation
+    normalise: Normalise | None
+    augmentations: Augmentations
     training: Source
     validation: Source | None
+    test: Source
 
     @classmethod
     def of(cls, recipe: Recipe) -> Experiment:
@@ -52,21 +69,22 @@ class Experiment:
         data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
         torch.manual_seed(recipe.training.seed)
         model = build_model(recipe, data)
-        training: Source = data.train
-        validation: Source | None = None
-        if recipe.data.validation:
-            training, validation = stratified_split(
-                data.train, recipe.data.validation, VALIDATION_SEED
-            )
-        steps = tuple(build_augmentation(step) for step in recipe.data.augmentation)
+        normalise = _normalisation(data) if recipe.data.normalise else None
+
+        def normalised(source: Source) -> Source:
+            return source if normalise is None else Normalised(source, normalise)
+
+        training, validation = _parts(recipe, data)
         return cls(
             recipe=recipe,
             model=model,
             data=data,
-            task=Classification(label_smoothing=recipe.task.label_smoothing),
-            augmentation=Chain(steps) if steps else None,
+            task=_task(recipe, data),
+            normalise=normalise,
+            augmentations=_augmentations(recipe, data, normalise),
             training=training,
-            validation=validation,
+            validation=None if validation is None else normalised(validation),
+            test=normalised(data.test),
         )
 
     def train(
@@ -74,6 +92,7 @@ class Experiment:
         run: RunFolder,
         device: torch.device,
         *,
+        processes: Processes = ALONE,
         on_epoch: Callable[[EpochMetrics], None] | None = None,
         on_step: Callable[[StepProgress], None] | None = None,
     ) -> list[EpochMetrics]:
@@ -89,19 +108,77 @@ class Experiment:
             self.task,
             self.training,
             self.recipe.training,
-            augmentation=self.augmentation,
+            **self.augmentations,
             validation=self.validation,
             device=device,
             checkpoints=Checkpoints(run.checkpoints),
+            processes=processes,
             on_epoch=record,
             on_step=on_step,
         )
-        run.save_weights(self.model, {"model": self.recipe.model.name})
+        if processes.leads:
+            run.save_weights(self.model, {"model": self.recipe.model.name})
         return history
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> Evaluation | SegmentationEvaluation:
         """On the test images."""
-        return evaluate(self.model, Batches(self.data.test, EVALUATION_BATCH))
+        return self.task.evaluate(self.model, Batches(self.test, EVALUATION_BATCH))
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images with values in [0, 1] as the model takes them."""
+        return images if self.normalise is None else self.normalise(images)
+
+
+def _task(recipe: Recipe, data: DataSet[Source]) -> Classification | Segmentation:
+    smoothing = recipe.task.label_smoothing
+    if data.kind == "classification":
+        return Classification(label_smoothing=smoothing)
+    if data.kind == "segmentation":
+        if smoothing:
+            raise ValueError("task.label_smoothing is for classification: remove it")
+        return Segmentation() if data.ignore_index is None else Segmentation(data.ignore_index)
+    raise ValueError(
+        f"{data.name} has no labels: `equilibria datasets` says which data sets have them"
+    )
+
+
+def _augmentations(
+    recipe: Recipe, data: DataSet[Source], normalise: Normalise | None
+) -> Augmentations:
+    """What happens to a training batch, normalisation last: the other steps expect [0, 1]."""
+    steps = recipe.data.augmentation
+    if data.kind == "segmentation":
+        paired = [build_paired_augmentation(step) for step in steps]
+        if normalise is not None:
+            paired.append(ImagesOnly(normalise))
+        return {"paired_augmentation": PairedChain(tuple(paired)) if paired else None}
+    alone = [build_augmentation(step) for step in steps]
+    if normalise is not None:
+        alone.append(normalise)
+    return {"augmentation": Chain(tuple(alone)) if alone else None}
+
+
+def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None]:
+    """What is trained on, and what is evaluated after every epoch."""
+    share = recipe.data.validation
+    if share == "own":
+        if data.validation is None:
+            raise ValueError(
+                f"{data.name} has no validation part of its own: give data.validation a share of "
+                "the training images, e.g. 0.1"
+            )
+        return data.train, data.validation
+    if not share:
+        return data.train, None
+    return stratified_split(data.train, share, VALIDATION_SEED)
+
+
+def _normalisation(data: DataSet[Source]) -> Normalise:
+    if data.mean is None or data.std is None:
+        raise ValueError(
+            f"no mean and variance are published for {data.name}: set data.normalise to false"
+        )
+    return Normalise(data.mean, data.std)
 
 
 def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
@@ -115,10 +192,21 @@ def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
     return create_model(recipe.model.name, **{**fitting, **recipe.model.options})
 
 
-def trained(folder: Path, *, device: torch.device | str = "cpu") -> Experiment:
-    """The experiment of a finished run, its model with the weights of the run."""
+def trained(
+    folder: Path, *, device: torch.device | str = "cpu", weights: Literal["last", "best"] = "last"
+) -> Experiment:
+    """The experiment of a finished run, its model with the weights of the run.
+
+    "best" are those of the epoch that did best on the validation images.
+    """
     run = RunFolder(folder)
-    for path in (run.config, run.weights):
+    file = run.weights if weights == "last" else Checkpoints(run.checkpoints).best
+    if run.weights.is_file() and not file.is_file():
+        raise FileNotFoundError(
+            f"{file} is missing: the run had no validation images (data.validation) to find the "
+            "best epoch with"
+        )
+    for path in (run.config, file):
         if not path.is_file():
             raise FileNotFoundError(
                 f"{path} is missing: name the folder of a finished run, as `equilibria train` "
@@ -126,10 +214,10 @@ def trained(folder: Path, *, device: torch.device | str = "cpu") -> Experiment:
             )
     experiment = Experiment.of(load_recipe(run.config))
     try:
-        load_weights(experiment.model, run.weights)
+        load_weights(experiment.model, file)
     except RuntimeError as error:
         name = experiment.recipe.model.name
-        raise ValueError(f"{run.weights} does not fit {name!r}: {error}") from None
+        raise ValueError(f"{file} does not fit {name!r}: {error}") from None
     set_tolerance(experiment.model, experiment.recipe.training.evaluation_tolerance)
     experiment.model.to(device).eval()
     return experiment

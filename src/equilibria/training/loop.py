@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.adjoints import get_adjoint
-from equilibria.data import Augmentation, Batches, Source
-from equilibria.equilibrium import EquilibriumLayer
-from equilibria.tasks import SolveStatistics, Task
+from equilibria.data import Augmentation, Batches, PairedAugmentation, Selection, Source, Split
+from equilibria.tasks import Result, SolveStatistics, Task, TrainingStep
+from equilibria.training.chance import Chance
 from equilibria.training.checkpoint import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.optimizer import build_optimizer, set_learning_rate
+from equilibria.training.processes import ALONE, Processes
 from equilibria.training.settings import TrainingSettings
+from equilibria.training.solves import TrainingSolves
 
 EVALUATION_BATCH = 256
+READ_AHEAD = 4
+"""Batches that a thread reads from a disk while the model computes."""
+STEPS_UNSEEN = 20
+"""Steps that an accelerator may run before somebody looks whether the loss is still finite."""
+
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class NonFiniteError(RuntimeError):
@@ -33,9 +40,11 @@ def train(
     settings: TrainingSettings,
     *,
     augmentation: Augmentation | None = None,
+    paired_augmentation: PairedAugmentation | None = None,
     validation: Source | None = None,
     device: torch.device | str = "cpu",
     checkpoints: Checkpoints | None = None,
+    processes: Processes = ALONE,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> list[EpochMetrics]:
@@ -43,129 +52,226 @@ def train(
 
     `validation` is evaluated after every epoch. With `checkpoints` the state of the run is kept
     after every epoch, and a run that was interrupted goes on from the last one: on a CPU to the
-    very same numbers. `on_epoch` and `on_step` are told how it goes (epochs of before an
-    interruption are not told again); an exception they raise ends the training.
+    very same numbers. `paired_augmentation` changes images and label maps alike. `on_epoch` and
+    `on_step` are told how it goes (epochs of before an interruption are not told again); an
+    exception they raise ends the training. Of several `processes` each takes its share of every
+    batch, and the first one reports.
     """
     if len(data) == 0:
         raise ValueError("there is nothing to train on: the split holds no sample")
-    model.to(device)
-    chance = torch.Generator().manual_seed(settings.seed)
-    batches = Batches(data, settings.batch_size, shuffle=chance)
-    steps_per_epoch = -(-len(batches) // settings.accumulate)
-    optimizer = build_optimizer(model, settings)
-    step = 0
-    history: list[EpochMetrics] = []
-    kept = None if checkpoints is None else checkpoints.load(model, device)
-    if kept is not None:
-        optimizer.load_state_dict(kept.optimizer)
-        chance.set_state(kept.chance)
-        torch.set_rng_state(kept.torch_rng)
-        history = [EpochMetrics(**metrics) for metrics in kept.history]
-        step = kept.step
-    solves_of = _Solves(model, settings)
-    for epoch in range(len(history) + 1, settings.epochs + 1):
-        model.train()
-        started = time.perf_counter()
-        totals = _Totals()
-        solves_of.prepare_training(epoch)
-        for group in _groups(batches, settings.accumulate):
-            rate = set_learning_rate(optimizer, settings, step, steps_per_epoch)
-            step += 1
-            optimizer.zero_grad(set_to_none=True)
-            for images, labels in group:
-                if augmentation is not None:
-                    images = augmentation(images, chance)
-                with torch.autocast(
-                    torch.device(device).type, dtype=torch.bfloat16, enabled=settings.autocast
-                ):
-                    outcome = task.training_step(model, images.to(device), labels.to(device))
-                totals.solves.observe(model)
-                loss = float(outcome.loss.detach())
-                _require_finite(loss, "loss", epoch, step)
-                (outcome.loss / len(group)).backward()  # type: ignore[no-untyped-call]
-                totals.samples += outcome.samples
-                totals.loss += loss * outcome.samples
-                totals.correct += outcome.correct
-            norm = float(nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm))
-            _require_finite(norm, "gradient", epoch, step)
-            optimizer.step()
-            totals.gradient += norm
-            totals.learning_rate = rate
-            if on_step is not None:
-                steps = settings.epochs * steps_per_epoch
-                on_step(StepProgress(epoch=epoch, step=step, steps=steps, loss=loss))
-        solves_of.prepare_evaluation()
-        held_out = (
-            None
-            if validation is None
-            else task.evaluate(model, Batches(validation, EVALUATION_BATCH))
+    if validation is not None and len(validation) < processes.count:
+        raise ValueError(
+            f"{len(validation)} validation samples are too few for {processes.count} processes"
         )
-        metrics = EpochMetrics(
-            epoch=epoch,
-            loss=totals.loss / totals.samples,
-            accuracy=totals.correct / totals.samples,
-            share_converged=totals.solves.share_converged,
-            mean_iterations=totals.solves.mean_iterations,
-            gradient_norm=totals.gradient / steps_per_epoch,
-            learning_rate=totals.learning_rate,
-            validation_accuracy=None if held_out is None else held_out.accuracy,
-            validation_loss=None if held_out is None else held_out.loss,
-            seconds=time.perf_counter() - started,
-        )
-        history.append(metrics)
-        if checkpoints is not None:
-            state = TrainingState.of(optimizer, chance, step, history)
-            checkpoints.save(epoch, model, state)
-        if on_epoch is not None:
+    training = _Training(
+        model=model.to(device),
+        task=task,
+        data=data,
+        settings=settings,
+        augmentation=augmentation,
+        paired_augmentation=paired_augmentation,
+        validation=validation,
+        device=torch.device(device),
+        checkpoints=checkpoints,
+        processes=processes,
+        on_step=on_step if processes.leads else None,
+    )
+    training.resume()
+    for epoch in range(len(training.history) + 1, settings.epochs + 1):
+        metrics = training.run_epoch(epoch)
+        if on_epoch is not None and processes.leads:
             on_epoch(metrics)
-    solves_of.prepare_evaluation()
-    return history
+    training.solves.prepare_evaluation()
+    return training.history
 
 
 @dataclass
+class _Training:
+    """A run under way."""
+
+    model: nn.Module
+    task: Task
+    data: Source
+    settings: TrainingSettings
+    augmentation: Augmentation | None
+    paired_augmentation: PairedAugmentation | None
+    validation: Source | None
+    device: torch.device
+    checkpoints: Checkpoints | None
+    processes: Processes
+    on_step: Callable[[StepProgress], None] | None
+    step: int = 0
+    history: list[EpochMetrics] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = Chance(self.settings.seed, self.processes.rank)
+        self.optimizer = build_optimizer(self.model, self.settings)
+        self.solves = TrainingSolves(self.model, self.settings, samples=len(self.data))
+        batches = -(-len(self.data) // self.settings.batch_size)
+        self.steps_per_epoch = -(-batches // self.settings.accumulate)
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        kept = None if self.checkpoints is None else self.checkpoints.load(self.model, self.device)
+        if kept is None:
+            return
+        self.optimizer.load_state_dict(kept.optimizer)
+        self.solves.load_state(kept.starts)
+        self.history = [EpochMetrics(**metrics) for metrics in kept.history]
+        self.step = kept.step
+
+    def run_epoch(self, epoch: int) -> EpochMetrics:
+        started, cpu_started = time.perf_counter(), time.process_time()
+        with self.chance.of_torch(epoch, self.device):
+            totals = self._train_epoch(epoch)
+        self.solves.prepare_evaluation()
+        held_out = self._validate()
+        samples, loss, correct = totals.sums.tolist()
+        converged, iterations, problems = self.processes.total(totals.solves.sums()).tolist()
+        metrics = EpochMetrics(
+            epoch=epoch,
+            loss=loss / samples,
+            accuracy=correct / samples,
+            share_converged=converged / problems if problems else None,
+            mean_iterations=iterations / problems if problems else None,
+            gradient_norm=float(totals.gradient) / self.steps_per_epoch,
+            learning_rate=totals.learning_rate,
+            validation_accuracy=None if held_out is None else held_out.accuracy,
+            validation_loss=None if held_out is None else held_out.loss,
+            validation_score=None if held_out is None else held_out.score,
+            seconds=time.perf_counter() - started,
+            cpu_seconds=time.process_time() - cpu_started,
+        )
+        self._keep(metrics)
+        return metrics
+
+    def _train_epoch(self, epoch: int) -> _Totals:
+        self.model.train()
+        self.solves.prepare_training(epoch)
+        chance = self.chance.augmentation(epoch)
+        batches = Batches(
+            self.data,
+            self.settings.batch_size,
+            shuffle=self.chance.order(epoch),
+            prefetch=0 if isinstance(self.data, Split) else READ_AHEAD,
+            part=(self.processes.rank, self.processes.count),
+        )
+        totals = _Totals(self.device)
+        for group in _groups(batches.indexed(), self.settings.accumulate):
+            totals.learning_rate = set_learning_rate(
+                self.optimizer, self.settings, self.step, self.steps_per_epoch
+            )
+            self.step += 1
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = torch.stack(
+                [self._backward(batch, 1 / len(group), chance, totals) for batch in group]
+            ).mean()
+            self.processes.sum_gradients(self.model.parameters())
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+            self._require_finite(norm, "gradient")
+            self.optimizer.step()
+            totals.gradient += norm.detach()
+            if self.on_step is not None:
+                self.on_step(
+                    StepProgress(
+                        epoch=epoch,
+                        step=self.step,
+                        steps=self.settings.epochs * self.steps_per_epoch,
+                        loss=loss,
+                    )
+                )
+        self._require_finite(totals.sums[1], "loss", at_once=True)
+        return totals
+
+    def _backward(
+        self, batch: Batch, share: float, chance: torch.Generator, totals: _Totals
+    ) -> Tensor:
+        """Add the gradient of a batch, times `share`; return its loss over all processes."""
+        indices, images, targets = batch
+        if self.augmentation is not None and len(images):
+            images = self.augmentation(images, chance)
+        if self.paired_augmentation is not None and len(images):
+            images, targets = self.paired_augmentation(images, targets, chance)
+        with (
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
+            self.solves.batch(indices, chance) as solves,
+        ):
+            outcome = self._forward(images.to(self.device), targets.to(self.device))
+            jacobian = solves.jacobian_term()
+        totals.solves.observe(self.model)
+        local = torch.stack(
+            (outcome.samples, outcome.loss.detach() * outcome.samples, outcome.correct)
+        ).double()
+        summed = self.processes.total(local)
+        totals.sums = totals.sums + summed
+        self._require_finite(summed[1], "loss")
+        loss = outcome.loss if jacobian is None else outcome.loss + jacobian
+        weight = share * (local[0] / summed[0].clamp_min(1)).to(loss.dtype)
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        return summed[1] / summed[0].clamp_min(1)
+
+    def _forward(self, images: Tensor, targets: Tensor) -> TrainingStep:
+        if len(images):
+            return self.task.training_step(self.model, images, targets)
+        # A process without samples takes part all the same: the others wait for it.
+        nothing = self.model(images).sum() * 0
+        return TrainingStep(nothing, nothing.new_zeros(()), nothing.new_zeros(()))
+
+    def _require_finite(self, value: Tensor, what: str, *, at_once: bool = False) -> None:
+        # Looking at a number makes an accelerator wait. Its weights are lost with the run anyway,
+        # while the checkpoints are not.
+        if not (at_once or self.device.type == "cpu" or self.step % STEPS_UNSEEN == 0):
+            return
+        if not math.isfinite(float(value)):
+            raise NonFiniteError(
+                f"the {what} is {float(value)} in epoch {len(self.history) + 1} (step {self.step}):"
+                " lower the learning rate or clip_norm, check the images for NaN, or bound the "
+                "norm of W (norm='bound')"
+            )
+
+    def _validate(self) -> Result | None:
+        if self.validation is None:
+            return None
+        own = torch.arange(self.processes.rank, len(self.validation), self.processes.count)
+        source = self.validation if self.processes.count == 1 else Selection(self.validation, own)
+        result = self.task.evaluate(self.model, Batches(source, EVALUATION_BATCH))
+        return result.pooled(self.processes.total)
+
+    def _keep(self, metrics: EpochMetrics) -> None:
+        """Take in the metrics of an epoch; write a checkpoint, and the best weights before it.
+
+        A kill between the two costs nothing: the epoch runs again, and to the same weights.
+        """
+        earlier = [m.validation_score for m in self.history if m.validation_score is not None]
+        score = metrics.validation_score
+        self.history.append(metrics)
+        if self.checkpoints is None or not self.processes.leads:
+            return
+        if score is not None and all(score > other for other in earlier):
+            self.checkpoints.save_best(self.model, metrics.epoch, score)
+        state = TrainingState(
+            optimizer=self.optimizer.state_dict(),
+            step=self.step,
+            history=[asdict(m) for m in self.history],
+            starts=self.solves.state(),
+        )
+        self.checkpoints.save(metrics.epoch, self.model, state)
+
+
 class _Totals:
-    """Sums over the batches of an epoch."""
+    """Sums over the batches of an epoch, on the device, so that nobody waits for them."""
 
-    samples: int = 0
-    loss: float = 0.0
-    correct: int = 0
-    gradient: float = 0.0
-    learning_rate: float = 0.0
-    solves: SolveStatistics = field(default_factory=SolveStatistics)
-
-
-class _Solves:
-    """Tolerances and gradient rule of a model's equilibrium layers, as the settings say."""
-
-    def __init__(self, model: nn.Module, settings: TrainingSettings) -> None:
-        self.settings = settings
-        self.layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
-        self.own = [layer.solver.tolerance for layer in self.layers]
-        if settings.gradient is not None:
-            for layer in self.layers:
-                layer.adjoint = get_adjoint(settings.gradient)
-
-    def prepare_training(self, epoch: int) -> None:
-        self._set(self.settings.tolerance_in(epoch))
-
-    def prepare_evaluation(self) -> None:
-        self._set(self.settings.evaluation_tolerance)
-
-    def _set(self, tolerance: float | None) -> None:
-        for layer, own in zip(self.layers, self.own, strict=True):
-            layer.solver = replace(layer.solver, tolerance=own if tolerance is None else tolerance)
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        """Samples, losses, correct ones, over all processes."""
+        self.gradient = torch.zeros((), device=device)
+        self.learning_rate = 0.0
+        self.solves = SolveStatistics()
 
 
-def set_tolerance(model: nn.Module, tolerance: float | None) -> None:
-    """Give the solvers of a model this tolerance; None leaves them their own."""
-    for layer in model.modules():
-        if isinstance(layer, EquilibriumLayer) and tolerance is not None:
-            layer.solver = replace(layer.solver, tolerance=tolerance)
-
-
-def _groups(batches: Batches, size: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
     """Batches in groups of `size`; the last group may be smaller."""
-    group: list[tuple[Tensor, Tensor]] = []
+    group: list[Batch] = []
     for batch in batches:
         group.append(batch)
         if len(group) == size:
@@ -173,11 +279,3 @@ def _groups(batches: Batches, size: int) -> Iterator[list[tuple[Tensor, Tensor]]
             group = []
     if group:
         yield group
-
-
-def _require_finite(value: float, what: str, epoch: int, step: int) -> None:
-    if not math.isfinite(value):
-        raise NonFiniteError(
-            f"the {what} is {value} in epoch {epoch} (step {step}): lower the learning rate or "
-            "clip_norm, check the images for NaN, or bound the norm of W (norm='bound')"
-        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochMetrics:
@@ -23,8 +25,12 @@ class EpochMetrics:
     validation_accuracy: float | None = None
     """On images held out of the training; None where there were none, as is the loss."""
     validation_loss: float | None = None
+    validation_score: float | None = None
+    """What the best epoch has most of: the accuracy, or the mIoU in segmentation."""
     seconds: float = field(default=0.0, compare=False)
-    """The only number that differs between equal runs."""
+    """Of the clock; this and the next are the only numbers that differ between equal runs."""
+    cpu_seconds: float = field(default=0.0, compare=False)
+    """Of the processor, all threads together: what the epoch cost, whatever else was running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +41,5 @@ class StepProgress:
     step: int
     """Of the whole run; the first is 1."""
     steps: int
-    loss: float
+    loss: Tensor
+    """Of this step; a tensor, because reading it makes an accelerator wait."""

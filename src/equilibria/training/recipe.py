@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from equilibria.training.settings import TrainingSettings
 
@@ -27,23 +27,29 @@ class DataRecipe:
 
     root: its folder; by default the environment variable EQUILIBRIA_DATA.
     augmentation: what happens to training images, in this order: names, or a name with options.
-    validation: the share of the training images that is held out and evaluated after every epoch.
+    normalise: bring every channel to mean 0 and variance 1, as published for the data set.
+    validation: what is evaluated after every epoch: a share of the training images, held out, or
+        "own", the part that the authors of the data set made for it.
     """
 
     name: str
     root: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     augmentation: tuple[str | dict[str, Any], ...] = ()
-    validation: float = 0.0
+    normalise: bool = False
+    validation: float | Literal["own"] = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be in [0, 1), not {self.validation}")
+        if self.validation != "own" and not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be in [0, 1), or 'own', not {self.validation}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecipe:
-    """Classification, the targets softened by `label_smoothing`."""
+    """What is learned follows from the data: classes of images, or of their pixels.
+
+    label_smoothing: softens the targets of a classification.
+    """
 
     label_smoothing: float = 0.0
 

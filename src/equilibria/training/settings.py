@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from equilibria.adjoints import list_adjoints
 
 OptimizerName = Literal["adamw", "adam", "sgd"]
+JacobianPlace = Literal["equilibrium", "iterate"]
 Schedule = Literal["cosine", "step", "polynomial", "constant"]
 
 
@@ -25,6 +26,11 @@ class TrainingSettings:
         the logarithm on a line between them. None: the model's own.
     evaluation_tolerance: of the solver in evaluation. None: the model's own.
     gradient: the gradient rule by name ("one_step", "implicit", …). None: the model's own.
+    warm_start: start the solve of each sample at its equilibrium of the epoch before. Takes memory
+        for the state of every sample, and gains little where augmentation moves the pixels.
+    jacobian_weight: of the mean of ‖J‖²_F ÷ size in the loss, J being ∂T/∂y; 0 leaves it out.
+        Estimated with `jacobian_vectors` random vectors at the equilibrium, or, for
+        `jacobian_at`="iterate", at a random one of the first 12 iterates.
     seed: of the order of samples and of augmentation. The model's initial weights come from torch's
         own generator: call `torch.manual_seed` before making the model.
     """
@@ -48,10 +54,14 @@ class TrainingSettings:
     final_tolerance: float | None = None
     evaluation_tolerance: float | None = None
     gradient: str | None = None
+    warm_start: bool = False
+    jacobian_weight: float = 0.0
+    jacobian_at: JacobianPlace = "equilibrium"
+    jacobian_vectors: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "batch_size", "accumulate", "jacobian_vectors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("learning_rate", "clip_norm", "decay", "power"):
@@ -59,13 +69,14 @@ class TrainingSettings:
         for name in ("tolerance", "final_tolerance", "evaluation_tolerance"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
-        for name in ("weight_decay", "warmup_epochs"):
+        for name in ("weight_decay", "warmup_epochs", "jacobian_weight"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {self.momentum}")
         _require_one_of("optimizer", self.optimizer, get_args(OptimizerName))
         _require_one_of("schedule", self.schedule, get_args(Schedule))
+        _require_one_of("jacobian_at", self.jacobian_at, get_args(JacobianPlace))
         if self.gradient is not None:
             _require_one_of("gradient", self.gradient, list_adjoints())
         if self.final_tolerance is not None and self.tolerance is None:
