@@ -334,6 +334,7 @@ def deep_opteq(
     kernel_size: int = 3,
     input_kernel_size: int = 1,
     stem_depth: int = 1,
+    stem_strides: int = 0,
     downsample: int = 1,
     pool: int = 2,
     activation: str | Activation = "relu",
@@ -371,7 +372,9 @@ def deep_opteq(
             )
         )
     return EquilibriumClassifier(
-        stem=ImageStem(in_channels, channels, depth=stem_depth, downsample=downsample),
+        stem=ImageStem(
+            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
+        ),
         layer=EquilibriumLayer(
             cell=DeepOptEqCell(layers, regulariser=regulariser, gamma=gamma, placement=placement),
             solver=solver_from_options(solver, tolerance, max_iterations),

@@ -334,6 +334,7 @@ def mondeq(
     channels: int | Sequence[int] = 32,
     kernel_size: int = 3,
     stem_depth: int = 1,
+    stem_strides: int = 0,
     downsample: int = 1,
     pool: int = 4,
     activation: str | Activation = "relu",
@@ -351,8 +352,8 @@ def mondeq(
 
     U acts on what a stem makes of the images, or, as published, on the images (`stem_depth=0`).
     """
-    if stem_depth == 0 and downsample != 1:
-        raise ValueError("downsample needs a stem: set stem_depth to 1 or more")
+    if stem_depth == 0 and (downsample != 1 or stem_strides):
+        raise ValueError("downsample and stem_strides need a stem: set stem_depth to 1 or more")
     cell = MonDEQCell(
         in_channels if stem_depth == 0 else _first(channels),
         channels,
@@ -366,7 +367,13 @@ def mondeq(
     stem = (
         ImageInput(in_channels)
         if stem_depth == 0
-        else ImageStem(in_channels, _first(channels), depth=stem_depth, downsample=downsample)
+        else ImageStem(
+            in_channels,
+            _first(channels),
+            depth=stem_depth,
+            downsample=downsample,
+            strides=stem_strides,
+        )
     )
     return EquilibriumClassifier(
         stem=stem,

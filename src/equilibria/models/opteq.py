@@ -102,6 +102,7 @@ def opteq(
     kernel_size: int = 3,
     input_kernel_size: int = 3,
     stem_depth: int = 1,
+    stem_strides: int = 0,
     downsample: int = 1,
     pool: int = 2,
     activation: str | Activation = "relu",
@@ -142,7 +143,9 @@ def opteq(
         space=optimal_space(channels, width) if space == "auto" else space,
     )
     return EquilibriumClassifier(
-        stem=ImageStem(in_channels, channels, depth=stem_depth, downsample=downsample),
+        stem=ImageStem(
+            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
+        ),
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),

@@ -84,6 +84,7 @@ def plain_network(
     kernel_size: int = 3,
     input_kernel_size: int = 1,
     stem_depth: int = 1,
+    stem_strides: int = 0,
     downsample: int = 1,
     pool: int = 2,
     activation: str | Activation = "relu",
@@ -112,7 +113,9 @@ def plain_network(
         for before, width in zip([None, *widths], widths, strict=False)
     ]
     return PlainNetwork(
-        stem=ImageStem(in_channels, channels, depth=stem_depth, downsample=downsample),
+        stem=ImageStem(
+            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
+        ),
         layers=layers,
         head=PooledLinearHead(widths[-1], num_classes, pool=pool),
     )

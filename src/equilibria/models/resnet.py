@@ -88,8 +88,9 @@ class ResidualBlock(nn.Module):
 class ResNetTrunk(nn.Module):
     """A stem and stages of residual blocks: images to the feature map of the last stage.
 
-    form="imagenet": a 7×7 stem of stride 2 and max-pooling; form="cifar": a 3×3 stem. Every stage
-    but the first halves the resolution.
+    form="imagenet": a 7×7 stem of stride 2 and max-pooling; form="cifar": `stem_depth` 3×3
+    convolutions, of which the first `stem_strides` halve the resolution. Every stage but the first
+    halves it again.
     """
 
     def __init__(
@@ -101,8 +102,15 @@ class ResNetTrunk(nn.Module):
         blocks: Sequence[int],
         form: Form = "imagenet",
         widening: int = 1,
+        stem_depth: int = 1,
+        stem_strides: int = 0,
     ) -> None:
         super().__init__()
+        if not 0 <= stem_strides <= stem_depth or stem_depth < 1:
+            raise ValueError(
+                "a stem has at least one convolution, and at most as many strides, not "
+                f"{stem_depth} and {stem_strides}"
+            )
         if form not in ("imagenet", "cifar"):
             raise ValueError(f"form must be 'imagenet' or 'cifar', not {form!r}")
         if kind == "basic" and widening != 1:
@@ -118,7 +126,11 @@ class ResNetTrunk(nn.Module):
             self.stem = conv_norm_relu(in_channels, channels, 7, stride=2)
             self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
         else:
-            self.stem = conv_norm_relu(in_channels, channels, 3)
+            self.stem = nn.Sequential()
+            for level in range(stem_depth):
+                width = in_channels if level == 0 else channels
+                stride = 2 if level < stem_strides else 1
+                self.stem.extend(conv_norm_relu(width, channels, 3, stride=stride))
         self.stages = nn.Sequential()
         for level, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             stage = nn.Sequential()
@@ -224,9 +236,19 @@ def resnet_small(
     in_channels: int = 3,
     channels: Sequence[int] = (16, 32, 64),
     blocks: Sequence[int] = (1, 1, 1),
+    stem_depth: int = 1,
+    stem_strides: int = 0,
 ) -> ResNet:
     """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32."""
-    trunk = ResNetTrunk(in_channels, kind="basic", widths=channels, blocks=blocks, form="cifar")
+    trunk = ResNetTrunk(
+        in_channels,
+        kind="basic",
+        widths=channels,
+        blocks=blocks,
+        form="cifar",
+        stem_depth=stem_depth,
+        stem_strides=stem_strides,
+    )
     return ResNet(trunk, PooledLinearHead(trunk.out_channels, num_classes))
 
 
