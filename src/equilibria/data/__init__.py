@@ -42,7 +42,7 @@ from equilibria.data.registry import (
     register_dataset,
 )
 from equilibria.data.source import Selection, Source
-from equilibria.data.split import Split, stratified_split
+from equilibria.data.split import Split, read_into_memory, stratified_split
 
 __all__ = [
     "CORRUPTIONS",
@@ -84,6 +84,7 @@ __all__ = [
     "list_paired_augmentations",
     "load_dataset",
     "load_digits",
+    "read_into_memory",
     "register_dataset",
     "stratified_split",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equilibria.data.augment import Augmentation, RandomFlip
@@ -60,7 +61,7 @@ class RandomScaleCrop:
         inside = rows.inside[:, :, None] & columns.inside[:, None, :]
         sample = torch.arange(len(images), device=images.device)[:, None, None]
         nearest = labels[sample, rows.nearest[:, :, None], columns.nearest[:, None, :]]
-        scaled = columns.interpolate(rows.interpolate(images, dim=2), dim=3)
+        scaled = _interpolate(images, rows.place, columns.place)
         return (
             torch.where(inside[:, None], scaled, self.fill),
             torch.where(inside, nearest, self.ignore_index),
@@ -128,10 +129,8 @@ class _Axis:
 
     inside: Tensor
     nearest: Tensor
-    before: Tensor
-    after: Tensor
-    weight: Tensor
-    """Of `after`; `before` has the rest."""
+    place: Tensor
+    """The centre of each pixel in the image, whose side goes from −1 to 1."""
 
     @staticmethod
     def draw(length: int, size: int, scale: Tensor, chance: Tensor) -> _Axis:
@@ -139,34 +138,22 @@ class _Axis:
         spare = scaled - size
         first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
         place = first[:, None] + torch.arange(size, device=scale.device)
-        inside = (place >= 0) & (place < scaled[:, None])
         centre = (place + 0.5) * (length / scaled)[:, None]
-        # A pixel at the border has nothing beyond it to be mixed with.
-        left = (centre - 0.5).clamp(0, length - 1)
-        before = left.floor()
         return _Axis(
-            inside=inside,
+            inside=(place >= 0) & (place < scaled[:, None]),
             nearest=centre.floor().clamp(0, length - 1).long(),
-            before=before.long(),
-            after=(before + 1).clamp_max(length - 1).long(),
-            weight=left - before,
+            place=2 * centre / length - 1,
         )
 
     def to(self, device: torch.device) -> _Axis:
-        return _Axis(
-            self.inside.to(device),
-            self.nearest.to(device),
-            self.before.to(device),
-            self.after.to(device),
-            # Not every device has the float64 of the draw.
-            self.weight.float().to(device),
-        )
+        # Not every device has the float64 of the draw.
+        return _Axis(self.inside.to(device), self.nearest.to(device), self.place.float().to(device))
 
-    def interpolate(self, images: Tensor, dim: int) -> Tensor:
-        shape = [len(images), 1, 1, 1]
-        shape[dim] = self.before.shape[1]
-        target = list(images.shape)
-        target[dim] = shape[dim]
-        before = images.gather(dim, self.before.reshape(shape).expand(target))
-        after = images.gather(dim, self.after.reshape(shape).expand(target))
-        return torch.lerp(before, after, self.weight.to(images.dtype).reshape(shape).expand(target))
+
+def _interpolate(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Bilinear; a pixel at the border has nothing beyond it to be mixed with."""
+    samples, height, width = len(images), rows.shape[1], columns.shape[1]
+    down = rows[:, :, None].expand(samples, height, width)
+    right = columns[:, None, :].expand(samples, height, width)
+    grid = torch.stack((right, down), dim=3).to(images.dtype)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)

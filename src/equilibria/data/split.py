@@ -45,6 +45,18 @@ class Split:
         return Split(self.images[indices], self.labels[indices])
 
 
+def read_into_memory(source: Source, *, batch: int = 256) -> Split:
+    """All samples of a source that reads files, as bytes: read once instead of in every epoch."""
+    parts = torch.arange(len(source)).split(batch)
+    images, labels = zip(*(_as_bytes(*source.fetch(part)) for part in parts), strict=True)
+    return Split(torch.cat(images), torch.cat(labels))
+
+
+def _as_bytes(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    small = labels.numel() == 0 or (int(labels.min()) >= 0 and int(labels.max()) <= BRIGHTEST)
+    return (images * BRIGHTEST).round().to(torch.uint8), labels.byte() if small else labels
+
+
 @overload
 def stratified_split(split: Split, share: float, seed: int) -> tuple[Split, Split]: ...
 

@@ -24,6 +24,7 @@ from equilibria.data import (
     build_augmentation,
     build_paired_augmentation,
     load_dataset,
+    read_into_memory,
     stratified_split,
 )
 from equilibria.models import create_model, model_options
@@ -75,6 +76,8 @@ class Experiment:
             return source if normalise is None else Normalised(source, normalise)
 
         training, validation = _parts(recipe, data)
+        if recipe.data.in_memory:
+            training = read_into_memory(training)
         return cls(
             recipe=recipe,
             model=model,

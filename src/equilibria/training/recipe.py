@@ -26,6 +26,7 @@ class DataRecipe:
     """A registered data set.
 
     root: its folder; by default the environment variable EQUILIBRIA_DATA.
+    in_memory: read image files once, before the training, instead of in every epoch.
     augmentation: what happens to training images, in this order: names, or a name with options.
     normalise: bring every channel to mean 0 and variance 1, as published for the data set.
     validation: what is evaluated after every epoch: a share of the training images, held out, or
@@ -35,6 +36,7 @@ class DataRecipe:
     name: str
     root: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    in_memory: bool = False
     augmentation: tuple[str | dict[str, Any], ...] = ()
     normalise: bool = False
     validation: float | Literal["own"] = 0.0

@@ -1,0 +1,182 @@
+"""From a recipe to sources, task and augmentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equilibria.data import (
+    Batches,
+    DataSet,
+    DataSetCard,
+    Framing,
+    ImageFiles,
+    Split,
+    read_into_memory,
+    register_dataset,
+)
+from equilibria.models import parameter_count
+from equilibria.tasks import Classification, Segmentation
+from equilibria.training import (
+    Experiment,
+    Recipe,
+    RunFolder,
+    load_recipe,
+    recipe_from_data,
+    trained,
+)
+
+
+def rectangles(samples: int, seed: int) -> Split:
+    """Grey images with a bright rectangle, and the class of every pixel; a border of no class."""
+    chance = torch.Generator().manual_seed(seed)
+    images = 0.3 * torch.rand(samples, 3, 16, 16, generator=chance)
+    labels = torch.zeros(samples, 16, 16, dtype=torch.long)
+    for i in range(samples):
+        top, left = torch.randint(2, 8, (2,), generator=chance).tolist()
+        images[i, :, top : top + 6, left : left + 6] += 0.6
+        labels[i, top : top + 6, left : left + 6] = 1
+    labels[:, 0] = 255
+    return Split(images, labels)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def made_data() -> None:
+    def load(kind: str) -> DataSet:
+        own = rectangles(8, 2)
+        return DataSet(
+            "rectangles",
+            rectangles(24, 0),
+            rectangles(8, 1),
+            ("ground", "rectangle"),
+            kind=kind,  # type: ignore[arg-type]
+            validation=own if kind == "segmentation" else None,
+            mean=(0.3, 0.3, 0.3),
+            std=(0.2, 0.2, 0.2),
+            ignore_index=255,
+        )
+
+    for name, kind in (("rectangles", "segmentation"), ("bare-rectangles", "unlabelled")):
+        register_dataset(DataSetCard(name), lambda kind=kind: load(kind), replace=True)
+
+
+def segmentation(**data: object) -> Recipe:
+    return recipe_from_data(
+        {
+            "model": {
+                "name": "deep-opteq-segmentation",
+                "options": {"channels": 8, "widths": [8, 8], "stride": 2, "head_width": 8},
+            },
+            "data": {"name": "rectangles", **data},
+            "training": {"epochs": 12, "batch_size": 8, "learning_rate": 0.02, "tolerance": 1e-2},
+        }
+    )
+
+
+def test_segmentation_by_recipe(tmp_path: Path) -> None:
+    recipe = segmentation(
+        validation="own",
+        normalise=True,
+        augmentation=[{"scale_crop": {"size": [16, 16], "scales": [0.9, 1.1]}}, "flip"],
+    )
+    experiment = Experiment.of(recipe)
+    assert experiment.task == Segmentation(255)
+    assert len(experiment.validation) == 8
+    run = RunFolder.create(tmp_path, recipe.as_data())
+    history = experiment.train(run, torch.device("cpu"))
+    assert history[-1].loss < 0.5 * history[0].loss
+    assert history[-1].validation_score != history[-1].validation_accuracy  # the mIoU
+    result = experiment.evaluate()
+    assert result.mean_iou > 0.8
+    assert result.samples == 8 * 15 * 16  # a row of each image has no class
+    assert trained(tmp_path).evaluate().mean_iou == pytest.approx(result.mean_iou, abs=1e-6)
+    best = trained(tmp_path, weights="best")
+    found = best.task.evaluate(best.model, Batches(best.validation, 8))
+    assert found.score == pytest.approx(max(m.validation_score for m in history), abs=1e-6)
+
+
+def test_normalisation_reaches_every_part() -> None:
+    experiment = Experiment.of(segmentation(validation="own", normalise=True))
+    plain = Experiment.of(segmentation(validation="own"))
+    first = torch.arange(4)
+    for one, other in (
+        (experiment.test, plain.test),
+        (experiment.validation, plain.validation),
+    ):
+        images, labels = one.fetch(first)
+        expected, same = other.fetch(first)
+        torch.testing.assert_close(images, (expected - 0.3) / 0.2)
+        assert torch.equal(labels, same)
+    images, labels = plain.training.fetch(first)
+    augmented, _ = experiment.augmentations["paired_augmentation"](
+        images, labels, torch.Generator()
+    )
+    torch.testing.assert_close(augmented, experiment.prepare(images))
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no labels"):
+        Experiment.of(segmentation(name="bare-rectangles"))
+    smoothed = {**segmentation().as_data(), "task": {"label_smoothing": 0.1}}
+    with pytest.raises(ValueError, match="label_smoothing is for classification"):
+        Experiment.of(recipe_from_data(smoothed))
+    with pytest.raises(ValueError, match="no validation part of its own"):
+        Experiment.of(load_recipe("digits-opteq", ["data.validation=own"]))
+    with pytest.raises(ValueError, match="no mean and variance"):
+        Experiment.of(load_recipe("digits-opteq", ["data.normalise=true"]))
+    with pytest.raises(ValueError, match="did you mean 'flip'"):
+        Experiment.of(segmentation(augmentation=["flp"]))
+
+
+def test_the_best_weights_need_a_validation_part(tmp_path: Path) -> None:
+    recipe = load_recipe("digits-opteq", ["training.epochs=1", "data.options.train_samples=64"])
+    run = RunFolder.create(tmp_path, recipe.as_data())
+    Experiment.of(recipe).train(run, torch.device("cpu"))
+    with pytest.raises(FileNotFoundError, match="no validation images"):
+        trained(tmp_path, weights="best")
+
+
+def test_files_read_into_memory_are_the_same(tmp_path: Path) -> None:
+    from PIL import Image
+
+    chance = torch.Generator().manual_seed(0)
+    paths = []
+    for i in range(5):
+        pixels = torch.randint(0, 256, (6, 7, 3), generator=chance, dtype=torch.uint8)
+        paths.append(tmp_path / f"{i}.png")
+        Image.fromarray(pixels.numpy()).save(paths[-1])
+    files = ImageFiles(tuple(paths), torch.tensor([3, 1, 400, 0, 2]), Framing.make(None))
+    kept = read_into_memory(files, batch=2)
+    assert kept.images.dtype == torch.uint8
+    for one, other in zip(kept.fetch(torch.arange(5)), files.fetch(torch.arange(5)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_classification_keeps_its_task() -> None:
+    recipe = load_recipe("digits-opteq", ["task.label_smoothing=0.1"])
+    assert Experiment.of(recipe).task == Classification(label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("pair", [("camvid-deep-opteq", "camvid-fcn")])
+def test_recipes_that_are_compared_train_alike(pair: tuple[str, str]) -> None:
+    ours, other = (load_recipe(name) for name in pair)
+    assert ours.data == other.data
+    solver = ("tolerance", "evaluation_tolerance")
+    assert {k: v for k, v in vars(ours.training).items() if k not in solver} == {
+        k: v for k, v in vars(other.training).items() if k not in solver
+    }
+
+
+@pytest.mark.parametrize("size", ["quick", "cpu"])
+def test_the_four_cifar_recipes_are_of_one_size(size: str) -> None:
+    from equilibria.models import model_outline
+
+    recipes = [
+        load_recipe(f"cifar10-{family}-{size}")
+        for family in ("mopteq", "deep-opteq", "geq", "resnet")
+    ]
+    counts = [parameter_count(model_outline(r.model.name, **r.model.options)) for r in recipes]
+    assert max(counts) < 1.03 * min(counts)
+    assert len({(r.training.epochs, r.training.learning_rate, str(r.data)) for r in recipes}) == 1
