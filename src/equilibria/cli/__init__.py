@@ -97,7 +97,9 @@ def models_command(
     "train",
     epilog="[bold]Examples[/bold]\n\nequilibria train digits-opteq --output runs/opteq\n\n"
     "equilibria train digits-opteq training.epochs=3 training.seed=1 --output runs/short\n\n"
-    "equilibria train recipes/digits-mopteq.yaml --output runs/mopteq --resume",
+    "equilibria train recipes/digits-mopteq.yaml --output runs/mopteq --resume\n\n"
+    "equilibria train digits-opteq --devices 2\n\n"
+    "torchrun --nproc_per_node=2 -m equilibria train digits-opteq",
 )
 def train_command(
     recipe: Annotated[str, typer.Argument(help="A YAML file, or a name: `equilibria recipes`.")],
@@ -109,17 +111,18 @@ def train_command(
         bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    devices: Annotated[
+        int, typer.Option(min=1, help="Processes that share every batch, each with its own GPU.")
+    ] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Log to the folder `tensorboard` of the run too.")
+    ] = False,
 ) -> None:
     """Train a model as a recipe says."""
-    from equilibria.cli.train import run_training
+    from equilibria.cli.train import TrainingRequest, run_training
 
-    run_training(
-        recipe=recipe,
-        overrides=list(overrides or ()),
-        output=output,
-        resume=resume,
-        device_name=device,
-    )
+    request = TrainingRequest(recipe, list(overrides or ()), output, resume, device, tensorboard)
+    run_training(request, devices=devices)
 
 
 @app.command("evaluate", epilog="[bold]Example[/bold]\n\nequilibria evaluate runs/opteq --json")
@@ -137,18 +140,22 @@ def evaluate_command(
 @app.command(
     "predict",
     epilog="[bold]Examples[/bold]\n\nequilibria predict runs/opteq digit.png\n\n"
-    "equilibria predict runs/opteq folder-of-images --json",
+    "equilibria predict runs/opteq folder-of-images --json\n\n"
+    "equilibria predict runs/camvid street.png --output drawn",
 )
 def predict_command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    output: Annotated[
+        Path, typer.Option(help="Folder for the pictures, if the run segments images.")
+    ] = Path("equilibria-predictions"),
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
-    """Classify image files with a trained model."""
+    """Classify image files, or their pixels, with a trained model."""
     from equilibria.cli.predict import run_prediction
 
-    run_prediction(folder=run, images=images, device_name=device, as_json=as_json)
+    run_prediction(folder=run, images=images, output=output, device_name=device, as_json=as_json)
 
 
 datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
@@ -196,6 +203,31 @@ def runs_command(
     from equilibria.cli.train import show_runs
 
     show_runs(folder)
+
+
+@app.command(
+    "compare",
+    epilog="[bold]Examples[/bold]\n\nequilibria compare runs/opteq runs/short\n\n"
+    "equilibria compare runs/* --evaluate --output comparison",
+)
+def compare_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for compare.png, the curves, and compare.md.")
+    ] = None,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--evaluate", help="Evaluate finished runs on their test images; kept there."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    device: Annotated[str, typer.Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Show training runs side by side, and where their recipes differ."""
+    from equilibria.cli.compare import run_comparison
+
+    run_comparison(
+        folders=runs, output=output, evaluate=evaluate, device_name=device, as_json=as_json
+    )
 
 
 @app.command(

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
+from torch.nn import functional as F
 
 from equilibria.cli.console import fail
-from equilibria.training import Experiment, choose_device, trained
+from equilibria.tasks import Segmentation
+from equilibria.training import Experiment, choose_device, trained, write_atomically
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 BATCH = 64
+LONGEST_SIDE = 1024
+"""Of a drawn segmentation, in pixels; larger images are drawn smaller."""
+LEAST_SHARE = 0.01
+"""Of the pixels, for a class to be named in the table."""
+
+WIDTH_OF_A_FILE = 160
+"""Columns where the output is not a terminal."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +46,49 @@ class Prediction:
     converged: bool | None
 
 
-def run_prediction(*, folder: Path, images: list[Path], device_name: str, as_json: bool) -> None:
-    """Classify image files, or all images in folders."""
+@dataclass(frozen=True)
+class PixelPrediction:
+    """One image, class by class."""
+
+    file: str
+    drawn: str
+    """The picture of it."""
+    classes: dict[str, float]
+    """Those that were found, with their share of the pixels, the largest first."""
+    confidence: float
+    """The mean over the pixels."""
+    iterations: int | None
+    """None for a model without an equilibrium, as is `converged`."""
+    converged: bool | None
+
+
+def run_prediction(
+    *,
+    folder: Path,
+    images: list[Path],
+    output: Path = Path("equilibria-predictions"),
+    device_name: str,
+    as_json: bool,
+) -> None:
+    """Classify image files, or all images in folders; or their pixels, drawn into `output`."""
+    predictions: list[Prediction] | list[PixelPrediction]
     try:
         device = choose_device(device_name)
         files = find_images(images)
         experiment = trained(folder, device=device)
-        predictions = list(predict(experiment, files, device))
+        if isinstance(experiment.task, Segmentation):
+            predictions = list(predict_pixels(experiment, files, device, output))
+        else:
+            predictions = list(predict(experiment, files, device))
     except (OSError, TypeError, ValueError) as error:
         fail(str(error))
     if as_json:
         print(json.dumps([asdict(p) for p in predictions], indent=2, ensure_ascii=False))
         return
-    table = Table(box=box.SIMPLE)
-    for column in ("File", "Class", "Confidence", "Iterations", "Converged"):
-        left = column in ("File", "Class")
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    for p in predictions:
-        solve = ("", "") if p.iterations is None else (str(p.iterations), "yes" * bool(p.converged))
-        table.add_row(p.file, p.label, f"{p.confidence:.1%}", *solve)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH_OF_A_FILE)
+    console.print(_table(predictions))
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
@@ -73,34 +110,118 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 @torch.no_grad()
 def predict(
     experiment: Experiment, files: list[Path], device: torch.device
-) -> Iterable[Prediction]:
+) -> Iterator[Prediction]:
     names = experiment.data.class_names
-    shape = experiment.data.image_shape
+    channels, height, width = experiment.data.image_shape
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
-        batch = torch.stack([read_image(path, shape) for path in some]).to(device)
+        images = [pixels(open_image(path, channels), (height, width)) for path in some]
+        batch = torch.stack(images).to(device)
         probabilities = experiment.model(experiment.prepare(batch)).softmax(dim=1).cpu()
-        solution = getattr(experiment.model, "last_solution", None)
         for i, path in enumerate(some):
             confidence, label = probabilities[i].max(dim=0)
+            iterations, converged = _solve(experiment, i)
             yield Prediction(
                 file=str(path),
                 label=names[int(label)],
                 confidence=float(confidence),
-                iterations=None if solution is None else int(solution.iterations[i]),
-                converged=None if solution is None else bool(solution.converged[i]),
+                iterations=iterations,
+                converged=converged,
             )
 
 
-def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """An image file with pixels in [0, 1], in the size and the channels of a model's images."""
-    from PIL import Image, UnidentifiedImageError
+@torch.no_grad()
+def predict_pixels(
+    experiment: Experiment, files: list[Path], device: torch.device, output: Path
+) -> Iterator[PixelPrediction]:
+    """Segment images in the size of the training images; draw them in their own proportions."""
+    from equilibria.explain.segmentation import class_shares, prediction_png
 
-    channels, height, width = shape
+    names = experiment.data.class_names
+    channels, height, width = experiment.data.image_shape
+    output.mkdir(parents=True, exist_ok=True)
+    for path, drawn in zip(files, drawn_files(files, output), strict=True):
+        image = open_image(path, channels)
+        inputs = pixels(image, (height, width))[None].to(device)
+        probabilities = experiment.model(experiment.prepare(inputs)).float().softmax(dim=1).cpu()
+        size = drawn_size(image)
+        confidence, classes = F.interpolate(
+            probabilities, size, mode="bilinear", align_corners=False
+        )[0].max(dim=0)
+        write_atomically(drawn, prediction_png(pixels(image, size), classes, names))
+        iterations, converged = _solve(experiment, 0)
+        yield PixelPrediction(
+            file=str(path),
+            drawn=str(drawn),
+            classes={names[i]: share for i, share in class_shares(classes, len(names))},
+            confidence=float(confidence.mean()),
+            iterations=iterations,
+            converged=converged,
+        )
+
+
+def drawn_files(files: list[Path], output: Path) -> list[Path]:
+    """A picture's name is that of its image; a number tells those of the same name apart."""
+    taken = {file.resolve() for file in files}
+    found: list[Path] = []
+    for file in files:
+        candidates = (
+            output / f"{file.stem}-classes{f'-{count}' if count > 1 else ''}.png"
+            for count in range(1, len(taken) + 2)
+        )
+        free = next(path for path in candidates if path.resolve() not in taken)
+        taken.add(free.resolve())
+        found.append(free)
+    return found
+
+
+def drawn_size(image: Image) -> tuple[int, int]:
+    """Height and width of the drawn image: its own, unless that is very large."""
+    scale = min(1.0, LONGEST_SIDE / max(image.size))
+    return max(1, round(image.height * scale)), max(1, round(image.width * scale))
+
+
+def open_image(path: Path, channels: int) -> Image:
+    """The image in a file, grey for one channel and coloured for three."""
+    import PIL.Image
+
     try:
-        with Image.open(path) as image:
-            fitted = image.convert("L" if channels == 1 else "RGB").resize((width, height))
-            values = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8)
-    except UnidentifiedImageError:
-        raise ValueError(f"{path} is not an image that can be read") from None
-    return values.view(height, width, channels).permute(2, 0, 1).float() / 255
+        image = PIL.Image.open(path)
+        with image:
+            return image.convert("L" if channels == 1 else "RGB")
+    except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is not an image that can be read ({error})") from None
+
+
+def pixels(image: Image, size: tuple[int, int]) -> Tensor:
+    """An image as `(channels, height, width)` of this height and width, with values in [0, 1]."""
+    height, width = size
+    fitted = image.resize((width, height))
+    values = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8)
+    return values.view(height, width, -1).permute(2, 0, 1).float() / 255
+
+
+def _solve(experiment: Experiment, sample: int) -> tuple[int | None, bool | None]:
+    """How many iterations a sample of the last batch took, and whether it converged."""
+    solution = getattr(experiment.model, "last_solution", None)
+    if solution is None:
+        return None, None
+    return int(solution.iterations[sample]), bool(solution.converged[sample])
+
+
+def _table(predictions: list[Prediction] | list[PixelPrediction]) -> Table:
+    table = Table(box=box.SIMPLE)
+    of_pixels = any(isinstance(p, PixelPrediction) for p in predictions)
+    for column in ("File", *(("Drawn", "Classes") if of_pixels else ("Class",))):
+        table.add_column(column, overflow="fold")
+    for column in ("Confidence", "Iterations", "Converged"):
+        table.add_column(column, justify="right", overflow="fold")
+    for p in predictions:
+        if isinstance(p, PixelPrediction):
+            named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
+            seen = [p.drawn, ", ".join(named)]
+        else:
+            seen = [p.label]
+        solve = ("", "") if p.iterations is None else (str(p.iterations), "yes" * bool(p.converged))
+        table.add_row(*map(escape, (p.file, *seen)), f"{p.confidence:.1%}", *solve)
+    return table

@@ -3,52 +3,148 @@
 from __future__ import annotations
 
 import json
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from equilibria.cli.console import TrainingDisplay, fail, print_table
+from equilibria.cli.launch import run_processes
+from equilibria.explain.compare import store_evaluation
 from equilibria.models import parameter_count
 from equilibria.tasks import Evaluation, SegmentationEvaluation
 from equilibria.training import (
+    ALONE,
+    EpochMetrics,
     Experiment,
     NonFiniteError,
+    Place,
+    Processes,
+    ProcessLostError,
     RunFolder,
     choose_device,
+    evaluate_together,
+    joined_group,
     list_recipes,
     load_recipe,
     trained,
 )
+from equilibria.training.tensorboard import TensorBoardLog
 
 
-def run_training(
-    *, recipe: str, overrides: list[str], output: Path, resume: bool, device_name: str
-) -> None:
-    """Train as a recipe says, into the folder `output`."""
-    console = Console(highlight=False)
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What `equilibria train` was asked for."""
+
+    recipe: str
+    overrides: list[str]
+    output: Path
+    resume: bool
+    device_name: str
+    tensorboard: bool = False
+
+
+def run_training(request: TrainingRequest, *, devices: int = 1) -> None:
+    """Train as a recipe says, alone or with others: those that torchrun started, or `devices`."""
+    place = Place.from_environment()
+    if place is not None:
+        if devices > 1:
+            fail(f"torchrun has started {place.count} processes: leave out --devices")
+        if place.rank > 0:
+            warnings.simplefilter("ignore")  # The first process says the same.
+        try:
+            train_in_group(place, request)
+        except ProcessLostError as error:
+            fail(str(error), code=1)
+        return
     try:
-        chosen = load_recipe(recipe, overrides)
-        device = choose_device(device_name)
-        run = _open_run(output, chosen.as_data(), resume)
-        experiment = Experiment.of(chosen)
-    except (OSError, TypeError, ValueError) as error:
+        if devices == 1:
+            device = choose_device(request.device_name)
+        else:  # A mistake shows before the processes start.
+            load_recipe(request.recipe, request.overrides)
+            Place(0, devices, 0, devices).device(request.device_name)
+    except (OSError, ValueError) as error:
         fail(str(error))
+    if devices == 1:
+        _train(request, device, ALONE)
+    else:
+        run_processes(devices, train_in_group, request)
+
+
+def train_in_group(place: Place, request: TrainingRequest) -> None:
+    """Train as one of several processes."""
+    try:
+        device = place.device(request.device_name)
+    except ValueError as error:
+        _fail_once(str(error), leads=place.rank == 0)
+    torch.set_num_threads(place.threads())  # A recipe may say otherwise.
+    with joined_group(place, device) as processes:
+        _train(request, device, processes)
+
+
+def _train(request: TrainingRequest, device: torch.device, processes: Processes) -> None:
+    console = Console(highlight=False, quiet=not processes.leads)
+    mistake: str | None = None
+    log: TensorBoardLog | None = None
+    try:
+        if request.tensorboard and processes.leads:
+            log = TensorBoardLog(RunFolder(request.output).tensorboard)
+        chosen = load_recipe(request.recipe, request.overrides)
+        run = RunFolder(request.output)
+        if processes.leads:
+            run = _open_run(request.output, chosen.as_data(), request.resume)
+        experiment = Experiment.of(chosen)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        mistake = str(error)
+    # The others also wait here until the first one has opened the run.
+    mistake = processes.first_message(mistake)
+    if mistake is not None:
+        _fail_once(mistake, leads=processes.leads)
     console.print(_yaml(chosen.as_data()), markup=False)
+    together = "" if processes.count == 1 else f", by {processes.count} processes"
     console.print(
         f"{chosen.model.name} ({parameter_count(experiment.model):,} parameters) on "
-        f"{experiment.data.name}: {len(experiment.training)} images to train on, on {device}."
+        f"{experiment.data.name}: {len(experiment.training)} images to train on, on "
+        f"{device.type if together else device}{together}."
     )
+
+    def on_epoch(metrics: EpochMetrics) -> None:
+        display.on_epoch(metrics)
+        if log is not None:
+            log.on_epoch(metrics)
+
     try:
         with TrainingDisplay(console, chosen.training.epochs).running() as display:
-            experiment.train(run, device, on_epoch=display.on_epoch, on_step=display.on_step)
+            experiment.train(
+                run,
+                device,
+                processes=processes,
+                on_epoch=on_epoch,
+                on_step=display.on_step,
+            )
     except NonFiniteError as error:
-        fail(str(error), code=1)
-    result = experiment.evaluate()
+        _fail_once(str(error), leads=processes.leads, code=1)
+    finally:
+        if log is not None:
+            log.close()
+    result = evaluate_together(experiment, processes)
+    if processes.leads:
+        store_evaluation(request.output, as_data(experiment, result))
     print_table(console, f"On the {len(experiment.test)} test images", _rows(result))
-    console.print(f"Run: {output}", soft_wrap=True)
+    console.print(f"Run: {request.output}", soft_wrap=True)
+
+
+def _fail_once(message: str, *, leads: bool, code: int = 2) -> NoReturn:
+    """End every process; all know what is wrong, and the first one says it."""
+    if leads:
+        fail(message, code)
+    raise typer.Exit(code)
 
 
 def run_evaluation(*, folder: Path, device_name: str, as_json: bool) -> None:
@@ -89,13 +185,12 @@ def as_data(experiment: Experiment, result: Evaluation | SegmentationEvaluation)
 def show_recipes() -> None:
     """The recipes by name."""
     table = Table(box=box.SIMPLE)
-    for column in ("Name", "Model", "Data", "Epochs", "What it is"):
-        table.add_column(column, no_wrap=column != "What it is")
+    table.add_column("Name", no_wrap=True)
+    table.add_column("Epochs", justify="right")
+    table.add_column("What it is")
     for name, path in list_recipes().items():
         recipe = load_recipe(path)
-        table.add_row(
-            name, recipe.model.name, recipe.data.name, str(recipe.training.epochs), recipe.about
-        )
+        table.add_row(name, str(recipe.training.epochs), recipe.about)
     Console(highlight=False).print(table)
 
 

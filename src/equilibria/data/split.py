@@ -47,7 +47,7 @@ class Split:
 
 def read_into_memory(source: Source, *, batch: int = 256) -> Split:
     """All samples of a source that reads files, as bytes: read once instead of in every epoch."""
-    parts = torch.arange(len(source)).split(batch)
+    parts = torch.split(torch.arange(len(source)), batch)
     images, labels = zip(*(_as_bytes(*source.fetch(part)) for part in parts), strict=True)
     return Split(torch.cat(images), torch.cat(labels))
 

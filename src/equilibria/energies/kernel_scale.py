@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,8 @@ class RunningScale(KernelScale):
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum must be in (0, 1], not {momentum}")
         self.momentum = momentum
+        self.pooled: Callable[[Tensor], Tensor] | None = None
+        """Sums a tensor over the processes that share a training batch; None: there is but one."""
         # Zero stands for "nothing seen yet".
         self.register_buffer("patch_energy", torch.zeros(()))
         self.register_buffer("last_used", torch.zeros(()), persistent=False)
@@ -79,7 +82,10 @@ class RunningScale(KernelScale):
     def at_start(self, energies: Tensor) -> Tensor:
         trains = self.training and torch.is_grad_enabled()
         with torch.no_grad():
-            seen = _mean_of_finite(energies.detach()).to(self.patch_energy.dtype)
+            sums = _sums_of_finite(energies.detach())
+            if trains and self.pooled is not None and not is_wrapped(sums):
+                sums = self.pooled(sums)
+            seen = (sums[0] / sums[1].clamp(min=1)).to(self.patch_energy.dtype)
             M = self._used(seen, trains)
             return SHARE / torch.where(M > 0, M, torch.ones_like(M))
 
@@ -158,9 +164,9 @@ def kernel_scale(gamma: str | float | KernelScale) -> KernelScale:
     return policies[gamma]()
 
 
-def _mean_of_finite(energies: Tensor) -> Tensor:
-    """The mean energy of a patch over the finite samples; zero where there is none."""
+def _sums_of_finite(energies: Tensor) -> Tensor:
+    """Of the finite samples the sum of their mean energy of a patch, and how many there are."""
     means = energies.mean(dim=1)
     finite = means.isfinite()
     total = torch.where(finite, means, torch.zeros_like(means)).sum()
-    return total / finite.sum().clamp(min=1)
+    return torch.stack((total, finite.sum().to(total.dtype)))

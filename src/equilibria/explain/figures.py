@@ -157,13 +157,13 @@ def _svg(panels: int, theme: Theme, draw: Callable[[list[Any], Theme], None]) ->
         axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
         draw(axes, theme)
         for axis in axes:
-            _dress(axis, theme)
+            dress_axes(axis, theme)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return buffer.getvalue()
 
 
-def _dress(axis: Any, theme: Theme) -> None:
+def dress_axes(axis: Any, theme: Theme) -> None:
     axis.title.set_color(theme.ink)
     axis.title.set_fontsize(11)
     axis.xaxis.label.set_color(theme.ink)

@@ -21,6 +21,12 @@ PANELS = ("image", "truth", "prediction", "errors")
 PANEL_WIDTH = 2.6
 """In inches."""
 LEGEND_COLUMNS = 6
+LARGE_PANEL = 4.2
+"""The side of a square panel of `prediction_png`, in inches."""
+DARKEST = 0.3
+"""The grey of black, below its classes."""
+LETTER = 0.085
+"""The width of a letter of its legend, in inches."""
 
 
 def segmentation_png(
@@ -104,6 +110,76 @@ def segmentation_png(
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def prediction_png(
+    image: Tensor,
+    classes: Tensor,
+    class_names: Sequence[str],
+    *,
+    opacity: float = 0.6,
+    dots_per_inch: int = 110,
+) -> bytes:
+    """An image, beside it the classes of its pixels, and below them each class with its share.
+
+    image: `(1 or 3, height, width)` with values in [0, 1], not normalised.
+    classes: of the pixels, `(height, width)`.
+    opacity: of the classes over the image, which is grey below them.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
+
+    if image.dim() != 3 or image.shape[0] not in (1, 3) or classes.shape != image.shape[1:]:
+        raise ValueError(
+            "expected an image (1 or 3, height, width) and classes (height, width), not "
+            f"{tuple(image.shape)} and {tuple(classes.shape)}"
+        )
+    height, width = classes.shape
+    palette = torch.tensor(distinct_colors(len(class_names)))
+    pixels = image.detach().cpu().float().clamp(0, 1).expand(3, -1, -1).movedim(0, 2)
+    # Where the image is dark, colours would no longer look like those of the legend.
+    pale = DARKEST + (1 - DARKEST) * pixels
+    overlay = _overlay(pale, classes.cpu().long(), palette, opacity, ignore_index=-1)
+
+    # Panels of one area, whatever the proportions of the image.
+    panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
+    shares = class_shares(classes, len(class_names))
+    labels = [f"{class_names[index]}  {share:.1%}" for index, share in shares]
+    columns = int(2 * panel_width / (LETTER * max(map(len, labels)) + 0.55))
+    columns = max(1, min(len(labels), columns))
+    legend_height = 0.25 * math.ceil(len(labels) / columns) + 0.15
+    figure = Figure(
+        figsize=(2 * panel_width, panel_width * height / width + legend_height + 0.3),
+        facecolor=PAPER,
+        layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
+    )
+    for place, (title, panel) in enumerate((("image", pixels), ("classes", overlay))):
+        axis = figure.add_subplot(1, 2, place + 1)
+        axis.imshow(panel.numpy(), interpolation="antialiased")
+        axis.set_title(title, color=INK, fontsize=11)
+        _dress(axis)
+    figure.legend(
+        handles=[
+            Patch(color=_rgb(palette[index]), label=label)
+            for (index, _), label in zip(shares, labels, strict=True)
+        ],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=10,
+        labelcolor=INK,
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def class_shares(classes: Tensor, count: int) -> list[tuple[int, float]]:
+    """The classes that are there with their share of the pixels, the largest first."""
+    shares = torch.bincount(classes.flatten().long(), minlength=count).double() / classes.numel()
+    found = [(index, share) for index, share in enumerate(shares.tolist()) if share > 0]
+    return sorted(found, key=lambda entry: -entry[1])
 
 
 def distinct_colors(count: int) -> list[tuple[float, float, float]]:

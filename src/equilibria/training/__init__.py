@@ -10,6 +10,13 @@ from equilibria.training.checkpoint import (
     write_atomically,
 )
 from equilibria.training.device import choose_device
+from equilibria.training.distributed import (
+    Place,
+    ProcessGroup,
+    ProcessLostError,
+    evaluate_together,
+    joined_group,
+)
 from equilibria.training.experiment import Experiment, build_model, trained
 from equilibria.training.loop import NonFiniteError, train
 from equilibria.training.metrics import EpochMetrics, StepProgress
@@ -18,7 +25,7 @@ from equilibria.training.optimizer import (
     learning_rate_share,
     parameter_groups,
 )
-from equilibria.training.processes import Processes
+from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import (
     DataRecipe,
     ModelRecipe,
@@ -40,8 +47,10 @@ from equilibria.training.tuning_report import (
     explain_none,
     recommend,
 )
+from equilibria.training.whole_batch import SharedBatchWarning
 
 __all__ = [
+    "ALONE",
     "CheckpointWarning",
     "Checkpoints",
     "DataRecipe",
@@ -50,11 +59,15 @@ __all__ = [
     "Measurement",
     "ModelRecipe",
     "NonFiniteError",
+    "Place",
+    "ProcessGroup",
+    "ProcessLostError",
     "Processes",
     "Recipe",
     "RecipeError",
     "RunFolder",
     "Setting",
+    "SharedBatchWarning",
     "StepProgress",
     "TaskRecipe",
     "TrainingSettings",
@@ -64,7 +77,9 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "choose_device",
+    "evaluate_together",
     "explain_none",
+    "joined_group",
     "learning_rate_share",
     "list_recipes",
     "load_recipe",

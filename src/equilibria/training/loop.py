@@ -63,6 +63,11 @@ def train(
         raise ValueError(
             f"{len(validation)} validation samples are too few for {processes.count} processes"
         )
+    if settings.batch_size < processes.count:
+        raise ValueError(
+            f"{processes.count} processes share a batch of {settings.batch_size}: raise batch_size "
+            "or start fewer"
+        )
     training = _Training(
         model=model.to(device),
         task=task,
@@ -76,11 +81,12 @@ def train(
         processes=processes,
         on_step=on_step if processes.leads else None,
     )
-    training.resume()
-    for epoch in range(len(training.history) + 1, settings.epochs + 1):
-        metrics = training.run_epoch(epoch)
-        if on_epoch is not None and processes.leads:
-            on_epoch(metrics)
+    with processes.joined(model):
+        training.resume()
+        for epoch in range(len(training.history) + 1, settings.epochs + 1):
+            metrics = training.run_epoch(epoch)
+            if on_epoch is not None and processes.leads:
+                on_epoch(metrics)
     training.solves.prepare_evaluation()
     return training.history
 
@@ -113,21 +119,30 @@ class _Training:
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
         kept = None if self.checkpoints is None else self.checkpoints.load(self.model, self.device)
-        if kept is None:
-            return
-        self.optimizer.load_state_dict(kept.optimizer)
-        self.solves.load_state(kept.starts)
-        self.history = [EpochMetrics(**metrics) for metrics in kept.history]
-        self.step = kept.step
+        if kept is not None:
+            self.optimizer.load_state_dict(kept.optimizer)
+            self.solves.load_state(kept.starts)
+            self.history = [EpochMetrics(**metrics) for metrics in kept.history]
+            self.step = kept.step
+        leading = torch.tensor(self.step)
+        self.processes.share([leading])
+        if int(leading) != self.step:
+            raise RuntimeError(
+                f"process {self.processes.rank} would go on from step {self.step}, the first one "
+                f"from step {int(leading)}: all must read the same folder of checkpoints"
+            )
 
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()
         with self.chance.of_torch(epoch, self.device):
             totals = self._train_epoch(epoch)
         self.solves.prepare_evaluation()
+        # Statistics that a process took of its own part only: those that are kept are evaluated.
+        self.processes.share(self.model.buffers())
         held_out = self._validate()
         samples, loss, correct = totals.sums.tolist()
         converged, iterations, problems = self.processes.total(totals.solves.sums()).tolist()
+        cpu_seconds = torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
         metrics = EpochMetrics(
             epoch=epoch,
             loss=loss / samples,
@@ -140,7 +155,7 @@ class _Training:
             validation_loss=None if held_out is None else held_out.loss,
             validation_score=None if held_out is None else held_out.score,
             seconds=time.perf_counter() - started,
-            cpu_seconds=time.process_time() - cpu_started,
+            cpu_seconds=float(self.processes.total(cpu_seconds)),
         )
         self._keep(metrics)
         return metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 
@@ -22,12 +23,23 @@ class Processes:
         """Whether this is the process that writes files and reports."""
         return self.rank == 0
 
+    def joined(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Around the training of a model: what it computes of a batch, it computes of all parts."""
+        return nullcontext()
+
     def total(self, values: Tensor) -> Tensor:
         """The sum of a tensor over the processes, without gradients."""
         return values
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradient of each parameter by its sum over the processes."""
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the values that the first one has."""
+
+    def first_message(self, own: str | None) -> str | None:
+        """What the first process says that has something to say; None if nobody has."""
+        return own
 
 
 ALONE = Processes()

@@ -143,7 +143,7 @@ def _check_keys(data: Mapping[str, Any], kind: type, place: str) -> None:
     for key, value in data.items():
         if key not in hints:
             near = difflib.get_close_matches(str(key), hints, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             where = f" in {place!r}" if place else ""
             raise RecipeError(f"unknown key {key!r}{where}{hint} Known: {', '.join(hints)}.")
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):

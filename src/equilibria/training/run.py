@@ -16,7 +16,7 @@ from equilibria.training.metrics import EpochMetrics
 
 
 class RunFolder:
-    """`config.yaml`, `metrics.jsonl`, `model.safetensors` and `report.html` of one training run."""
+    """The files of a training run: recipe, metrics, checkpoints, weights, and what describes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,6 +25,8 @@ class RunFolder:
         self.weights = path / "model.safetensors"
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
+        self.evaluation = path / "evaluation.json"
+        self.tensorboard = path / "tensorboard"
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
@@ -42,9 +44,10 @@ class RunFolder:
                 f"{path} holds files but no earlier run: name a new or an empty folder"
             )
         path.mkdir(parents=True, exist_ok=True)
-        for left_over in (run.metrics, run.weights, run.report):
+        for left_over in (run.metrics, run.weights, run.report, run.evaluation):
             left_over.unlink(missing_ok=True)
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        for folder in (run.checkpoints, run.tensorboard):
+            shutil.rmtree(folder, ignore_errors=True)
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         write_atomically(run.config, text.encode())
         return run

@@ -1,0 +1,212 @@
+"""Training runs side by side: what they reached, what it cost, and where their recipes differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equilibria.data import dataset_card
+from equilibria.models import create_model
+from equilibria.training import Checkpoints, Recipe, RunFolder, load_recipe, write_atomically
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run as far as it got. What was not measured, or not yet, is None."""
+
+    name: str
+    """The shortest end of the path that no other run has."""
+    folder: Path
+    recipe: Recipe
+    kind: str | None
+    """Of the data; None if the data set is not registered here."""
+    parameters: int | None
+    is_finished: bool
+    epochs: tuple[Mapping[str, Any], ...]
+    """The metrics, as they are on the disk."""
+    evaluation: Mapping[str, Any] | None
+
+    def last(self, key: str) -> float | None:
+        return self.epochs[-1].get(key) if self.epochs else None
+
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        """A number over the epochs that have it."""
+        return [
+            (place, float(line[key]))
+            for place, line in enumerate(self.epochs)
+            if line.get(key) is not None
+        ]
+
+    @property
+    def scores(self) -> list[tuple[int, float]]:
+        """On the validation images; runs from before the score existed have the accuracy."""
+        return self.curve("validation_score") or (
+            [] if self.kind == "segmentation" else self.curve("validation_accuracy")
+        )
+
+    def total(self, key: str) -> float | None:
+        """The sum over all epochs; None if one of them lacks it."""
+        values = self.running_total(key)
+        return values[-1] if values else None
+
+    def running_total(self, key: str) -> list[float]:
+        """The sum up to each epoch; nothing if one of them lacks it. No epoch takes zero time."""
+        sums: list[float] = []
+        for line in self.epochs:
+            if not line.get(key):
+                return []
+            sums.append((sums[-1] if sums else 0.0) + float(line[key]))
+        return sums
+
+    def as_data(self) -> dict[str, Any]:
+        """The run in plain numbers."""
+        best = max(self.scores, key=lambda score: score[1], default=None)
+        tested = self.evaluation or {}
+        return {
+            "run": self.name,
+            "folder": str(self.folder),
+            "model": self.recipe.model.name,
+            "parameters": self.parameters,
+            "data": self.recipe.data.name,
+            "state": "finished" if self.is_finished else "interrupted",
+            "epochs": len(self.epochs),
+            "epochs_asked": self.recipe.training.epochs,
+            "loss": self.last("loss"),
+            "accuracy": self.last("accuracy"),
+            "best_validation_score": None if best is None else best[1],
+            "best_epoch": None if best is None else self.epochs[best[0]]["epoch"],
+            "last_validation_score": self.scores[-1][1] if self.scores else None,
+            "test_accuracy": tested.get("accuracy"),
+            "test_mean_iou": tested.get("mean_iou"),
+            "mean_iterations": self.last("mean_iterations"),
+            "share_converged": self.last("share_converged"),
+            "seconds": self.total("seconds"),
+            "cpu_seconds": self.total("cpu_seconds"),
+        }
+
+
+def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
+    """The runs in these folders; what cannot be compared is an error that says why."""
+    if not folders:
+        raise ValueError("there is nothing to compare: name the folders of runs")
+    places = [folder.resolve() for folder in folders]
+    for place, folder in zip(places, folders, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(f"the run {folder} is named twice: name every run once")
+    runs = [
+        _read_run(folder, name) for folder, name in zip(folders, _short_names(places), strict=True)
+    ]
+    kinds = {run.kind: run for run in runs if run.kind is not None}
+    if len(kinds) > 1:
+        examples = ", ".join(f"{run.folder} ({kind})" for kind, run in kinds.items())
+        raise ValueError(f"these runs learn different things: {examples}; compare those of a kind")
+    return runs
+
+
+def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
+    """Keep the evaluation of a run in its folder; numbers that are not finite become None."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in evaluation.items()
+    }
+    text = json.dumps(finite, indent=2, allow_nan=False) + "\n"
+    write_atomically(RunFolder(folder).evaluation, text.encode())
+
+
+def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
+    """The keys on which the recipes disagree, each with a value a run; None where it has none."""
+    flat = [_flatten(run.recipe.as_data()) for run in runs]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    values = {key: [settings.get(key) for settings in flat] for key in keys}
+    # Compared as text: 1 and true, and 1 and 1.0, are equal to Python.
+    return {
+        key: found
+        for key, found in values.items()
+        if key != "about" and len({json.dumps(value) for value in found}) > 1
+    }
+
+
+def _read_run(folder: Path, name: str) -> ComparedRun:
+    run = RunFolder(folder)
+    if not run.config.is_file():
+        raise FileNotFoundError(
+            f"{folder} is not a run: it has no {run.config.name}; name folders that `equilibria "
+            "train` wrote (`equilibria runs` lists them)"
+        )
+    try:
+        recipe = load_recipe(run.config)
+    except ValueError as error:
+        raise ValueError(f"{folder} is not a run of `equilibria train`: {error}") from None
+    return ComparedRun(
+        name=name,
+        folder=folder,
+        recipe=recipe,
+        kind=_kind(recipe),
+        parameters=_stored_parameters(run, recipe),
+        is_finished=run.weights.is_file(),
+        epochs=tuple(run.read_metrics()),
+        evaluation=_stored_evaluation(run),
+    )
+
+
+def _kind(recipe: Recipe) -> str | None:
+    try:
+        return dataset_card(recipe.data.name).kind
+    except ValueError:
+        return None
+
+
+def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
+    """How many numbers were trained, counted in the stored weights: the data may be elsewhere."""
+    from safetensors import safe_open
+
+    kept = [folder / run.weights.name for folder in Checkpoints(run.checkpoints).present()]
+    weights = next((path for path in (run.weights, *kept) if path.is_file()), None)
+    if weights is None:
+        return None
+    # On this device nothing is computed. The names are needed alone, to tell buffers apart.
+    with torch.device("meta"):
+        model = create_model(recipe.model.name, **recipe.model.options)
+    names = {name for name, value in model.named_parameters() if value.requires_grad}
+    with safe_open(weights, framework="pt") as file:
+        if not names <= set(file.keys()):
+            return None
+        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in names)
+
+
+def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
+    """None if there is none to be read, or if it is older than the weights, so not of them."""
+    file = run.evaluation
+    if not (file.is_file() and run.weights.is_file()):
+        return None
+    if file.stat().st_mtime < run.weights.stat().st_mtime:
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _short_names(places: Sequence[Path]) -> list[str]:
+    for depth in range(1, max(len(place.parts) for place in places) + 1):
+        names = [str(Path(*place.parts[-depth:])) for place in places]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,235 @@
+"""Processes that train one model together, by torch.distributed."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed, nn
+
+from equilibria.data import Batches, Selection
+from equilibria.tasks import Evaluation, SegmentationEvaluation, SolveStatistics
+from equilibria.training.experiment import Experiment
+from equilibria.training.loop import EVALUATION_BATCH
+from equilibria.training.processes import Processes
+from equilibria.training.whole_batch import whole_batches
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of the training has ended, and the rest cannot go on without it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that train together."""
+
+    rank: int
+    count: int
+    local_rank: int
+    """Among those of this machine, as is the next."""
+    local_count: int
+    meeting_point: Path | None = None
+    """The file by which they find each other; None: by the address in the environment."""
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Place | None:
+        """As torchrun and its like say it; None where this process is alone."""
+        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        if not all(name in variables for name in needed):
+            return None
+        rank, count = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+        if count == 1:
+            return None
+        return cls(
+            rank=rank,
+            count=count,
+            local_rank=int(variables.get("LOCAL_RANK", rank)),
+            local_count=int(variables.get("LOCAL_WORLD_SIZE", count)),
+        )
+
+    def device(self, name: str = "auto") -> torch.device:
+        """The device of this process: a GPU of its own, or the processor."""
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name not in ("cpu", "cuda"):
+            raise ValueError(
+                f"{self.count} processes train on cpu or cuda, each with a GPU of its own, "
+                f"not on {name!r}"
+            )
+        if name == "cpu":
+            return torch.device("cpu")
+        if torch.cuda.device_count() < self.local_count:
+            raise ValueError(
+                f"{self.local_count} processes need as many GPUs, but there are "
+                f"{torch.cuda.device_count()}: start fewer, or use --device cpu"
+            )
+        return torch.device("cuda", self.local_rank)
+
+    def threads(self) -> int:
+        """This process's share of the processors."""
+        usable = getattr(os, "sched_getaffinity", None)
+        processors = len(usable(0)) if usable is not None else os.cpu_count() or 1
+        return max(1, processors // self.local_count)
+
+
+class ProcessGroup(Processes):
+    """The processes of torch.distributed's default group, which `joined_group` makes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank = distributed.get_rank()
+        self.count = distributed.get_world_size()
+        # NCCL takes what is on the GPU only, Gloo whatever comes.
+        self.meets_on = device if distributed.get_backend() == "nccl" else None
+
+    @contextmanager
+    def joined(self, model: nn.Module) -> Iterator[None]:
+        """The first process's weights for all, and statistics of whole batches."""
+        self.share([*model.parameters(), *model.buffers()])
+        with whole_batches(model, self):
+            yield
+
+    def total(self, values: Tensor) -> Tensor:
+        buffer = self._copy(values)
+        with _noticing_the_lost():
+            distributed.all_reduce(buffer)
+        return buffer.to(values.device)
+
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """All gradients of a type in one exchange; what has none in any process keeps none."""
+        by_type: defaultdict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                by_type[parameter.dtype].append(parameter)
+        for group in by_type.values():
+            self._sum_group(group)
+
+    def _sum_group(self, parameters: list[nn.Parameter]) -> None:
+        first = parameters[0]
+        present = torch.ones(len(parameters), dtype=first.dtype, device=first.device)
+        absent = [place for place, p in enumerate(parameters) if p.grad is None]
+        for place in absent:
+            present[place] = 0
+            parameters[place].grad = torch.zeros_like(parameters[place])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        summed = torch.cat([present, *(gradient.flatten() for gradient in gradients)])
+        with _noticing_the_lost():
+            distributed.all_reduce(summed)
+        pieces = torch.split(summed[len(parameters) :], [g.numel() for g in gradients])
+        for gradient, piece in zip(gradients, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+        # Looking at the flags makes a GPU wait: only where there is something to decide.
+        if absent:
+            somewhere = (summed[: len(parameters)] > 0).tolist()
+            for place in absent:
+                if not somewhere[place]:
+                    parameters[place].grad = None
+
+    @torch.no_grad()
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            buffer = self._copy(tensor)
+            with _noticing_the_lost():
+                distributed.broadcast(buffer, 0)
+            if not self.leads:
+                tensor.copy_(buffer)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """The vectors of all processes, one after another."""
+        sizes = torch.zeros(self.count, dtype=torch.int64)
+        sizes[self.rank] = len(values)
+        sizes = self.total(sizes)
+        start = int(sizes[: self.rank].sum())
+        joint = torch.zeros(int(sizes.sum()), dtype=torch.float64)
+        joint[start : start + len(values)] = values.to(joint)
+        return self.total(joint)
+
+    def first_message(self, own: str | None) -> str | None:
+        """What the first process says that has something to say; None if nobody has."""
+        said: list[str | None] = [None] * self.count
+        with _noticing_the_lost():
+            distributed.all_gather_object(said, own)
+        return next((message for message in said if message is not None), None)
+
+    def _copy(self, values: Tensor) -> Tensor:
+        values = values.detach()
+        moved = values if self.meets_on is None else values.to(self.meets_on)
+        return moved.clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
+    """Meet the other processes; all of them leave together, unless one fails."""
+    nccl = device.type == "cuda" and distributed.is_nccl_available()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = None
+    if place.meeting_point is not None:
+        file = str(place.meeting_point)
+        store = distributed.FileStore(file, place.count)  # type: ignore[attr-defined]
+    distributed.init_process_group(
+        "nccl" if nccl else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.count,
+    )
+    group = ProcessGroup(device)
+    try:
+        yield group
+        group.total(torch.zeros(()))
+    except BaseException:
+        # NCCL would wait here for what the lost process never sends; the exit ends it as well.
+        if not nccl:
+            distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()
+
+
+def evaluate_together(
+    experiment: Experiment, processes: Processes
+) -> Evaluation | SegmentationEvaluation:
+    """On the test images, of which each process takes its share.
+
+    Predictions and confidences stay those of this process.
+    """
+    if not isinstance(processes, ProcessGroup) or len(experiment.test) < processes.count:
+        return experiment.evaluate()
+    own = torch.arange(processes.rank, len(experiment.test), processes.count)
+    batches = Batches(Selection(experiment.test, own), EVALUATION_BATCH)
+    part = experiment.task.evaluate(experiment.model, batches)
+    solves = _gathered_solves(part.solves, processes)
+    if isinstance(part, SegmentationEvaluation):
+        return replace(part.pooled(processes.total), solves=solves)
+    result = part.pooled(processes.total)
+    if part.top5_accuracy is None:
+        return replace(result, solves=solves)
+    found = torch.tensor(part.top5_accuracy * part.samples, dtype=torch.float64)
+    top5_accuracy = float(processes.total(found)) / result.samples
+    return replace(result, solves=solves, top5_accuracy=top5_accuracy)
+
+
+def _gathered_solves(own: SolveStatistics, group: ProcessGroup) -> SolveStatistics:
+    def of_all(parts: list[Tensor]) -> Tensor:
+        return group.gathered(torch.cat(parts).cpu() if parts else torch.zeros(0))
+
+    iterations, residuals, converged = map(of_all, (own.iterations, own.residuals, own.converged))
+    if not len(converged):
+        return SolveStatistics()
+    return SolveStatistics([iterations.long()], [residuals], [converged.bool()])
+
+
+@contextmanager
+def _noticing_the_lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).split(". ")[0]
+        raise ProcessLostError(
+            "another process of this training has ended, or cannot be reached any more: its own "
+            f"message says why, and --resume goes on from the last checkpoint ({reason})"
+        ) from error

@@ -1,0 +1,130 @@
+"""Batch normalisation by the statistics of a batch that several processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from equilibria.training.processes import Processes
+
+
+class SynchronisedNorm(_BatchNorm):
+    """In training a `BatchNorm` over the parts of a batch together, in evaluation the usual one.
+
+    Torch's SyncBatchNorm refuses a CPU. A part may be empty, and parts may differ in size. Exact
+    derivatives of every order, one exchange of 2 numbers a channel forward and one backward.
+    """
+
+    processes: Processes
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if not self.training:
+            return super().forward(input)
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
+        mean, variance, count = _statistics(values, self.processes)
+        # Where this part alone has two values there is nothing to look at, and nobody waits.
+        if values[:, :1].numel() < 2 and float(count) < 2:
+            raise ValueError(
+                "batch normalisation needs more than one value a channel in training, but a batch "
+                f"of all {self.processes.count} processes had {float(count):.0f}"
+            )
+        if self.running_mean is not None:
+            self._follow(mean.detach(), variance.detach(), count)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        shape = (1, -1, *[1] * (values.dim() - 2))
+        return torch.addcmul(shift.view(shape), values, scale.view(shape)).to(input.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Move the running statistics towards those of a batch."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = (
+            1 / self.num_batches_tracked.to(count)
+            if self.momentum is None
+            else torch.full_like(count, self.momentum)
+        )
+        unbiased = variance * (count / (count - 1))
+        for running, seen in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.lerp_(seen.to(running), share.to(running))
+
+
+@contextmanager
+def synchronised_norms(norms: Iterable[nn.Module], processes: Processes) -> Iterator[None]:
+    """Make batch norms synchronised ones, in place; afterwards they are what they were."""
+    changed = [(norm, type(norm)) for norm in norms]
+    try:
+        for norm, kind in changed:
+            norm.__class__ = _synchronised(kind)
+            norm.__dict__["processes"] = processes
+        yield
+    finally:
+        for norm, kind in changed:
+            norm.__class__ = kind
+            norm.__dict__.pop("processes", None)
+
+
+def can_be_synchronised(module: nn.Module) -> bool:
+    """Whether a module is a batch norm that computes as torch's own do."""
+    return isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
+
+
+def _synchronised(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Synchronised{kind.__name__}", (SynchronisedNorm, kind), {})
+
+
+def _statistics(values: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and (biased) variance of every channel over all parts, and how many values it has.
+
+    The parts are joined by their own means and squared deviations (Chan et al., 1979): sums of
+    squares would cancel.
+    """
+    channels = values.shape[1]
+    over = [d for d in range(values.dim()) if d != 1]
+    own_count = values[:, :1].numel()
+    if own_count:
+        variance, mean = torch.var_mean(values, dim=over, correction=0)
+        own = torch.stack((mean, variance * own_count))
+    else:
+        own = values.sum(dim=over).expand(2, channels)  # zeros, in the graph
+    counts = own.new_full((1, channels), own_count)
+    rows = torch.cat((own, counts))[None]
+    # A row for each process, of which each fills its own: then one sum tells all of them to all.
+    before, after = processes.rank, processes.count - processes.rank - 1
+    rows = torch.cat(
+        (rows.new_zeros(before, 3, channels), rows, rows.new_zeros(after, 3, channels))
+    )
+    means, deviations, counts = _Total.apply(rows, processes).unbind(dim=1)  # type: ignore[no-untyped-call]
+    counts = counts.detach()
+    count = counts[:, 0].sum()
+    mean = (means * counts).sum(dim=0) / count.clamp_min(1)
+    between = (counts * (means - mean).square()).sum(dim=0)
+    return mean, (deviations.sum(dim=0) + between) / count.clamp_min(1), count
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the processes; its derivative is the sum over the processes again."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, values: Tensor, processes: Processes) -> Tensor:
+        cast(Any, ctx).processes = processes
+        return processes.total(values)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
+        summed: Tensor = _Total.apply(gradients[0], cast(Any, ctx).processes)  # type: ignore[no-untyped-call]
+        return summed, None

@@ -1,0 +1,182 @@
+"""`equilibria predict` on a run that learned the classes of pixels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor
+from typer.testing import CliRunner, Result
+
+from equilibria.cli import app
+from equilibria.data import DataSet, DataSetCard, Split, register_dataset
+from equilibria.data import registry as internals
+from equilibria.registry import Registry
+
+NAMES = ("wall", "red box", "green box")
+COLORS = torch.tensor([[0.2, 0.2, 0.25], [0.9, 0.2, 0.1], [0.1, 0.8, 0.3]])
+HEIGHT, WIDTH = 24, 32
+
+
+def boxes(samples: int) -> tuple[Tensor, Tensor]:
+    """Images of a red and a green box on a wall, and the class of every pixel."""
+    labels = torch.zeros(samples, HEIGHT, WIDTH, dtype=torch.long)
+    for i in range(samples):
+        for label, left in ((1, 2 + i % 4), (2, 17 + i % 5)):
+            top = 2 + (3 * i + 5 * label) % 9
+            labels[i, top : top + 10, left : left + 9] = label
+    return COLORS[labels].movedim(3, 1).contiguous(), labels
+
+
+def load_boxes() -> DataSet[Split]:
+    images, labels = boxes(48)
+    train, test = Split(images[:40], labels[:40]), Split(images[40:], labels[40:])
+    return DataSet("boxes", train, test, NAMES, kind="segmentation", ignore_index=255)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _boxes() -> Iterator[None]:
+    """The data set `boxes`, gone again after these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        loaders: Registry[object] = Registry("data set")
+        loaders._factories.update(internals._loaders._factories)
+        patch.setattr(internals, "_loaders", loaders)
+        patch.setattr(internals, "_cards", dict(internals._cards))
+        register_dataset(DataSetCard("boxes", kind="segmentation", classes=3), load_boxes)
+        yield
+
+
+def invoke(*arguments: object) -> Result:
+    threads = torch.get_num_threads()
+    try:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = {
+        "model": {
+            "name": "deep-opteq-segmentation",
+            "options": {"channels": 12, "widths": [12], "head_width": 12, "stride": 2},
+        },
+        "data": {"name": "boxes"},
+        "training": {"epochs": 20, "batch_size": 8, "learning_rate": 0.02},
+        "threads": 1,
+    }
+    (folder / "boxes.yaml").write_text(yaml.safe_dump(recipe))
+    result = invoke("train", folder / "boxes.yaml", "--output", folder / "run")
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+def save(image: Tensor, path: Path, size: tuple[int, int]) -> Path:
+    pixels = (image.movedim(0, 2) * 255).round().to(torch.uint8).numpy()
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST).save(path)
+    return path
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """One of the test images, four times as large."""
+    return save(boxes(48)[0][44], tmp_path / "images" / "box.png", (4 * WIDTH, 4 * HEIGHT))
+
+
+def test_the_classes_are_found_and_their_shares_told(
+    segmenter: Path, picture: Path, tmp_path: Path
+) -> None:
+    result = invoke("predict", segmenter, picture, "--output", tmp_path / "drawn", "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.output)
+    labels = boxes(48)[1][44]
+    assert next(iter(found["classes"])) == "wall"
+    for label, name in enumerate(NAMES):
+        share = float((labels == label).float().mean())
+        assert found["classes"][name] == pytest.approx(share, abs=0.04)
+    assert sum(found["classes"].values()) == pytest.approx(1)
+    assert found["file"] == str(picture)
+    assert 0.5 < found["confidence"] <= 1
+    assert found["iterations"] > 0
+    assert found["converged"] is True
+
+
+def test_the_drawing_shows_each_class_where_it_is(
+    segmenter: Path, picture: Path, tmp_path: Path
+) -> None:
+    result = invoke("predict", segmenter, picture, "--output", tmp_path / "drawn", "--json")
+    (found,) = json.loads(result.output)
+    with Image.open(found["drawn"]) as drawing:
+        shown = np.asarray(drawing.convert("RGB")).astype(int)
+    # The overlay is the right half; in it the red box is left of the green one.
+    overlay = shown[: int(0.8 * len(shown)), shown.shape[1] // 2 :]
+    red, green, blue = overlay[..., 0], overlay[..., 1], overlay[..., 2]
+    orange_columns = np.nonzero((red > green + 40) & (green > blue + 40))[1]
+    green_columns = np.nonzero((green > red + 40) & (green > blue + 40))[1]
+    assert len(orange_columns) > 1000
+    assert len(green_columns) > 1000
+    assert orange_columns.mean() < green_columns.mean()
+
+
+def test_an_image_is_drawn_in_its_own_proportions(segmenter: Path, tmp_path: Path) -> None:
+    sizes = {}
+    for name, size in (("tall", (80, 160)), ("wide", (160, 80))):
+        file = save(boxes(1)[0][0], tmp_path / "images" / f"{name}.png", size)
+        (found,) = json.loads(
+            invoke("predict", segmenter, file, "--output", tmp_path / "drawn", "--json").output
+        )
+        with Image.open(found["drawn"]) as drawing:
+            sizes[name] = drawing.size
+    assert sizes["tall"][0] < 1.2 * sizes["tall"][1]
+    assert sizes["wide"][0] > 3 * sizes["wide"][1]
+
+
+def test_images_of_one_name_do_not_overwrite_each_other_or_themselves(
+    segmenter: Path, picture: Path, tmp_path: Path
+) -> None:
+    folder = picture.parent
+    other = save(boxes(1)[0][0], folder / "more" / "box.jpg", (WIDTH, HEIGHT))
+    before = picture.read_bytes()
+    found = json.loads(
+        invoke("predict", segmenter, picture, other, "--output", folder, "--json").output
+    )
+    assert len({Path(p["drawn"]).name for p in found}) == 2
+    assert all(Path(p["drawn"]).is_file() for p in found)
+    assert picture.read_bytes() == before
+
+
+def test_a_table_names_the_classes(
+    segmenter: Path, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("predict", segmenter, Path("images"))
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    for part in ("wall ", "red box ", "green box ", "Confidence", "yes"):
+        assert part in text
+    assert Path("equilibria-predictions/box-classes.png").is_file()
+
+
+def test_what_is_no_image_is_named(segmenter: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    result = invoke("predict", segmenter, tmp_path / "text.png", "--output", tmp_path / "drawn")
+    assert result.exit_code == 2
+    assert "text.png is not an image" in " ".join(result.output.split())
+
+
+def test_grey_and_transparent_files_are_read_as_coloured_ones(
+    segmenter: Path, tmp_path: Path
+) -> None:
+    for mode in ("L", "RGBA", "P"):
+        Image.new(mode, (20, 30)).save(tmp_path / f"{mode}.png")
+    result = invoke("predict", segmenter, tmp_path, "--output", tmp_path / "drawn", "--json")
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.output)) == 3
