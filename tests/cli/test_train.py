@@ -156,3 +156,18 @@ def test_kill_and_resume_gives_the_same_metrics(tmp_path: Path) -> None:
     assert metrics(folder) == metrics(tmp_path / "whole")
     weights = [(run / "model.safetensors").read_bytes() for run in (folder, tmp_path / "whole")]
     assert weights[0] == weights[1]
+
+
+def test_the_best_weights_can_be_evaluated_and_used(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = invoke("train", "digits-opteq", *SHORT, "data.validation=0.2", "--output", folder)
+    assert result.exit_code == 0, result.output
+    assert json.loads(invoke("evaluate", folder, "--best", "--json").output)["samples"] == 450
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    assert invoke("predict", folder, tmp_path / "black.png", "--best").exit_code == 0
+
+
+def test_best_weights_without_validation_are_refused(finished: Path) -> None:
+    result = invoke("evaluate", finished, "--best")
+    assert result.exit_code == 2
+    assert "no validation images" in " ".join(result.output.split())

@@ -125,16 +125,26 @@ def train_command(
     run_training(request, devices=devices)
 
 
-@app.command("evaluate", epilog="[bold]Example[/bold]\n\nequilibria evaluate runs/opteq --json")
+Best = Annotated[
+    bool, typer.Option("--best", help="With the weights of the epoch that validated best.")
+]
+
+
+@app.command(
+    "evaluate",
+    epilog="[bold]Examples[/bold]\n\nequilibria evaluate runs/opteq --json\n\n"
+    "equilibria evaluate runs/opteq --best",
+)
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Evaluate a trained model on its test images."""
     from equilibria.cli.train import run_evaluation
 
-    run_evaluation(folder=run, device_name=device, as_json=as_json)
+    run_evaluation(folder=run, best=best, device_name=device, as_json=as_json)
 
 
 @app.command(
@@ -149,13 +159,21 @@ def predict_command(
     output: Annotated[
         Path, typer.Option(help="Folder for the pictures, if the run segments images.")
     ] = Path("equilibria-predictions"),
+    best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Classify image files, or their pixels, with a trained model."""
     from equilibria.cli.predict import run_prediction
 
-    run_prediction(folder=run, images=images, output=output, device_name=device, as_json=as_json)
+    run_prediction(
+        folder=run,
+        images=images,
+        output=output,
+        best=best,
+        device_name=device,
+        as_json=as_json,
+    )
 
 
 datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")

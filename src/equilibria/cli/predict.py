@@ -66,7 +66,8 @@ def run_prediction(
     *,
     folder: Path,
     images: list[Path],
-    output: Path = Path("equilibria-predictions"),
+    output: Path,
+    best: bool,
     device_name: str,
     as_json: bool,
 ) -> None:
@@ -75,7 +76,7 @@ def run_prediction(
     try:
         device = choose_device(device_name)
         files = find_images(images)
-        experiment = trained(folder, device=device)
+        experiment = trained(folder, device=device, weights="best" if best else "last")
         if isinstance(experiment.task, Segmentation):
             predictions = list(predict_pixels(experiment, files, device, output))
         else:

@@ -147,11 +147,11 @@ def _fail_once(message: str, *, leads: bool, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def run_evaluation(*, folder: Path, device_name: str, as_json: bool) -> None:
+def run_evaluation(*, folder: Path, best: bool, device_name: str, as_json: bool) -> None:
     """Evaluate a finished run on its test images."""
     try:
         device = choose_device(device_name)
-        experiment = trained(folder, device=device)
+        experiment = trained(folder, device=device, weights="best" if best else "last")
     except (OSError, TypeError, ValueError) as error:
         fail(str(error))
     result = experiment.evaluate()
