@@ -399,6 +399,26 @@ def test_omniglot(tmp_path: Path) -> None:
         load_dataset("omniglot", tmp_path, parting="alphabets")
 
 
+def test_omniglot_by_alphabets(tmp_path: Path) -> None:
+    parts = {"images_background": ["Greek", "Latin"], "images_evaluation": ["Tengwar"]}
+    write_omniglot(tmp_path / "omniglot-py", parts)
+    data = load_dataset(
+        "omniglot",
+        tmp_path,
+        parting="drawings",
+        labels="alphabets",
+        alphabets=["Tengwar", "Greek"],
+        size=10,
+    )
+    assert data.class_names == ("Tengwar", "Greek")
+    assert (len(data.train), len(data.test)) == (60, 20)
+    assert everything(data.train)[1].tolist() == [0] * 30 + [1] * 30
+    with pytest.raises(ValueError, match="no alphabet 'Elvish' here, only Greek, Latin, Tengwar"):
+        load_dataset("omniglot", tmp_path, alphabets=["Elvish"])
+    with pytest.raises(ValueError, match="'characters' or 'alphabets'"):
+        load_dataset("omniglot", tmp_path, labels="drawings")
+
+
 def test_alphabets_of_both_small_parts_are_not_tested_on(tmp_path: Path) -> None:
     parts = {
         "images_background_small1": ["Greek", "Latin"],

@@ -85,3 +85,10 @@ def test_label_smoothing_changes_the_loss() -> None:
     assert (plain.correct, plain.samples) == (3, 4)
     with pytest.raises(ValueError, match="label_smoothing"):
         Classification(label_smoothing=1.0)
+
+
+def test_top_five_accuracy_by_hand() -> None:
+    logits = torch.arange(7.0).repeat(4, 1)
+    labels = torch.tensor([6, 2, 1, 0])
+    assert evaluate(Echo(), [(logits, labels)]).top5_accuracy == 0.5
+    assert evaluate(Echo(), [(LOGITS, LABELS)]).top5_accuracy is None

@@ -249,6 +249,50 @@ def compare_command(
 
 
 @app.command(
+    "reproduce",
+    epilog="[bold]Examples[/bold]\n\nequilibria reproduce\n\n"
+    "equilibria reproduce mopteqs-t1b --quick\n\n"
+    "equilibria reproduce geq-t1a --seeds 5 --device cuda --root data",
+)
+def reproduce_command(
+    table: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A table; without it, the list of them.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Another, small setting: minutes on a processor.")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option(help="Folder for results and runs; finished runs are used again.")
+    ] = Path("results"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many; 3 if not set.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of a quick run; all cores if not set.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    root: DataRoot = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show recipes and sizes, and run nothing.")
+    ] = False,
+) -> None:
+    """Run a table of the papers again and set it beside their figures."""
+    from equilibria.cli.reproduce import run_reproduction, show_tables
+
+    if table is None:
+        show_tables(root)
+        return
+    run_reproduction(
+        table_id=table,
+        quick=quick,
+        output=output,
+        seeds=seeds,
+        workers=workers,
+        device_name=device,
+        root=root,
+        dry_run=dry_run,
+    )
+
+
+@app.command(
     "tune",
     epilog="[bold]Examples[/bold]\n\nequilibria tune opteq-small\n\n"
     "equilibria tune equilibria-demo --tolerances 1e-3,1e-5 --json",

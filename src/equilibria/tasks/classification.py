@@ -47,6 +47,8 @@ class Evaluation:
     confidences: Tensor
     """The softmax probability of each predicted class."""
     solves: SolveStatistics
+    top5_accuracy: float | None = None
+    """The share of samples whose class is among the five likeliest; None with five or fewer."""
 
     @property
     def samples(self) -> int:
@@ -66,7 +68,7 @@ class Evaluation:
         return self.accuracy
 
     def pooled(self, total: Callable[[Tensor], Tensor]) -> Evaluation:
-        """Loss and counts over all processes; predictions and solves stay those of this one."""
+        """Loss and counts over all processes; all else stays that of this one."""
         loss, confusion = pooled_counts(self.loss, self.confusion, total)
         return replace(self, loss=loss, confusion=confusion)
 
@@ -96,7 +98,15 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Eval
         predictions=predictions,
         confidences=confidences,
         solves=solves,
+        top5_accuracy=_top5_accuracy(logits, labels),
     )
+
+
+def _top5_accuracy(logits: Tensor, labels: Tensor) -> float | None:
+    if logits.shape[1] <= 5:
+        return None
+    found = logits.topk(5, dim=1).indices == labels[:, None]
+    return float(found.any(dim=1).double().mean())
 
 
 def pooled_counts(

@@ -25,6 +25,7 @@ from equilibria.training.optimizer import (
     learning_rate_share,
     parameter_groups,
 )
+from equilibria.training.parts import with_parts
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import (
     DataRecipe,
@@ -92,5 +93,6 @@ __all__ = [
     "train",
     "trained",
     "tune",
+    "with_parts",
     "write_atomically",
 ]

@@ -15,7 +15,6 @@ from torch import Tensor, distributed, nn
 from equilibria.data import Batches, Selection
 from equilibria.tasks import Evaluation, SegmentationEvaluation, SolveStatistics
 from equilibria.training.experiment import Experiment
-from equilibria.training.loop import EVALUATION_BATCH
 from equilibria.training.processes import Processes
 from equilibria.training.whole_batch import whole_batches
 
@@ -200,7 +199,9 @@ def evaluate_together(
     if not isinstance(processes, ProcessGroup) or len(experiment.test) < processes.count:
         return experiment.evaluate()
     own = torch.arange(processes.rank, len(experiment.test), processes.count)
-    batches = Batches(Selection(experiment.test, own), EVALUATION_BATCH)
+    batches = Batches(
+        Selection(experiment.test, own), experiment.recipe.training.evaluation_batch_size
+    )
     part = experiment.task.evaluate(experiment.model, batches)
     solves = _gathered_solves(part.solves, processes)
     if isinstance(part, SegmentationEvaluation):

@@ -30,8 +30,9 @@ from equilibria.data import (
 from equilibria.models import create_model, model_options
 from equilibria.tasks import Classification, Evaluation, Segmentation, SegmentationEvaluation
 from equilibria.training.checkpoint import Checkpoints, load_weights
-from equilibria.training.loop import EVALUATION_BATCH, train
+from equilibria.training.loop import train
 from equilibria.training.metrics import EpochMetrics, StepProgress
+from equilibria.training.parts import with_parts
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import Recipe, load_recipe
 from equilibria.training.run import RunFolder
@@ -125,7 +126,8 @@ class Experiment:
 
     def evaluate(self) -> Evaluation | SegmentationEvaluation:
         """On the test images."""
-        return self.task.evaluate(self.model, Batches(self.test, EVALUATION_BATCH))
+        batches = Batches(self.test, self.recipe.training.evaluation_batch_size)
+        return self.task.evaluate(self.model, batches)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images with values in [0, 1] as the model takes them."""
@@ -192,7 +194,7 @@ def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
     }
     known = model_options(recipe.model.name)
     fitting = {name: value for name, value in options.items() if name in known}
-    return create_model(recipe.model.name, **{**fitting, **recipe.model.options})
+    return create_model(recipe.model.name, **{**fitting, **with_parts(recipe.model.options)})
 
 
 def trained(

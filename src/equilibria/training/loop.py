@@ -20,7 +20,6 @@ from equilibria.training.processes import ALONE, Processes
 from equilibria.training.settings import TrainingSettings
 from equilibria.training.solves import TrainingSolves
 
-EVALUATION_BATCH = 256
 READ_AHEAD = 4
 """Batches that a thread reads from a disk while the model computes."""
 STEPS_UNSEEN = 20
@@ -249,7 +248,8 @@ class _Training:
             return None
         own = torch.arange(self.processes.rank, len(self.validation), self.processes.count)
         source = self.validation if self.processes.count == 1 else Selection(self.validation, own)
-        result = self.task.evaluate(self.model, Batches(source, EVALUATION_BATCH))
+        batches = Batches(source, self.settings.evaluation_batch_size)
+        result = self.task.evaluate(self.model, batches)
         return result.pooled(self.processes.total)
 
     def _keep(self, metrics: EpochMetrics) -> None:

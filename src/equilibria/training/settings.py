@@ -25,6 +25,7 @@ class TrainingSettings:
     tolerance, final_tolerance: of the solver in training, the second one in the last epoch, with
         the logarithm on a line between them. None: the model's own.
     evaluation_tolerance: of the solver in evaluation. None: the model's own.
+    evaluation_batch_size: fewer where images are large.
     gradient: the gradient rule by name ("one_step", "implicit", …). None: the model's own.
     warm_start: start the solve of each sample at its equilibrium of the epoch before. Takes memory
         for the state of every sample, and gains little where augmentation moves the pixels.
@@ -53,6 +54,7 @@ class TrainingSettings:
     tolerance: float | None = None
     final_tolerance: float | None = None
     evaluation_tolerance: float | None = None
+    evaluation_batch_size: int = 256
     gradient: str | None = None
     warm_start: bool = False
     jacobian_weight: float = 0.0
@@ -61,7 +63,13 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "jacobian_vectors"):
+        for name in (
+            "epochs",
+            "batch_size",
+            "accumulate",
+            "evaluation_batch_size",
+            "jacobian_vectors",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("learning_rate", "clip_norm", "decay", "power"):

@@ -30,6 +30,8 @@ def load_omniglot(
     folder: Path,
     *,
     parting: str = "characters",
+    labels: str = "characters",
+    alphabets: Sequence[str] | None = None,
     size: int = 28,
     threads: int = READING_THREADS,
 ) -> DataSet[Source]:
@@ -38,9 +40,13 @@ def load_omniglot(
     With `parting="characters"`, the way of few-shot learning, `test` has characters that `train`
     has not; with "drawings" both have all characters, and the last five drawings of each test.
     An alphabet that is in both parts (the small ones share two) counts as one to train on.
+    With `labels="alphabets"` the class of a drawing is its alphabet. `alphabets` names those to
+    read, by default all, in the order that their classes shall have.
     """
     if parting not in ("characters", "drawings"):
         raise ValueError(f"parting must be 'characters' or 'drawings', not {parting!r}")
+    if labels not in ("characters", "alphabets"):
+        raise ValueError(f"labels must be 'characters' or 'alphabets', not {labels!r}")
     names = next((pair for pair in PARTS if all((folder / name).is_dir() for name in pair)), None)
     if names is None:
         raise MissingDataError(
@@ -50,12 +56,19 @@ def load_omniglot(
     fresh = {
         name: drawings
         for name, drawings in _characters(folder / names[1]).items()
-        if name.split("/")[0] not in {known.split("/")[0] for known in training}
+        if _alphabet(name) not in {_alphabet(known) for known in training}
     }
-    everything = [*training.items(), *fresh.items()]
+    everything = _chosen([*training.items(), *fresh.items()], alphabets)
+
+    def class_of(name: str) -> str:
+        return _alphabet(name) if labels == "alphabets" else name
+
+    classes = list(dict.fromkeys(class_of(name) for name, _ in everything))
+    numbers = {name: number for number, name in enumerate(classes)}
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
-    for label, (name, drawings) in enumerate(everything):
+    for name, drawings in everything:
+        label = numbers[class_of(name)]
         if parting == "drawings":
             held_back = len(drawings) - TRAINING_DRAWINGS
             if held_back < 1:
@@ -74,8 +87,30 @@ def load_omniglot(
         "omniglot",
         _drawings(train, framing, threads),
         _drawings(test, framing, threads),
-        tuple(name for name, _ in everything),
+        tuple(classes),
     )
+
+
+def _alphabet(name: str) -> str:
+    return name.split("/")[0]
+
+
+def _chosen(
+    characters: list[tuple[str, list[Path]]], alphabets: Sequence[str] | None
+) -> list[tuple[str, list[Path]]]:
+    """The characters of these alphabets, in this order."""
+    if alphabets is None:
+        return characters
+    known = list(dict.fromkeys(_alphabet(name) for name, _ in characters))
+    for alphabet in alphabets:
+        if alphabet not in known:
+            raise ValueError(f"there is no alphabet {alphabet!r} here, only {', '.join(known)}")
+    return [
+        (name, drawings)
+        for alphabet in dict.fromkeys(alphabets)
+        for name, drawings in characters
+        if _alphabet(name) == alphabet
+    ]
 
 
 def _characters(folder: Path) -> dict[str, list[Path]]:

@@ -1,0 +1,105 @@
+"""A paper's table as data: its figures as printed, and the recipe behind every row."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Setting = Literal["full", "quick"]
+RecipeData = Mapping[str, Any]
+"""A recipe as YAML holds it, without a seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column as printed, and the measure that stands beside it; None: it is only the paper's."""
+
+    title: str
+    measure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One model or setting.
+
+    paper: its figures by the titles of columns, exactly as printed.
+    full, quick: recipes; None where a setting has none, for the reason `missing`.
+    """
+
+    label: str
+    paper: Mapping[str, str]
+    full: RecipeData | None = None
+    quick: RecipeData | None = None
+    missing: str = ""
+
+    def recipe(self, setting: Setting) -> RecipeData | None:
+        return self.full if setting == "full" else self.quick
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperTable:
+    """A table that can be reproduced.
+
+    extras: measures beyond those of an evaluation: "efficiency", "features".
+    full_remarks: what the paper leaves open and was chosen here.
+    quick_remarks: how the quick setting differs from the paper's.
+    """
+
+    id: str
+    paper: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    extras: tuple[str, ...] = ()
+    seeds: int = 3
+    full_remarks: tuple[str, ...] = ()
+    quick_remarks: tuple[str, ...] = ()
+
+    def remarks(self, setting: Setting) -> tuple[str, ...]:
+        return self.full_remarks if setting == "full" else self.quick_remarks
+
+    def data_sets(self, setting: Setting) -> list[str]:
+        """The names of the data sets that the rows need."""
+        recipes = [row.recipe(setting) for row in self.rows]
+        return list(dict.fromkeys(recipe["data"]["name"] for recipe in recipes if recipe))
+
+
+_tables: dict[str, PaperTable] = {}
+
+
+def register_table(table: PaperTable, *, replace: bool = False) -> None:
+    """Make a table known by its id."""
+    if table.id in _tables and not replace:
+        raise ValueError(f"there is a table {table.id!r} already")
+    titles = {column.title for column in table.columns}
+    for row in table.rows:
+        unknown = set(row.paper) - titles
+        if unknown:
+            raise ValueError(f"{table.id}, {row.label}: no column {unknown.pop()!r}")
+        if None in (row.full, row.quick) and not row.missing:
+            raise ValueError(f"{table.id}, {row.label}: say why it has no recipe")
+    _tables[table.id] = table
+
+
+def list_tables() -> list[PaperTable]:
+    """All of them, paper by paper, in the order of their numbers."""
+    return sorted(_tables.values(), key=_place)
+
+
+def _place(table: PaperTable) -> tuple[int, int, str]:
+    papers = [other.paper for other in _tables.values()]
+    number = re.search(r"-t(\d+)", table.id)
+    return papers.index(table.paper), int(number.group(1)) if number else 0, table.id
+
+
+def find_table(table_id: str) -> PaperTable:
+    """The table of this id; an unknown one is an error that names the nearest."""
+    if table_id in _tables:
+        return _tables[table_id]
+    near = difflib.get_close_matches(table_id.lower(), _tables, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = ", ".join(table.id for table in list_tables())
+    raise ValueError(f"there is no table {table_id!r}{hint} There are: {known}.")

@@ -1,0 +1,16 @@
+"""The papers' tables; importing this package makes them known, paper by paper."""
+
+# isort: off
+from equilibria.reproduce.tables import opteq, opteq_imagenet, opteq_segmentation
+from equilibria.reproduce.tables import mopteqs, mopteqs_imagenet
+from equilibria.reproduce.tables import geq
+# isort: on
+
+__all__ = [
+    "geq",
+    "mopteqs",
+    "mopteqs_imagenet",
+    "opteq",
+    "opteq_imagenet",
+    "opteq_segmentation",
+]
