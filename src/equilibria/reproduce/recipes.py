@@ -99,8 +99,8 @@ QUICK_ALPHABETS: RecipeData = {
 }
 QUICK_STREETS: RecipeData = {
     "name": "camvid",
-    "options": {"size": [48, 64], "threads": 1},
-    "augmentation": ["flip"],
+    "options": {"threads": 1},
+    "augmentation": [{"scale_crop": {"size": [88, 120], "scales": [0.75, 1.5]}}, "flip"],
     "in_memory": True,
 }
 

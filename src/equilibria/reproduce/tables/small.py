@@ -39,6 +39,18 @@ SMALL_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "deep-opteq-small",
         {"channels": 16, "widths": [4, 8, 16, 32, 32], "downsample": 8, "norm": "estimate"},
     ),
+    # W small at first but not bounded, as in the paper: the iteration takes its time.
+    "deep-opteq-unbounded": (
+        "deep-opteq-small",
+        {
+            "channels": 16,
+            "widths": [4, 8, 16, 32, 32],
+            "stem_depth": 2,
+            "stem_strides": 2,
+            "norm": None,
+            "init_scale": 1.0,
+        },
+    ),
     "deep-opteq-large": (
         "deep-opteq-small",
         {"channels": 32, "widths": [12, 24, 48, 96, 96], "downsample": 8, "norm": "estimate"},
