@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,8 +14,7 @@ import torch
 
 import equilibria
 from benchmarks.contest import Settings
-
-ROOT = Path(__file__).resolve().parents[1]
+from equilibria.reproduce.provenance import commit
 
 
 def describe_run(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -68,18 +66,3 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def commit() -> str | None:
-    """The commit of the checkout, with a + if files differ from it."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return None
-    return answer.stdout.strip() or None

@@ -6,23 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from PIL import Image
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from equilibria.cli import app
 from equilibria.training import RunFolder
+from tests.program import invoke
 
 SMALL = ("data.options.train_samples=200", "model.options.channels=8")
-
-
-def invoke(*arguments: object) -> Result:
-    threads = torch.get_num_threads()
-    try:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,11 @@ import torch
 import yaml
 from PIL import Image
 from torch import Tensor
-from typer.testing import CliRunner, Result
 
-from equilibria.cli import app
 from equilibria.data import DataSet, DataSetCard, Split, register_dataset
 from equilibria.data import registry as internals
 from equilibria.registry import Registry
+from tests.program import invoke
 
 NAMES = ("wall", "red box", "green box")
 COLORS = torch.tensor([[0.2, 0.2, 0.25], [0.9, 0.2, 0.1], [0.1, 0.8, 0.3]])
@@ -50,14 +49,6 @@ def _boxes() -> Iterator[None]:
         patch.setattr(internals, "_cards", dict(internals._cards))
         register_dataset(DataSetCard("boxes", kind="segmentation", classes=3), load_boxes)
         yield
-
-
-def invoke(*arguments: object) -> Result:
-    threads = torch.get_num_threads()
-    try:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

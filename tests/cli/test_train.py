@@ -13,23 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 import equilibria
-from equilibria.cli import app
 from equilibria.data import load_digits
 from equilibria.training import RunFolder
+from tests.program import invoke
 
 TIMES = ("seconds", "cpu_seconds")
 SHORT = ["training.epochs=3", "data.options.train_samples=200", "model.options.channels=8"]
-
-
-def invoke(*arguments: object) -> Result:
-    threads = torch.get_num_threads()
-    try:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

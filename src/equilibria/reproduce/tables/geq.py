@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from equilibria.reproduce.recipes import (
     CIFAR10,
@@ -57,67 +57,29 @@ def augmented(data: RecipeData) -> RecipeData:
     return {**data, "augmentation": [*data["augmentation"], "randaugment"]}
 
 
-def row(
-    label: str,
-    size: str,
-    accuracy: str,
-    full: tuple[str, RecipeData, RecipeData],
-    quick: tuple[str, RecipeData, int],
-    **options: Any,
-) -> Row:
-    model, data, training = full
-    return Row(
-        label=f"{label} ({size})" if label == "GEQ" else label,
-        paper={"Model Size": size, "Accuracy": accuracy},
-        full=recipe(model, augmented(data), training, **options),
-        quick=small(*quick),
-    )
+class Experiments(NamedTuple):
+    """What the rows of a table have in common: data and training, in both settings."""
+
+    data: RecipeData
+    training: RecipeData
+    quick_data: RecipeData
+    quick_epochs: int
+
+    def row(
+        self, label: str, size: str, accuracy: str, model: str, quick: str, **options: Any
+    ) -> Row:
+        return Row(
+            label=f"{label} ({size})" if label == "GEQ" else label,
+            paper={"Model Size": size, "Accuracy": accuracy},
+            full=recipe(model, augmented(self.data), self.training, **options),
+            quick=small(quick, self.quick_data, self.quick_epochs),
+        )
 
 
-def on_cifar10(label: str, size: str, accuracy: str, model: str, quick: str) -> Row:
-    return row(
-        label,
-        size,
-        accuracy,
-        (model, CIFAR10, SMALL_IMAGES),
-        (quick, QUICK_CIFAR10, CIFAR_EPOCHS),
-    )
-
-
-def on_cifar100(label: str, size: str, accuracy: str, model: str, quick: str) -> Row:
-    return row(
-        label,
-        size,
-        accuracy,
-        (model, CIFAR100, SMALL_IMAGES),
-        (quick, QUICK_CHARACTERS, CHARACTER_EPOCHS),
-    )
-
-
-def on_imagenette(
-    label: str, size: str, accuracy: str, model: str, quick: str, **options: Any
-) -> Row:
-    return row(
-        label,
-        size,
-        accuracy,
-        (model, IMAGENETTE, LARGE_IMAGES),
-        (quick, QUICK_ALPHABETS, ALPHABET_EPOCHS),
-        **options,
-    )
-
-
-def on_imagenet100(
-    label: str, size: str, accuracy: str, model: str, quick: str, **options: Any
-) -> Row:
-    return row(
-        label,
-        size,
-        accuracy,
-        (model, IMAGENET100, LARGE_IMAGES),
-        (quick, QUICK_CHARACTERS, CHARACTER_EPOCHS),
-        **options,
-    )
+ON_CIFAR10 = Experiments(CIFAR10, SMALL_IMAGES, QUICK_CIFAR10, CIFAR_EPOCHS)
+ON_CIFAR100 = Experiments(CIFAR100, SMALL_IMAGES, QUICK_CHARACTERS, CHARACTER_EPOCHS)
+ON_IMAGENETTE = Experiments(IMAGENETTE, LARGE_IMAGES, QUICK_ALPHABETS, ALPHABET_EPOCHS)
+ON_IMAGENET100 = Experiments(IMAGENET100, LARGE_IMAGES, QUICK_CHARACTERS, CHARACTER_EPOCHS)
 
 
 register_table(
@@ -127,12 +89,12 @@ register_table(
         title="Table 1 (a), CIFAR-10",
         columns=COLUMNS,
         rows=(
-            on_cifar10("ResNet-18", "10M", "93.5 ± 0.2%", "resnet-18", "resnet-18"),
-            on_cifar10("ResNet-50", "23M", "95.2 ± 0.2", "resnet-50", "resnet-50"),
-            on_cifar10("MDEQ", "10M", "94.2 ± 0.3%", "mdeq-10m", "mdeq-wide"),
-            on_cifar10("MOptEqs", "8M", "94.6 ± 0.2%", "mopteq-8m", "mopteq-6"),
-            on_cifar10("GEQ", "5M", "94.8 ± 0.1%", "geq-5m", "geq"),
-            on_cifar10("GEQ", "8M", "95.6 ± 0.2%", "geq-8m", "geq-wide"),
+            ON_CIFAR10.row("ResNet-18", "10M", "93.5 ± 0.2%", "resnet-18", "resnet-18"),
+            ON_CIFAR10.row("ResNet-50", "23M", "95.2 ± 0.2", "resnet-50", "resnet-50"),
+            ON_CIFAR10.row("MDEQ", "10M", "94.2 ± 0.3%", "mdeq-10m", "mdeq-wide"),
+            ON_CIFAR10.row("MOptEqs", "8M", "94.6 ± 0.2%", "mopteq-8m", "mopteq-6"),
+            ON_CIFAR10.row("GEQ", "5M", "94.8 ± 0.1%", "geq-5m", "geq"),
+            ON_CIFAR10.row("GEQ", "8M", "95.6 ± 0.2%", "geq-8m", "geq-wide"),
         ),
         full_remarks=(CHOSEN[0].format(ON_SMALL), CHOSEN[1]),
         quick_remarks=(QUICK_CIFAR, QUICK_TRAINING.format(CIFAR_EPOCHS), QUICK_MODELS),
@@ -145,12 +107,12 @@ register_table(
         title="Table 1 (b), CIFAR-100",
         columns=COLUMNS,
         rows=(
-            on_cifar100("ResNet-18", "10M", "74.5 ± 0.2%", "resnet-18", "resnet-18"),
-            on_cifar100("ResNet-50", "23M", "77.9 ± 0.1%", "resnet-50", "resnet-50"),
-            on_cifar100("MDEQ", "10M", "74.7 ± 0.3%", "mdeq-10m", "mdeq-wide"),
-            on_cifar100("MOptEqs", "8M", "75.6 ± 0.2%", "mopteq-8m", "mopteq-6"),
-            on_cifar100("GEQ", "5M", "76.4 ± 0.3%", "geq-5m", "geq"),
-            on_cifar100("GEQ", "8M", "78.2 ± 0.2%", "geq-8m", "geq-wide"),
+            ON_CIFAR100.row("ResNet-18", "10M", "74.5 ± 0.2%", "resnet-18", "resnet-18"),
+            ON_CIFAR100.row("ResNet-50", "23M", "77.9 ± 0.1%", "resnet-50", "resnet-50"),
+            ON_CIFAR100.row("MDEQ", "10M", "74.7 ± 0.3%", "mdeq-10m", "mdeq-wide"),
+            ON_CIFAR100.row("MOptEqs", "8M", "75.6 ± 0.2%", "mopteq-8m", "mopteq-6"),
+            ON_CIFAR100.row("GEQ", "5M", "76.4 ± 0.3%", "geq-5m", "geq"),
+            ON_CIFAR100.row("GEQ", "8M", "78.2 ± 0.2%", "geq-8m", "geq-wide"),
         ),
         full_remarks=(CHOSEN[0].format(ON_SMALL), CHOSEN[1]),
         quick_remarks=(
@@ -167,12 +129,12 @@ register_table(
         title="Table 2 (a), Imagenette",
         columns=COLUMNS,
         rows=(
-            on_imagenette("ResNet-18", "11M", "92.3 ± 0.1%", "resnet-18-imagenet", "resnet-18"),
-            on_imagenette("ResNet-50", "23M", "93.0 ± 0.2%", "resnet-50-imagenet", "resnet-50"),
-            on_imagenette("MDEQ", "10M", "91.5 ± 0.2%", "mdeq-10m", "mdeq-wide", downsample=4),
-            on_imagenette("MOptEqs", "10M", "92.4 ± 0.2%", "mopteq-imagenet-10m", "mopteq-6"),
-            on_imagenette("GEQ", "6M", "92.9 ± 0.2%", "geq-imagenet-6m", "geq-imagenet"),
-            on_imagenette("GEQ", "13M", "93.2 ± 0.1%", "geq-imagenet-13m", "geq-imagenet-wide"),
+            ON_IMAGENETTE.row("ResNet-18", "11M", "92.3 ± 0.1%", "resnet-18-imagenet", "resnet-18"),
+            ON_IMAGENETTE.row("ResNet-50", "23M", "93.0 ± 0.2%", "resnet-50-imagenet", "resnet-50"),
+            ON_IMAGENETTE.row("MDEQ", "10M", "91.5 ± 0.2%", "mdeq-10m", "mdeq-wide", downsample=4),
+            ON_IMAGENETTE.row("MOptEqs", "10M", "92.4 ± 0.2%", "mopteq-imagenet-10m", "mopteq-6"),
+            ON_IMAGENETTE.row("GEQ", "6M", "92.9 ± 0.2%", "geq-imagenet-6m", "geq-imagenet"),
+            ON_IMAGENETTE.row("GEQ", "13M", "93.2 ± 0.1%", "geq-imagenet-13m", "geq-imagenet-wide"),
         ),
         full_remarks=(CHOSEN[0].format(ON_LARGE), CHOSEN[1]),
         quick_remarks=(QUICK_ALPHABET, QUICK_TRAINING.format(ALPHABET_EPOCHS), QUICK_MODELS),
@@ -185,14 +147,20 @@ register_table(
         title="Table 2 (b), ImageNet-100",
         columns=COLUMNS,
         rows=(
-            on_imagenet100("ResNet-18", "11M", "80.9 ± 0.3%", "resnet-18-imagenet", "resnet-18"),
-            on_imagenet100("ResNet-50", "23M", "81.7 ± 0.2%", "resnet-50-imagenet", "resnet-50"),
-            on_imagenet100("MDEQ", "10M", "81.3 ± 0,2%", "mdeq-10m", "mdeq-wide", downsample=4),
-            on_imagenet100(
+            ON_IMAGENET100.row(
+                "ResNet-18", "11M", "80.9 ± 0.3%", "resnet-18-imagenet", "resnet-18"
+            ),
+            ON_IMAGENET100.row(
+                "ResNet-50", "23M", "81.7 ± 0.2%", "resnet-50-imagenet", "resnet-50"
+            ),
+            ON_IMAGENET100.row("MDEQ", "10M", "81.3 ± 0,2%", "mdeq-10m", "mdeq-wide", downsample=4),
+            ON_IMAGENET100.row(
                 "MOptEqs", "13M", "81.5 ± 0.4%", "mopteq-imagenet-13m", "mopteq-6-imagenet"
             ),
-            on_imagenet100("GEQ", "6M", "82.2 ± 0.2%", "geq-imagenet-6m", "geq-imagenet"),
-            on_imagenet100("GEQ", "13M", "83.9 ± 0.3%", "geq-imagenet-13m", "geq-imagenet-wide"),
+            ON_IMAGENET100.row("GEQ", "6M", "82.2 ± 0.2%", "geq-imagenet-6m", "geq-imagenet"),
+            ON_IMAGENET100.row(
+                "GEQ", "13M", "83.9 ± 0.3%", "geq-imagenet-13m", "geq-imagenet-wide"
+            ),
         ),
         full_remarks=(CHOSEN[0].format(ON_LARGE), CHOSEN[1]),
         quick_remarks=(
@@ -209,18 +177,18 @@ register_table(
         title="Table 5, kernels on CIFAR-100",
         columns=COLUMNS,
         rows=(
-            on_cifar100("MOptEqs", "8M", "75.6 ± 0.2%", "mopteq-8m", "mopteq-6"),
-            on_cifar100(
+            ON_CIFAR100.row("MOptEqs", "8M", "75.6 ± 0.2%", "mopteq-8m", "mopteq-6"),
+            ON_CIFAR100.row(
                 "MOptEqs (Polynomial)",
                 "8M",
                 "75.1 ± 0.4%",
                 "mopteq-polynomial-8m",
                 "mopteq-6-polynomial",
             ),
-            on_cifar100(
+            ON_CIFAR100.row(
                 "MOptEqs (Sigmoid)", "8M", "76.1 ± 0.3%", "mopteq-sigmoid-8m", "mopteq-6-sigmoid"
             ),
-            on_cifar100("GEQ", "8M", "78.2 ± 0.2%", "geq-8m", "geq-wide"),
+            ON_CIFAR100.row("GEQ", "8M", "78.2 ± 0.2%", "geq-8m", "geq-wide"),
         ),
         full_remarks=(
             CHOSEN[0].format(ON_SMALL),
