@@ -171,3 +171,19 @@ def test_grey_and_transparent_files_are_read_as_coloured_ones(
     result = invoke("predict", segmenter, tmp_path, "--output", tmp_path / "drawn", "--json")
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.output)) == 3
+
+
+def test_an_evaluation_draws_test_images(segmenter: Path, tmp_path: Path) -> None:
+    result = invoke("evaluate", segmenter, "--draw", tmp_path / "drawn.png", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["mean_iou"] > 0
+    with Image.open(tmp_path / "drawn.png") as picture:
+        assert picture.width > picture.height / 2
+
+
+def test_an_evaluation_of_classes_has_nothing_to_draw(tmp_path: Path) -> None:
+    options = ("training.epochs=1", "data.options.train_samples=64")
+    assert invoke("train", "digits-opteq", *options, "--output", tmp_path / "run").exit_code == 0
+    result = invoke("evaluate", tmp_path / "run", "--draw", tmp_path / "drawn.png")
+    assert result.exit_code == 2
+    assert "this run classifies images" in " ".join(result.output.split())

@@ -138,13 +138,16 @@ Best = Annotated[
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     best: Best = False,
+    draw: Annotated[
+        Path | None, typer.Option(help="PNG of test images with classes, if the run segments.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Evaluate a trained model on its test images."""
     from equilibria.cli.train import run_evaluation
 
-    run_evaluation(folder=run, best=best, device_name=device, as_json=as_json)
+    run_evaluation(folder=run, best=best, draw=draw, device_name=device, as_json=as_json)
 
 
 @app.command(

@@ -17,8 +17,9 @@ from rich.table import Table
 from equilibria.cli.console import TrainingDisplay, fail, print_table
 from equilibria.cli.launch import run_processes
 from equilibria.explain.compare import store_evaluation
+from equilibria.explain.segmentation import segmentation_png
 from equilibria.models import parameter_count
-from equilibria.tasks import Evaluation, SegmentationEvaluation
+from equilibria.tasks import Evaluation, Segmentation, SegmentationEvaluation
 from equilibria.training import (
     ALONE,
     EpochMetrics,
@@ -34,8 +35,11 @@ from equilibria.training import (
     list_recipes,
     load_recipe,
     trained,
+    write_atomically,
 )
 from equilibria.training.tensorboard import TensorBoardLog
+
+DRAWN_IMAGES = 4
 
 
 @dataclass(frozen=True)
@@ -147,11 +151,15 @@ def _fail_once(message: str, *, leads: bool, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def run_evaluation(*, folder: Path, best: bool, device_name: str, as_json: bool) -> None:
+def run_evaluation(
+    *, folder: Path, best: bool, draw: Path | None, device_name: str, as_json: bool
+) -> None:
     """Evaluate a finished run on its test images."""
     try:
         device = choose_device(device_name)
         experiment = trained(folder, device=device, weights="best" if best else "last")
+        if draw is not None:
+            write_atomically(draw, _drawn(experiment, device))
     except (OSError, TypeError, ValueError) as error:
         fail(str(error))
     result = experiment.evaluate()
@@ -160,6 +168,24 @@ def run_evaluation(*, folder: Path, best: bool, device_name: str, as_json: bool)
         return
     title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
     print_table(Console(highlight=False), title, _rows(result))
+
+
+@torch.no_grad()
+def _drawn(experiment: Experiment, device: torch.device) -> bytes:
+    """Some test images with their true classes, the predicted ones, and the errors."""
+    if not isinstance(experiment.task, Segmentation):
+        raise ValueError("--draw shows the classes of pixels, and this run classifies images")
+    count = min(DRAWN_IMAGES, len(experiment.test))
+    chosen = torch.linspace(0, len(experiment.test) - 1, count).round().long()
+    images, labels = experiment.data.test.fetch(chosen)
+    logits = experiment.model(experiment.prepare(images).to(device))
+    return segmentation_png(
+        images,
+        labels,
+        logits.argmax(dim=1).cpu(),
+        experiment.data.class_names,
+        ignore_index=experiment.task.ignore_index,
+    )
 
 
 def as_data(experiment: Experiment, result: Evaluation | SegmentationEvaluation) -> dict[str, Any]:
