@@ -14,7 +14,16 @@ import torch
 from equilibria.data import DataSet, DataSetCard, Split
 from equilibria.data.registry import register_dataset
 from equilibria.models import model_outline
-from equilibria.reproduce import Row, Setting, find_table, list_tables, make_job, plan, run_job
+from equilibria.reproduce import (
+    Row,
+    Setting,
+    find_table,
+    list_tables,
+    make_job,
+    plan,
+    run_job,
+    write_index,
+)
 from equilibria.reproduce.job import Job
 from equilibria.training import recipe_from_data, with_parts
 
@@ -130,3 +139,9 @@ def test_the_folder_follows_from_the_resolved_recipe(tmp_path: Path) -> None:
     assert make_job(spelled_out, 0, tmp_path).folder == job.folder
     assert make_job(row.quick, 0, tmp_path, root=tmp_path).folder == job.folder
     assert make_job(row.quick, 1, tmp_path).folder != job.folder
+
+
+def test_the_page_of_results_lists_all_that_was_recorded() -> None:
+    """Made by `equilibria reproduce --index docs/results`."""
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert write_index(docs / "results") in (docs / "results.md").read_text(encoding="utf-8")

@@ -276,10 +276,17 @@ def reproduce_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show recipes and sizes, and run nothing.")
     ] = False,
+    index: Annotated[
+        Path | None, typer.Option(help="Print a Markdown list of the results in this folder.")
+    ] = None,
 ) -> None:
     """Run a table of the papers again and set it beside their figures."""
     from equilibria.cli.reproduce import run_reproduction, show_tables
+    from equilibria.reproduce import write_index
 
+    if index is not None:
+        print(write_index(index), end="")
+        return
     if table is None:
         show_tables(root)
         return
