@@ -150,7 +150,7 @@ class EquilibriumLayer(nn.Module):
         self, x: Tensor, start: State | None, *, from_zero: bool = False
     ) -> FixedPointProblem:
         self._tell_of_coupling(x)
-        x = _in_fastest_format(x)
+        x = in_fastest_format(x)
         context = self.cell.inject(x)
         return FixedPointProblem(
             step=self._solver_step(),
@@ -238,7 +238,7 @@ class EquilibriumLayer(nn.Module):
         return f"solver={self.solver}, adjoint={self.adjoint}, strict={self.strict}"
 
 
-def _in_fastest_format(x: Tensor) -> Tensor:
+def in_fastest_format(x: Tensor) -> Tensor:
     """Images on a CPU in channels_last: its convolutions are several times faster there.
 
     The state takes the format of its input, and the solver's buffer that of the state.
