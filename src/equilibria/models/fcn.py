@@ -6,7 +6,7 @@ the baseline of OptEq's Section 7.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from equilibria.models.blocks import ImageStem, check_images
 from equilibria.models.registry import parameter_count
 from equilibria.models.resnet import conv_norm_relu, initialise_he
+from equilibria.models.sizing import nearest_width
 
 
 class SegmentationStem(ImageStem):
@@ -139,24 +140,5 @@ def fcn(
         with torch.device("meta"):
             return parameter_count(network(scaled(widest)))
 
-    return network(scaled(_nearest(count, parameters)))
-
-
-def _nearest(count: Callable[[int], int], parameters: int) -> int:
-    """The width whose growing count is nearest to `parameters`."""
-    if count(1) > parameters:
-        raise ValueError(
-            f"the smallest network of this form has {count(1)} parameters, more than the "
-            f"{parameters} asked for: take fewer layers, channels or a smaller head_width"
-        )
-    upper = 2
-    while count(upper) < parameters:
-        upper *= 2
-    lower = upper // 2
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        if count(middle) < parameters:
-            lower = middle
-        else:
-            upper = middle
-    return min((lower, upper), key=lambda width: abs(count(width) - parameters))
+    remedy = "take fewer layers, channels or a smaller head_width"
+    return network(scaled(nearest_width(count, parameters, remedy=remedy)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.models.blocks import PooledLinearHead, check_images
+from equilibria.models.sizing import nearest_width
 
 Form = Literal["imagenet", "cifar"]
 Kind = Literal["basic", "bottleneck"]
@@ -284,19 +285,4 @@ def resnet_of_size(
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in network(last).parameters())
 
-    if count(1) > parameters:
-        raise ValueError(
-            f"the smallest network of these blocks has {count(1)} parameters, "
-            f"more than the {parameters} asked for: take fewer blocks"
-        )
-    upper = 2
-    while count(upper) < parameters:
-        upper *= 2
-    lower = upper // 2
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        if count(middle) < parameters:
-            lower = middle
-        else:
-            upper = middle
-    return network(min((lower, upper), key=lambda last: abs(count(last) - parameters)))
+    return network(nearest_width(count, parameters, remedy="take fewer blocks"))
