@@ -186,4 +186,4 @@ def test_an_evaluation_of_classes_has_nothing_to_draw(tmp_path: Path) -> None:
     assert invoke("train", "digits-opteq", *options, "--output", tmp_path / "run").exit_code == 0
     result = invoke("evaluate", tmp_path / "run", "--draw", tmp_path / "drawn.png")
     assert result.exit_code == 2
-    assert "this run classifies images" in " ".join(result.output.split())
+    assert "this run knows none" in " ".join(result.output.split())

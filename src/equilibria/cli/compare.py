@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equilibria.cli.console import fail
+from equilibria.cli.console import fail, figure_form
 from equilibria.cli.train import as_data
 from equilibria.explain.compare import (
     ComparedRun,
     differing_settings,
     read_runs,
+    score_name,
     store_evaluation,
 )
 from equilibria.training import choose_device, trained, write_atomically
@@ -62,10 +63,16 @@ def comparison_data(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 def comparison_table(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
     """Rows of a label and a cell a run: the facts that some run has, and the settings."""
     facts = [run.as_data() for run in runs]
-    score = "mIoU" if any(run.kind == "segmentation" for run in runs) else "accuracy"
+    score = score_name(runs)
     rows = [
         (label.format(score=score), [show(fact) for fact in facts]) for label, show in _FACT_ROWS
     ]
+    names = dict.fromkeys(name for fact in facts for name in fact["test_figures"])
+    for name in names:
+        label, form = figure_form(name)
+        values = [fact["test_figures"].get(name) for fact in facts]
+        cells = ["" if value is None else format(value, form) for value in values]
+        rows.append((f"Test: {label}", cells))
     settings = [
         (key, [_setting(value) for value in values])
         for key, values in differing_settings(runs).items()
@@ -135,8 +142,13 @@ def _number(key: str, form: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda fact: "" if fact[key] is None else format(fact[key], form)
 
 
+def _score(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A share in per cent; what is no share, such as a PSNR, as it is."""
+    return lambda fact: _number(key, ".2%" if (fact[key] or 0) <= 1 else ".2f")(fact)
+
+
 def _best(fact: Mapping[str, Any]) -> str:
-    score = _number("best_validation_score", ".2%")(fact)
+    score = _score("best_validation_score")(fact)
     return f"{score} (epoch {fact['best_epoch']})" if score else ""
 
 
@@ -149,7 +161,7 @@ _FACT_ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("Training loss", _number("loss", ".4f")),
     ("Training accuracy", _number("accuracy", ".2%")),
     ("Validation {score}, best", _best),
-    ("Validation {score}, last", _number("last_validation_score", ".2%")),
+    ("Validation {score}, last", _score("last_validation_score")),
     ("Test accuracy", _number("test_accuracy", ".2%")),
     ("Test mIoU", _number("test_mean_iou", ".2%")),
     ("Iterations, mean", _number("mean_iterations", ".1f")),

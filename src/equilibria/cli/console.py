@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -30,6 +30,39 @@ def print_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -
     for label, value in rows:
         table.add_row(label, value)
     console.print(table)
+
+
+FIGURES: dict[str, tuple[str, str]] = {
+    "accuracy": ("Accuracy", ".2%"),
+    "top5_accuracy": ("Top-5 accuracy", ".2%"),
+    "mean_iou": ("mIoU", ".2%"),
+    "mean_accuracy": ("mAcc", ".2%"),
+    "robust_accuracy": ("Robust accuracy", ".2%"),
+    "interval": ("95 % interval, ±", ".2%"),
+    "psnr": ("PSNR, mean (dB)", ".2f"),
+    "median_psnr": ("PSNR, median (dB)", ".2f"),
+    "measured_psnr": ("PSNR of what was measured, median (dB)", ".2f"),
+}
+"""How the measures of an evaluation are called and printed; others by their own name."""
+
+
+def figure_form(name: str) -> tuple[str, str]:
+    """What a measure is called, and the format of its value."""
+    return FIGURES.get(name, (name.replace("_", " ").capitalize(), ".4g"))
+
+
+def figure_rows(
+    figures: Mapping[str, float | None], *, correct: int | None = None, of: int = 0
+) -> list[tuple[str, str]]:
+    """The measures that are there, as (label, value); the accuracy with its counts."""
+    rows = []
+    for name, value in figures.items():
+        if value is None:
+            continue
+        label, form = figure_form(name)
+        counts = f" ({correct} of {of})" if name == "accuracy" and correct is not None else ""
+        rows.append((label, f"{value:{form}}{counts}"))
+    return rows
 
 
 class TrainingDisplay:
@@ -70,10 +103,13 @@ def epoch_facts(metrics: EpochMetrics, epochs: int) -> list[tuple[str, str]]:
     facts = [
         ("epoch", f"{metrics.epoch:>{len(str(epochs))}}/{epochs}"),
         ("loss", f"{metrics.loss:.4f}"),
-        ("accuracy", f"{metrics.accuracy:.1%}"),
     ]
+    if metrics.accuracy is not None:
+        facts.append(("accuracy", f"{metrics.accuracy:.1%}"))
     if metrics.validation_accuracy is not None:
         facts.append(("validation", f"{metrics.validation_accuracy:.1%}"))
+    elif metrics.validation_score is not None:
+        facts.append(("validation", f"{metrics.validation_score:.2f}"))
     if metrics.share_converged is not None:
         facts.append(("converged", f"{metrics.share_converged:.1%}"))
     if metrics.mean_iterations is not None:

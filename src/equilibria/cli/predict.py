@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+PREDICTING = (None, "classification", "segmentation", "adversarial")
+"""The tasks whose models say classes."""
 BATCH = 64
 LONGEST_SIDE = 1024
 """Of a drawn segmentation, in pixels; larger images are drawn smaller."""
@@ -77,6 +79,10 @@ def run_prediction(
         device = choose_device(device_name)
         files = find_images(images)
         experiment = trained(folder, device=device, weights="best" if best else "last")
+        if experiment.recipe.task.name not in PREDICTING:
+            raise ValueError(
+                f"a run of the task {experiment.recipe.task.name!r} has no classes to predict"
+            )
         if isinstance(experiment.task, Segmentation):
             predictions = list(predict_pixels(experiment, files, device, output))
         else:

@@ -14,12 +14,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from equilibria.cli.console import TrainingDisplay, fail, print_table
+from equilibria.cli.console import TrainingDisplay, fail, figure_rows, print_table
 from equilibria.cli.launch import run_processes
 from equilibria.explain.compare import store_evaluation
 from equilibria.explain.segmentation import segmentation_png
 from equilibria.models import parameter_count
-from equilibria.tasks import Evaluation, Segmentation, SegmentationEvaluation
+from equilibria.tasks import Result, Segmentation
 from equilibria.training import (
     ALONE,
     EpochMetrics,
@@ -174,7 +174,7 @@ def run_evaluation(
 def _drawn(experiment: Experiment, device: torch.device) -> bytes:
     """Some test images with their true classes, the predicted ones, and the errors."""
     if not isinstance(experiment.task, Segmentation):
-        raise ValueError("--draw shows the classes of pixels, and this run classifies images")
+        raise ValueError("--draw shows the classes of pixels, and this run knows none")
     count = min(DRAWN_IMAGES, len(experiment.test))
     chosen = torch.linspace(0, len(experiment.test) - 1, count).round().long()
     images, labels = experiment.data.test.fetch(chosen)
@@ -188,18 +188,14 @@ def _drawn(experiment: Experiment, device: torch.device) -> bytes:
     )
 
 
-def as_data(experiment: Experiment, result: Evaluation | SegmentationEvaluation) -> dict[str, Any]:
+def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:
     """The evaluation as one object."""
-    of_pixels = {}
-    if isinstance(result, SegmentationEvaluation):
-        of_pixels = {"mean_iou": result.mean_iou, "mean_accuracy": result.mean_accuracy}
     return {
         "model": experiment.recipe.model.name,
         "data": experiment.data.name,
         "parameters": parameter_count(experiment.model),
         "samples": result.samples,
-        "accuracy": result.accuracy,
-        **of_pixels,
+        **{name: value for name, value in result.figures.items() if value is not None},
         "loss": result.loss,
         "mean_iterations": result.solves.mean_iterations,
         "max_iterations": result.solves.max_iterations,
@@ -240,7 +236,7 @@ def show_runs(folder: Path) -> None:
             recipe.data.name,
             f"{len(metrics)}/{recipe.training.epochs}",
             "" if last is None else f"{last['loss']:.4f}",
-            "" if last is None else f"{last['accuracy']:.2%}",
+            "" if last is None or last["accuracy"] is None else f"{last['accuracy']:.2%}",
             "finished" if run.weights.exists() else "interrupted",
         )
     Console(highlight=False).print(table)
@@ -258,15 +254,8 @@ def _open_run(output: Path, config: dict[str, Any], resume: bool) -> RunFolder:
     return run
 
 
-def _rows(result: Evaluation | SegmentationEvaluation) -> list[tuple[str, str]]:
-    if isinstance(result, SegmentationEvaluation):
-        rows = [
-            ("mIoU", f"{result.mean_iou:.2%}"),
-            ("mAcc", f"{result.mean_accuracy:.2%}"),
-            ("aAcc", f"{result.accuracy:.2%} ({result.correct} of {result.samples} pixels)"),
-        ]
-    else:
-        rows = [("Accuracy", f"{result.accuracy:.2%} ({result.correct} of {result.samples})")]
+def _rows(result: Result) -> list[tuple[str, str]]:
+    rows = figure_rows(result.figures, correct=getattr(result, "correct", None), of=result.samples)
     rows.append(("Loss", f"{result.loss:.4f}"))
     solves = result.solves
     if solves.mean_iterations is not None and solves.share_converged is not None:

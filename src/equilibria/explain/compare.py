@@ -15,6 +15,25 @@ from equilibria.data import dataset_card
 from equilibria.models import create_model
 from equilibria.training import Checkpoints, Recipe, RunFolder, load_recipe, write_atomically
 
+EVALUATION_KEYS = frozenset(
+    [
+        "model",
+        "data",
+        "parameters",
+        "samples",
+        "accuracy",
+        "mean_iou",
+        "mean_accuracy",
+        "top5_accuracy",
+        "loss",
+        "mean_iterations",
+        "max_iterations",
+        "share_converged",
+        "max_residual",
+    ]
+)
+"""What every stored evaluation may hold; all else are measures of the task's own."""
+
 
 @dataclass(frozen=True)
 class ComparedRun:
@@ -84,11 +103,23 @@ class ComparedRun:
             "last_validation_score": self.scores[-1][1] if self.scores else None,
             "test_accuracy": tested.get("accuracy"),
             "test_mean_iou": tested.get("mean_iou"),
+            "test_figures": {
+                name: value
+                for name, value in tested.items()
+                if name not in EVALUATION_KEYS and isinstance(value, float | int)
+            },
             "mean_iterations": self.last("mean_iterations"),
             "share_converged": self.last("share_converged"),
             "seconds": self.total("seconds"),
             "cpu_seconds": self.total("cpu_seconds"),
         }
+
+
+def score_name(runs: Sequence[ComparedRun]) -> str:
+    """What the validation scores of these runs are."""
+    if any(run.recipe.task.name is not None for run in runs):
+        return "score"
+    return "mIoU" if any(run.kind == "segmentation" for run in runs) else "accuracy"
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:

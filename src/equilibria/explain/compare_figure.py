@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from equilibria.explain.compare import ComparedRun
+from equilibria.explain.compare import ComparedRun, score_name
 from equilibria.explain.figures import LIGHT, dress_axes
 
 PAPER = "#ffffff"
@@ -70,7 +70,7 @@ Curve = list[tuple[int, float]]
 
 def _curves(runs: Sequence[ComparedRun]) -> dict[str, list[Curve]]:
     """By title of the panel: a curve a run, empty where the run lacks it."""
-    score = "mIoU" if any(run.kind == "segmentation" for run in runs) else "accuracy"
+    score = score_name(runs)
     curves = {
         "Training loss": [run.curve("loss") for run in runs],
         "Training accuracy": [run.curve("accuracy") for run in runs],
@@ -101,7 +101,7 @@ def _draw(
         axis.set_title(title)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     values = [value for line in lines for _, value in line]
-    if "accuracy" in title or "mIoU" in title:
+    if "accuracy" in title or "mIoU" in title or ("score" in title and max(values) <= 1):
         axis.yaxis.set_major_formatter(PercentFormatter(1))
     elif "Iterations" in title:
         axis.set_ylim(0, 1.15 * max(values) or 1)

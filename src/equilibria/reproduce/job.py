@@ -21,7 +21,6 @@ from equilibria.models import parameter_count
 from equilibria.reproduce.efficiency import efficiency
 from equilibria.reproduce.features import features
 from equilibria.solvers import ConvergenceWarning
-from equilibria.tasks import SegmentationEvaluation
 from equilibria.training import (
     EpochMetrics,
     Experiment,
@@ -130,7 +129,7 @@ def _train_and_evaluate(
     result: Result = {
         "parameters": parameter_count(experiment.model),
         "samples": evaluation.samples,
-        "accuracy": evaluation.accuracy,
+        **evaluation.figures,
         "loss": evaluation.loss,
         "share_converged": solves.share_converged,
         "mean_iterations": solves.mean_iterations,
@@ -140,11 +139,6 @@ def _train_and_evaluate(
         "training_minutes": cpu_seconds / 60,
         "seconds": sum(metrics.seconds for metrics in history),
     }
-    if isinstance(evaluation, SegmentationEvaluation):
-        result["mean_iou"] = evaluation.mean_iou
-        result["mean_accuracy"] = evaluation.mean_accuracy
-    else:
-        result["top5_accuracy"] = evaluation.top5_accuracy
     _write(file, result)
     shutil.rmtree(run.checkpoints, ignore_errors=True)
 

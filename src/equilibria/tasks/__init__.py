@@ -7,6 +7,7 @@ from equilibria.tasks.classification import (
     confusion_matrix,
     evaluate,
 )
+from equilibria.tasks.registry import create_task, list_tasks, register_task
 from equilibria.tasks.segmentation import (
     Segmentation,
     SegmentationEvaluation,
@@ -24,6 +25,12 @@ __all__ = [
     "Task",
     "TrainingStep",
     "confusion_matrix",
+    "create_task",
     "evaluate",
     "evaluate_segmentation",
+    "list_tasks",
+    "register_task",
 ]
+
+register_task("classification", Classification)
+register_task("segmentation", Segmentation)

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from equilibria.tasks.solve_statistics import SolveStatistics
+
 
 @dataclass(frozen=True)
 class TrainingStep:
@@ -17,7 +19,8 @@ class TrainingStep:
     """The mean over the samples, in the graph."""
     samples: Tensor
     """How many there were: a number on the device of the loss, so that nobody waits for it."""
-    correct: Tensor
+    correct: Tensor | None = None
+    """How many were right; None for a task that knows no right and wrong."""
 
 
 class Result(Protocol):
@@ -27,11 +30,22 @@ class Result(Protocol):
     def loss(self) -> float: ...
 
     @property
-    def accuracy(self) -> float: ...
+    def accuracy(self) -> float | None: ...
 
     @property
     def score(self) -> float:
         """What the best of several models has most of."""
+        ...
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def solves(self) -> SolveStatistics: ...
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """All measures by name, besides the loss and those of the solver."""
         ...
 
     def pooled(self, total: Callable[[Tensor], Tensor]) -> Result:

@@ -67,10 +67,18 @@ class Evaluation:
         """The accuracy."""
         return self.accuracy
 
+    @property
+    def figures(self) -> dict[str, float | None]:
+        return {"accuracy": self.accuracy, "top5_accuracy": self.top5_accuracy}
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> Evaluation:
         """Loss and counts over all processes; all else stays that of this one."""
         loss, confusion = pooled_counts(self.loss, self.confusion, total)
-        return replace(self, loss=loss, confusion=confusion)
+        top5 = self.top5_accuracy
+        if top5 is not None:
+            found = total(torch.tensor(top5 * self.samples, dtype=torch.float64))
+            top5 = float(found) / int(confusion.sum())
+        return replace(self, loss=loss, confusion=confusion, top5_accuracy=top5)
 
 
 @torch.no_grad()

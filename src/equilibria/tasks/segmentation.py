@@ -93,6 +93,14 @@ class SegmentationEvaluation:
         """The mIoU."""
         return self.mean_iou
 
+    @property
+    def figures(self) -> dict[str, float | None]:
+        return {
+            "accuracy": self.accuracy,
+            "mean_iou": self.mean_iou,
+            "mean_accuracy": self.mean_accuracy,
+        }
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> SegmentationEvaluation:
         """Loss and counts over all processes; the solves stay those of this one."""
         loss, confusion = pooled_counts(self.loss, self.confusion, total)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from equilibria.data import Batches, Selection
-from equilibria.tasks import Evaluation, SegmentationEvaluation, SolveStatistics
+from equilibria.tasks import Result, SolveStatistics
 from equilibria.training.experiment import Experiment
 from equilibria.training.processes import Processes
 from equilibria.training.whole_batch import whole_batches
@@ -189,9 +190,7 @@ def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
     distributed.destroy_process_group()
 
 
-def evaluate_together(
-    experiment: Experiment, processes: Processes
-) -> Evaluation | SegmentationEvaluation:
+def evaluate_together(experiment: Experiment, processes: Processes) -> Result:
     """On the test images, of which each process takes its share.
 
     Predictions and confidences stay those of this process.
@@ -203,15 +202,9 @@ def evaluate_together(
         Selection(experiment.test, own), experiment.recipe.training.evaluation_batch_size
     )
     part = experiment.task.evaluate(experiment.model, batches)
-    solves = _gathered_solves(part.solves, processes)
-    if isinstance(part, SegmentationEvaluation):
-        return replace(part.pooled(processes.total), solves=solves)
-    result = part.pooled(processes.total)
-    if part.top5_accuracy is None:
-        return replace(result, solves=solves)
-    found = torch.tensor(part.top5_accuracy * part.samples, dtype=torch.float64)
-    top5_accuracy = float(processes.total(found)) / result.samples
-    return replace(result, solves=solves, top5_accuracy=top5_accuracy)
+    result: Any = part.pooled(processes.total)
+    whole: Result = replace(result, solves=_gathered_solves(part.solves, processes))
+    return whole
 
 
 def _gathered_solves(own: SolveStatistics, group: ProcessGroup) -> SolveStatistics:

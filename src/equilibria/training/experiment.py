@@ -28,7 +28,7 @@ from equilibria.data import (
     stratified_split,
 )
 from equilibria.models import create_model, model_options
-from equilibria.tasks import Classification, Evaluation, Segmentation, SegmentationEvaluation
+from equilibria.tasks import Classification, Result, Segmentation, Task, create_task
 from equilibria.training.checkpoint import Checkpoints, load_weights
 from equilibria.training.loop import train
 from equilibria.training.metrics import EpochMetrics, StepProgress
@@ -56,7 +56,7 @@ class Experiment:
     recipe: Recipe
     model: nn.Module
     data: DataSet[Source]
-    task: Classification | Segmentation
+    task: Task
     normalise: Normalise | None
     augmentations: Augmentations
     training: Source
@@ -124,7 +124,7 @@ class Experiment:
             run.save_weights(self.model, {"model": self.recipe.model.name})
         return history
 
-    def evaluate(self) -> Evaluation | SegmentationEvaluation:
+    def evaluate(self) -> Result:
         """On the test images."""
         batches = Batches(self.test, self.recipe.training.evaluation_batch_size)
         return self.task.evaluate(self.model, batches)
@@ -134,7 +134,9 @@ class Experiment:
         return images if self.normalise is None else self.normalise(images)
 
 
-def _task(recipe: Recipe, data: DataSet[Source]) -> Classification | Segmentation:
+def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
+    if recipe.task.name is not None:
+        return create_task(recipe.task.name, **recipe.task.options)
     smoothing = recipe.task.label_smoothing
     if data.kind == "classification":
         return Classification(label_smoothing=smoothing)
@@ -143,7 +145,8 @@ def _task(recipe: Recipe, data: DataSet[Source]) -> Classification | Segmentatio
             raise ValueError("task.label_smoothing is for classification: remove it")
         return Segmentation() if data.ignore_index is None else Segmentation(data.ignore_index)
     raise ValueError(
-        f"{data.name} has no labels: `equilibria datasets` says which data sets have them"
+        f"{data.name} has no labels: name a task that needs none (task.name), or take one of the "
+        "data sets with labels that `equilibria datasets` lists"
     )
 
 
@@ -192,6 +195,8 @@ def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
         "in_channels": data.channels,
         "num_classes": len(data.class_names),
     }
+    if "image_size" in model_options(recipe.model.name):
+        options["image_size"] = data.image_shape[1]
     known = model_options(recipe.model.name)
     fitting = {name: value for name, value in options.items() if name in known}
     return create_model(recipe.model.name, **{**fitting, **with_parts(recipe.model.options)})

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.data import Augmentation, Batches, PairedAugmentation, Selection, Source, Split
 from equilibria.tasks import Result, SolveStatistics, Task, TrainingStep
@@ -145,7 +146,7 @@ class _Training:
         metrics = EpochMetrics(
             epoch=epoch,
             loss=loss / samples,
-            accuracy=correct / samples,
+            accuracy=correct / samples if totals.counts_correct else None,
             share_converged=converged / problems if problems else None,
             mean_iterations=iterations / problems if problems else None,
             gradient_norm=float(totals.gradient) / self.steps_per_epoch,
@@ -213,8 +214,12 @@ class _Training:
             outcome = self._forward(images.to(self.device), targets.to(self.device))
             jacobian = solves.jacobian_term()
         totals.solves.observe(self.model)
+        correct = outcome.correct
+        totals.counts_correct = totals.counts_correct and correct is not None
+        if correct is None:
+            correct = torch.zeros_like(outcome.samples)
         local = torch.stack(
-            (outcome.samples, outcome.loss.detach() * outcome.samples, outcome.correct)
+            (outcome.samples, outcome.loss.detach() * outcome.samples, correct)
         ).double()
         summed = self.processes.total(local)
         totals.sums = totals.sums + summed
@@ -227,8 +232,12 @@ class _Training:
     def _forward(self, images: Tensor, targets: Tensor) -> TrainingStep:
         if len(images):
             return self.task.training_step(self.model, images, targets)
-        # A process without samples takes part all the same: the others wait for it.
-        nothing = self.model(images).sum() * 0
+        if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
+            # A process without samples takes part in the norms: the others wait for it.
+            nothing = self.model(images).sum() * 0
+        else:
+            first = next(p for p in self.model.parameters() if p.requires_grad)
+            nothing = first.sum() * 0
         return TrainingStep(nothing, nothing.new_zeros(()), nothing.new_zeros(()))
 
     def _require_finite(self, value: Tensor, what: str, *, at_once: bool = False) -> None:
@@ -280,6 +289,7 @@ class _Totals:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         """Samples, losses, correct ones, over all processes."""
         self.gradient = torch.zeros((), device=device)
+        self.counts_correct = True
         self.learning_rate = 0.0
         self.solves = SolveStatistics()
 

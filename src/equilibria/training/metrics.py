@@ -14,7 +14,8 @@ class EpochMetrics:
     epoch: int
     """The first is 1."""
     loss: float
-    accuracy: float
+    accuracy: float | None
+    """None for a task that knows no right and wrong."""
     share_converged: float | None
     """None for a model without an equilibrium, as is `mean_iterations`."""
     mean_iterations: float | None
@@ -26,7 +27,7 @@ class EpochMetrics:
     """On images held out of the training; None where there were none, as is the loss."""
     validation_loss: float | None = None
     validation_score: float | None = None
-    """What the best epoch has most of: the accuracy, or the mIoU in segmentation."""
+    """What the best epoch has most of: the accuracy, the mIoU in segmentation, and so on."""
     seconds: float = field(default=0.0, compare=False)
     """Of the clock; this and the next are the only numbers that differ between equal runs."""
     cpu_seconds: float = field(default=0.0, compare=False)

@@ -48,12 +48,22 @@ class DataRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecipe:
-    """What is learned follows from the data: classes of images, or of their pixels.
+    """What is learned.
 
+    name: a registered task; None: it follows from the data, classes of images or of their pixels.
+    options: of a task that has a name.
     label_smoothing: softens the targets of a classification.
     """
 
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name is None and self.options:
+            raise ValueError("options are of a task with a name: add task.name")
+        if self.name is not None and self.label_smoothing:
+            raise ValueError("with task.name, label_smoothing belongs into task.options")
 
 
 @dataclass(frozen=True, kw_only=True)
