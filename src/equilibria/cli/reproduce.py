@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from equilibria.cli.console import fail
+from equilibria.cli.console import FIGURES, fail, figure_rows
 from equilibria.data import DataFileError, MissingDataError, data_root, dataset_card
 from equilibria.reproduce import (
     Job,
@@ -134,11 +134,17 @@ class _Display:
         self.done += 1
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
-        accuracy = (outcome.result or {}).get("accuracy")
-        facts = outcome.error or ("" if accuracy is None else f"accuracy {accuracy:.2%}")
+        facts = outcome.error or ", ".join(
+            f"{label} {value}" for label, value in figure_rows(_figures(outcome.result or {}))
+        )
         if outcome.error or not self.console.is_terminal:
             line = f"{self.done}/{self.total} {place}: {facts}"
             self.console.print(line, markup=False, soft_wrap=True)
+
+
+def _figures(result: dict[str, float | None]) -> dict[str, float | None]:
+    """Of all the numbers of a run, those that say how well it did."""
+    return {name: value for name, value in result.items() if name in FIGURES}
 
 
 def _show_plan(console: Console, made: Plan) -> None:

@@ -39,6 +39,8 @@ EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "efficiency": efficiency,
     "features": features,
 }
+PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {}
+"""What is drawn of a finished run, by name: a PNG."""
 DIGITS_OF_HASH = 10
 
 
@@ -49,9 +51,15 @@ class Job:
     recipe: Mapping[str, Any]
     folder: Path
     extras: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
+
+    def picture(self, name: str) -> Path:
+        return self.folder / f"{name}.png"
 
     def result(self) -> Result | None:
         """What an earlier call left, if that was all of it."""
+        if not all(self.picture(name).is_file() for name in self.pictures):
+            return None
         found: Result = {}
         for name in ("result", *self.extras):
             file = self.folder / f"{name}.json"
@@ -67,6 +75,7 @@ def make_job(
     runs: Path,
     *,
     extras: tuple[str, ...] = (),
+    pictures: tuple[str, ...] = (),
     root: Path | None = None,
 ) -> Job:
     """The run of a recipe with a seed; the same resolved recipe has the same folder."""
@@ -77,7 +86,7 @@ def make_job(
     name = f"{resolved['data']['name']}-{resolved['model']['name']}-seed{seed}-{digest}"
     if root is not None:
         resolved["data"]["root"] = str(root)
-    return Job(resolved, runs / name, extras)
+    return Job(resolved, runs / name, extras, pictures)
 
 
 def run_job(
@@ -97,6 +106,9 @@ def run_job(
             file = job.folder / f"{name}.json"
             if not file.is_file():
                 _write(file, EXTRAS[name](experiment, device))
+        for name in job.pictures:
+            if not job.picture(name).is_file():
+                write_atomically(job.picture(name), PICTURES[name](experiment, device))
     result = job.result()
     assert result is not None
     return result

@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,32 @@ def write_report(
     for ending, content in contents.items():
         files.append(output / f"{name}.{ending}")
         write_atomically(files[-1], content)
+    for drawn in drawings(made):
+        files.append(output / drawn.name)
+        write_atomically(files[-1], drawn.source.read_bytes())
     return files
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of one row's run with the first seed."""
+
+    label: str
+    name: str
+    source: Path
+
+
+def drawings(made: Plan) -> list[Drawing]:
+    """The pictures there are; rows that share a run share its pictures."""
+    found: dict[Path, Drawing] = {}
+    for (label, _), job in made.jobs.items():
+        for picture_name in job.pictures:
+            source = job.picture(picture_name)
+            if source.is_file() and source not in found:
+                slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+                name = f"{base_name(made)}-{slug}-{picture_name}.png"
+                found[source] = Drawing(label, name, source)
+    return list(found.values())
 
 
 def cells(made: Plan, found: Findings) -> list[list[str]]:
@@ -56,7 +82,7 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
         line = [row.label]
         for column in made.table.columns:
             if column.measure is not None:
-                line.append(_ours(column.measure, results))
+                line.append(_ours(row.measure(column), results))
             line.append(row.paper.get(column.title, NOTHING))
         rows.append([*line, *_costs(results)])
     return rows
@@ -89,7 +115,9 @@ def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]
     ]
     notes = [f"- Not run, {why}: {'; '.join(rows)}." for why, rows in _left_out(made).items()]
     notes += [f"- Failed: {place}: {error}" for place, error in found.failures.items()]
-    return "\n".join([*lines, *([""] if notes else []), *notes, ""])
+    shown = [f"{drawn.label}\n\n![{drawn.label}]({drawn.name})\n" for drawn in drawings(made)]
+    pictures = ["", f"Pictures of the run with seed {made.seeds[0]}:", "", *shown] if shown else []
+    return "\n".join([*lines, *([""] if notes else []), *notes, *pictures, ""])
 
 
 def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +151,7 @@ def picture(made: Plan, found: Findings) -> bytes:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(table.rows):
-        values = [measure.scale * v for v in collect(found.of(row), column.measure)]
+        values = [measure.scale * v for v in collect(found.of(row), row.measure(column) or "")]
         if values:
             left.plot(values, [place] * len(values), "o", color=OURS, alpha=0.35, markersize=5)
             spread = deviation(values)
@@ -159,9 +187,9 @@ def _title(column: Column) -> str:
     return MEASURES[column.measure].title
 
 
-def _ours(measure: str, results: Sequence[dict[str, float | None]]) -> str:
-    values = collect(results, measure)
-    return MEASURES[measure].show(values) if values else NOTHING
+def _ours(measure: str | None, results: Sequence[dict[str, float | None]]) -> str:
+    values = [] if measure is None else collect(results, measure)
+    return MEASURES[measure].show(values) if measure is not None and values else NOTHING
 
 
 def _costs(results: Sequence[dict[str, float | None]]) -> list[str]:

@@ -10,11 +10,17 @@ import torch
 from torch import nn
 
 from equilibria.data import DataSet, MissingDataError, Source, dataset_card, load_dataset
-from equilibria.models import model_outline, parameter_count
+from equilibria.models import model_options, model_outline, parameter_count
 from equilibria.reproduce.job import Job, Result, make_job, run_job
 from equilibria.reproduce.table import PaperTable, Row, Setting
 from equilibria.reproduce.workers import Outcome, run_jobs
-from equilibria.training import EpochMetrics, Recipe, recipe_from_data, with_parts
+from equilibria.training import (
+    EpochMetrics,
+    Recipe,
+    fitting_options,
+    recipe_from_data,
+    with_parts,
+)
 
 RUNS = "runs"
 """The folder of all runs, in that of the results."""
@@ -74,7 +80,12 @@ def plan(
             continue
         for seed in seeds:
             jobs[row.label, seed] = make_job(
-                recipe, seed, output / RUNS, extras=table.extras, root=root
+                recipe,
+                seed,
+                output / RUNS,
+                extras=table.extras,
+                pictures=table.pictures if seed == seeds[0] else (),
+                root=root,
             )
     return Plan(table, setting, tuple(seeds), jobs)
 
@@ -151,7 +162,10 @@ def _data_if_here(recipe: Recipe) -> DataSet[Source] | None:
 
 def _outline(recipe: Recipe, data: DataSet[Source] | None) -> nn.Module:
     """For the classes and channels of the data; where it is not here, its card knows classes."""
+    name = recipe.model.name
     fitting = {"num_classes": dataset_card(recipe.data.name).classes}
     if data is not None:
-        fitting = {"num_classes": data.num_classes, "in_channels": data.channels}
-    return model_outline(recipe.model.name, **{**fitting, **with_parts(recipe.model.options)})
+        fitting = fitting_options(name, data)
+    known = model_options(name)
+    fitting = {key: value for key, value in fitting.items() if key in known}
+    return model_outline(name, **{**fitting, **with_parts(recipe.model.options)})

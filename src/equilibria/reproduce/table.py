@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Setting = Literal["full", "quick"]
@@ -27,6 +27,8 @@ class Row:
 
     paper: its figures by the titles of columns, exactly as printed.
     full, quick: recipes; None where a setting has none, for the reason `missing`.
+    measures: by the title of a column, what stands there in this row instead of the column's own:
+        rows that share a recipe may measure different things.
     """
 
     label: str
@@ -34,6 +36,10 @@ class Row:
     full: RecipeData | None = None
     quick: RecipeData | None = None
     missing: str = ""
+    measures: Mapping[str, str | None] = field(default_factory=dict)
+
+    def measure(self, column: Column) -> str | None:
+        return self.measures.get(column.title, column.measure)
 
     def recipe(self, setting: Setting) -> RecipeData | None:
         return self.full if setting == "full" else self.quick
@@ -43,7 +49,9 @@ class Row:
 class PaperTable:
     """A table that can be reproduced.
 
-    extras: measures beyond those of an evaluation: "efficiency", "features".
+    extras: measures beyond those of an evaluation: "efficiency", "features" and others.
+    pictures: what is drawn of every row's run with the first seed.
+    figures: the ids of the paper's figures that these pictures stand for.
     full_remarks: what the paper leaves open and was chosen here.
     quick_remarks: how the quick setting differs from the paper's.
     """
@@ -54,6 +62,8 @@ class PaperTable:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     extras: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
     seeds: int = 3
     full_remarks: tuple[str, ...] = ()
     quick_remarks: tuple[str, ...] = ()
@@ -76,7 +86,7 @@ def register_table(table: PaperTable, *, replace: bool = False) -> None:
         raise ValueError(f"there is a table {table.id!r} already")
     titles = {column.title for column in table.columns}
     for row in table.rows:
-        unknown = set(row.paper) - titles
+        unknown = {*row.paper, *row.measures} - titles
         if unknown:
             raise ValueError(f"{table.id}, {row.label}: no column {unknown.pop()!r}")
         if None in (row.full, row.quick) and not row.missing:
@@ -96,10 +106,13 @@ def _place(table: PaperTable) -> tuple[int, int, str]:
 
 
 def find_table(table_id: str) -> PaperTable:
-    """The table of this id; an unknown one is an error that names the nearest."""
+    """The table of this id, or that of a figure; an unknown one is an error that names the nearest."""
     if table_id in _tables:
         return _tables[table_id]
-    near = difflib.get_close_matches(table_id.lower(), _tables, n=1, cutoff=0.4)
+    by_figure = {figure: table for table in _tables.values() for figure in table.figures}
+    if table_id in by_figure:
+        return by_figure[table_id]
+    near = difflib.get_close_matches(table_id.lower(), [*_tables, *by_figure], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known = ", ".join(table.id for table in list_tables())
     raise ValueError(f"there is no table {table_id!r}{hint} There are: {known}.")

@@ -17,7 +17,7 @@ from equilibria.training.distributed import (
     evaluate_together,
     joined_group,
 )
-from equilibria.training.experiment import Experiment, build_model, trained
+from equilibria.training.experiment import Experiment, build_model, fitting_options, trained
 from equilibria.training.loop import NonFiniteError, train
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.optimizer import (
@@ -80,6 +80,7 @@ __all__ = [
     "choose_device",
     "evaluate_together",
     "explain_none",
+    "fitting_options",
     "joined_group",
     "learning_rate_share",
     "list_recipes",

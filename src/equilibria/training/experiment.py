@@ -191,15 +191,16 @@ def _normalisation(data: DataSet[Source]) -> Normalise:
 
 def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
     """The recipe's model for these images."""
-    options: dict[str, Any] = {
-        "in_channels": data.channels,
-        "num_classes": len(data.class_names),
-    }
-    if "image_size" in model_options(recipe.model.name):
-        options["image_size"] = data.image_shape[1]
-    known = model_options(recipe.model.name)
-    fitting = {name: value for name, value in options.items() if name in known}
+    fitting = fitting_options(recipe.model.name, data)
     return create_model(recipe.model.name, **{**fitting, **with_parts(recipe.model.options)})
+
+
+def fitting_options(model: str, data: DataSet[Source]) -> dict[str, Any]:
+    """The options of a model that follow from the data, as far as it has them."""
+    channels, height, _ = data.image_shape
+    options = {"in_channels": channels, "num_classes": data.num_classes, "image_size": height}
+    known = model_options(model)
+    return {name: value for name, value in options.items() if name in known}
 
 
 def trained(
