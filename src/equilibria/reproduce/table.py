@@ -106,7 +106,7 @@ def _place(table: PaperTable) -> tuple[int, int, str]:
 
 
 def find_table(table_id: str) -> PaperTable:
-    """The table of this id, or that of a figure; an unknown one is an error that names the nearest."""
+    """The table of this id, or that of a figure; an unknown one is an error with the nearest."""
     if table_id in _tables:
         return _tables[table_id]
     by_figure = {figure: table for table in _tables.values() for figure in table.figures}
