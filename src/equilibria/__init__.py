@@ -17,6 +17,7 @@ from equilibria.adjoints import (
     list_adjoints,
     register_adjoint,
 )
+from equilibria.attacks import AttackResult, InPixels, attack
 from equilibria.context import Context, State
 from equilibria.energies import (
     HSIC,
@@ -44,6 +45,14 @@ from equilibria.equilibrium import (
     jacobian_penalty,
     random_iterate,
     spectral_radius,
+)
+from equilibria.inverse import (
+    Deblurring,
+    Denoising,
+    Inpainting,
+    Restoration,
+    SuperResolution,
+    restore,
 )
 from equilibria.joint import (
     Box,
@@ -110,6 +119,7 @@ __all__ = [
     "Activation",
     "Anderson",
     "AndersonTypeOne",
+    "AttackResult",
     "Auto",
     "AveragePool",
     "BatchCouplingWarning",
@@ -123,7 +133,9 @@ __all__ = [
     "Conv2d",
     "ConvergenceError",
     "ConvergenceWarning",
+    "Deblurring",
     "Decorrelation",
+    "Denoising",
     "Dense",
     "Energy",
     "EnergyCell",
@@ -137,7 +149,9 @@ __all__ = [
     "HeritageDiversity",
     "Identity",
     "Implicit",
+    "InPixels",
     "Incay",
+    "Inpainting",
     "Input",
     "InputResult",
     "L2Ball",
@@ -151,16 +165,19 @@ __all__ = [
     "PolynomialKernel",
     "Quadratic",
     "Regulariser",
+    "Restoration",
     "SeparableConv2d",
     "SigmoidKernel",
     "Solution",
     "Solver",
     "State",
     "Status",
+    "SuperResolution",
     "Symmetry",
     "Unrolled",
     "__version__",
     "as_operator",
+    "attack",
     "create_model",
     "describe_model",
     "energy_term",
@@ -187,5 +204,6 @@ __all__ = [
     "register_engine",
     "register_model",
     "register_solver",
+    "restore",
     "spectral_radius",
 ]

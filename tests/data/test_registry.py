@@ -38,6 +38,7 @@ NAMES = [
     "imagenette",
     "mnist",
     "omniglot",
+    "omniglot-episodes",
 ]
 
 

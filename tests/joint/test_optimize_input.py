@@ -127,7 +127,7 @@ def test_the_unit_of_the_loss_does_not_matter(normalise: bool) -> None:
         torch.testing.assert_close(other.x, results[0].x, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["anderson", "damped", "broyden", "gradient-warm"])
+@pytest.mark.parametrize("engine", ["secant", "anderson", "damped", "broyden", "gradient-warm"])
 def test_a_sample_alone_is_that_sample_in_a_batch(engine: str) -> None:
     model, x0 = smooth_model(), inputs()
     target = torch.randn(3, 3).double()
@@ -201,8 +201,8 @@ def test_options_change_behaviour() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
     base: dict[str, Any] = {"penalty": ridge, "iterations": 6, "tolerance": 1e-12}
     plain = optimize_input(model, loss, x0, **base)
-    assert plain.evaluations == 1 + 2 * 6
-    assert optimize_input(model, loss, x0, **base, sweeps=3).evaluations == 1 + 3 * 6
+    assert plain.evaluations == 4 * 6
+    assert optimize_input(model, loss, x0, **base, sweeps=3).evaluations == 3 * 6
     raw = optimize_input(model, loss, x0, **base, polish=False)
     assert float(raw.adjoint_residual.max()) > 1e-6 > float(plain.adjoint_residual.max())
     for changed in ({"step_size": 1e-3}, {"normalise": True}, {"engine_options": {"alpha_z": 0.5}}):
@@ -215,7 +215,7 @@ def test_engines_can_be_added() -> None:
     found = optimize_input(
         smooth_model(), squared_distance(), inputs(), engine="test-three-sweeps", iterations=2
     )
-    assert found.evaluations == 1 + 3 * 2
+    assert found.evaluations == 3 * 2
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -314,5 +314,5 @@ def test_impossible_starts_are_refused() -> None:
         optimize_input(smooth_model(), squared_distance(), torch.ones(3, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match="one row a problem"):
         optimize_input(smooth_model(), squared_distance(), inputs()[0])
-    with pytest.raises(TypeError, match="'anderson'"):
+    with pytest.raises(TypeError, match="'secant'"):
         optimize_input(smooth_model(), squared_distance(), inputs(), engine_options={"no_such": 1})

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from equilibria.cli.annotations import Best, Device
+from equilibria.cli.input_commands import add_input_commands
+
 DEMO_EPOCHS = 40
 DEMO_EXAMPLES = """[bold]Examples[/bold]
 
@@ -59,7 +62,7 @@ def demo_command(
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Of the initial weights and the training.")
     ] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
     from equilibria.cli.demo import run_demo
@@ -110,7 +113,7 @@ def train_command(
     resume: Annotated[
         bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
     devices: Annotated[
         int, typer.Option(min=1, help="Processes that share every batch, each with its own GPU.")
     ] = 1,
@@ -125,11 +128,6 @@ def train_command(
     run_training(request, devices=devices)
 
 
-Best = Annotated[
-    bool, typer.Option("--best", help="With the weights of the epoch that validated best.")
-]
-
-
 @app.command(
     "evaluate",
     epilog="[bold]Examples[/bold]\n\nequilibria evaluate runs/opteq --json\n\n"
@@ -142,7 +140,7 @@ def evaluate_command(
         Path | None, typer.Option(help="PNG of test images with classes, if the run segments.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Evaluate a trained model on its test images."""
     from equilibria.cli.train import run_evaluation
@@ -164,7 +162,7 @@ def predict_command(
     ] = Path("equilibria-predictions"),
     best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Classify image files, or their pixels, with a trained model."""
     from equilibria.cli.predict import run_prediction
@@ -178,6 +176,8 @@ def predict_command(
         as_json=as_json,
     )
 
+
+add_input_commands(app)
 
 datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 app.add_typer(datasets_app, name="datasets")
@@ -271,7 +271,7 @@ def reproduce_command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes of a quick run; all cores if not set.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
     root: DataRoot = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show recipes and sizes, and run nothing.")

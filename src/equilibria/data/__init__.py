@@ -21,6 +21,7 @@ from equilibria.data.catalogue import CORRUPTIONS
 from equilibria.data.dataset import DataSet
 from equilibria.data.digits import load_digits
 from equilibria.data.download import download
+from equilibria.data.episodes import Episodes
 from equilibria.data.errors import DataFileError, DownloadError, MissingDataError
 from equilibria.data.image_files import Framing, ImageFiles, SegmentedFiles
 from equilibria.data.normalised import Normalised
@@ -55,6 +56,7 @@ __all__ = [
     "DataSetCard",
     "Download",
     "DownloadError",
+    "Episodes",
     "Framing",
     "GaussianNoise",
     "ImageFiles",

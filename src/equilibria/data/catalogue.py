@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from equilibria.data.digits import LICENCE, load_digits
 from equilibria.data.registry import DataSetCard, register_dataset
-from equilibria.data.sets import cifar, class_folders, faces, mnist, omniglot, streets
+from equilibria.data.sets import cifar, class_folders, episodes, faces, mnist, omniglot, streets
 from equilibria.data.sets.cifar_c import CORRUPTIONS
 
 __all__ = [
     "CORRUPTIONS",
     "cifar",
     "class_folders",
+    "episodes",
     "faces",
     "mnist",
     "omniglot",

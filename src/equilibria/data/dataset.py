@@ -19,7 +19,7 @@ else:
 
     S = TypeVar("S", bound=Source, covariant=True)
 
-Kind: TypeAlias = Literal["classification", "segmentation", "unlabelled"]
+Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class DataSet(Generic[S]):
         if isinstance(source, Split):
             _, channels, height, width = source.images.shape
         else:
-            _, channels, height, width = source.fetch(torch.zeros(1, dtype=torch.long))[0].shape
+            # An episode is a sample of many images.
+            first, _ = source.fetch(torch.zeros(1, dtype=torch.long))
+            channels, height, width = first.shape[-3:]
         return channels, height, width
 
     @property

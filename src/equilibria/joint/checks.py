@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +46,24 @@ def check_model(model: nn.Module) -> tuple[Module, EquilibriumLayer, Module]:
     return stem, layer, head
 
 
-def check_repeats(model: nn.Module, inject: Callable[[], Context]) -> None:
-    """Refuse a model that draws at random or learns as it goes: every x-step would change it."""
+def check_repeats(
+    model: nn.Module, inject: Callable[[], tuple[Context, Tensor]]
+) -> tuple[Context, Tensor]:
+    """Refuse a model that draws at random or learns as it goes: every x-step would change it.
+
+    The context and the injected features of the last call come back.
+    """
+    # A statistic that has seen nothing takes the first input that comes: that is no change.
+    with torch.no_grad():
+        context, injected = inject()
     before = [buffer.clone() for buffer in model.buffers()]
-    with torch.enable_grad():
-        contexts = [[t.detach() for t in inject().tensors()] for _ in range(2)]
+    for _ in range(2):
+        # Others are learned where gradients are wanted, as in the search.
+        with torch.enable_grad():
+            earlier, (context, injected) = context, inject()
+        repeats = all(map(_same, context.tensors(), earlier.tensors()))
+        if repeats:
+            break
     changed = [
         (buffer, kept)
         for buffer, kept in zip(model.buffers(), before, strict=True)
@@ -58,15 +72,17 @@ def check_repeats(model: nn.Module, inject: Callable[[], Context]) -> None:
     with torch.no_grad():
         for buffer, kept in changed:
             buffer.copy_(kept)
-    if changed or not all(map(_same, *contexts)):
+    if changed or not repeats:
         raise ValueError(
             "the model gives two answers to one input: it draws at random, or learns running "
             "statistics as it goes; call model.eval() first"
         )
+    return context, injected
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    with torch.no_grad():
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def check_start(x0: object) -> Tensor:
@@ -92,3 +108,20 @@ def checked_losses(values: object, given: Tensor, count: int, name: str) -> Tens
             f"{name} does not depend on what it is given in a way that can be differentiated"
         )
     return values
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """The parameters as constants: no graph is kept for them, and controlled norms are remembered.
+
+    They are as they were afterwards.
+    """
+    # A tensor that something else has computed cannot be switched off, and stays as it is.
+    switched = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+    try:
+        for parameter in switched:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in switched:
+            parameter.requires_grad_(True)

@@ -27,7 +27,10 @@ class Engine:
     from_zero: start at z = 0 rather than at the equilibrium of x0.
     project_mixed: whether x is projected after mixing; otherwise the map is evaluated at its
         projection, which keeps the steps that Broyden's updates rely on.
-    inner_tolerance: of the solves of "cold" and "warm".
+    inner_tolerance, inner_iterations: of the solves of "cold" and "warm"; None: the layer's limit.
+    secants: how many of the last steps of x predict z and μ at the next one (see `Secants`).
+    inner: the solver that accelerates the sweeps at one x, z and μ each on its own, or None; it
+        takes the place of the damping in all of them but the last.
     """
 
     inference: Inference = "sweeps"
@@ -41,6 +44,9 @@ class Engine:
     project_mixed: bool = True
     mix_below: float = 0.05
     inner_tolerance: float = 1e-3
+    inner_iterations: int | None = None
+    secants: int = 0
+    inner: Solver[Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("alpha_z", "alpha_mu"):
@@ -50,6 +56,19 @@ class Engine:
             raise ValueError(f"sweeps must be at least 1, not {self.sweeps}")
         if not self.inner_tolerance > 0:
             raise ValueError(f"inner_tolerance must be positive, not {self.inner_tolerance}")
+
+
+def _secant(memory: int = 2, inner_memory: int = 3, **options: Any) -> Engine:
+    """The default: sweeps that start where the last steps of x predict z and μ.
+
+    Measured best on attacks and on latents (docs/benchmarks.md). Extrapolating x itself, as
+    Anderson's and Broyden's methods do with the joint iterate, is behind plain steps on a ball and
+    behind quasi-Newton steps elsewhere.
+    """
+    inner = Anderson(memory=inner_memory) if inner_memory else None
+    return Engine(
+        secants=memory, inner=inner, **{"rule": "quasi-newton", "decay": "linear", **options}
+    )
 
 
 def _anderson(memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any) -> Engine:
@@ -85,6 +104,7 @@ def _explicit(inference: Inference, rule: Rule) -> Callable[..., Engine]:
 
 
 _engines: Registry[Engine] = Registry("engine")
+_engines.register("secant", _secant)
 _engines.register("anderson", _anderson)
 _engines.register("anderson2", _anderson_two)
 _engines.register("broyden", _broyden)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import run_eagerly
-from equilibria.joint.checks import check_start
+from equilibria.joint.checks import check_start, frozen
 from equilibria.joint.constraints import Constraint
 from equilibria.joint.engines import Engine, get_engine
 from equilibria.joint.members import Members
@@ -23,6 +23,9 @@ from equilibria.joint.result import InputResult
 from equilibria.joint.search import Found, Search, relative_residual
 from equilibria.joint.steps import StepOptions, Steps
 from equilibria.solvers import Status
+
+NORMALISED_SWEEPS, MEASURED_SWEEPS = 1, 4
+"""How often z and μ are swept for each step of x, with normalised steps and with others."""
 
 
 @run_eagerly
@@ -34,15 +37,16 @@ def optimize_input(
     *,
     constraint: Constraint | None = None,
     penalty: Penalty | None = None,
-    engine: str | Engine = "anderson",
+    engine: str | Engine = "secant",
     engine_options: Mapping[str, Any] | None = None,
     groups: Tensor | None = None,
-    sweeps: int = 2,
+    sweeps: int | None = None,
     iterations: int = 40,
     step_size: float | None = None,
     normalise: bool = False,
     tolerance: float = 1e-4,
     polish: bool = True,
+    verify: bool = True,
     check_tolerance: float | None = None,
 ) -> InputResult:
     """Minimise loss(model(x)) over x, together with the inference z = T(z; x) and its adjoint μ.
@@ -60,18 +64,23 @@ def optimize_input(
         independent of each other (no BatchNorm in training mode).
     loss: from the outputs to one number a sample, shape (B,).
     penalty: from x to one number a row of x0, added to the loss (a ridge on latents, say).
-    engine: "anderson" (the default, type I with safeguards), "anderson2", "broyden", "damped",
-        "official", and the baselines "gradient", "gradient-warm", "adam", "adam-warm", which solve
-        for z and μ at every step; `engine_options` go to it.
+    engine: "secant" (the default), "anderson" (type I with safeguards), "anderson2", "broyden",
+        "damped", "official", and the baselines "gradient", "gradient-warm", "adam", "adam-warm",
+        which solve for z and μ at every step; `engine_options` go to it.
     groups: the row of x0 that each sample uses; the samples of a group share their x.
-    sweeps: updates of (z, μ) for each step of x.
-    step_size: α. With `normalise` the length of a step, by default half the ball's radius;
-        otherwise a factor of the gradient, by default one over the curvature seen so far, which
-        makes the result independent of the loss's unit. Adam's learning rate.
+    sweeps: updates of (z, μ) for each step of x; by default 1 with `normalise` and 4 without.
+    step_size: α. With `normalise` the length of the first step, by default 8 times the ball's
+        radius, which falls to a twentieth; otherwise a factor of the gradient. By default
+        (without a step size) "secant" takes quasi-Newton steps where nothing constrains x, and all
+        other cases take one over the curvature seen so far, which makes the result independent of
+        the loss's unit. Adam's learning rate.
     normalise: divide the gradient by its 2-norm. Right for attacks, where the optimum is on the
         ball; wrong for an optimum inside, which it can only circle.
     tolerance: of the relative residuals of z, μ and x at which a problem has converged.
     polish: solve for μ at the result, which Eq. 19 needs; otherwise μ is that of the search.
+    verify: solve tightly at the start and at the end, report true losses, and never return what is
+        worse than the start. False leaves that out, where only x matters and time does: the result
+        is then the last x, and its losses are those at the z of the search.
     check_tolerance: of the solves for the true losses; by default 1e-6, or 1e-10 in float64.
 
     Among what the search saw, the result is the point of lowest true loss, unless a problem has
@@ -81,7 +90,7 @@ def optimize_input(
     x0 = check_start(x0).detach()
     chosen = get_engine(engine, **dict(engine_options or {}))
     name = engine if isinstance(engine, str) else "own"
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), frozen(model):
         x0 = x0.clone()
         region = Region.everything(x0) if constraint is None else constraint.region(x0)
         problem = InputProblem(model, loss, x0, region, Members.of(x0, groups), penalty)
@@ -90,11 +99,17 @@ def optimize_input(
             StepOptions(step_size, normalise, chosen.rule, chosen.decay, iterations), region
         )
         start = region.project(x0.flatten(1))
-        z0, _ = problem.solve(start, None, tolerance=tight)
-        initial = problem.loss_at(start, z0)
-        search = Search(problem, chosen, steps, sweeps=sweeps, tolerance=tolerance)
-        found = search.run(start, problem.zeros() if chosen.from_zero else z0, iterations)
-        x, z = _select(problem, found, start, z0, initial, tight)
+        # A step on a ball is short and may lag; one that measures curvature must be exact.
+        swept = sweeps or (NORMALISED_SWEEPS if normalise else MEASURED_SWEEPS)
+        search = Search(problem, chosen, steps, sweeps=swept, tolerance=tolerance)
+        if not verify:
+            found = search.run(start, None, iterations)
+            initial, x, z = found.first_loss, found.last.x, found.last.z
+        else:
+            z0, _ = problem.solve(start, None, tolerance=tight)
+            initial = problem.loss_at(start, z0)
+            found = search.run(start, z0, iterations)
+            x, z = _select(problem, found, start, z0, initial, tight)
         return _result(problem, found, x, z, initial, polish, tight, tolerance, name)
 
 
@@ -133,11 +148,10 @@ def _result(
 ) -> InputResult:
     evaluations = problem.effort.evaluations
     mu = found.last.mu
+    here = problem.at(x, found.scale).linearise(z)
     if polish:
-        solved = problem.at(x, found.scale).solve_adjoint(z, _finite(mu), tolerance=tight)
-        mu = solved.value
-    reading = problem.at(x, found.scale).evaluate(z, mu, gradient=True)
-    assert reading.gradient is not None
+        mu = here.solve_adjoint(_finite(mu), tolerance=tight).value
+    reading = here.reading(mu)
     residuals = (
         relative_residual(problem, z, reading.image),
         relative_residual(problem, mu, reading.adjoint),
@@ -180,14 +194,14 @@ def _tight(dtype: torch.dtype) -> float:
 
 
 def _check_options(
-    sweeps: int,
+    sweeps: int | None,
     iterations: int,
     step_size: float | None,
     tolerance: float,
     check_tolerance: float | None,
 ) -> None:
     for name, count in (("sweeps", sweeps), ("iterations", iterations)):
-        if count < 1:
+        if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, not {count}")
     positive = {
         "step_size": step_size,

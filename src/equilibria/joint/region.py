@@ -9,6 +9,8 @@ from torch import Tensor
 
 NEWTON_STEPS = 60
 """Safeguarded steps for the multiplier of the ball: a handful is the rule, bisection the worst."""
+SHARE_TOLERANCE = 32
+"""To how many units of rounding the ball's equation is solved; a sum of squares has that error."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Region:
         below, above = torch.zeros_like(share), torch.ones_like(share)
         for _ in range(NEWTON_STEPS):
             excess, slope = self._excess(fixed, share, goal)
-            if not bool((outside & (excess.abs() > torch.finfo(goal.dtype).eps * goal)).any()):
+            far = excess.abs() > SHARE_TOLERANCE * torch.finfo(goal.dtype).eps * goal
+            if not bool((outside & far).any()):
                 break
             above = torch.where(excess > 0, share, above)
             below = torch.where(excess > 0, below, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,18 @@ import torch
 from torch import Tensor
 
 from equilibria.joint.engines import Engine
-from equilibria.joint.problem import InputProblem, Reading
+from equilibria.joint.members import Members
+from equilibria.joint.problem import InputProblem, Reading, Site
+from equilibria.joint.secants import Secants
 from equilibria.joint.steps import Steps
 from equilibria.solvers import Status
 
 SMALL_RESIDUAL = 1e-2
 """An iterate whose z is further than this (relative) from T(z; x) says nothing of its loss."""
+FIRST_PULLS = 3
+"""More pull-backs for the first μ than for every later one."""
+START_TOLERANCE = 0.1
+"""Of the first z, where no check has solved for it: the sweeps go on from there."""
 DIVERGENCE_FACTOR = 1e6
 """A z this many times larger than the first one has diverged."""
 
@@ -36,6 +43,8 @@ class Found:
     last: Iterate
     best_x: Tensor
     """The x of the lowest loss among iterates with a small z-residual; the start if none had."""
+    first_loss: Tensor
+    """At x0, with the z of the first iteration."""
     scale: Tensor
     """What the loss was multiplied by, so that μ is of the order of 1."""
     status: Tensor
@@ -56,10 +65,13 @@ class Search:
         self.tolerance = tolerance
         self.members = problem.members
 
-    def run(self, x: Tensor, z: Tensor, iterations: int) -> Found:
+    def run(self, x: Tensor, z: Tensor | None, iterations: int) -> Found:
+        """Search from x; `z` is its equilibrium, or None where that is still to be found."""
         problem, members = self.problem, self.members
         count = members.problems
-        self.scale = self._loss_scale(x, z)
+        site = problem.at(x, torch.ones_like(x[:, 0]))
+        z = self._start(site, z)
+        self.scale = site.scale = site.unit_scale(z)
         now = Iterate(z, torch.zeros_like(z), x)
         status = x.new_full((count,), int(Status.OUT_OF_ITERATIONS), dtype=torch.int8)
         running = torch.ones(count, dtype=torch.bool, device=x.device)
@@ -68,9 +80,13 @@ class Search:
         largest = members.norm(z)
         memory: Any = None
         raw: Tensor | None = None
+        secants = Secants(self.engine.secants) if self.engine.secants else None
         for iteration in range(iterations):
-            updated, reading, residual = self._follow(now)
-            assert reading.gradient is not None
+            if iteration:
+                site = problem.at(now.x, self.scale)
+            updated, reading, residual = self._follow(site, now, first=iteration == 0)
+            if iteration == 0:
+                first_loss = reading.loss
             taken += running
             size = members.norm(updated.z)
             largest = torch.where(largest > 0, largest, size)
@@ -78,13 +94,12 @@ class Search:
             good = running & finite & (residual[0] <= SMALL_RESIDUAL) & (reading.loss < best_loss)
             best_x = torch.where(good[:, None], now.x, best_x)
             best_loss = torch.where(good, reading.loss, best_loss)
-            stationarity = self.steps.residual(now.x, reading.gradient, self.scale)
-            worst = torch.stack([*residual, stationarity]).amax(dim=0)
+            lag = torch.maximum(*residual)
+            worst = self._worst(lag, now.x, reading.gradient)
             converged = running & finite & (worst <= self.tolerance)
             status[running & ~finite] = int(Status.DIVERGED)
             status[converged] = int(Status.CONVERGED)
             going = running & finite & ~converged
-            lag = torch.maximum(*residual)
             moved = self.steps.move(now.x, reading.gradient, self.scale, lag=lag, running=going)
             # A problem that has converged keeps its x and takes the freshest z and μ.
             updated.x = torch.where(going[:, None], moved, now.x)
@@ -93,9 +108,9 @@ class Search:
             if iteration == iterations - 1 or not bool(running.any()):
                 now = updated
                 break
-            point = self._joined(now) if raw is None else raw
-            image = self._joined(updated)
             if self.engine.mixing is not None:
+                point = self._joined(now) if raw is None else raw
+                image = self._joined(updated)
                 if memory is None:
                     memory = self.engine.mixing.begin(point)
                 proposed = self.engine.mixing.propose(memory, point, image, image - point)
@@ -104,44 +119,93 @@ class Search:
                 mixed.x = problem.region.project(mixed.x)
                 if self.engine.project_mixed:
                     mixed = self._where(worst <= self.engine.mix_below, mixed, updated)
+            elif secants is not None:
+                mixed = self._predicted(secants, now.x, updated)
             else:
                 mixed = updated
             now = self._where(running, mixed, updated)
-        return Found(now, best_x, self.scale, status, taken, self.steps)
+        return Found(now, best_x, first_loss, self.scale, status, taken, self.steps)
 
-    def _loss_scale(self, x: Tensor, z: Tensor) -> Tensor:
-        """1/‖∂ℓ/∂z‖ at the start: type-I mixing weighs μ against z, whatever the loss's unit."""
-        ones = torch.ones_like(x[:, 0])
-        reading = self.problem.at(x, ones).evaluate(z, torch.zeros_like(z), gradient=False)
-        size = self.members.norm(reading.adjoint)
-        usable = (size > 0) & torch.isfinite(size)
-        return torch.where(usable, 1 / torch.where(usable, size, 1.0), 1.0)
+    def _start(self, site: Site, z: Tensor | None) -> Tensor:
+        """Where z starts: solved loosely, unless a solve follows or the engine wants zero."""
+        if self.engine.from_zero or (z is None and self.engine.inference != "sweeps"):
+            return self.problem.zeros()
+        if z is not None:
+            return z
+        return self.problem.solve_at(site.context, None, tolerance=START_TOLERANCE)[0]
 
-    def _follow(self, now: Iterate) -> tuple[Iterate, Reading, tuple[Tensor, Tensor]]:
+    def _follow(
+        self, site: Site, now: Iterate, *, first: bool
+    ) -> tuple[Iterate, Reading, tuple[Tensor, Tensor]]:
         """z and μ brought up to date at x, the last evaluation, and the residuals of z and μ."""
         if self.engine.inference == "sweeps":
-            return self._sweep(now)
-        return self._solve(now)
+            return self._sweep(site, now, first=first)
+        return self._solve(site, now)
 
-    def _sweep(self, now: Iterate) -> tuple[Iterate, Reading, tuple[Tensor, Tensor]]:
-        site = self.problem.at(now.x, self.scale)
+    def _sweep(
+        self, site: Site, now: Iterate, *, first: bool
+    ) -> tuple[Iterate, Reading, tuple[Tensor, Tensor]]:
+        """z first, without a graph; then μ, through the graph of the last evaluation alone."""
         z, mu = now.z, now.mu
-        for sweep in range(self.sweeps):
-            reading = site.evaluate(z, mu, gradient=sweep == self.sweeps - 1)
-            residual = self._residual(z, reading.image), self._residual(mu, reading.adjoint)
-            z = z + self.engine.alpha_z * (reading.image - z)
-            mu = mu + self.engine.alpha_mu * (reading.adjoint - mu)
+        alpha_z, alpha_mu = self.engine.alpha_z, self.engine.alpha_mu
+        z = self._advanced(site.image, z, self.sweeps - 1, alpha_z)
+        here = site.linearise(z)
+        pulls = self.sweeps - 1
+        if first and not self.engine.from_zero:
+            # z is an equilibrium here, so μ can be had as well: the first step sets the course.
+            mu, pulls = here.slope, pulls + FIRST_PULLS
+        mu = self._advanced(here.pull, mu, pulls, alpha_mu)
+        reading = here.reading(mu)
+        residual = self._residual(z, reading.image), self._residual(mu, reading.adjoint)
+        z = _towards(z, reading.image, alpha_z)
+        mu = _towards(mu, reading.adjoint, alpha_mu)
         return Iterate(z, mu, now.x), reading, residual
 
-    def _solve(self, now: Iterate) -> tuple[Iterate, Reading, tuple[Tensor, Tensor]]:
+    def _advanced(
+        self, image_of: Callable[[Tensor], Tensor], point: Tensor, times: int, alpha: float
+    ) -> Tensor:
+        """`point` after so many applications of a map, accelerated or damped."""
+        inner = self.engine.inner
+        memory: Any = None if inner is None or times < 1 else inner.begin(point)
+        for _ in range(times):
+            image = image_of(point)
+            point = (
+                _towards(point, image, alpha)
+                if inner is None
+                else inner.propose(memory, point, image, image - point)
+            )
+        return point
+
+    def _solve(self, site: Site, now: Iterate) -> tuple[Iterate, Reading, tuple[Tensor, Tensor]]:
         warm = self.engine.inference == "warm"
         tolerance = self.engine.inner_tolerance
-        z, _ = self.problem.solve(now.x, now.z if warm else None, tolerance=tolerance, check=False)
-        site = self.problem.at(now.x, self.scale)
-        mu = site.solve_adjoint(z, now.mu if warm else None, tolerance=tolerance).value
-        reading = self.problem.at(now.x, self.scale).evaluate(z, mu, gradient=True)
+        limit = self.engine.inner_iterations
+        z, _ = self.problem.solve_at(
+            site.context, now.z if warm else None, tolerance=tolerance, max_iterations=limit
+        )
+        here = site.linearise(z)
+        start = now.mu if warm else None
+        mu = here.solve_adjoint(start, tolerance=tolerance, max_iterations=limit or 200).value
+        reading = here.reading(mu)
         residual = self._residual(z, reading.image), self._residual(mu, reading.adjoint)
         return Iterate(z, mu, now.x), reading, residual
+
+    def _predicted(self, secants: Secants, x: Tensor, updated: Iterate) -> Iterate:
+        """`updated`, whose x has moved on from `x`, with z and μ moved along."""
+        join, part = self.members.join, self.members.part
+        secants.observe(x, (join(updated.z), join(updated.mu)))
+        z, mu = secants.predict(updated.x)
+        return Iterate(part(z), part(mu), updated.x)
+
+    def _worst(self, lag: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
+        """The largest residual of each problem where it matters: below a limit or not."""
+        limit = self.tolerance
+        if self.engine.mixing is not None:
+            limit = max(limit, self.engine.mix_below)
+        if not bool((lag <= limit).any()):
+            # Far from any limit already: the step that tells of x's residual can be saved.
+            return lag
+        return torch.maximum(lag, self.steps.residual(x, gradient, self.scale))
 
     def _residual(self, point: Tensor, image: Tensor) -> Tensor:
         return relative_residual(self.problem, point, image)
@@ -157,6 +221,11 @@ class Search:
         return Iterate(self.members.part(z), self.members.part(mu), x)
 
     def _where(self, rows: Tensor, one: Iterate, other: Iterate) -> Iterate:
+        # All rows or none is the rule, and choosing among them copies everything.
+        if bool(rows.all()):
+            return one
+        if not bool(rows.any()):
+            return other
         samples = self.members.spread(rows)[:, None]
         return Iterate(
             torch.where(samples, one.z, other.z),
@@ -172,11 +241,12 @@ def relative_residual(problem: InputProblem, point: Tensor, image: Tensor) -> Te
     return relative.nan_to_num(nan=torch.inf)
 
 
-def _finite(reading: Reading, members: Any) -> Tensor:
-    assert reading.gradient is not None
-    rows = torch.isfinite(reading.image).all(dim=1) & torch.isfinite(reading.adjoint).all(dim=1)
-    samples = members.worst((~rows).to(reading.image.dtype)) == 0
-    finite: Tensor = (
-        samples & torch.isfinite(reading.gradient).all(dim=1) & torch.isfinite(reading.loss)
-    )
-    return finite
+def _towards(point: Tensor, image: Tensor, alpha: float) -> Tensor:
+    return image if alpha == 1 else torch.lerp(point, image, alpha)
+
+
+def _finite(reading: Reading, members: Members) -> Tensor:
+    """A sum of numbers is one only if all are; it may also overflow, which is as bad."""
+    rows = reading.image.abs().sum(dim=1) + reading.adjoint.abs().sum(dim=1)
+    inputs = reading.gradient.abs().sum(dim=1) + reading.loss
+    return torch.isfinite(members.worst(rows) + inputs)

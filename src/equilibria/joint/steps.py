@@ -9,13 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equilibria.joint.quasi_newton import QuasiNewton
 from equilibria.joint.region import Region
 
-Rule = Literal["gradient", "adam"]
-Decay = Literal["cosine", "late", "none"]
+Rule = Literal["gradient", "quasi-newton", "adam"]
+Decay = Literal["cosine", "linear", "late", "none"]
 
-SHARE_OF_REGION = 0.5
-"""The default length of a normalised step, as a share of the region's scale."""
+SHARE_OF_REGION = 8.0
+"""The default length of a normalised step, in units of the region's scale.
+
+So long a step ends where the gradient points, as in the power method; the decay makes it finer.
+"""
 LONGEST_SHARE = 0.25
 """The longest step of a measured length, as such a share."""
 FIRST_SHARE = 0.02
@@ -24,6 +28,9 @@ TRUSTED_LAG = 1.0
 """How many times the relative lag of z and μ x must have moved for its gradients to be compared."""
 FORGET = 0.97
 """What an estimate of the curvature is multiplied by each step, so that a bad one passes."""
+QUASI_NEWTON_MEMORY = 8
+FIRST_NEWTON_SHARE, LONGEST_NEWTON_SHARE = 0.125, 0.5
+"""Of a quasi-Newton step, as such shares of the region's scale."""
 LOWEST_DECAY = 0.05
 """What a decaying step length ends at."""
 
@@ -35,6 +42,8 @@ def decay(kind: Decay, iteration: int, iterations: int) -> float:
     share = iteration / (iterations - 1)
     if kind == "late":
         return 1.0 if share < 0.75 else 0.1
+    if kind == "linear":
+        return 1.0 - (1 - LOWEST_DECAY) * share
     return LOWEST_DECAY + (1 - LOWEST_DECAY) * (1 + math.cos(math.pi * share)) / 2
 
 
@@ -54,7 +63,9 @@ class Steps:
 
     normalise: d = g/‖g‖ and α a length. Otherwise d = g, and α is the step size that was given or,
     without one, 1/L with L the largest ‖Δg‖/‖Δx‖ seen of late. Adam divides by a
-    running scale of its own.
+    running scale of its own. Quasi-Newton steps, d = H g with H from the last steps, are for inputs
+    without a constraint (a projection would need H's own metric) and without a given step size;
+    elsewhere that rule is the plain one.
     """
 
     def __init__(self, options: StepOptions, region: Region) -> None:
@@ -65,6 +76,10 @@ class Steps:
         self.last: tuple[Tensor, Tensor] | None = None
         self.moments: tuple[Tensor, Tensor] | None = None
         self.taken = 0
+        free = region.centre is None and region.low is None
+        measured = options.step_size is None and not options.normalise
+        newton = options.rule == "quasi-newton" and free and measured
+        self.newton = QuasiNewton(QUASI_NEWTON_MEMORY) if newton else None
 
     def move(
         self, x: Tensor, gradient: Tensor, scale: Tensor, *, lag: Tensor, running: Tensor
@@ -74,6 +89,10 @@ class Steps:
         lag: the residual of z and μ; a change of g means something where x changed by more.
         running: the rows whose estimates are still to change.
         """
+        if self.newton is not None:
+            self.newton.observe(x, gradient, running)
+            self.taken += 1
+            return self.region.project(x - self._newton_step(self.newton, gradient))
         factor = decay(self.options.decay, self.taken, self.options.iterations)
         adam = self.options.rule == "adam"
         if self.options.step_size is None and not self.options.normalise:
@@ -85,7 +104,12 @@ class Steps:
 
     def residual(self, x: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
         """‖x − Π(x − α d)‖ with the undecayed α, relative to the region's scale."""
-        moved = self.region.project(x - self._scaled(gradient, scale, plain=True))
+        step = (
+            self._scaled(gradient, scale, plain=True)
+            if self.newton is None
+            else self._newton_step(self.newton, gradient)
+        )
+        moved = self.region.project(x - step)
         residual: Tensor = torch.linalg.vector_norm(x - moved, dim=1) / self.length
         return residual
 
@@ -111,6 +135,14 @@ class Steps:
         first = FIRST_SHARE * self.length / safe
         alpha = torch.where(known, torch.minimum(guess, LONGEST_SHARE * self.length / safe), first)
         return direction * alpha[:, None]
+
+    def _newton_step(self, newton: QuasiNewton, gradient: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(gradient, dim=1)
+        safe = torch.where(norm > 0, norm, 1.0)
+        step = newton.direction(gradient, FIRST_NEWTON_SHARE * self.length / safe)
+        size = torch.linalg.vector_norm(step, dim=1)
+        longest = LONGEST_NEWTON_SHARE * self.length
+        return step * (longest / torch.maximum(size, longest))[:, None]
 
     def _measure(self, x: Tensor, gradient: Tensor, lag: Tensor, running: Tensor) -> None:
         if self.last is not None:

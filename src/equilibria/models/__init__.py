@@ -1,6 +1,9 @@
 """The models of the papers, each a short file that reads like its paper."""
 
 from equilibria.models import presets as _presets  # noqa: F401  (registers the named models)
+from equilibria.models import presets_few_shot as _few_shot  # noqa: F401
+from equilibria.models import presets_generative as _generative  # noqa: F401
+from equilibria.models import presets_inverse as _inverse  # noqa: F401
 from equilibria.models.branches import BranchCell
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq

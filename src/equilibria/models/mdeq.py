@@ -252,7 +252,8 @@ class MDEQCell(Cell):
     def _map(self, state: State, context: Context, reading: Reading) -> list[Tensor]:
         branches = state_tensors(state)
         masks = context.sample.get("masks", (None,) * len(branches))
-        injections = (context["injection"], *(None,) * (len(branches) - 1))
+        coarser = context.sample.get("coarser_injections", (None,) * (len(branches) - 1))
+        injections = (context["injection"], *coarser)
         blocks = [
             block(z, injection, mask, reading)
             for block, z, injection, mask in zip(

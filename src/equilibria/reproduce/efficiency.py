@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 
 from equilibria.data import Batches
+from equilibria.reproduce.clocks import clock_of
 from equilibria.reproduce.memory import peak_bytes
 from equilibria.training import Experiment
 from equilibria.training.solves import TrainingSolves
@@ -27,7 +27,7 @@ def efficiency(experiment: Experiment, device: torch.device) -> dict[str, float 
     images, targets = next(iter(Batches(experiment.training, settings.batch_size)))
     images, targets = experiment.prepare(images).to(device), targets.to(device)
     solves = TrainingSolves(model, settings, samples=len(images))
-    clock = _clock(device)
+    clock = clock_of(device)
 
     def forward() -> torch.Tensor:
         return experiment.task.training_step(model, images, targets).loss
@@ -73,14 +73,3 @@ def _median(run: Callable[[], float]) -> float:
     for _ in range(WARM_UP):
         run()
     return statistics.median(run() for _ in range(REPEATS))
-
-
-def _clock(device: torch.device) -> Callable[[], float]:
-    if device.type == "cpu":
-        return time.process_time
-
-    def synchronised() -> float:
-        torch.accelerator.synchronize(device)
-        return time.perf_counter()
-
-    return synchronised

@@ -20,6 +20,9 @@ from equilibria.equilibrium import BatchCouplingWarning
 from equilibria.models import parameter_count
 from equilibria.reproduce.efficiency import efficiency
 from equilibria.reproduce.features import features
+from equilibria.reproduce.restoring import unsupervised_psnr
+from equilibria.reproduce.robustness import attack_times, robustness
+from equilibria.reproduce.searches import inner_loop_times, latent_times
 from equilibria.solvers import ConvergenceWarning
 from equilibria.training import (
     EpochMetrics,
@@ -38,6 +41,11 @@ Result = dict[str, float | None]
 EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "efficiency": efficiency,
     "features": features,
+    "robustness": robustness,
+    "attack_times": attack_times,
+    "latent_times": latent_times,
+    "inner_loop_times": inner_loop_times,
+    "unsupervised_psnr": unsupervised_psnr,
 }
 PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {}
 """What is drawn of a finished run, by name: a PNG."""

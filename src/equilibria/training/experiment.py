@@ -144,6 +144,10 @@ def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
         if smoothing:
             raise ValueError("task.label_smoothing is for classification: remove it")
         return Segmentation() if data.ignore_index is None else Segmentation(data.ignore_index)
+    if data.kind == "episodes":
+        raise ValueError(
+            f"{data.name} holds episodes: set task.name to few-shot, maml, reptile or imaml"
+        )
     raise ValueError(
         f"{data.name} has no labels: name a task that needs none (task.name), or take one of the "
         "data sets with labels that `equilibria datasets` lists"

@@ -4,10 +4,14 @@
 from equilibria.reproduce.tables import opteq, opteq_imagenet, opteq_segmentation
 from equilibria.reproduce.tables import mopteqs, mopteqs_imagenet
 from equilibria.reproduce.tables import geq
+from equilibria.reproduce.tables import jiio_images, jiio_adversarial, jiio_few_shot
 # isort: on
 
 __all__ = [
     "geq",
+    "jiio_adversarial",
+    "jiio_few_shot",
+    "jiio_images",
     "mopteqs",
     "mopteqs_imagenet",
     "opteq",

@@ -1,0 +1,68 @@
+"""Inverse problems: images from what was measured of them."""
+
+from equilibria.inverse.answer import answer
+from equilibria.inverse.corruptions import (
+    Corrupted,
+    Corruption,
+    Deblurring,
+    Denoising,
+    Inpainting,
+    Measured,
+    SuperResolution,
+    get_corruption,
+    list_corruptions,
+    register_corruption,
+)
+from equilibria.inverse.generators import ExplicitGenerator, generator_of, is_generator, latent_dim
+from equilibria.inverse.measurements import (
+    Blur,
+    Downsampling,
+    Everything,
+    LinearMeasurement,
+    Mask,
+    Measurement,
+    picture_of,
+    transpose,
+)
+from equilibria.inverse.quality import picture_psnr
+from equilibria.inverse.restore import (
+    LatentSearch,
+    Restoration,
+    decoded,
+    entries,
+    misfit,
+    restore,
+)
+
+__all__ = [
+    "Blur",
+    "Corrupted",
+    "Corruption",
+    "Deblurring",
+    "Denoising",
+    "Downsampling",
+    "Everything",
+    "ExplicitGenerator",
+    "Inpainting",
+    "LatentSearch",
+    "LinearMeasurement",
+    "Mask",
+    "Measured",
+    "Measurement",
+    "Restoration",
+    "SuperResolution",
+    "answer",
+    "decoded",
+    "entries",
+    "generator_of",
+    "get_corruption",
+    "is_generator",
+    "latent_dim",
+    "list_corruptions",
+    "misfit",
+    "picture_of",
+    "picture_psnr",
+    "register_corruption",
+    "restore",
+    "transpose",
+]

@@ -1,0 +1,74 @@
+"""How a trained classifier does under attack, and what finding the attacks costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.attacks import AttackSettings, InPixels, Method, measure
+from equilibria.reproduce.clocks import clock_of
+from equilibria.tasks import AdversarialClassification
+from equilibria.training import Experiment
+
+ATTACKED = 500
+"""Test images that are attacked, at most."""
+TIMED = 32
+BATCH = 100
+PGD_STEPS = 20
+
+
+def robustness(experiment: Experiment, device: torch.device) -> dict[str, float | None]:
+    """The accuracy under PGD and under JIIO, within the budget that the run was trained for."""
+    images, labels = _some(experiment, ATTACKED, device)
+    found: dict[str, float | None] = {}
+    for name in ("pgd", "jiio"):
+        figures, _ = measure(
+            _in_pixels(experiment), images, labels, _settings(experiment, name), BATCH
+        )
+        found[f"{name}_accuracy"] = figures.robust_accuracy
+    return found
+
+
+def attack_times(experiment: Experiment, device: torch.device) -> dict[str, float | None]:
+    """Seconds an image of PGD with cold and warm solves and of JIIO, with the losses they reach."""
+    images, labels = _some(experiment, TIMED, device)
+    clock = clock_of(device)
+    ways: dict[str, dict[str, Any]] = {
+        "pgd": {},
+        "warm_pgd": {"method": "pgd", "warm_start": True},
+        "jiio": {},
+        "official": {"method": "jiio", "steps": 80, "joint_options": {"engine": "official"}},
+    }
+    found: dict[str, float | None] = {}
+    for name, options in ways.items():
+        settings = _settings(experiment, options.pop("method", name), **options)
+        begin = clock()
+        figures, _ = measure(_in_pixels(experiment), images, labels, settings, len(images))
+        found[f"{name}_seconds"] = (clock() - begin) / len(images)
+        found[f"{name}_loss"] = figures.loss
+        found[f"{name}_evaluations"] = float(figures.evaluations)
+    return found
+
+
+def _settings(experiment: Experiment, method: Method, **options: Any) -> AttackSettings:
+    task = experiment.task
+    if not isinstance(task, AdversarialClassification):
+        raise TypeError("robustness is measured of runs of the task 'adversarial'")
+    steps = PGD_STEPS if method == "pgd" else None
+    chosen: dict[str, Any] = {"eps": task.eps, "norm": task.norm, "steps": steps, **options}
+    return AttackSettings(method=method, **chosen)
+
+
+def _in_pixels(experiment: Experiment) -> torch.nn.Module:
+    if experiment.normalise is None:
+        return experiment.model
+    return InPixels(experiment.model, experiment.prepare)
+
+
+def _some(experiment: Experiment, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    test = experiment.data.test
+    chosen = torch.linspace(0, len(test) - 1, min(count, len(test))).round().long()
+    images, labels = test.fetch(chosen)
+    return images.to(device), labels.to(device)

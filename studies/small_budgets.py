@@ -1,0 +1,211 @@
+"""Which model is the best choice where few parameters are allowed?
+
+    python -m studies.small_budgets --output DIRECTORY [--budgets 5000 20000] [--seeds 3]
+
+Every model gets the width at which it has nearest to so many parameters, the same stem (two strided
+convolutions, features of 8×8), images, epochs and learning rate, on CIFAR-10. Runs are kept, shared
+and resumed as those of `equilibria reproduce`; at the end small-budgets.md, .json and .png are
+written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from equilibria.models import model_outline, parameter_count
+from equilibria.models.sizing import nearest_width
+from equilibria.reproduce import Job, make_job, provenance
+from equilibria.reproduce.measures import deviation
+from equilibria.reproduce.workers import run_jobs
+from equilibria.training import write_atomically
+
+BUDGETS = (5_000, 20_000)
+STEM: dict[str, Any] = {"stem_depth": 2, "stem_strides": 2}
+BRANCHES: dict[str, Any] = {**STEM, "scales": [1, 1, 2], "pool": 2}
+DATA: dict[str, Any] = {
+    "name": "cifar10",
+    "options": {"train_samples": 5000},
+    "augmentation": [{"crop": {"padding": 4}}, "flip"],
+    "normalise": True,
+}
+TRAINING: dict[str, Any] = {
+    "epochs": 12,
+    "batch_size": 64,
+    "learning_rate": 5e-3,
+    "weight_decay": 0.05,
+    "tolerance": 1e-2,
+    "evaluation_tolerance": 1e-3,
+    "gradient": "one_step",
+}
+Result = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model, given by its width alone."""
+
+    title: str
+    model: str
+    options: Callable[[int], dict[str, Any]]
+
+    def parameters(self, width: int) -> int:
+        fitting = {"num_classes": 10, "in_channels": 3}
+        return parameter_count(model_outline(self.model, **fitting, **self.options(width)))
+
+    def recipe(self, budget: int) -> dict[str, Any]:
+        width = nearest_width(self.parameters, budget, remedy="raise --budgets")
+        return {
+            "model": {"name": self.model, "options": self.options(width)},
+            "data": DATA,
+            "training": TRAINING,
+        }
+
+
+def _resnet(blocks: int) -> Callable[[int], dict[str, Any]]:
+    return lambda width: {**STEM, "channels": [width], "blocks": [blocks]}
+
+
+FAMILIES = (
+    Family("ResNet, 1 block", "resnet-small", _resnet(1)),
+    Family("ResNet, 3 blocks", "resnet-small", _resnet(3)),
+    Family("OptEq", "opteq-small", lambda c: {**STEM, "channels": c, "width": c, "pool": 2}),
+    Family(
+        "Deep OptEq",
+        "deep-opteq-small",
+        lambda c: {**STEM, "channels": c, "widths": [c, c], "pool": 2},
+    ),
+    Family("MOptEqs", "mopteq-small", lambda c: {**BRANCHES, "channels": c, "widths": [c, c, c]}),
+    Family("monDEQ", "mondeq-small", lambda c: {**STEM, "channels": c, "pool": 2}),
+)
+
+
+def jobs(budgets: Sequence[int], seeds: int, runs: Path) -> dict[tuple[str, int], list[Job]]:
+    """By title and budget, a run a seed."""
+    return {
+        (family.title, budget): [
+            make_job(family.recipe(budget), seed, runs) for seed in range(seeds)
+        ]
+        for budget in budgets
+        for family in FAMILIES
+    }
+
+
+def table(found: Mapping[tuple[str, int], Sequence[Result]]) -> list[list[str]]:
+    """The heading and one row a model and budget."""
+    rows = [["model", "parameters", "accuracy (%)", "training (CPU min)", "iterations"]]
+    for (title, _), results in found.items():
+        scores = [100 * float(r["accuracy"] or 0) for r in results]
+        minutes = [float(r["training_minutes"] or 0) for r in results]
+        iterations = [r["mean_iterations"] for r in results if r["mean_iterations"] is not None]
+        rows.append(
+            [
+                title,
+                f"{results[0]['parameters']:,.0f}",
+                f"{statistics.fmean(scores):.2f} ± {deviation(scores):.2f}",
+                f"{statistics.fmean(minutes):.2f}",
+                f"{statistics.fmean(iterations):.1f}" if iterations else "–",
+            ]
+        )
+    return rows
+
+
+def markdown(rows: Sequence[Sequence[str]], command: str, seeds: int) -> str:
+    facts = provenance()
+    bars = "|" + "|".join(["---", *["---:"] * (len(rows[0]) - 1)]) + "|"
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(
+        [
+            "# Few parameters",
+            "",
+            f"    {command}",
+            "",
+            f"{facts['date']}, commit {facts['commit']}; {facts['machine']}. CIFAR-10: "
+            f"{DATA['options']['train_samples']:,} images to train on, all 10,000 test images; "
+            f"{TRAINING['epochs']} epochs of AdamW for all models, features of 8×8; mean ± "
+            f"standard deviation over {seeds} seeds.",
+            "",
+            "![Accuracy over parameters](small-budgets.png)",
+            "",
+            lines[0],
+            bars,
+            *lines[1:],
+            "",
+        ]
+    )
+
+
+def picture(found: Mapping[tuple[str, int], Sequence[Result]], path: Path) -> None:
+    """Accuracy over the number of parameters, a line a model."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for family in FAMILIES:
+        points = [results for (title, _), results in found.items() if title == family.title]
+        across = [float(results[0]["parameters"] or 0) for results in points]
+        scores = [[100 * float(r["accuracy"] or 0) for r in results] for results in points]
+        means = [statistics.fmean(s) for s in scores]
+        spread = [deviation(s) for s in scores]
+        axes.errorbar(across, means, yerr=spread, marker="o", capsize=3, label=family.title)
+    axes.set(xscale="log", xlabel="parameters", ylabel="test accuracy (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.small_budgets",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=Path("."), help="where the files go")
+    parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--workers", type=int, default=1, help="processes side by side")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    planned = jobs(options.budgets, options.seeds, options.output / "runs")
+    waiting = [job for some in planned.values() for job in some if job.result() is None]
+    for done, outcome in enumerate(run_jobs(waiting, options.workers), start=1):
+        accuracy = (outcome.result or {}).get("accuracy")
+        said = outcome.error or ("" if accuracy is None else f"{accuracy:.2%}")
+        console.print(f"{done}/{len(waiting)} {outcome.job.folder.name}: {said}")
+    results = {
+        place: [result for job in some if (result := job.result()) is not None]
+        for place, some in planned.items()
+    }
+    found = {place: some for place, some in results.items() if some}
+    rows = table(found)
+    budgets = " ".join(map(str, options.budgets))
+    command = f"python -m studies.small_budgets --budgets {budgets} --seeds {options.seeds}"
+    text = markdown(rows, command, options.seeds)
+    console.print(text, markup=False)
+    record = {
+        "study": "small budgets",
+        **provenance(),
+        "rows": [
+            {"model": title, "budget": budget, "runs": some}
+            for (title, budget), some in found.items()
+        ],
+    }
+    write_atomically(options.output / "small-budgets.md", text.encode())
+    write_atomically(
+        options.output / "small-budgets.json", (json.dumps(record, indent=1) + "\n").encode()
+    )
+    picture(found, options.output / "small-budgets.png")
+    return 0 if all(len(some) == options.seeds for some in results.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,117 @@
+"""`equilibria attack`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.program import invoke
+
+SHORT = ["training.epochs=2", "model.options.channels=8", "model.options.width=8"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "opteq"
+    result = invoke("train", "digits-opteq", *SHORT, "--output", folder)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_methods_side_by_side(finished: Path, tmp_path: Path) -> None:
+    drawn = tmp_path / "attack.png"
+    options = ("--eps", 0.5, "--steps", 5, "--samples", 60)
+    result = invoke("attack", finished, *options, "--method", "all", "--json", "--draw", drawn)
+    assert result.exit_code == 0, result.output
+    rows = {row["method"]: row for row in json.loads(result.output)}
+    assert set(rows) == {"pgd", "jiio", "fgsm"}
+    for row in rows.values():
+        assert (row["samples"], row["eps"], row["norm"]) == (60, 0.5, "l2")
+        assert row["low"] <= row["robust_accuracy"] <= row["high"]
+        assert row["robust_accuracy"] < row["accuracy"]
+        assert row["loss"] > row["clean_loss"]
+        assert 0 < row["mean_distance"] <= 0.5
+        assert min(row["evaluations"], row["vjps"], row["cpu_seconds"]) > 0
+    assert (rows["pgd"]["steps"], rows["fgsm"]["steps"]) == (5, 1)
+    assert rows["pgd"]["loss"] > rows["fgsm"]["loss"]
+    with Image.open(drawn) as picture:
+        assert picture.size[0] > picture.size[1] > 300
+
+
+def test_the_table(finished: Path) -> None:
+    result = invoke("attack", finished, "--norm", "linf", "--eps", 0.05, "--samples", 20)
+    assert result.exit_code == 0, result.output
+    for expected in ("opteq-small on 20 test images, linf, eps 0.05", "pgd-20", "Robust", "95%"):
+        assert expected in result.output
+
+
+def test_a_run_that_normalises_is_attacked_in_pixels(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget is that of the pixels, and the model sees what it was trained on."""
+    monkeypatch.setenv("EQUILIBRIA_DATA", str(real_data))
+    recipe = tmp_path / "normalised.yaml"
+    recipe.write_text(
+        "model:\n"
+        "  name: opteq-small\n"
+        "  options: {channels: 8, width: 8, stem_depth: 2, stem_strides: 2, pool: 4}\n"
+        "data: {name: mnist, options: {train_samples: 500, test_samples: 200}, normalise: true}\n"
+        "training: {epochs: 3, batch_size: 32, learning_rate: 0.02, gradient: one_step}\n"
+    )
+    run = tmp_path / "run"
+    assert invoke("train", recipe, "--output", run).exit_code == 0
+    evaluated = json.loads(invoke("evaluate", run, "--json").output)
+    options = ("--eps", 0.5, "--samples", 200, "--steps", 3, "--method", "all", "--json")
+    found = invoke("attack", run, *options)
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.output)
+    assert len(rows) == 3
+    for row in rows:
+        assert row["accuracy"] == pytest.approx(evaluated["accuracy"])
+        assert 0.2 < row["mean_distance"] <= 0.5
+        assert row["robust_accuracy"] < row["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--eps", 1, "--method", "pdg"), "--method must be one of pgd, jiio, fgsm or all"),
+        (("--eps", 1, "--norm", "l1"), "norm must be one of l2, linf"),
+        (("--eps", 1, "--loss", "hinge"), "loss must be one of"),
+        (("--eps", 1, "--method", "fgsm", "--steps", 3), "fgsm is one step"),
+        (("--eps", "-1"), "eps must be a number"),
+    ],
+)
+def test_mistakes_end_with_one_line(
+    finished: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    result = invoke("attack", finished, *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    result = invoke("attack", tmp_path, "--eps", 1)
+    assert result.exit_code == 2
+    assert "finished run" in result.output
+
+
+def test_a_model_that_jiio_does_not_take(tmp_path: Path) -> None:
+    recipe = tmp_path / "resnet.yaml"
+    recipe.write_text(
+        "model: {name: resnet-small, options: {channels: [4, 4], blocks: [1, 1]}}\n"
+        "data: {name: digits, options: {train_samples: 200}}\n"
+        "training: {epochs: 1}\n"
+    )
+    assert invoke("train", recipe, "--output", tmp_path / "run").exit_code == 0
+    options = ("--eps", 0.3, "--samples", 10, "--steps", 2)
+    alone = invoke("attack", tmp_path / "run", *options, "--method", "jiio")
+    assert alone.exit_code == 2
+    assert "needs a stem, a layer" in alone.output
+    together = invoke("attack", tmp_path / "run", *options, "--method", "all")
+    assert together.exit_code == 0, together.output
+    assert "jiio passed over" in together.output
+    assert "pgd-2" in together.output

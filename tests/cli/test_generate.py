@@ -1,0 +1,117 @@
+"""`equilibria generate`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.program import invoke
+
+RECIPE = """
+model: {{name: {model}, options: {{latent_dim: 8, {options}}}}}
+data: {{name: digits, options: {{train_samples: 320, test_samples: 60}}}}
+training: {{epochs: {epochs}, batch_size: 64, learning_rate: 0.01, weight_decay: 0, clip_norm: 20}}
+task: {{name: {task}, options: {{{task_options}}}}}
+threads: 1
+"""
+SMALL = ("--latents", 40, "--images", 24, "--samples", 20)
+
+
+def trained(folder: Path, **parts: object) -> Path:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(**parts), encoding="utf-8")
+    result = invoke("train", recipe, "--output", folder / "run")
+    assert result.exit_code == 0, result.output
+    assert "PSNR" in result.output
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(
+        tmp_path_factory.mktemp("generator"),
+        model="opteq-decoder",
+        options="channels: 8, width: 8, kernel_size: 3, head_channels: 8",
+        epochs=2,
+        task="generator",
+        task_options="iterations: 5, evaluation_iterations: 10",
+    )
+
+
+@pytest.fixture(scope="module")
+def autoencoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(
+        tmp_path_factory.mktemp("autoencoder"),
+        model="mdeq-vae",
+        options="channels: [4, 8], downsample: 1, head_channels: 8, tolerance: 1.0e-3",
+        epochs=2,
+        task="autoencoder",
+        task_options="kl_weight: 0.01",
+    )
+
+
+def test_samples_and_reconstructions_of_a_generator(generator: Path, tmp_path: Path) -> None:
+    output = tmp_path / "samples.png"
+    result = invoke("generate", generator, "--output", output, *SMALL, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["sample_fid"] > 0
+    assert (found["fitted_to"], found["images"], found["density"]) == (40, 24, "gmm")
+    (by_search,) = found["reconstructions"]
+    assert by_search["latents_by"] == "JIIO"
+    assert by_search["psnr"] > 5
+    assert by_search["fid"] > 0
+    assert "a classifier trained on digits" in found["features"]
+    for picture in (output, tmp_path / "samples-reconstructions.png"):
+        with Image.open(picture) as image:
+            assert image.size == (2 * (16 * 10 - 2), 2 * (2 * 10 - 2))
+
+
+def test_the_same_seed_draws_the_same_samples(generator: Path, tmp_path: Path) -> None:
+    """The feature network comes from the run's folder the second time."""
+    assert (generator / "feature_network.safetensors").is_file()
+    pictures, figures = [], []
+    for seed in (1, 1, 2):
+        output = tmp_path / "samples.png"
+        result = invoke("generate", generator, "--output", output, "--seed", seed, *SMALL, "--json")
+        assert result.exit_code == 0, result.output
+        pictures.append(output.read_bytes())
+        figures.append(json.loads(result.output))
+    assert pictures[0] == pictures[1] != pictures[2]
+    assert figures[0] == figures[1]
+
+
+def test_the_figures_as_a_table(generator: Path, tmp_path: Path) -> None:
+    table = invoke("generate", generator, "--output", tmp_path / "new.png", *SMALL).output
+    assert "PSNR of reconstructions (JIIO), mean (dB)" in table
+    assert "FID of samples" in table
+    assert "features of a classifier trained on digits" in table
+    assert "new-reconstructions.png" in table
+
+
+def test_jiio_on_the_decoder_of_an_autoencoder(autoencoder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "samples.png"
+    result = invoke(
+        "generate", autoencoder, "--output", output, *SMALL, "--density", "vae-gmm", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    by_encoder, by_search = json.loads(result.output)["reconstructions"]
+    assert (by_encoder["latents_by"], by_search["latents_by"]) == ("encoder", "JIIO")
+    assert by_search["psnr"] > by_encoder["psnr"]
+
+
+def test_what_cannot_be_drawn_is_refused(generator: Path, tmp_path: Path) -> None:
+    wrong = invoke("generate", generator, *SMALL, "--density", "kde")
+    assert wrong.exit_code == 2
+    assert "density must be one of gmm, vae-gmm" in wrong.output
+    missing = invoke("generate", tmp_path / "nothing")
+    assert missing.exit_code == 2
+    assert "name the folder of a finished run" in missing.output
+    overrides = ("training.epochs=1", "data.options.train_samples=64", "model.options.channels=4")
+    invoke("train", "digits-opteq", *overrides, "--output", tmp_path / "classifier")
+    classifier = invoke("generate", tmp_path / "classifier")
+    assert classifier.exit_code == 2
+    assert "opteq-small draws no images" in classifier.output

@@ -1,0 +1,211 @@
+"""Few-shot models: what the task vector does, and that nothing else leaks into an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.joint import optimal_value, optimize_input
+from equilibria.models.conv4 import conv4
+from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
+from equilibria.models.film import FiLMCell, PackedFiLM, modulate
+from equilibria.models.mdeq import MDEQCell
+
+SMALL: dict[str, dict[str, Any]] = {
+    "opteq": {"channels": 4, "task_size": 6, "stem_depth": 1},
+    "mdeq": {
+        "channels": (4, 4),
+        "task_size": 6,
+        "expansion": 2,
+        "head_channels": 2,
+        "final_channels": 8,
+        "init_gain": 0.5,
+    },
+}
+KINDS = list(SMALL)
+
+
+def small(kind: str, **overrides: Any) -> FewShotClassifier:
+    torch.manual_seed(0)
+    make = {"opteq": few_shot_opteq, "mdeq": few_shot_mdeq}[kind]
+    options = {
+        "num_classes": 3,
+        "in_channels": 1,
+        "tolerance": 1e-12,
+        "max_iterations": 2000,
+        **SMALL[kind],
+    }
+    model = make(**{**options, "adjoint": eq.Implicit(tolerance=1e-12), **overrides}).double()
+    with torch.no_grad():
+        # A fresh FiLM of OptEq has no shift: here everything takes part.
+        for parameter in model.conditioning.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def drawings(count: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 1, 8, 8, generator=generator, dtype=torch.float64)
+
+
+def vectors(count: int, seed: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 6, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answer_is_that_of_an_image_and_its_own_task(kind: str) -> None:
+    model, images, tasks = small(kind), drawings(4), vectors(4)
+    together = model(images, tasks)
+    assert together.shape == (4, 3)
+    alone = torch.cat([model(images[i : i + 1], tasks[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(together, alone, rtol=1e-8, atol=1e-10)
+    assert not torch.allclose(together, model(images, tasks.flip(0)), rtol=1e-3)
+    torch.testing.assert_close(model(images), model(images, torch.zeros_like(tasks)))
+    episodes = images.unflatten(0, (2, 2))
+    torch.testing.assert_close(model(episodes, tasks), together)
+    torch.testing.assert_close(model.for_images(images)(tasks), together)
+    assert model(images[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_in_weights_and_tasks_against_finite_differences(kind: str) -> None:
+    model, images, tasks = small(kind, activation="softplus"), drawings(3), vectors(3)
+    labels = torch.tensor([0, 2, 1])
+    variables = [*model.parameters(), tasks.requires_grad_()]
+    found = torch.autograd.grad(F.cross_entropy(model(images, tasks), labels), variables)
+    assert all(bool((gradient != 0).any()) for gradient in found)
+    direction = [torch.randn_like(variable) for variable in variables]
+    exact = sum((g * d).sum() for g, d in zip(found, direction, strict=True))
+    losses = []
+    with torch.no_grad():
+        for step in (1e-5, -2e-5):
+            for variable, change in zip(variables, direction, strict=True):
+                variable.add_(step * change)
+            losses.append(F.cross_entropy(model(images, tasks), labels))
+    torch.testing.assert_close(exact, (losses[0] - losses[1]) / 2e-5, rtol=1e-4, atol=1e-8)
+
+
+GROUPS, LABELS = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 2, 1, 0])
+"""Two tasks with three images each."""
+
+
+def support_loss(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits, LABELS, reduction="none")
+
+
+def ridge(x: Tensor) -> Tensor:
+    return 0.05 * x.square().sum(dim=1)
+
+
+def test_input_optimisation_finds_the_best_task_vector() -> None:
+    model, images = small("opteq", activation="softplus"), drawings(6)
+    found = optimize_input(
+        model.for_images(images),
+        support_loss,
+        model.no_tasks(2, images),
+        groups=GROUPS,
+        penalty=ridge,
+        engine="gradient-warm",
+        engine_options={"inner_tolerance": 1e-10},
+        iterations=400,
+        tolerance=1e-8,
+    )
+    assert found.converged.all(), found.summary()
+    x = found.x.clone().requires_grad_()
+    total = support_loss(model(images, x[GROUPS])).sum() + ridge(x).sum()
+    torch.testing.assert_close(total.detach(), found.loss.sum())
+    (gradient,) = torch.autograd.grad(total, x)
+    assert float(gradient.norm()) < 1e-6
+    assert float(found.x.norm()) > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_optimum_reaches_every_weight(kind: str) -> None:
+    """By the envelope theorem, through stem, FiLM, cell and head."""
+    model, images = small(kind), drawings(6)
+    found = optimize_input(
+        model.for_images(images),
+        support_loss,
+        model.no_tasks(2, images),
+        groups=GROUPS,
+        penalty=ridge,
+        iterations=5,
+    )
+    assert bool((found.loss < found.initial_loss).all())
+    value = optimal_value(found)
+    torch.testing.assert_close(value.detach(), found.loss)
+    reached = torch.autograd.grad(value.sum(), list(model.parameters()), allow_unused=True)
+    assert all(gradient is not None for gradient in reached)
+
+
+def test_film_by_hand() -> None:
+    features = torch.tensor([[1.0, 2.0]])[..., None, None]
+    film = torch.tensor([[0.5, -1.0, 10.0, 20.0]])
+    assert modulate(features, film).flatten().tolist() == [11.5, 20.0]
+
+
+def test_a_film_cell_without_modulation_is_mdeqs_cell() -> None:
+    torch.manual_seed(0)
+    plain = MDEQCell((4, 4), expansion=2, init_gain=0.5).double()
+    torch.manual_seed(0)
+    filmed = FiLMCell((4, 4), expansion=2, init_gain=0.5).double()
+    assert filmed.film_size == 2 * 2 * (4 + 4)
+    features = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    pack = PackedFiLM(3, filmed.film_size).double()
+    nn.init.zeros_(pack.film.bias)
+    still, moving = torch.zeros(2, 3).double(), torch.ones(2, 3).double()
+    states = (torch.randn(2, 4, 6, 6).double(), torch.randn(2, 4, 3, 3).double())
+    expected = plain.step(states, plain.inject(features))
+    for tasks, same in ((still, True), (moving, False)):
+        context = filmed.inject(pack(features, tasks))
+        for one, other in zip(filmed.step(states, context), expected, strict=True):
+            assert torch.allclose(one, other) is same
+    with pytest.raises(ValueError, match="make it with PackedFiLM"):
+        filmed.inject(features)
+
+
+def test_an_opteq_converges_whatever_the_task_vector() -> None:
+    model = small("opteq", tolerance=1e-6)
+    with torch.no_grad():
+        for parameter in model.layer.parameters():
+            parameter.mul_(20)
+    model.eval()(drawings(4), 100 * vectors(4))
+    assert model.last_solution is not None
+    assert model.last_solution.converged.all()
+
+
+def test_tasks_and_images_of_the_wrong_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="a task vector of 6 numbers for each of the 4 images"):
+        small("opteq")(drawings(4), vectors(3))
+    with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, height, width\)"):
+        small("opteq")(drawings(4).repeat(1, 3, 1, 1))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_the_network_of_maml(norm: Any) -> None:
+    model = conv4(channels=8, norm=norm, num_classes=3, in_channels=1)
+    images = torch.rand(4, 1, 28, 28)
+    logits = model(images)
+    assert logits.shape == (4, 3)
+    assert model(images[:0]).shape == (0, 3)
+    torch.testing.assert_close(logits, model.eval()(images))
+    torch.testing.assert_close(logits, model(images.unflatten(0, (2, 2))))
+    apart = torch.allclose(logits[:2], model(images[:2]), rtol=1e-4, atol=1e-6)
+    assert apart is (norm == "group")
+    with pytest.raises(ValueError, match="norm must be 'batch' or 'group'"):
+        conv4(norm="layer")  # type: ignore[arg-type]
+
+
+def test_the_papers_sizes() -> None:
+    model = eq.model_outline("few-shot-mdeq")
+    assert isinstance(model, FewShotClassifier)
+    assert isinstance(model.layer.cell, FiLMCell)
+    assert model.layer.cell.channels == (64, 128)
+    assert model.task_size == 400
+    assert eq.parameter_count(eq.model_outline("conv4", in_channels=1)) == 112_261

@@ -1,0 +1,136 @@
+"""Adversarial training: on the images that an attack finds, and judged under one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.attacks import attack
+from equilibria.data import Batches, load_digits
+from equilibria.tasks.adversarial import AdversarialClassification
+from equilibria.training import TrainingSettings, train
+
+
+def small_opteq() -> eq.EquilibriumClassifier:
+    torch.manual_seed(0)
+    return eq.create_model("opteq-small", in_channels=1, channels=8, width=8, pool=4)
+
+
+def batch(count: int = 8) -> tuple[Tensor, Tensor]:
+    split = load_digits().train
+    return split.images[:count], split.labels[:count]
+
+
+@pytest.mark.parametrize("method", ["fgsm", "pgd", "jiio"])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_a_step_trains_on_what_the_attack_finds(method: Any, norm: Any) -> None:
+    images, labels = batch()
+    model = small_opteq().eval()  # BatchNorm moves in training mode, between the two attacks.
+    eps = 0.5 if norm == "l2" else 0.05
+    steps = None if method == "fgsm" else 3
+    task = AdversarialClassification(eps=eps, norm=norm, method=method, steps=steps)
+    found = attack(model, images, labels, eps=eps, norm=norm, method=method, steps=steps)
+    step = task.training_step(model, images, labels)
+    assert float(step.loss.detach()) == pytest.approx(float(found.loss.mean()), rel=1e-3)
+    assert float(step.loss.detach()) > float(found.initial_loss.mean())
+    assert (int(step.samples), int(step.correct)) == (8, int((~found.success).sum()))
+    step.loss.backward()  # type: ignore[no-untyped-call]
+    own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    F.cross_entropy(model(found.images), labels).backward()  # type: ignore[no-untyped-call]
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, expected, strict=True))
+
+
+def test_a_model_in_training_mode_is_attacked_in_evaluation_mode() -> None:
+    """Running statistics move once a step, by the one pass that is trained on."""
+    images, labels = batch()
+    model = small_opteq()
+    AdversarialClassification(eps=0.5, steps=3).training_step(model, images, labels)
+    moved = {n: b for n, b in model.named_buffers() if n.endswith("num_batches_tracked")}
+    assert moved
+    assert {int(count) for count in moved.values()} == {1}
+    assert model.training
+
+
+def test_only_the_pass_that_is_trained_on_is_heard() -> None:
+    """A Jacobian penalty hears of one equilibrium, not of those of the attack."""
+    images, labels = batch()
+    model = small_opteq()
+    heard: list[Tensor] = []
+    model.layer.on_equilibrium = lambda x, state, context: heard.append(x)
+    AdversarialClassification(eps=0.5, steps=3).training_step(model, images, labels)
+    assert len(heard) == 1
+
+
+def test_clean_training_is_ordinary_training() -> None:
+    images, labels = batch()
+    model = small_opteq().eval()
+    step = AdversarialClassification(eps=0.5, method="clean").training_step(model, images, labels)
+    expected = F.cross_entropy(model(images), labels)
+    assert torch.equal(step.loss, expected)
+
+
+def test_evaluation_counts_what_withstands_the_attack() -> None:
+    model = small_opteq()
+    images, labels = batch(30)
+    batches = [(images[:20], labels[:20]), (images[20:], labels[20:])]
+    whole = AdversarialClassification(eps=0.1, attack_steps=3).evaluate(model, batches)
+    found = attack(model, images, labels, eps=0.1, steps=3)
+    assert (whole.samples, whole.attacked) == (30, 30)
+    assert whole.accuracy == pytest.approx(found.accuracy)
+    assert whole.robust_accuracy == pytest.approx(found.robust_accuracy)
+    assert whole.loss == pytest.approx(float(found.loss.mean()), rel=1e-3)
+    assert whole.score == whole.robust_accuracy
+    assert whole.figures == {"accuracy": whole.accuracy, "robust_accuracy": whole.robust_accuracy}
+    assert whole.solves.share_converged == 1
+    part = AdversarialClassification(eps=0.1, attack_steps=3, attack_share=0.25)
+    assert part.evaluate(model, batches).attacked == 5 + 3
+    doubled = whole.pooled(lambda tensor: 2 * tensor)
+    assert (doubled.attacked, doubled.withstood) == (60, 2 * whole.withstood)
+    assert (doubled.samples, doubled.loss) == (60, pytest.approx(whole.loss))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps": -1.0}, "eps must be"),
+        ({"eps": 1.0, "method": "cw"}, "method must be one of clean, fgsm, pgd, jiio"),
+        ({"eps": 1.0, "norm": "l3"}, "norm must be"),
+        ({"eps": 1.0, "steps": 0}, "steps must be at least 1"),
+        ({"eps": 1.0, "attack_steps": 0}, "steps must be at least 1"),
+        ({"eps": 1.0, "attack_method": "cw"}, "method must be one of"),
+        ({"eps": 1.0, "attack_share": 0.0}, "attack_share must be in"),
+        ({"eps": 1.0, "label_smoothing": 1.0}, "label_smoothing must be in"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdversarialClassification(**options)
+
+
+def test_normalised_images_are_refused() -> None:
+    images, labels = batch()
+    with pytest.raises(ValueError, match="outside the range"):
+        AdversarialClassification(eps=1.0).training_step(small_opteq(), 2 * images, labels)
+
+
+def test_adversarial_training_makes_a_model_robust() -> None:
+    data = load_digits()
+    judge = AdversarialClassification(eps=0.8, attack_steps=5, attack_share=0.3)
+    robust = {}
+    for method, steps in (("clean", None), ("pgd", 3), ("jiio", 4)):
+        model = small_opteq()
+        task = AdversarialClassification(eps=0.8, method=method, steps=steps)  # type: ignore[arg-type]
+        settings = TrainingSettings(
+            epochs=2, learning_rate=0.02, tolerance=1e-2, gradient="one_step"
+        )
+        train(model, task, data.train, settings)
+        robust[method] = judge.evaluate(model, Batches(data.test, 150)).robust_accuracy
+    assert robust["pgd"] > robust["clean"] + 0.1
+    assert robust["jiio"] > robust["clean"] + 0.1

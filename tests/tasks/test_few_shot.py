@@ -1,0 +1,251 @@
+"""Few-shot learning by task vectors: episodes, their evaluation, and the outer gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.models.few_shot import FewShotClassifier, few_shot_opteq
+from equilibria.tasks.episodes import EpisodeBatch
+from equilibria.tasks.few_shot import FewShot
+from equilibria.tasks.few_shot_evaluation import FewShotEvaluation, evaluate_episodes
+from equilibria.tasks.solve_statistics import SolveStatistics
+
+TIGHT: dict[str, Any] = {
+    "ridge": 0.1,
+    "engine": "gradient-warm",
+    "engine_options": {"inner_tolerance": 1e-11},
+    "iterations": 400,
+    "tolerance": 1e-9,
+    "check_tolerance": 1e-11,
+    "outer_iterations": 400,
+}
+
+
+def model_of(**overrides: Any) -> FewShotClassifier:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {
+        "num_classes": 2,
+        "in_channels": 1,
+        "channels": 3,
+        "task_size": 4,
+        "stem_depth": 1,
+        "activation": "softplus",
+        "tolerance": 1e-12,
+        "max_iterations": 1000,
+        "adjoint": eq.Implicit(tolerance=1e-12),
+    }
+    return few_shot_opteq(**{**options, **overrides}).double()
+
+
+def episodes_of(count: int, *, ways: int = 2, shots: int = 1, queries: int = 2) -> Any:
+    """Noisy drawings of as many patterns as there are ways, and their labels."""
+    generator = torch.Generator().manual_seed(3)
+    names = torch.arange(ways)
+    labels = torch.cat([names.repeat_interleave(n) for n in (shots, queries)])
+    patterns = torch.rand(count, ways, 1, 6, 6, generator=generator, dtype=torch.float64)
+    noise = torch.rand(count, len(labels), 1, 6, 6, generator=generator, dtype=torch.float64)
+    return patterns[:, labels] + 0.2 * noise, labels.repeat(count, 1)
+
+
+def test_the_labels_say_what_is_support_and_what_is_asked() -> None:
+    images, labels = episodes_of(3, ways=4, shots=2, queries=3)
+    found = EpisodeBatch.of(images, labels)
+    assert (found.ways, found.shots, len(found)) == (4, 2, 3)
+    torch.testing.assert_close(found.support, images[:, :8])
+    assert found.support_labels[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    torch.testing.assert_close(found.query, images[:, 8:])
+    assert found.query_labels.shape == (3, 12)
+    assert found.groups(found.support).tolist() == [0] * 8 + [1] * 8 + [2] * 8
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([1, 0, 0, 1], r"begin with \[1, 0"),
+        ([0, 1, 2, 0], r"begin with \[0, 1, 2, 0\]"),
+        ([0, 1, 0, 2], r"begin with \[0, 1, 0, 2\]"),
+        ([0, 0, 0, 0], "as often each"),
+        ([0, 0, 1, 1], "as often each"),
+    ],
+)
+def test_labels_in_another_order_are_refused(labels: list[int], message: str) -> None:
+    if labels == [0, 1, 2, 0]:
+        # A second episode whose support has the classes in another order.
+        targets = torch.tensor([labels, [0, 2, 1, 0]])
+    else:
+        targets = torch.tensor([labels])
+    with pytest.raises(ValueError, match=message):
+        EpisodeBatch.of(torch.zeros(len(targets), 4, 1, 6, 6), targets)
+
+
+def test_ordinary_batches_and_models_are_refused() -> None:
+    images, labels = episodes_of(1)
+    with pytest.raises(ValueError, match="need a data set of episodes"):
+        FewShot().training_step(model_of(), images[0], labels[0])
+    with pytest.raises(TypeError, match="takes no task vector"):
+        FewShot().training_step(nn.Linear(2, 2), images, labels)
+    with pytest.raises(ValueError, match="the model has 3 classes, but the episodes 2 ways"):
+        FewShot().training_step(model_of(num_classes=3), images, labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ridge": -1.0}, "ridge must not be negative"),
+        ({"outer": "unrolled"}, "'detached' or 'implicit'"),
+        ({"outer": "implicit", "ridge": 0.0}, "needs a ridge"),
+        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"engine": "andersen"}, "did you mean 'anderson'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FewShot(**options)
+
+
+def query_loss_at(model: FewShotClassifier, episodes: EpisodeBatch, tasks: Tensor) -> Tensor:
+    logits = model(episodes.query, tasks[episodes.groups(episodes.query)])
+    return F.cross_entropy(logits, episodes.query_labels.flatten())
+
+
+def test_the_detached_step_is_the_query_loss_at_the_best_task_vectors() -> None:
+    model, (images, labels) = model_of(), episodes_of(3)
+    task = FewShot(**TIGHT)
+    step = task.training_step(model, images, labels)
+    episodes = EpisodeBatch.of(images, labels)
+    found = task.adapt(model, episodes)
+    assert found.converged.all()
+    assert bool((found.loss < found.initial_loss).all())
+    expected = query_loss_at(model, episodes, found.x)
+    torch.testing.assert_close(step.loss, expected)
+    assert int(step.samples) == 12
+    assert step.correct is not None
+    assert 0 <= int(step.correct) <= 12
+    parameters = list(model.parameters())
+    one = torch.autograd.grad(step.loss, parameters)
+    other = torch.autograd.grad(expected, parameters)
+    for gradient, same in zip(one, other, strict=True):
+        torch.testing.assert_close(gradient, same)
+        assert bool((gradient != 0).any()), "every weight is trained"
+
+
+def test_the_implicit_step_differentiates_the_optimum() -> None:
+    """Against finite differences of the whole: the inner problem solved anew at other weights."""
+    model, (images, labels) = model_of(), episodes_of(2)
+    episodes = EpisodeBatch.of(images, labels)
+    task = FewShot(**TIGHT, outer="implicit")
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(task.training_step(model, images, labels).loss, parameters)
+    detached = torch.autograd.grad(
+        FewShot(**TIGHT).training_step(model, images, labels).loss, parameters
+    )
+    direction = [torch.randn_like(parameter) for parameter in parameters]
+
+    def along(found: tuple[Tensor, ...]) -> float:
+        return float(sum((g * d).sum() for g, d in zip(found, direction, strict=True)))
+
+    losses = []
+    with torch.no_grad():
+        for step in (1e-4, -2e-4):
+            for parameter, change in zip(parameters, direction, strict=True):
+                parameter.add_(step * change)
+            losses.append(float(query_loss_at(model, episodes, task.adapt(model, episodes).x)))
+    assert along(gradients) == pytest.approx((losses[0] - losses[1]) / 2e-4, rel=1e-3)
+    assert abs(along(gradients) - along(detached)) > 1e-2 * abs(along(gradients))
+
+
+def test_an_optimum_that_was_not_reached_is_not_differentiated() -> None:
+    model, (images, labels) = model_of(), episodes_of(2)
+    short: dict[str, Any] = {"ridge": 0.1, "iterations": 1, "tolerance": 1e-9}
+    parameters = list(model.parameters())
+    one, other = (
+        torch.autograd.grad(
+            FewShot(**short, outer=outer).training_step(model, images, labels).loss, parameters
+        )
+        for outer in ("implicit", "detached")
+    )
+    for gradient, same in zip(one, other, strict=True):
+        torch.testing.assert_close(gradient, same)
+
+
+def test_an_episode_alone_is_learned_as_in_a_batch() -> None:
+    model, (images, labels) = model_of(), episodes_of(4)
+    task = FewShot(ridge=0.1, iterations=10)
+    episodes = EpisodeBatch.of(images, labels)
+    together = task.adapt(model, episodes).x
+    for place in range(4):
+        alone = EpisodeBatch.of(images[place : place + 1], labels[place : place + 1])
+        torch.testing.assert_close(task.adapt(model, alone).x[0], together[place])
+    batches = [(images[i : i + 1], labels[i : i + 1]) for i in range(4)]
+    one, by_one = task.evaluate(model, [(images, labels)]), task.evaluate(model, batches)
+    assert one.figures == by_one.figures
+    assert one.loss == pytest.approx(by_one.loss)
+
+
+def test_training_learns_to_learn() -> None:
+    """Other drawings of other patterns: only what classes have in common can be known."""
+    model = model_of(tolerance=1e-6, adjoint=eq.Implicit())
+    images, labels = episodes_of(16, queries=3)
+    task = FewShot(ridge=1e-2, iterations=8)
+    before = task.evaluate(model, [(images, labels)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(8):
+        optimizer.zero_grad()
+        task.training_step(model, images[:8], labels[:8]).loss.backward()
+        optimizer.step()
+    after = task.evaluate(model, [(images, labels)])
+    assert after.loss < 0.9 * before.loss
+    assert after.solves.share_converged == 1
+
+
+class Knows(nn.Module):
+    """Right about as many queries as the images of an episode say."""
+
+
+def test_the_interval_is_that_of_the_mean_over_episodes() -> None:
+    images, labels = episodes_of(4, queries=5)
+    right = torch.tensor([10, 10, 8, 4])
+
+    def predict(model: nn.Module, episodes: EpisodeBatch) -> Tensor:
+        answers = episodes.query_labels.clone()
+        for row, count in zip(answers, right, strict=True):
+            row[int(count) :] = 1 - row[int(count) :]
+        return 20.0 * F.one_hot(answers, 2).double()
+
+    found = evaluate_episodes(Knows(), [(images, labels)], predict)
+    shares = (right / 10).double()
+    assert found.accuracy == pytest.approx(0.8)
+    assert found.interval == pytest.approx(1.96 * float(shares.std()) / 2, rel=1e-4)
+    assert (found.episodes, found.samples) == (4, 40)
+    assert found.figures == {
+        "accuracy": found.accuracy,
+        "interval": found.interval,
+        "episodes": 4.0,
+    }
+    assert found.loss == pytest.approx(0.2 * 20, rel=1e-3)
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        evaluate_episodes(Knows(), [], predict)
+
+
+def test_results_of_several_processes_are_pooled() -> None:
+    def result(loss: float, accuracies: list[float]) -> FewShotEvaluation:
+        values = torch.tensor(accuracies, dtype=torch.float64)
+        moments = torch.stack((torch.ones_like(values), values, values**2)).sum(dim=1)
+        return FewShotEvaluation(loss, 10 * len(accuracies), moments, SolveStatistics())
+
+    one, other = result(1.0, [0.5, 0.7]), result(4.0, [0.9])
+    sums = iter([torch.tensor([10.0 * 4, 10.0], dtype=torch.float64), other.moments])
+    pooled = one.pooled(lambda tensor: tensor + next(sums))
+    whole = result(2.0, [0.5, 0.7, 0.9])
+    assert (pooled.loss, pooled.samples) == (pytest.approx(2.0), 30)
+    assert pooled.accuracy == pytest.approx(0.7)
+    assert pooled.interval == pytest.approx(whole.interval)
+    assert other.interval is None
+    assert math.isclose(pooled.score, pooled.accuracy)

@@ -1,0 +1,137 @@
+"""Training a decoder alone, the latents by JIIO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equilibria.data import Batches, Split
+from equilibria.models.autoencoders import convolutional_autoencoder
+from equilibria.models.decoder import EquilibriumDecoder, opteq_decoder
+from equilibria.models.mdeq_autoencoder import mdeq_autoencoder
+from equilibria.tasks.image_evaluation import ImageEvaluation
+from equilibria.tasks.reconstruction import Reconstruction
+from equilibria.training import TrainingSettings, train
+
+
+def decoder(**options: Any) -> EquilibriumDecoder:
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "latent_dim": 4, "channels": 8, "width": 8, "kernel_size": 3}
+    return opteq_decoder(**{**sizes, "head_channels": 8, **options})
+
+
+def bars(count: int = 48) -> Split:
+    """A bright bar at a random height: one number says all about an image."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, 6, (count,), generator=generator)
+    images = torch.zeros(count, 1, 8, 8)
+    for image, row in zip(images, rows, strict=True):
+        image[0, row : row + 2] = 1
+    return Split(images, rows)
+
+
+def settings(**options: Any) -> TrainingSettings:
+    given = {"epochs": 8, "batch_size": 16, "learning_rate": 0.02, "clip_norm": 20.0}
+    return TrainingSettings(**{**given, "weight_decay": 0.0, "warmup_epochs": 0.5, **options})
+
+
+def test_training_raises_the_psnr() -> None:
+    model, task, data = decoder(), Reconstruction(iterations=8, ridge=1e-2), bars()
+    before = task.evaluate(model, Batches(data, 32))
+    history = train(model, task, data, settings())
+    after = task.evaluate(model, Batches(data, 32))
+    assert after.psnr > before.psnr + 4
+    assert after.loss < 0.4 * before.loss
+    assert history[-1].loss < history[0].loss
+    assert history[-1].accuracy is None
+    assert history[-1].share_converged is not None
+    assert history[-1].mean_iterations is not None
+
+
+def test_the_gradient_is_that_of_the_optimal_value() -> None:
+    """Against finite differences of the re-optimised value (Eq. 19), with a smooth activation."""
+    model = decoder(activation="softplus", channels=4, width=4).double()
+    images = bars(3).images.double()
+    task = Reconstruction(iterations=60, ridge=1.0, tolerance=1e-7, check_tolerance=1e-10)
+    task.training_step(model, images, images).loss.backward()
+    for parameter in (model.stem.maps[0].bias, model.head.draw.bias):  # type: ignore[index, union-attr]
+        assert isinstance(parameter, Tensor)
+        assert parameter.grad is not None
+        direction = torch.randn_like(parameter)
+        exact = float((parameter.grad * direction).sum())
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * 1e-4 * direction)
+            values.append(float(task.training_step(model, images, images).loss.detach()))
+            with torch.no_grad():
+                parameter.sub_(sign * 1e-4 * direction)
+        assert (values[0] - values[1]) / 2e-4 == pytest.approx(exact, rel=2e-3)
+
+
+def test_evaluation_reconstructs_with_its_own_iterations() -> None:
+    model, data = decoder(), bars(16)
+    few = Reconstruction(evaluation_iterations=1).evaluate(model, Batches(data, 8))
+    many = Reconstruction(evaluation_iterations=25).evaluate(model, Batches(data, 8))
+    assert many.psnr > few.psnr
+    assert many.samples == 16
+    assert many.score == many.psnr == many.figures["psnr"]
+    assert set(many.figures) == {"psnr", "median_psnr", "latent_norm"}
+    assert few.solves.max_iterations == 1
+
+
+def test_the_jacobian_term_sees_the_equilibria_of_the_search() -> None:
+    """Nothing calls the layer's forward pass in a JIIO step, so the task has to tell it."""
+    task, data = Reconstruction(iterations=3), bars(16)
+    weights = []
+    for weight in (0.0, 100.0):
+        model = decoder()
+        train(model, task, data, settings(epochs=1, jacobian_weight=weight))
+        weights.append(torch.cat([p.detach().flatten() for p in model.layer.parameters()]))
+    assert not torch.allclose(*weights)
+
+
+def test_the_decoder_of_an_autoencoder_is_evaluated_too() -> None:
+    model = mdeq_autoencoder(image_size=8, latent_dim=4, channels=(4, 8), downsample=1)
+    found = Reconstruction(evaluation_iterations=3).evaluate(model, Batches(bars(4), 4))
+    assert found.psnr > 0
+    with pytest.raises(TypeError, match="no EquilibriumDecoder"):
+        Reconstruction().evaluate(convolutional_autoencoder(image_size=8, width=2), [])
+
+
+def test_results_of_processes_are_pooled() -> None:
+    task, model, data = Reconstruction(evaluation_iterations=2), decoder(), bars(9)
+    whole = task.evaluate(model, Batches(data, 9))
+    parts = [
+        task.evaluate(model, Batches(data.subset(torch.arange(a, b)), 9))
+        for a, b in ((0, 4), (4, 9))
+    ]
+    sums = sum(torch.tensor([p.loss, p.psnr, 1.0], dtype=torch.float64) * p.samples for p in parts)
+    pooled = parts[0].pooled(lambda _: torch.as_tensor(sums))
+    assert isinstance(pooled, ImageEvaluation)
+    assert pooled.samples == 9
+    assert pooled.psnr == pytest.approx(whole.psnr, rel=1e-4)
+    assert pooled.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"ridge": -1.0}, "ridge must not be negative"),
+        ({"step_size": 0.0}, "step_size must be positive"),
+        ({"tolerance": 0.0}, "tolerance must be positive"),
+        ({"engine": "newton"}, "engine must be one of"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reconstruction(**options)
+
+
+def test_nothing_to_evaluate_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        Reconstruction().evaluate(decoder(), [])
