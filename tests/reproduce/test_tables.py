@@ -24,7 +24,8 @@ from equilibria.reproduce import (
     run_job,
     write_index,
 )
-from equilibria.reproduce.job import Job
+from equilibria.reproduce.job import EXTRAS, PICTURES, Job
+from equilibria.reproduce.measures import MEASURES
 from equilibria.training import recipe_from_data, with_parts
 
 IDS = [
@@ -159,3 +160,45 @@ def test_the_page_of_results_lists_all_that_was_recorded() -> None:
     """Made by `equilibria reproduce --index docs/results`."""
     docs = Path(__file__).resolve().parents[2] / "docs"
     assert write_index(docs / "results") in (docs / "results.md").read_text(encoding="utf-8")
+
+
+def test_extras_and_pictures_of_tables_exist() -> None:
+    for table in list_tables():
+        assert set(table.extras) <= set(EXTRAS)
+        assert set(table.pictures) <= set(PICTURES)
+        for row in table.rows:
+            assert {row.measure(column) for column in table.columns} - {None} <= set(MEASURES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table_id", "label", "measures"),
+    [
+        ("jiio-t1", "MDEQ-VAE", ("sample_fid", "reconstruction_psnr", "jiio_reconstruction_fid")),
+        ("jiio-t2", "PGD: 20 iters", ("pgd_loss", "warm_pgd_loss", "jiio_loss", "official_loss")),
+        ("jiio-t3", "Adam: 40 iters", ("adam_loss", "jiio_40_loss", "official_loss")),
+        ("jiio-t4a", "Unsupervised, VAE (Adam)", ("inpaint_psnr", "denoise_04_psnr")),
+        ("jiio-t4c", "Supervised, JIIO-MDEQ-100", ("median_psnr",)),
+        ("jiio-t5", "MNIST, trained on Clean", ("pgd_accuracy", "jiio_accuracy")),
+        ("jiio-t7", "JIIO: 40 iters (paper: 100)", ("adam_loss", "jiio_loss")),
+    ],
+)
+def test_input_optimisation_is_measured_and_drawn(
+    table_id: str,
+    label: str,
+    measures: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("equilibria.reproduce.pictures.BUDGETS", (2, 5))
+    table = find_table(table_id)
+    recipe = next(dict(row.quick or {}) for row in table.rows if row.label == label)
+    training = {**recipe["training"], "epochs": 1, "batch_size": 8, "warmup_epochs": 0}
+    made = {**recipe, "data": {"name": TINY[recipe["data"]["name"]]}, "training": training}
+    job = Job(made, tmp_path / "run", table.extras, table.pictures)
+    result = run_job(job, torch.device("cpu"))
+    for name in measures:
+        assert math.isfinite(result[name] or 0), name
+        assert result[name] is not None, name
+    for name in table.pictures:
+        assert job.picture(name).read_bytes().startswith(b"\x89PNG")

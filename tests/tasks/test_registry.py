@@ -41,6 +41,9 @@ class Size:
     def figures(self) -> dict[str, float | None]:
         return {"psnr": 25.0, "largest_logit": 3.5, "unknown": None}
 
+    def with_solves(self, solves: SolveStatistics) -> Result:
+        return self
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> Result:
         return self
 

@@ -20,6 +20,8 @@ from equilibria.equilibrium import BatchCouplingWarning
 from equilibria.models import parameter_count
 from equilibria.reproduce.efficiency import efficiency
 from equilibria.reproduce.features import features
+from equilibria.reproduce.generation import generation
+from equilibria.reproduce.pictures import costs, generated, restored
 from equilibria.reproduce.restoring import unsupervised_psnr
 from equilibria.reproduce.robustness import attack_times, robustness
 from equilibria.reproduce.searches import inner_loop_times, latent_times
@@ -46,8 +48,13 @@ EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "latent_times": latent_times,
     "inner_loop_times": inner_loop_times,
     "unsupervised_psnr": unsupervised_psnr,
+    "generation": generation,
 }
-PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {}
+PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {
+    "generated": generated,
+    "restored": restored,
+    "costs": costs,
+}
 """What is drawn of a finished run, by name: a PNG."""
 DIGITS_OF_HASH = 10
 

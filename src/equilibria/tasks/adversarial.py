@@ -173,6 +173,9 @@ class AdversarialEvaluation:
     def figures(self) -> dict[str, float | None]:
         return {"accuracy": self.accuracy, "robust_accuracy": self.robust_accuracy}
 
+    def with_solves(self, solves: SolveStatistics) -> AdversarialEvaluation:
+        return replace(self, clean=self.clean.with_solves(solves))
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> AdversarialEvaluation:
         """Losses and counts over all processes; all else stays that of this one."""
         own = (self.attacked, self.withstood, self.attacked * self.loss)

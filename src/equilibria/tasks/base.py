@@ -48,6 +48,10 @@ class Result(Protocol):
         """All measures by name, besides the loss and those of the solver."""
         ...
 
+    def with_solves(self, solves: SolveStatistics) -> Result:
+        """The same result, with the solves of all processes."""
+        ...
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> Result:
         """The result on the samples of all processes; `total` is the sum of a tensor over them."""
         ...

@@ -71,6 +71,9 @@ class Evaluation:
     def figures(self) -> dict[str, float | None]:
         return {"accuracy": self.accuracy, "top5_accuracy": self.top5_accuracy}
 
+    def with_solves(self, solves: SolveStatistics) -> Evaluation:
+        return replace(self, solves=solves)
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> Evaluation:
         """Loss and counts over all processes; all else stays that of this one."""
         loss, confusion = pooled_counts(self.loss, self.confusion, total)

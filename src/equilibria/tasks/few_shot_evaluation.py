@@ -64,6 +64,9 @@ class FewShotEvaluation:
             "episodes": float(self.episodes),
         }
 
+    def with_solves(self, solves: SolveStatistics) -> FewShotEvaluation:
+        return replace(self, solves=solves)
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> FewShotEvaluation:
         """Loss and accuracies over all processes; the solves stay those of this one."""
         own = torch.tensor([self.loss * self.samples, self.samples], dtype=torch.float64)

@@ -39,6 +39,9 @@ class ImageEvaluation:
     def figures(self) -> dict[str, float | None]:
         return {"psnr": self.psnr, "median_psnr": self.median_psnr, **self.extra}
 
+    def with_solves(self, solves: SolveStatistics) -> ImageEvaluation:
+        return replace(self, solves=solves)
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> ImageEvaluation:
         """Loss and PSNR over all processes; all else stays that of this one."""
         sums = torch.tensor([self.loss, self.psnr, 1.0], dtype=torch.float64) * self.samples

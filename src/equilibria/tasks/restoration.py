@@ -161,6 +161,9 @@ class RestorationEvaluation:
             "measured_psnr": self.measured_psnr,
         }
 
+    def with_solves(self, solves: SolveStatistics) -> RestorationEvaluation:
+        return replace(self, solves=solves)
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> RestorationEvaluation:
         """All figures over all processes, the median to a hundredth of a decibel."""
         counts = total(self.counts)

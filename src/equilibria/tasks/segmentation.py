@@ -101,6 +101,9 @@ class SegmentationEvaluation:
             "mean_accuracy": self.mean_accuracy,
         }
 
+    def with_solves(self, solves: SolveStatistics) -> SegmentationEvaluation:
+        return replace(self, solves=solves)
+
     def pooled(self, total: Callable[[Tensor], Tensor]) -> SegmentationEvaluation:
         """Loss and counts over all processes; the solves stay those of this one."""
         loss, confusion = pooled_counts(self.loss, self.confusion, total)

@@ -6,9 +6,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -202,9 +201,8 @@ def evaluate_together(experiment: Experiment, processes: Processes) -> Result:
         Selection(experiment.test, own), experiment.recipe.training.evaluation_batch_size
     )
     part = experiment.task.evaluate(experiment.model, batches)
-    result: Any = part.pooled(processes.total)
-    whole: Result = replace(result, solves=_gathered_solves(part.solves, processes))
-    return whole
+    whole = part.pooled(processes.total)
+    return whole.with_solves(_gathered_solves(part.solves, processes))
 
 
 def _gathered_solves(own: SolveStatistics, group: ProcessGroup) -> SolveStatistics:
