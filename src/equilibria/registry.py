@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -35,10 +36,24 @@ class Registry(Generic[T]):
 
     def create(self, name: str, **options: Any) -> T:
         factory = self.factory(name)
+        self._check_options(name, factory, options)
         try:
             return factory(**options)
         except TypeError as error:
             raise TypeError(f"{self.kind} {name!r}: {error}") from error
+
+    def _check_options(self, name: str, factory: Callable[..., T], options: Iterable[str]) -> None:
+        parameters = inspect.signature(factory).parameters
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            return
+        for option in options:
+            if option not in parameters:
+                near = difflib.get_close_matches(option, parameters, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else "."
+                known = ", ".join(parameters) or "none"
+                raise TypeError(
+                    f"{self.kind} {name!r} has no option {option!r}{hint} It has: {known}."
+                )
 
     def _unknown(self, name: object) -> str:
         near = difflib.get_close_matches(str(name), self.names(), n=3, cutoff=0.4)

@@ -4,8 +4,10 @@ from equilibria.models import presets as _presets  # noqa: F401  (registers the 
 from equilibria.models import presets_few_shot as _few_shot  # noqa: F401
 from equilibria.models import presets_generative as _generative  # noqa: F401
 from equilibria.models import presets_inverse as _inverse  # noqa: F401
+from equilibria.models.autoencoders import Autoencoder, convolutional_autoencoder
 from equilibria.models.branches import BranchCell
 from equilibria.models.classifier import EquilibriumClassifier
+from equilibria.models.decoder import EquilibriumDecoder, mdeq_decoder, opteq_decoder
 from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq
 from equilibria.models.description import ModelDescription, describe_model
 from equilibria.models.fcn import (
@@ -52,10 +54,12 @@ from equilibria.models.theory import (
 __all__ = [
     "FCN",
     "AffineOptEqCell",
+    "Autoencoder",
     "BranchCell",
     "DeepOptEqCell",
     "DeepOptEqObjective",
     "EquilibriumClassifier",
+    "EquilibriumDecoder",
     "EquilibriumSegmenter",
     "FCNHead",
     "GEQCell",
@@ -75,6 +79,7 @@ __all__ = [
     "ResNet",
     "SegmentationStem",
     "UnitLayer",
+    "convolutional_autoencoder",
     "create_model",
     "deep_opteq",
     "deep_opteq_of_network",
@@ -88,6 +93,7 @@ __all__ = [
     "is_proximal",
     "list_models",
     "mdeq",
+    "mdeq_decoder",
     "model_card",
     "model_options",
     "model_outline",
@@ -96,6 +102,7 @@ __all__ = [
     "neural_ode",
     "opteq",
     "opteq_cell",
+    "opteq_decoder",
     "opteq_imagenet",
     "parameter_count",
     "perturbed_logits",

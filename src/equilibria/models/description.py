@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from equilibria.models.classifier import EquilibriumClassifier
+from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models.registry import ModelCard, model_card, model_outline, parameter_count
 
 
@@ -43,7 +43,8 @@ class ModelDescription:
 def describe_model(name: str, **overrides: Any) -> ModelDescription:
     """The size, the parts, the hidden objective and the guarantee of a named model."""
     model = model_outline(name, **overrides)
-    cell = model.layer.cell if isinstance(model, EquilibriumClassifier) else None
+    layer = getattr(model, "layer", None)
+    cell = layer.cell if isinstance(layer, EquilibriumLayer) else None
     return ModelDescription(
         card=model_card(name),
         parameters=parameter_count(model),

@@ -9,4 +9,5 @@ register_model(
     "deq-restorer",
     deq_restorer,
     summary="Restores images: minimises a data term and a learned convex prior",
+    paper="after Gilton et al., 2021",
 )
