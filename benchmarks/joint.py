@@ -35,8 +35,8 @@ from equilibria.solvers import Broyden
 BUDGETS = (4, 6, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 56, 80)
 COARSE_BUDGETS = (10, 20, 40, 80)
 """For every engine but the first: most of them never get there."""
-ATTACK_STEPS = (1.0, 2.0, 4.0, 8.0)
-ADAM_RATES = (0.05, 0.15, 0.4)
+ATTACK_STEPS = (1.0, 4.0, 8.0, 16.0, 32.0)
+ADAM_RATES = (0.05, 0.15, 0.4, 1.0)
 WARM_TOLERANCE = 1e-2
 PAPER_EVALUATIONS = 18
 """Of the map for every z, and pull-backs for every μ (Table 9)."""

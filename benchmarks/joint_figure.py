@@ -45,6 +45,6 @@ def draw(problem: JointProblem, file: Path) -> None:
         ylabel="mean true loss",
         title=f"{problem.name}: reconstruction of {count} images of MNIST",
     )
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower left")
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=150)
