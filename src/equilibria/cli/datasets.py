@@ -28,7 +28,7 @@ from equilibria.data import (
     list_datasets,
 )
 
-WIDTH_OF_A_FILE = 160
+WIDTH_OF_A_FILE = 200
 """Columns where the output is not a terminal."""
 
 
