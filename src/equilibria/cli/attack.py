@@ -9,18 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from equilibria.attacks import (
     AttackFigures,
     AttackResult,
     AttackSettings,
-    InPixels,
     Method,
     attack_png,
     measure,
@@ -76,7 +74,7 @@ def run_attack(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH_OF_A_FILE)
-    model = in_pixels(experiment)
+    model = experiment.model_of_pixels()
     found: list[tuple[AttackFigures, AttackResult]] = []
     passed_over: list[str] = []
     batches = math.ceil(len(images) / batch_size)
@@ -123,16 +121,7 @@ def chosen_images(experiment: Experiment, samples: int) -> tuple[Tensor, Tensor]
             f"an attack needs a run that classifies images, and {experiment.data.name} is for "
             f"{experiment.data.kind}"
         )
-    source = experiment.data.test
-    count = min(samples, len(source))
-    return source.fetch(torch.linspace(0, len(source) - 1, count).round().long())
-
-
-def in_pixels(experiment: Experiment) -> nn.Module:
-    """The model with the normalisation of its run, if there is one, before it."""
-    if experiment.normalise is None:
-        return experiment.model
-    return InPixels(experiment.model, experiment.prepare)
+    return experiment.some_test_images(samples)
 
 
 def _methods(asked: str) -> Iterable[Method]:

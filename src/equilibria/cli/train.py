@@ -16,6 +16,7 @@ from rich.table import Table
 
 from equilibria.cli.console import TrainingDisplay, fail, figure_rows, print_table
 from equilibria.cli.launch import run_processes
+from equilibria.data import evenly_spread
 from equilibria.explain.compare import store_evaluation
 from equilibria.explain.segmentation import segmentation_png
 from equilibria.models import parameter_count
@@ -175,8 +176,7 @@ def _drawn(experiment: Experiment, device: torch.device) -> bytes:
     """Some test images with their true classes, the predicted ones, and the errors."""
     if not isinstance(experiment.task, Segmentation):
         raise ValueError("--draw shows the classes of pixels, and this run knows none")
-    count = min(DRAWN_IMAGES, len(experiment.test))
-    chosen = torch.linspace(0, len(experiment.test) - 1, count).round().long()
+    chosen = evenly_spread(experiment.test, DRAWN_IMAGES)
     images, labels = experiment.data.test.fetch(chosen)
     logits = experiment.model(experiment.prepare(images).to(device))
     return segmentation_png(

@@ -42,7 +42,7 @@ from equilibria.data.registry import (
     load_dataset,
     register_dataset,
 )
-from equilibria.data.source import Selection, Source
+from equilibria.data.source import Selection, Source, evenly_spread
 from equilibria.data.split import Split, read_into_memory, stratified_split
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "data_root",
     "dataset_card",
     "download",
+    "evenly_spread",
     "list_augmentations",
     "list_datasets",
     "list_paired_augmentations",

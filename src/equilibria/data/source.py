@@ -71,3 +71,9 @@ def choose_samples(source: Source, samples: int, seed: int) -> Tensor:
     rank[by_place] = torch.arange(len(place)) - first[place[by_place]]
     key = rank * len(classes) + place
     return order[key.argsort()[:samples]].sort().values
+
+
+def evenly_spread(source: Source, count: int) -> Tensor:
+    """The indices of at most `count` samples, from the first to the last."""
+    count = min(count, len(source))
+    return torch.linspace(0, len(source) - 1, count).round().long()

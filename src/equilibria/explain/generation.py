@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from equilibria.data import evenly_spread
 from equilibria.generative import (
     FeatureNetwork,
     decode,
@@ -159,8 +160,7 @@ def _has_equilibrium(model: EquilibriumDecoder | Autoencoder) -> bool:
 def _some(experiment: Experiment, count: int, *, test: bool) -> tuple[Tensor, Tensor]:
     """Images and labels, spread evenly over the test or the training images."""
     source = experiment.test if test else experiment.training
-    count = min(count, len(source))
-    return source.fetch(torch.linspace(0, len(source) - 1, count).round().long())
+    return source.fetch(evenly_spread(source, count))
 
 
 def _feature_network(

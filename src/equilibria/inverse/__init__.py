@@ -28,7 +28,6 @@ from equilibria.inverse.quality import picture_psnr
 from equilibria.inverse.restore import (
     LatentSearch,
     Restoration,
-    decoded,
     entries,
     misfit,
     restore,
@@ -52,7 +51,6 @@ __all__ = [
     "Restoration",
     "SuperResolution",
     "answer",
-    "decoded",
     "entries",
     "generator_of",
     "get_corruption",

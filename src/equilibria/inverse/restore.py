@@ -180,14 +180,6 @@ def entries(measured: Tensor, measurement: Measurement) -> Tensor:
     return measured.new_full((len(measured),), measured[0].numel())
 
 
-@torch.no_grad()
-def decoded(found: InputResult) -> Tensor:
-    """The images at the equilibria that a search found."""
-    problem = found.problem
-    context, _ = problem.inject(found.x.flatten(1))
-    return problem.head(problem.layer.cell.output(found.state, context))
-
-
 def _restoration(
     generator: nn.Module,
     found: InputResult,
@@ -195,7 +187,7 @@ def _restoration(
     measurement: Measurement,
     search: LatentSearch,
 ) -> Restoration:
-    images = decoded(found)
+    images = found.outputs()
     left = misfit(images, measured, measurement)
     # Nothing pulls at such a latent any more, so that its adjoint is zero but for rounding.
     explained = left <= search.noise**2 * entries(measured, measurement)

@@ -56,6 +56,14 @@ class InputResult:
         kinds = (self.state_residual, self.adjoint_residual, self.input_residual)
         return torch.stack(kinds).amax(dim=0)
 
+    @torch.no_grad()
+    def outputs(self) -> Tensor:
+        """What the model says at the equilibria of the result; nothing is solved anew."""
+        problem = self.problem
+        context, _ = problem.inject(self.x.flatten(1))
+        outputs: Tensor = problem.head(problem.layer.cell.output(self.state, context))
+        return outputs
+
     def message(self, problem: int) -> str:
         """A sentence on how one problem ended, with the remedy."""
         status = Status(int(self.status[problem]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.attacks import AttackSettings, InPixels, Method, measure
+from equilibria.attacks import AttackSettings, Method, measure
 from equilibria.reproduce.clocks import clock_of
 from equilibria.tasks import AdversarialClassification
 from equilibria.training import Experiment
@@ -25,7 +25,7 @@ def robustness(experiment: Experiment, device: torch.device) -> dict[str, float 
     found: dict[str, float | None] = {}
     for name in ("pgd", "jiio"):
         figures, _ = measure(
-            _in_pixels(experiment), images, labels, _settings(experiment, name), BATCH
+            experiment.model_of_pixels(), images, labels, _settings(experiment, name), BATCH
         )
         found[f"{name}_accuracy"] = figures.robust_accuracy
     return found
@@ -45,7 +45,7 @@ def attack_times(experiment: Experiment, device: torch.device) -> dict[str, floa
     for name, options in ways.items():
         settings = _settings(experiment, options.pop("method", name), **options)
         begin = clock()
-        figures, _ = measure(_in_pixels(experiment), images, labels, settings, len(images))
+        figures, _ = measure(experiment.model_of_pixels(), images, labels, settings, len(images))
         found[f"{name}_seconds"] = (clock() - begin) / len(images)
         found[f"{name}_loss"] = figures.loss
         found[f"{name}_evaluations"] = float(figures.evaluations)
@@ -61,14 +61,6 @@ def _settings(experiment: Experiment, method: Method, **options: Any) -> AttackS
     return AttackSettings(method=method, **chosen)
 
 
-def _in_pixels(experiment: Experiment) -> torch.nn.Module:
-    if experiment.normalise is None:
-        return experiment.model
-    return InPixels(experiment.model, experiment.prepare)
-
-
 def _some(experiment: Experiment, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    test = experiment.data.test
-    chosen = torch.linspace(0, len(test) - 1, min(count, len(test))).round().long()
-    images, labels = test.fetch(chosen)
+    images, labels = experiment.some_test_images(count)
     return images.to(device), labels.to(device)

@@ -95,7 +95,7 @@ class Reconstruction:
             for images, _ in batches:
                 images = images.to(device)
                 found = self.find(decoder, images, training=False)
-                drawn = _drawn(found)
+                drawn = found.outputs()
                 errors.append(squared_error(drawn, images).cpu())
                 ratios.append(psnr(drawn, images).cpu())
                 norms.append(torch.linalg.vector_norm(found.x, dim=1).cpu())
@@ -106,15 +106,6 @@ class Reconstruction:
             decoder.train(was_training)
         latent_norm = float(torch.cat(norms).mean()) if norms else None
         return ImageEvaluation.of(errors, ratios, solves, {"latent_norm": latent_norm})
-
-
-@torch.no_grad()
-def _drawn(found: InputResult) -> Tensor:
-    """The images at the equilibria that the search ended at."""
-    problem = found.problem
-    context, _ = problem.inject(found.x.flatten(1))
-    images: Tensor = problem.head(problem.layer.cell.output(found.state, context))
-    return images
 
 
 def _tell(decoder: EquilibriumDecoder, found: InputResult) -> None:

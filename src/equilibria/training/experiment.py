@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
+from equilibria.attacks import InPixels
 from equilibria.data import (
     Augmentation,
     Batches,
@@ -23,6 +24,7 @@ from equilibria.data import (
     Source,
     build_augmentation,
     build_paired_augmentation,
+    evenly_spread,
     load_dataset,
     read_into_memory,
     stratified_split,
@@ -128,6 +130,16 @@ class Experiment:
         """On the test images."""
         batches = Batches(self.test, self.recipe.training.evaluation_batch_size)
         return self.task.evaluate(self.model, batches)
+
+    def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
+        """Images as they are, not normalised, and labels, spread evenly over the test images."""
+        return self.data.test.fetch(evenly_spread(self.data.test, count))
+
+    def model_of_pixels(self) -> nn.Module:
+        """The model with its normalisation, if there is one, before it."""
+        if self.normalise is None:
+            return self.model
+        return InPixels(self.model, self.prepare)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images with values in [0, 1] as the model takes them."""
