@@ -29,7 +29,12 @@ class Measure:
         return mean if len(shown) < 2 else f"{mean} ± {deviation(shown):{self.digits}}"
 
 
+SEARCHES = ("pgd", "warm_pgd", "adam", "warm_adam", "jiio", "jiio_40", "jiio_100", "official")
+"""Ways to search for an input, whose time and loss are measured."""
+
 MEASURES: dict[str, Measure] = {
+    **{f"{way}_seconds": Measure("time (ms a search)", MILLI, ".1f") for way in SEARCHES},
+    **{f"{way}_loss": Measure("loss reached", digits=".3f") for way in SEARCHES},
     "accuracy": Measure("accuracy (%)", PER_CENT),
     "top5_accuracy": Measure("top-5 accuracy (%)", PER_CENT),
     "mean_iou": Measure("mIoU (%)", PER_CENT),
@@ -42,22 +47,6 @@ MEASURES: dict[str, Measure] = {
     "training_minutes": Measure("training (CPU min)"),
     "pgd_accuracy": Measure("accuracy under PGD (%)", PER_CENT),
     "jiio_accuracy": Measure("accuracy under JIIO (%)", PER_CENT),
-    "pgd_seconds": Measure("time (ms an image)", MILLI, ".1f"),
-    "pgd_loss": Measure("loss reached", digits=".3f"),
-    "warm_pgd_seconds": Measure("time (ms an image)", MILLI, ".1f"),
-    "warm_pgd_loss": Measure("loss reached", digits=".3f"),
-    "jiio_seconds": Measure("time (ms)", MILLI, ".1f"),
-    "jiio_loss": Measure("loss reached", digits=".3f"),
-    "official_seconds": Measure("time (ms an image)", MILLI, ".1f"),
-    "official_loss": Measure("loss reached", digits=".3f"),
-    "adam_seconds": Measure("time (ms)", MILLI, ".1f"),
-    "adam_loss": Measure("loss reached", digits=".3f"),
-    "warm_adam_seconds": Measure("time (ms)", MILLI, ".1f"),
-    "warm_adam_loss": Measure("loss reached", digits=".3f"),
-    "jiio_40_seconds": Measure("time (ms)", MILLI, ".1f"),
-    "jiio_40_loss": Measure("loss reached", digits=".3f"),
-    "jiio_100_seconds": Measure("time (ms)", MILLI, ".1f"),
-    "jiio_100_loss": Measure("loss reached", digits=".3f"),
     "sample_fid": Measure("FID of samples"),
     "reconstruction_fid": Measure("FID of reconstructions"),
     "jiio_reconstruction_fid": Measure("FID of reconstructions"),
