@@ -32,7 +32,7 @@ from benchmarks.timing import interleaved_medians
 from equilibria.joint import InputResult
 from equilibria.solvers import Broyden
 
-BUDGETS = (4, 6, 8, 10, 12, 14, 17, 20, 24, 28, 34, 40, 56, 80)
+BUDGETS = (4, 6, 8, 9, 10, 11, 12, 13, 14, 17, 20, 24, 28, 34, 40, 56, 80)
 COARSE_BUDGETS = (10, 20, 40, 80)
 """For every engine but the first: most of them never get there."""
 ATTACK_STEPS = (1.0, 4.0, 8.0, 16.0, 32.0)

@@ -113,6 +113,23 @@ def test_parameters_are_constants_of_the_search_and_switched_on_again() -> None:
     assert {name: p.requires_grad for name, p in model.named_parameters()} == wanted
 
 
+def test_a_row_that_rests_keeps_its_curvature() -> None:
+    """What others go on to learn must not push it out of the memory."""
+    torch.manual_seed(0)
+    newton = QuasiNewton(memory=3)
+    curvature = torch.tensor([2.0, 5.0]).double()[:, None]
+    for _ in range(4):
+        x = torch.randn(2, 4).double()
+        newton.observe(x, curvature * x, torch.ones(2, dtype=torch.bool))
+    gradient, first = torch.randn(2, 4).double(), torch.ones(2).double()
+    known = newton.direction(gradient, first)
+    for _ in range(5):
+        x = torch.randn(2, 4).double()
+        newton.observe(x, curvature * x, torch.tensor([True, False]))
+    assert torch.equal(newton.direction(gradient, first)[1], known[1])
+    torch.testing.assert_close(known, gradient / curvature)
+
+
 def test_a_poor_conditioning_takes_fewer_steps_than_plain_ones() -> None:
     model = smooth_model(activation="identity")
     weights = torch.tensor([1.0, 30.0, 0.1, 5.0]).double()

@@ -24,7 +24,7 @@ from equilibria.joint.search import Found, Search, relative_residual
 from equilibria.joint.steps import StepOptions, Steps
 from equilibria.solvers import Status
 
-NORMALISED_SWEEPS, MEASURED_SWEEPS = 1, 4
+NORMALISED_SWEEPS, MEASURED_SWEEPS = 1, 3
 """How often z and μ are swept for each step of x, with normalised steps and with others."""
 
 
@@ -68,7 +68,7 @@ def optimize_input(
         "damped", "official", and the baselines "gradient", "gradient-warm", "adam", "adam-warm",
         which solve for z and μ at every step; `engine_options` go to it.
     groups: the row of x0 that each sample uses; the samples of a group share their x.
-    sweeps: updates of (z, μ) for each step of x; by default 1 with `normalise` and 4 without.
+    sweeps: updates of (z, μ) for each step of x; by default 1 with `normalise` and 3 without.
     step_size: α. With `normalise` the length of the first step, by default 8 times the ball's
         radius, which falls to a twentieth; otherwise a factor of the gradient. By default
         (without a step size) "secant" takes quasi-Newton steps where nothing constrains x, and all

@@ -8,17 +8,20 @@ from torch import Tensor
 CURVED = 1e-3
 """The smallest cosine of a step with its change of the gradient that counts as curvature."""
 
+Pair = tuple[Tensor, Tensor, Tensor]
+"""A step, the change of the gradient over it, and one over their product, or 0 to leave it out."""
+
 
 class QuasiNewton:
     """H g with H the inverse Hessian as the last steps show it (Nocedal, 1980).
 
-    Pairs without positive curvature, which kinks and lagging gradients bring, are left out row by
-    row.
+    Steps without positive curvature, which kinks and lagging gradients bring, are left out row by
+    row, and push nothing out of a full memory: a row that rests keeps what it knows.
     """
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
-        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.pairs: list[Pair] = []
         self.last: tuple[Tensor, Tensor] | None = None
 
     def observe(self, x: Tensor, gradient: Tensor, usable: Tensor) -> None:
@@ -29,8 +32,27 @@ class QuasiNewton:
             sizes = torch.linalg.vector_norm(step, dim=1) * torch.linalg.vector_norm(change, dim=1)
             curved = usable & (product > CURVED * sizes) & torch.isfinite(sizes)
             weight = torch.where(curved, 1 / torch.where(curved, product, 1.0), 0.0)
-            self.pairs = [*self.pairs, (step, change, weight)][-self.memory :]
+            self._remember((step, change, weight), curved)
         self.last = (x, gradient)
+
+    def _remember(self, pair: Pair, curved: Tensor) -> None:
+        if len(self.pairs) < self.memory:
+            self.pairs.append(pair)
+            return
+        shifted = [*self.pairs[1:], pair]
+        if not bool(curved.all()):
+            rows = curved[:, None]
+            shifted = [
+                (
+                    torch.where(rows, step, old_step),
+                    torch.where(rows, change, old_change),
+                    torch.where(curved, weight, old_weight),
+                )
+                for (step, change, weight), (old_step, old_change, old_weight) in zip(
+                    shifted, self.pairs, strict=True
+                )
+            ]
+        self.pairs = shifted
 
     def direction(self, gradient: Tensor, first: Tensor) -> Tensor:
         """H g, or `first` · g in rows that know no curvature yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equilibria.models.dncnn import dncnn
 from equilibria.models.registry import register_model
 from equilibria.models.restorers import deq_restorer
 
@@ -10,4 +11,10 @@ register_model(
     deq_restorer,
     summary="Restores images: minimises a data term and a learned convex prior",
     paper="after Gilton et al., 2021",
+)
+register_model(
+    "dncnn",
+    dncnn,
+    summary="Restores images: a plain network that predicts the noise",
+    paper="Zhang et al., 2017",
 )

@@ -1,0 +1,59 @@
+"""DnCNN: what it subtracts, its size, its errors, and that it learns to denoise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import equilibria as eq
+
+
+def test_the_noise_is_subtracted(device: torch.device) -> None:
+    model = eq.create_model("dncnn", in_channels=3, channels=8, depth=4).to(device)
+    images = torch.rand(2, 3, 9, 12, device=device)
+    assert torch.equal(model(images), images - model.noise(images))
+    last = model.noise[-1]
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.zero_()
+    assert torch.equal(model(images), images)
+
+
+def test_size_of_the_paper() -> None:
+    """Seventeen layers of 64 channels; fifteen of them with batch norms instead of biases."""
+    model = eq.create_model("dncnn")
+    middle = 15 * (64 * 64 * 9 + 2 * 64)
+    assert sum(p.numel() for p in model.parameters()) == (9 * 64 + 64) + middle + (64 * 9 + 1)
+
+
+def test_it_learns_to_denoise() -> None:
+    torch.manual_seed(0)
+    model = eq.create_model("dncnn", channels=8, depth=3, norm="none")
+    clean = torch.rand(32, 1, 3, 3).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    noisy = clean + 0.2 * torch.randn_like(clean)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = F.mse_loss(model(noisy), clean)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert F.mse_loss(model(noisy), clean) < 0.5 * F.mse_loss(noisy, clean)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"depth": 1}, "depth must be at least 2"),
+        ({"norm": "group"}, "norm must be 'batch' or 'none'"),
+        ({"kernel_size": 4}, "kernel_size must be odd"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        eq.create_model("dncnn", **options)
+
+
+def test_wrong_images() -> None:
+    with pytest.raises(ValueError, match=r"images\[None\]"):
+        eq.create_model("dncnn", channels=4, depth=2)(torch.zeros(1, 8, 8))
