@@ -73,6 +73,18 @@ def test_the_answer_is_that_of_an_image_and_its_own_task(kind: str) -> None:
     assert model(images[:0]).shape == (0, 3)
 
 
+def test_batch_statistics_are_those_of_an_episode() -> None:
+    """An episode is read alike alone and in a batch of them, but its images hang together."""
+    model, images, tasks = small("opteq", norm="batch"), drawings(6), vectors(6)
+    together = model(images.unflatten(0, (2, 3)), tasks)
+    alone = torch.cat([model(images[i : i + 3], tasks[i : i + 3]) for i in (0, 3)])
+    torch.testing.assert_close(together, alone, rtol=1e-8, atol=1e-10)
+    assert not torch.allclose(together, model(images, tasks), rtol=1e-3)
+    assert model(images[:0].reshape(0, 3, *images.shape[1:])).shape == (0, 3)
+    with pytest.raises(ValueError, match="'batch' or 'group'"):
+        small("opteq", norm="layer")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_in_weights_and_tasks_against_finite_differences(kind: str) -> None:
     model, images, tasks = small(kind, activation="softplus"), drawings(3), vectors(3)

@@ -35,22 +35,27 @@ class BatchStatisticsNorm(nn.Module):
         return F.batch_norm(features, None, None, self.weight, self.bias, training=True)
 
 
+def norm_of_images(norm: Conv4Norm, channels: int, groups: int) -> nn.Module:
+    """By the batch at hand, or by each image alone."""
+    if norm == "batch":
+        return BatchStatisticsNorm(channels)
+    if norm == "group":
+        return nn.GroupNorm(fitting_groups(channels, groups), channels)
+    raise ValueError(f"norm must be 'batch' or 'group', not {norm!r}")
+
+
 class StridedBlocks(nn.Sequential):
     """`depth` times a convolution that halves the resolution, a norm, ReLU."""
 
     def __init__(
         self, in_channels: int, channels: int, depth: int, *, norm: Conv4Norm, groups: int
     ) -> None:
-        if norm not in ("batch", "group"):
-            raise ValueError(f"norm must be 'batch' or 'group', not {norm!r}")
         layers: list[nn.Module] = []
         for level in range(depth):
             width = channels if level else in_channels
             layers += [
                 nn.Conv2d(width, channels, 3, stride=2, padding=1),
-                BatchStatisticsNorm(channels)
-                if norm == "batch"
-                else nn.GroupNorm(fitting_groups(channels, groups), channels),
+                norm_of_images(norm, channels, groups),
                 nn.ReLU(),
             ]
         super().__init__(*layers)

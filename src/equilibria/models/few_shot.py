@@ -17,10 +17,9 @@ from equilibria.adjoints import GradientRule, LinearSolution
 from equilibria.energies import Input, Quadratic
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models.blocks import PooledLinearHead
-from equilibria.models.conv4 import StridedBlocks
+from equilibria.models.conv4 import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.film import CopiesFiLM, FiLMCell, PackedFiLM
 from equilibria.models.mdeq import branch_channels
-from equilibria.models.mdeq_layers import fitting_groups
 from equilibria.models.mdeq_parts import MDEQHead, MDEQStem
 from equilibria.models.options import initialise_small, solver_from_options
 from equilibria.operators import Conv2d, Identity
@@ -34,6 +33,8 @@ class FewShotClassifier(nn.Module):
     optimised as an input: `for_images` gives a model of the task vectors alone.
 
     stem: from images to features; conditioning: from features and task vectors to the injection.
+    episode_statistics: whether the stem normalises by the images it gets, so that it must see the
+        support and the queries of every episode by themselves.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class FewShotClassifier(nn.Module):
         head: nn.Module,
         *,
         task_size: int,
+        episode_statistics: bool = False,
     ) -> None:
         super().__init__()
+        self.episode_statistics = episode_statistics
         self.stem = stem
         self.conditioning = conditioning
         self.layer = layer
@@ -57,15 +60,18 @@ class FewShotClassifier(nn.Module):
 
         Episodes, shape `(B, samples, C, H, W)`, are taken as B · samples images.
         """
-        images = images.flatten(0, -4)
         if tasks is None:
-            tasks = self.no_tasks(len(images), images)
+            tasks = self.no_tasks(images.shape[:-3].numel(), images)
         logits: Tensor = self.for_images(images)(tasks)
         return logits
 
     def for_images(self, images: Tensor) -> ImagesGiven:
         """The model with its images fixed, as a function of one task vector an image."""
-        return ImagesGiven(self, self.stem(images.flatten(0, -4)))
+        if self.episode_statistics and images.dim() == 5 and len(images):
+            features = torch.func.vmap(self.stem)(images).flatten(0, 1)
+        else:
+            features = self.stem(images.flatten(0, -4))
+        return ImagesGiven(self, features)
 
     def no_tasks(self, count: int, like: Tensor) -> Tensor:
         """Where every task starts: task vectors of zeros."""
@@ -122,6 +128,7 @@ def few_shot_opteq(
     channels: int = 64,
     task_size: int = 320,
     stem_depth: int = 4,
+    norm: Conv4Norm = "group",
     groups: int = 8,
     activation: str | Activation = "relu",
     zeta: float = 0.9,
@@ -138,6 +145,9 @@ def few_shot_opteq(
     the copies. The head starts as the sum over each copy: a fresh model compares an image with
     what the task vector has of the classes. `stem_depth` strided convolutions halve the
     resolution each, one without a stride follows.
+
+    norm: of the stem. "batch" uses the statistics of the support, and of the queries, of an episode
+        together, as MAML's network does; "group" sees every image alone.
     """
     copies = num_classes * channels
     W = Conv2d(channels, copies, 3, norm="bound", zeta=zeta)
@@ -149,9 +159,9 @@ def few_shot_opteq(
         head.classifier.weight.copy_(blocks / channels**0.5)
     return FewShotClassifier(
         stem=nn.Sequential(
-            StridedBlocks(in_channels, channels, stem_depth, norm="group", groups=groups),
+            StridedBlocks(in_channels, channels, stem_depth, norm=norm, groups=groups),
             nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.GroupNorm(fitting_groups(channels, groups), channels),
+            norm_of_images(norm, channels, groups),
         ),
         conditioning=CopiesFiLM(task_size, channels, copies=num_classes),
         layer=EquilibriumLayer(
@@ -163,6 +173,7 @@ def few_shot_opteq(
         ),
         head=head,
         task_size=task_size,
+        episode_statistics=norm == "batch",
     )
 
 

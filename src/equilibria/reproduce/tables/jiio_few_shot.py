@@ -111,6 +111,7 @@ def vector_row(label: str, paper: dict[str, str], **measures: str | None) -> Row
             task=JIIO,
             channels=32,
             task_size=160,
+            norm="batch",
         ),
         measures=measures,
     )
@@ -125,6 +126,8 @@ QUICK_REMARKS = (
     "are in no alphabet of the first are tested on; 400 test episodes, three queries a class.",
     f"{EPISODES} episodes an epoch, {EPOCHS} epochs; 32 channels; an OptEq with a task vector of "
     "160 numbers instead of MDEQ with 400.",
+    "All networks normalise by the statistics of the support, and of the queries, of an episode "
+    "together; the equilibrium of an image sees no other.",
 )
 
 register_table(
