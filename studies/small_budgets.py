@@ -1,9 +1,11 @@
 """Which model is the best choice where few parameters are allowed?
 
     python -m studies.small_budgets --output DIRECTORY [--budgets 5000 20000] [--seeds 3]
+    python -m studies.small_budgets --families OptEq monDEQ "ResNet, 1 block"
 
 Every model gets the width at which it has nearest to so many parameters, the same stem (two strided
-convolutions, features of 8×8), images, epochs and learning rate, on CIFAR-10. Runs are kept, shared
+convolutions, features of 8×8), images and learning rate, on CIFAR-10, and the same epochs; a
+residual network gets twice as many besides, for the time that equilibria take. Runs are kept, shared
 and resumed as those of `equilibria reproduce`; at the end small-budgets.md, .json and .png are
 written.
 """
@@ -55,6 +57,8 @@ class Family:
     title: str
     model: str
     options: Callable[[int], dict[str, Any]]
+    longer: int = 1
+    """How many times the epochs of the others."""
 
     def parameters(self, width: int) -> int:
         fitting = {"num_classes": 10, "in_channels": 3}
@@ -65,7 +69,7 @@ class Family:
         return {
             "model": {"name": self.model, "options": self.options(width)},
             "data": DATA,
-            "training": TRAINING,
+            "training": {**TRAINING, "epochs": self.longer * TRAINING["epochs"]},
         }
 
 
@@ -75,6 +79,7 @@ def _resnet(blocks: int) -> Callable[[int], dict[str, Any]]:
 
 FAMILIES = (
     Family("ResNet, 1 block", "resnet-small", _resnet(1)),
+    Family("ResNet, 1 block, twice the epochs", "resnet-small", _resnet(1), longer=2),
     Family("ResNet, 3 blocks", "resnet-small", _resnet(3)),
     Family("OptEq", "opteq-small", lambda c: {**STEM, "channels": c, "width": c, "pool": 2}),
     Family(
@@ -87,14 +92,16 @@ FAMILIES = (
 )
 
 
-def jobs(budgets: Sequence[int], seeds: int, runs: Path) -> dict[tuple[str, int], list[Job]]:
+def jobs(
+    families: Sequence[Family], budgets: Sequence[int], seeds: int, runs: Path
+) -> dict[tuple[str, int], list[Job]]:
     """By title and budget, a run a seed."""
     return {
         (family.title, budget): [
             make_job(family.recipe(budget), seed, runs) for seed in range(seeds)
         ]
         for budget in budgets
-        for family in FAMILIES
+        for family in families
     }
 
 
@@ -129,7 +136,7 @@ def markdown(rows: Sequence[Sequence[str]], command: str, seeds: int) -> str:
             "",
             f"{facts['date']}, commit {facts['commit']}; {facts['machine']}. CIFAR-10: "
             f"{DATA['options']['train_samples']:,} images to train on, all 10,000 test images; "
-            f"{TRAINING['epochs']} epochs of AdamW for all models, features of 8×8; mean ± "
+            f"{TRAINING['epochs']} epochs of AdamW where nothing else is said, features of 8×8; mean ± "
             f"standard deviation over {seeds} seeds.",
             "",
             "![Accuracy over parameters](small-budgets.png)",
@@ -150,13 +157,13 @@ def picture(found: Mapping[tuple[str, int], Sequence[Result]], path: Path) -> No
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for family in FAMILIES:
-        points = [results for (title, _), results in found.items() if title == family.title]
+    for family in dict.fromkeys(title for title, _ in found):
+        points = [results for (title, _), results in found.items() if title == family]
         across = [float(results[0]["parameters"] or 0) for results in points]
         scores = [[100 * float(r["accuracy"] or 0) for r in results] for results in points]
         means = [statistics.fmean(s) for s in scores]
         spread = [deviation(s) for s in scores]
-        axes.errorbar(across, means, yerr=spread, marker="o", capsize=3, label=family.title)
+        axes.errorbar(across, means, yerr=spread, marker="o", capsize=3, label=family)
     axes.set(xscale="log", xlabel="parameters", ylabel="test accuracy (%)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -171,11 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, default=Path("."), help="where the files go")
     parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
+    titles = [family.title for family in FAMILIES]
+    parser.add_argument("--families", nargs="+", default=titles, choices=titles, metavar="TITLE")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
-    planned = jobs(options.budgets, options.seeds, options.output / "runs")
+    families = [family for family in FAMILIES if family.title in options.families]
+    planned = jobs(families, options.budgets, options.seeds, options.output / "runs")
     waiting = [job for some in planned.values() for job in some if job.result() is None]
     for done, outcome in enumerate(run_jobs(waiting, options.workers), start=1):
         accuracy = (outcome.result or {}).get("accuracy")
@@ -189,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = table(found)
     budgets = " ".join(map(str, options.budgets))
     command = f"python -m studies.small_budgets --budgets {budgets} --seeds {options.seeds}"
+    if len(families) < len(FAMILIES):
+        command += " --families " + " ".join(f'"{family.title}"' for family in families)
     text = markdown(rows, command, options.seeds)
     console.print(text, markup=False)
     record = {

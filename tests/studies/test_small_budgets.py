@@ -24,8 +24,8 @@ def test_the_study_runs_writes_and_goes_on(
 ) -> None:
     monkeypatch.setattr(small_budgets, "DATA", {"name": "digits", "options": {"train_samples": 64}})
     monkeypatch.setattr(small_budgets, "TRAINING", {**small_budgets.TRAINING, "epochs": 1})
-    monkeypatch.setattr(small_budgets, "FAMILIES", small_budgets.FAMILIES[:3:2])
-    arguments = ["--output", str(tmp_path), "--budgets", "3000", "--seeds", "2"]
+    families = ["--families", "ResNet, 1 block", "OptEq"]
+    arguments = ["--output", str(tmp_path), "--budgets", "3000", "--seeds", "2", *families]
     assert small_budgets.main(arguments) == 0
     assert "4/4" in capsys.readouterr().out
     text = (tmp_path / "small-budgets.md").read_text()
