@@ -5,9 +5,9 @@
 
 Every model gets the width at which it has nearest to so many parameters, the same stem (two strided
 convolutions, features of 8×8), images and learning rate, on CIFAR-10, and the same epochs; a
-residual network gets twice as many besides, for the time that equilibria take. Runs are kept, shared
-and resumed as those of `equilibria reproduce`; at the end small-budgets.md, .json and .png are
-written.
+residual network gets twice as many besides, for the time that equilibria take. Runs are kept,
+shared and resumed as those of `equilibria reproduce`; at the end small-budgets.md, .json and .png
+are written.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def markdown(rows: Sequence[Sequence[str]], command: str, seeds: int) -> str:
             "",
             f"{facts['date']}, commit {facts['commit']}; {facts['machine']}. CIFAR-10: "
             f"{DATA['options']['train_samples']:,} images to train on, all 10,000 test images; "
-            f"{TRAINING['epochs']} epochs of AdamW where nothing else is said, features of 8×8; mean ± "
-            f"standard deviation over {seeds} seeds.",
+            f"{TRAINING['epochs']} epochs of AdamW where nothing else is said, features of 8×8; "
+            f"mean ± standard deviation over {seeds} seeds.",
             "",
             "![Accuracy over parameters](small-budgets.png)",
             "",
