@@ -316,3 +316,24 @@ def test_impossible_starts_are_refused() -> None:
         optimize_input(smooth_model(), squared_distance(), inputs()[0])
     with pytest.raises(TypeError, match="'secant'"):
         optimize_input(smooth_model(), squared_distance(), inputs(), engine_options={"no_such": 1})
+
+
+@pytest.mark.parametrize("engine", ["gradient-warm", "damped", "anderson"])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
+def test_a_kink_on_the_way_does_not_end_the_search(engine: str, tolerance: float) -> None:
+    """It looks like a large curvature and shortens the steps, but not what is left to go."""
+
+    def penalty(x: Tensor) -> Tensor:
+        return 0.5 * (x - 2).square().sum(dim=1) - 3 * x.clamp(max=-0.5).sum(dim=1)
+
+    found = optimize_input(
+        smooth_model(),
+        lambda outputs: 0 * outputs.flatten(1).sum(dim=1),
+        -torch.ones_like(inputs()),
+        penalty=penalty,
+        engine=engine,
+        iterations=200,
+        tolerance=tolerance,
+    )
+    assert bool(found.converged.all())
+    assert float((found.x - 2).abs().max()) <= tolerance

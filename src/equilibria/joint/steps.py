@@ -73,6 +73,7 @@ class Steps:
         self.region = region
         self.length = region.scale
         self.curvature = torch.zeros_like(self.length)
+        self.gentlest = torch.full_like(self.length, torch.inf)
         self.last: tuple[Tensor, Tensor] | None = None
         self.moments: tuple[Tensor, Tensor] | None = None
         self.taken = 0
@@ -130,8 +131,11 @@ class Steps:
         if options.step_size is not None:
             # The step size is that of the loss as it was given; `gradient` is of the scaled one.
             return direction * (options.step_size / scale)[:, None]
+        # A kink looks like a huge curvature and makes steps short. What is left to go must not
+        # look short as well, so it is told with the gentlest curvature seen of late.
         known = self.curvature > 0
-        guess = torch.where(known, 1 / torch.where(known, self.curvature, 1.0), torch.inf)
+        curvature = torch.minimum(self.gentlest, self.curvature) if plain else self.curvature
+        guess = torch.where(known, 1 / torch.where(known, curvature, 1.0), torch.inf)
         first = FIRST_SHARE * self.length / safe
         alpha = torch.where(known, torch.minimum(guess, LONGEST_SHARE * self.length / safe), first)
         return direction * alpha[:, None]
@@ -152,6 +156,8 @@ class Steps:
             seen = torch.where(far, turned / torch.where(far, moved, 1.0), 0.0)
             latest = torch.maximum(FORGET * self.curvature, seen)
             self.curvature = torch.where(running, latest, self.curvature)
+            flattest = torch.minimum(self.gentlest / FORGET, torch.where(seen > 0, seen, torch.inf))
+            self.gentlest = torch.where(running, flattest, self.gentlest)
         self.last = (x, gradient)
 
     def _adam(self, gradient: Tensor) -> Tensor:
