@@ -129,6 +129,15 @@ def test_warm_starts_save_iterations(few_digits: Split) -> None:
     assert warm[2].loss == pytest.approx(cold[2].loss, rel=1e-3)
 
 
+def test_warm_starts_need_one_equilibrium_a_sample(few_digits: Split) -> None:
+    class Twice(Classification):
+        def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
+            return super().training_step(model, inputs.repeat(2, 1, 1, 1), targets.repeat(2))
+
+    with pytest.raises(ValueError, match="warm_start keeps one equilibrium a sample"):
+        train(small_model(), Twice(), few_digits, settings(epochs=1, warm_start=True))
+
+
 def test_the_jacobian_term_makes_the_map_contract(few_digits: Split) -> None:
     def contraction(weight: float) -> float:
         model = small_model()

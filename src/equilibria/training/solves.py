@@ -121,6 +121,11 @@ class _Starts:
 
     def keep(self, indices: Tensor, state: State) -> None:
         found = [tensor.detach().cpu() for tensor in state_tensors(state)]
+        if len(found[0]) != len(indices):
+            raise ValueError(
+                f"training.warm_start keeps one equilibrium a sample, but the model solved for "
+                f"{len(found[0])} with {len(indices)} samples, as it does for episodes: turn it off"
+            )
         if not self.tensors:
             self.tensors = [
                 tensor.new_zeros(len(self.known), *tensor.shape[1:]) for tensor in found
