@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
@@ -9,13 +10,18 @@ from torch import Tensor, nn
 
 import equilibria as eq
 from equilibria.data import load_digits
-from equilibria.tasks import Classification
+from equilibria.tasks import AdversarialClassification, Classification
 from equilibria.training import TrainingSettings, train
 
 
 @functools.cache
 def digit_classifier(kind: str) -> nn.Module:
-    """An OptEq that trained with the one-step gradient, or a residual network."""
+    """An OptEq that trained with the one-step gradient, or a residual network.
+
+    "opteq-jiio" is the OptEq after further epochs on what JIIO makes of the images (L2, 0.6).
+    """
+    if kind == "opteq-jiio":
+        return _hardened(copy.deepcopy(digit_classifier("opteq")))
     torch.manual_seed(0)
     if kind == "opteq":
         model = eq.create_model("opteq-small", in_channels=1, channels=12, width=12, pool=4)
@@ -28,6 +34,15 @@ def digit_classifier(kind: str) -> nn.Module:
         gradient="one_step" if kind == "opteq" else None,
     )
     train(model, Classification(), load_digits().train, settings)
+    return model.eval()
+
+
+def _hardened(model: nn.Module) -> nn.Module:
+    task = AdversarialClassification(eps=0.6, method="jiio", steps=10)
+    settings = TrainingSettings(
+        epochs=4, learning_rate=0.02, tolerance=1e-2, gradient="one_step", batch_size=64
+    )
+    train(model, task, load_digits().train, settings)
     return model.eval()
 
 

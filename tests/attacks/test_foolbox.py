@@ -32,7 +32,7 @@ def foolbox() -> Any:
 def with_exact_gradient(kind: str) -> Any:
     """Foolbox takes the gradient that the model gives: the rule it trained with would be unfair."""
     model: Any = copy.deepcopy(digit_classifier(kind))
-    if kind == "opteq":
+    if kind.startswith("opteq"):
         model.layer.adjoint = eq.Implicit()
     return model
 
@@ -54,6 +54,21 @@ def test_pgd_is_at_least_as_strong(foolbox: Any, kind: str, norm: Any, eps: floa
         assert bool(ours.distance.max() <= torch.tensor(eps))
         assert float(ours.loss.mean()) >= float(loss)
         assert ours.robust_accuracy <= 1 - float(success.double().mean())
+
+
+def test_adversarial_training_by_jiio_holds_against_an_outside_attack(foolbox: Any) -> None:
+    images, labels = digits(100)
+    robust = {}
+    for kind in ("opteq", "opteq-jiio"):
+        model = with_exact_gradient(kind)
+        wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+        torch.manual_seed(0)
+        theirs = foolbox.attacks.L2PGD(steps=STEPS, rel_stepsize=2.5 / STEPS)
+        _, _, success = theirs(wrapped, images, labels, epsilons=0.6)
+        robust[kind] = 1 - float(success.double().mean())
+        ours = attack(model, images, labels, norm="l2", eps=0.6, steps=STEPS).robust_accuracy
+        assert robust[kind] >= ours - 0.01, "our attack took the model for too robust"
+    assert robust["opteq-jiio"] > robust["opteq"] + 0.1
 
 
 @pytest.mark.parametrize("kind", ["opteq", "resnet"])
