@@ -45,9 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MOptEqs": ("mopteq-small", {**NARROW, "scales": (1, 2)}),
     "MOptEqs with PE": ("mopteq-small", {**NARROW, "scales": (1, 2), "pe": "train"}),
     "GEQ": ("geq-small", {"channels": 8}),
-    # Rounding pushes a ReLU of its many across zero now and then, in a single process as well,
-    # and the gradient jumps.
-    "MDEQ": ("mdeq-small", {"channels": (4, 8), "activation": "softplus"}),
+    "MDEQ": ("mdeq-small", {"channels": (4, 8)}),
     "monDEQ": ("mondeq-small", {"channels": 8}),
     "residual network": ("resnet-small", {}),
     # The tolerances bound how much the step size, one for all samples of a process, may matter.
@@ -57,6 +55,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "segmentation": ("deep-opteq-segmentation", {**NARROW, "head_width": 8, "dropout": 0.0}),
     "FCN": ("fcn-segmentation", {"dropout": 0.0}),
+}
+IN_DOUBLE: dict[str, tuple[str, dict[str, Any]]] = {
+    # Its deepest batch norms see few pixels and amplify rounding: in single precision the losses
+    # part by 2e-2 within 20 steps, as those of one process do when a weight moves by one rounding.
+    "FCN on small images": ("fcn-segmentation", {"dropout": 0.0}),
 }
 LARGER_IMAGES = ("resnet-small", "deep-opteq-segmentation", "fcn-segmentation")
 """Their deepest batch norms would see four pixels of the last sample, and amplify rounding."""
@@ -74,13 +77,20 @@ NORMS: dict[str, nn.Module] = {
 
 
 def train_model(
-    name: str, options: dict[str, Any], processes: Processes, **changes: Any
+    name: str,
+    options: dict[str, Any],
+    processes: Processes,
+    *,
+    in_double: bool = False,
+    **changes: Any,
 ) -> dict[str, Any]:
     """The losses of 21 steps, the metrics and what the model has become."""
     torch.manual_seed(0)
     model = eq.create_model(name, in_channels=1, **options)
     data = load_digits().train.subset(torch.arange(SAMPLES))
-    if name in LARGER_IMAGES:
+    if in_double:
+        model, data = model.double(), replace(data, images=data.images.double())
+    elif name in LARGER_IMAGES:
         data = replace(data, images=data.images.repeat_interleave(2, 2).repeat_interleave(2, 3))
     task: Classification | Segmentation = Classification()
     if "segmentation" in name:
@@ -184,6 +194,8 @@ def work(place: Place, folder: Path) -> None:
         found["total"] = group.total(torch.tensor([group.rank, 5]))
         for family, (name, options) in FAMILIES.items():
             found[family] = train_model(name, options, group)
+        for family, (name, options) in IN_DOUBLE.items():
+            found[family] = train_model(name, options, group, in_double=True)
         for family, (name, options) in COUPLED.items():
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
@@ -201,10 +213,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *IN_DOUBLE])
 def test_two_processes_train_as_one_does(together: list[dict[str, Any]], family: str) -> None:
-    name, options = FAMILIES[family]
-    alone = train_model(name, options, ALONE)
+    name, options = {**FAMILIES, **IN_DOUBLE}[family]
+    alone = train_model(name, options, ALONE, in_double=family in IN_DOUBLE)
     first, second = (found[family] for found in together)
     assert len(first["losses"]) == 21
     assert second["losses"] == []  # only the first one reports
