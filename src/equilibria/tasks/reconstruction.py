@@ -35,8 +35,8 @@ class Reconstruction:
     iterations: int = 12
     evaluation_iterations: int = 40
     ridge: float = 0.01
-    sweeps: int = 2
-    engine: str = "anderson"
+    sweeps: int = 3
+    engine: str = "secant"
     step_size: float | None = None
     tolerance: float = 1e-3
     check_tolerance: float = 1e-3
