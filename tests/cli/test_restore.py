@@ -204,3 +204,42 @@ def test_what_makes_no_sense_is_refused(
     result = invoke("restore", generator, digits[0], *given, "--output", tmp_path / "out")
     assert result.exit_code == 2, result.output
     assert said in " ".join(result.output.split())
+
+
+def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path) -> None:
+    result = invoke("restore", restorer, "--test", 50, "--output", tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert (found["images"], found["data"], found["share_converged"]) == (50, "digits", None)
+    assert 10 < found["measured_psnr"] < 13  # noise of 0.3, cut off at black and white
+    assert found["model_psnr"] == found["restored_psnr"] > found["measured_psnr"]
+    sheet = np.asarray(Image.open(found["sheet"]))
+    assert sheet.shape[1] > 4 * sheet.shape[0]  # sixteen images in three rows
+    again = invoke("restore", restorer, "--test", 50, "--output", tmp_path)
+    assert again.exit_code == 0, again.output
+    assert f"{found['model_psnr']:.2f}" in again.output
+    assert "converged" not in again.output.lower()
+
+
+def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path: Path) -> None:
+    options = ["--task", "inpaint", "--iterations", 5, "--output", tmp_path]
+    result = invoke("restore", generator, "--test", 9, *options, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["restored_psnr"] > found["model_psnr"]
+    assert 0 <= found["share_converged"] <= 1
+    assert 1 <= found["mean_iterations"] <= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name image files or folders to restore, or --test"),
+        (["digit.png", "--test", "3"], "one of both"),
+        (["--test", "3", "--damaged"], "test images are undamaged"),
+    ],
+)
+def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], message: str) -> None:
+    result = invoke("restore", restorer, *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

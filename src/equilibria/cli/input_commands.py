@@ -108,13 +108,20 @@ RESTORE_EXAMPLES = (
     "[bold]Examples[/bold]\n\nequilibria restore runs/generator digit.png --task inpaint\n\n"
     "equilibria restore runs/generator digits --task denoise --noise 0.4 --stop-at-noise\n\n"
     "equilibria restore runs/generator old.png --task inpaint --damaged --mask scratches.png\n\n"
-    "equilibria restore runs/denoiser digit.png --json"
+    "equilibria restore runs/denoiser digit.png --json\n\n"
+    "equilibria restore runs/generator --test 200 --task denoise --noise 0.2"
 )
 
 
 def restore_command(
     run: Annotated[Path, typer.Argument(help="Run of a generator, autoencoder or restorer.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files, or folders of them.")
+    ] = None,
+    test: Annotated[
+        int | None,
+        typer.Option(min=1, help="Restore this many of the run's own test images instead."),
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(help="inpaint, denoise, deblur or superres; what the run learned if not set."),
@@ -159,9 +166,10 @@ def restore_command(
     run_restoration(
         RestorationRequest(
             folder=run,
-            images=images,
+            images=images or [],
             task=task,
             output=output,
+            test=test,
             options={name: value for name, value in damage.items() if value is not None},
             search={name: value for name, value in search.items() if value is not None},
             stop_at_noise=stop_at_noise,

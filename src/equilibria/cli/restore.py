@@ -6,12 +6,13 @@ import json
 from dataclasses import asdict
 from typing import Literal
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equilibria.cli.console import fail
+from equilibria.cli.console import fail, print_table
 from equilibria.cli.predict import WIDTH_OF_A_FILE, find_images
 from equilibria.cli.restore_files import (
     RestorationRequest,
@@ -19,14 +20,17 @@ from equilibria.cli.restore_files import (
     chosen_damage,
     restored_files,
 )
-from equilibria.training import choose_device, trained
+from equilibria.cli.restore_test_images import restored_test_images
+from equilibria.inverse import Corruption
+from equilibria.training import Experiment, choose_device, trained
 
 
 def run_restoration(request: RestorationRequest) -> None:
-    """Restore image files, or all images in folders; pictures go to `output`."""
+    """Restore image files, all images in folders, or test images; pictures go to `output`."""
     try:
+        _check(request)
         device = choose_device(request.device_name)
-        files = find_images(request.images)
+        files = find_images(request.images) if request.images else []
         weights: Literal["last", "best"] = "best" if request.best else "last"
         experiment = trained(request.folder, device=device, weights=weights)
         if experiment.normalise is not None:
@@ -35,6 +39,9 @@ def run_restoration(request: RestorationRequest) -> None:
                 "train with data.normalise: false"
             )
         damage = chosen_damage(request, experiment)
+        if request.test is not None:
+            _tell_of_test_images(request, experiment, damage, device)
+            return
         results = list(restored_files(request, experiment, damage, files, device))
     except (OSError, TypeError, ValueError) as error:
         fail(str(error))
@@ -51,6 +58,28 @@ def run_restoration(request: RestorationRequest) -> None:
         worst = next((r for r in results if r.status not in ("converged", "")), None)
         if worst is not None:
             console.print(f"{escape(worst.file)}: {worst.message}", soft_wrap=True)
+
+
+def _check(request: RestorationRequest) -> None:
+    if (request.test is None) == (not request.images):
+        raise ValueError(
+            "name image files or folders to restore, or --test N for N of the run's own test "
+            "images, one of both"
+        )
+    if request.test is not None and (request.damaged or request.mask is not None):
+        raise ValueError("--damaged and --mask are for image files: test images are undamaged")
+
+
+def _tell_of_test_images(
+    request: RestorationRequest, experiment: Experiment, damage: Corruption, device: torch.device
+) -> None:
+    found = restored_test_images(request, experiment, damage, device)
+    if request.as_json:
+        print(json.dumps(asdict(found), indent=2, allow_nan=False))
+        return
+    console = Console(highlight=False)
+    print_table(console, f"{found.images} test images of {found.data}, {damage}", found.rows())
+    console.print(f"Drawn: {found.sheet}", soft_wrap=True)
 
 
 def _table(results: list[RestoredImage]) -> Table:

@@ -41,6 +41,7 @@ LEAST_SIDE = 160
 class RestorationRequest:
     """What the command line asks for; None is what was left out.
 
+    test: restore this many of the run's own test images instead of files.
     damaged: the images are measurements already; there is no original to compare with.
     mask: an image whose bright pixels are hidden, for inpainting.
     search: options of `restore`: iterations, ridge, starts, engine, …
@@ -50,6 +51,7 @@ class RestorationRequest:
     images: list[Path]
     task: str | None
     output: Path
+    test: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
     stop_at_noise: bool = False
@@ -85,14 +87,25 @@ class RestoredImage:
 
 
 @dataclass(frozen=True)
-class _Restored:
-    """A batch."""
+class _Answer:
+    """What the model makes of a batch of measurements."""
 
     images: Tensor
     status: Sequence[str]
     residual: Sequence[float | None]
     iterations: Sequence[int | None]
     messages: Sequence[str]
+
+
+@dataclass(frozen=True)
+class RestoredBatch:
+    """A batch of measurements, restored."""
+
+    answer: _Answer
+    images: Tensor
+    """The model's, with what was seen put back where it was seen without noise."""
+    picture: Tensor | None
+    """What was measured, as far as that is a picture."""
 
 
 def chosen_damage(request: RestorationRequest, experiment: Experiment) -> Corruption:
@@ -129,11 +142,8 @@ def restored_files(
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
         originals, seen = _measure(request, experiment, damage, some, chance, device)
-        found = _restore(request, experiment, seen)
-        images = found.images
-        if isinstance(seen.measurement, Mask) and not seen.noise:
-            images = seen.measurement.fill(seen.measured, images)
-        picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
+        batch = restored_batch(request, experiment, seen)
+        found, images, picture = batch.answer, batch.images, batch.picture
         count = entries(seen.measured, seen.measurement)
         left = (misfit(found.images, seen.measured, seen.measurement) / count).sqrt()
         for row, file in enumerate(some):
@@ -158,6 +168,18 @@ def restored_files(
                 iterations=found.iterations[row],
                 message=found.messages[row],
             )
+
+
+def restored_batch(
+    request: RestorationRequest, experiment: Experiment, seen: Corrupted
+) -> RestoredBatch:
+    """Restore what was seen of a batch of images."""
+    found = _restore(request, experiment, seen)
+    images = found.images
+    if isinstance(seen.measurement, Mask) and not seen.noise:
+        images = seen.measurement.fill(seen.measured, images)
+    picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
+    return RestoredBatch(found, images, picture)
 
 
 def drawn_names(files: list[Path], output: Path) -> list[tuple[Path, Path]]:
@@ -209,7 +231,7 @@ def _measure(
     return None, Corrupted(measured, seen.measurement, seen.noise)
 
 
-def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupted) -> _Restored:
+def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupted) -> _Answer:
     model, task = experiment.model, experiment.task
     if isinstance(task, ImageRestoration) and not is_generator(model):
         return _answered(model, seen, request)
@@ -225,7 +247,7 @@ def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupte
         generator_of(model), seen.measured, seen.measurement, seed=request.seed, **search
     )
     names = [Status(int(s)).name.lower().replace("_", " ") for s in found.status]
-    return _Restored(
+    return _Answer(
         images=found.images,
         status=names,
         residual=[float(value) for value in found.residual],
@@ -234,7 +256,7 @@ def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupte
     )
 
 
-def _answered(model: nn.Module, seen: Corrupted, request: RestorationRequest) -> _Restored:
+def _answered(model: nn.Module, seen: Corrupted, request: RestorationRequest) -> _Answer:
     """By a model that restores without a search."""
     if request.search or request.stop_at_noise:
         raise ValueError(
@@ -245,8 +267,8 @@ def _answered(model: nn.Module, seen: Corrupted, request: RestorationRequest) ->
     solution = getattr(model, "last_solution", None)
     if solution is None:
         nothing = [None] * len(images)
-        return _Restored(images, [""] * len(images), nothing, nothing, [""] * len(images))
-    return _Restored(
+        return _Answer(images, [""] * len(images), nothing, nothing, [""] * len(images))
+    return _Answer(
         images=images,
         status=[Status(int(s)).name.lower().replace("_", " ") for s in solution.status],
         residual=[float(value) for value in solution.residual],
