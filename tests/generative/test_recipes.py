@@ -13,6 +13,7 @@ SMALL = ("data.options.train_samples=10", "data.options.test_samples=4", "thread
 RECIPES = {
     "mnist-generator": ("task.options.evaluation_iterations=2",),
     "cifar10-generator": ("task.options.evaluation_iterations=2",),
+    "cifar10-vae": (),
     "mnist-vae": (),
     "mnist-rae": (),
     "mnist-ae": (),

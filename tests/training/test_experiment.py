@@ -130,6 +130,13 @@ def test_what_does_not_fit_is_an_error() -> None:
         Experiment.of(segmentation(augmentation=["flp"]))
 
 
+def test_a_search_from_zero_takes_no_warm_start() -> None:
+    data = {"model": {"name": "opteq-decoder"}, "data": {"name": "digits"}}
+    data |= {"training": {"epochs": 1, "warm_start": True}, "task": {"name": "generator"}}
+    with pytest.raises(ValueError, match="warm_start has nothing to start"):
+        Experiment.of(recipe_from_data(data))
+
+
 def test_the_best_weights_need_a_validation_part(tmp_path: Path) -> None:
     recipe = load_recipe("digits-opteq", ["training.epochs=1", "data.options.train_samples=64"])
     run = RunFolder.create(tmp_path, recipe.as_data())

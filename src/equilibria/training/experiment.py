@@ -30,7 +30,14 @@ from equilibria.data import (
     stratified_split,
 )
 from equilibria.models import create_model, model_options
-from equilibria.tasks import Classification, Result, Segmentation, Task, create_task
+from equilibria.tasks import (
+    Classification,
+    Reconstruction,
+    Result,
+    Segmentation,
+    Task,
+    create_task,
+)
 from equilibria.training.checkpoint import Checkpoints, load_weights
 from equilibria.training.loop import train
 from equilibria.training.metrics import EpochMetrics, StepProgress
@@ -148,7 +155,13 @@ class Experiment:
 
 def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
     if recipe.task.name is not None:
-        return create_task(recipe.task.name, **recipe.task.options)
+        task = create_task(recipe.task.name, **recipe.task.options)
+        if recipe.training.warm_start and isinstance(task, Reconstruction):
+            raise ValueError(
+                "training.warm_start has nothing to start: the task searches every latent from "
+                "zero, and the equilibrium with it; turn it off"
+            )
+        return task
     smoothing = recipe.task.label_smoothing
     if data.kind == "classification":
         return Classification(label_smoothing=smoothing)
