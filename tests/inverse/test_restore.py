@@ -46,7 +46,7 @@ def test_an_image_of_the_generator_is_found_from_part_of_it(corruption: Corrupti
     assert float((found.images - clean).abs().max()) < 1e-2
     true = misfit(generator(found.latents), seen.measured, seen.measurement).detach()
     torch.testing.assert_close(found.misfit, true, rtol=1e-4, atol=1e-8)
-    assert "of 3 images converged (anderson)" in found.summary()
+    assert "of 3 images converged (secant)" in found.summary()
     assert len(found.messages) == 3
 
 

@@ -148,7 +148,7 @@ def restore_command(
     ridge: Annotated[
         float | None, typer.Option(min=0, help="Weight of the latent's squared norm.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Of the search: anderson, adam, …")] = None,
+    engine: Annotated[str | None, typer.Option(help="Of the search: secant, adam, …")] = None,
     stop_at_noise: Annotated[
         bool, typer.Option("--stop-at-noise", help="End where noise explains what is left.")
     ] = False,

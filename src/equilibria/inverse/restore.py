@@ -53,7 +53,7 @@ class Restoration:
 class LatentSearch:
     """How the latents of images are searched for.
 
-    engine: of `optimize_input`; "auto" is "anderson" for equilibria and Adam for explicit networks.
+    engine: of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit networks.
     ridge: ridge·‖x‖² is added to the misfit. Where latents are N(0, I), as a VAE's, the variance of
         the noise makes the result the most probable latent.
     noise: the standard deviation of the noise in the measurements. The search then ends once the
@@ -64,7 +64,7 @@ class LatentSearch:
     iterations: int = 100
     ridge: float = 0.0
     noise: float = 0.0
-    sweeps: int = 4
+    sweeps: int = 3
     step_size: float | None = None
     tolerance: float = 1e-3
 
@@ -88,7 +88,7 @@ class LatentSearch:
             self.loss(measured, measurement),
             start,
             penalty=self._penalty if self.ridge else None,
-            engine=(ADAM if explicit else "anderson") if self.engine == "auto" else self.engine,
+            engine=(ADAM if explicit else "secant") if self.engine == "auto" else self.engine,
             iterations=self.iterations,
             sweeps=self.sweeps,
             step_size=self.step_size,
@@ -100,7 +100,7 @@ class LatentSearch:
         """The name of the engine that runs on this generator."""
         if self.engine != "auto":
             return self.engine if isinstance(self.engine, str) else "own"
-        return "adam" if isinstance(generator, ExplicitGenerator) else "anderson"
+        return "adam" if isinstance(generator, ExplicitGenerator) else "secant"
 
     def loss(self, measured: Tensor, measurement: Measurement) -> Callable[[Tensor], Tensor]:
         """‖ŷ − A·‖² of each image, less what noise explains."""

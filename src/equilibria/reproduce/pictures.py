@@ -46,6 +46,7 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     """The true loss over processor time and over iterations, engine by engine (3 and 4)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     task = experiment.task
     ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
@@ -66,9 +67,12 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
         right.plot(BUDGETS, losses, marker="o", markersize=3)
     left.set(xlabel="ms of processor time an image", ylabel="true loss", xscale="log", yscale="log")
     right.set(xlabel="iterations", xscale="log")
+    right.set_xticks(BUDGETS, [str(count) for count in BUDGETS])
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         axes.grid(alpha=0.3)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()

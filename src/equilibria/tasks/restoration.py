@@ -46,6 +46,8 @@ class ImageRestoration:
     corruption: "inpaint", "denoise", "deblur" or "superres", or one of them with its options, as in
         {"denoise": {"noise": 0.4}}.
     engine, iterations, sweeps, ridge, step_size, tolerance: of the inner problem (`LatentSearch`).
+        A decoder that is trained through it learns faster with "anderson" than with "secant", even
+        though the latter comes closer to the optimal latents.
     stop_at_noise: end the inner problem where noise explains the misfit.
     outer: "detached" takes the optimal latent as a constant, as the paper does; "implicit"
         differentiates it too, which needs an inner problem that converges (a ridge helps).
@@ -53,7 +55,7 @@ class ImageRestoration:
     """
 
     corruption: str | Mapping[str, Mapping[str, Any]] = "denoise"
-    engine: str = "auto"
+    engine: str = "anderson"
     iterations: int = 40
     evaluation_iterations: int = 100
     sweeps: int = 4
