@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,18 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperTable]:
     register_table(made)
     yield made
     del table._tables[made.id]
+
+
+def test_the_plot_shows_the_column_that_is_named(drawn: PaperTable) -> None:
+    two = replace(
+        drawn,
+        columns=(*drawn.columns, Column(title="Top 5", measure="top5_accuracy")),
+        plotted="Top 5",
+    )
+    assert drawn.plotted_column().title == "Acc."
+    assert two.plotted_column().title == "Top 5"
+    with pytest.raises(ValueError, match="no column 'Top 7' to plot"):
+        register_table(replace(two, plotted="Top 7"), replace=True)
 
 
 def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def picture(made: Plan, found: Findings) -> bytes:
     from matplotlib.figure import Figure
 
     table = made.table
-    column = next(c for c in table.columns if c.measure is not None)
+    column = table.plotted_column()
     assert column.measure is not None
     measure = MEASURES[column.measure]
     figure = Figure(figsize=(9.5, 0.32 * len(table.rows) + 1.5), layout="constrained")

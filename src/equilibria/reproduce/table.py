@@ -50,6 +50,7 @@ class PaperTable:
     """A table that can be reproduced.
 
     extras: measures beyond those of an evaluation: "efficiency", "features" and others.
+    plotted: the title of the column that the plot shows; "": the first one that is measured.
     pictures: what is drawn of every row's run with the first seed.
     figures: the ids of the paper's figures that these pictures stand for.
     full_remarks: what the paper leaves open and was chosen here.
@@ -62,6 +63,7 @@ class PaperTable:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     extras: tuple[str, ...] = ()
+    plotted: str = ""
     pictures: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     seeds: int = 3
@@ -70,6 +72,10 @@ class PaperTable:
 
     def remarks(self, setting: Setting) -> tuple[str, ...]:
         return self.full_remarks if setting == "full" else self.quick_remarks
+
+    def plotted_column(self) -> Column:
+        measured = [column for column in self.columns if column.measure is not None]
+        return next((c for c in measured if c.title == self.plotted), measured[0])
 
     def data_sets(self, setting: Setting) -> list[str]:
         """The names of the data sets that the rows need."""
@@ -85,6 +91,8 @@ def register_table(table: PaperTable, *, replace: bool = False) -> None:
     if table.id in _tables and not replace:
         raise ValueError(f"there is a table {table.id!r} already")
     titles = {column.title for column in table.columns}
+    if table.plotted and table.plotted not in titles:
+        raise ValueError(f"{table.id}: no column {table.plotted!r} to plot")
     for row in table.rows:
         unknown = {*row.paper, *row.measures} - titles
         if unknown:

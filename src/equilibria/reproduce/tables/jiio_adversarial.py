@@ -186,6 +186,7 @@ register_table(
             ),
         ),
         extras=("robustness",),
+        plotted="PGD",
         full_remarks=FULL_REMARKS,
         quick_remarks=(*QUICK_REMARKS, TRAINING_REMARK),
     )
@@ -208,6 +209,7 @@ register_table(
             )
         ),
         extras=("robustness",),
+        plotted="PGD",
         full_remarks=FULL_REMARKS,
         quick_remarks=(*QUICK_REMARKS, TRAINING_REMARK),
     )
