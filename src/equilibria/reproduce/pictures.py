@@ -46,7 +46,7 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     """The true loss over processor time and over iterations, engine by engine (3 and 4)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     task = experiment.task
     ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
@@ -56,6 +56,8 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
+    # The first search of all pays for what torch sets up once.
+    find_latents(decoder, images, ridge=ridge, engine=ENGINES[0], iterations=BUDGETS[0])
     for engine in ENGINES:
         times, losses = [], []
         for iterations in BUDGETS:
@@ -67,12 +69,15 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
         right.plot(BUDGETS, losses, marker="o", markersize=3)
     left.set(xlabel="ms of processor time an image", ylabel="true loss", xscale="log", yscale="log")
     right.set(xlabel="iterations", xscale="log")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     right.set_xticks(BUDGETS, [str(count) for count in BUDGETS])
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()
