@@ -229,6 +229,9 @@ def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path:
     assert found["restored_psnr"] > found["model_psnr"]
     assert 0 <= found["share_converged"] <= 1
     assert 1 <= found["mean_iterations"] <= 5
+    assert (found["share_converged"] == 1) == (found["message"] == "")
+    printed = invoke("restore", generator, "--test", 9, *options)
+    assert found["message"] in " ".join(printed.output.split())
 
 
 @pytest.mark.parametrize(

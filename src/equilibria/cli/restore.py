@@ -79,6 +79,8 @@ def _tell_of_test_images(
         return
     console = Console(highlight=False)
     print_table(console, f"{found.images} test images of {found.data}, {damage}", found.rows())
+    if found.message:
+        console.print(f"The first that did not converge: {found.message}", soft_wrap=True)
     console.print(f"Drawn: {found.sheet}", soft_wrap=True)
 
 

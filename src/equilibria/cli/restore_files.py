@@ -87,7 +87,7 @@ class RestoredImage:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class Answer:
     """What the model makes of a batch of measurements."""
 
     images: Tensor
@@ -101,7 +101,7 @@ class _Answer:
 class RestoredBatch:
     """A batch of measurements, restored."""
 
-    answer: _Answer
+    answer: Answer
     images: Tensor
     """The model's, with what was seen put back where it was seen without noise."""
     picture: Tensor | None
@@ -231,7 +231,7 @@ def _measure(
     return None, Corrupted(measured, seen.measurement, seen.noise)
 
 
-def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupted) -> _Answer:
+def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupted) -> Answer:
     model, task = experiment.model, experiment.task
     if isinstance(task, ImageRestoration) and not is_generator(model):
         return _answered(model, seen, request)
@@ -247,7 +247,7 @@ def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupte
         generator_of(model), seen.measured, seen.measurement, seed=request.seed, **search
     )
     names = [Status(int(s)).name.lower().replace("_", " ") for s in found.status]
-    return _Answer(
+    return Answer(
         images=found.images,
         status=names,
         residual=[float(value) for value in found.residual],
@@ -256,7 +256,7 @@ def _restore(request: RestorationRequest, experiment: Experiment, seen: Corrupte
     )
 
 
-def _answered(model: nn.Module, seen: Corrupted, request: RestorationRequest) -> _Answer:
+def _answered(model: nn.Module, seen: Corrupted, request: RestorationRequest) -> Answer:
     """By a model that restores without a search."""
     if request.search or request.stop_at_noise:
         raise ValueError(
@@ -267,8 +267,8 @@ def _answered(model: nn.Module, seen: Corrupted, request: RestorationRequest) ->
     solution = getattr(model, "last_solution", None)
     if solution is None:
         nothing = [None] * len(images)
-        return _Answer(images, [""] * len(images), nothing, nothing, [""] * len(images))
-    return _Answer(
+        return Answer(images, [""] * len(images), nothing, nothing, [""] * len(images))
+    return Answer(
         images=images,
         status=[Status(int(s)).name.lower().replace("_", " ") for s in solution.status],
         residual=[float(value) for value in solution.residual],

@@ -39,6 +39,8 @@ class RestoredTestImages:
     share_converged: float | None
     """None where nothing was solved."""
     mean_iterations: float | None
+    message: str
+    """On the first image whose solve did not converge, with the remedy; "" where all did."""
     sheet: str
     """Rows of originals, measurements and restored images."""
 
@@ -79,7 +81,13 @@ def restored_test_images(
     pictures = [batch.picture for batch in batches if batch.picture is not None]
     picture = torch.cat(pictures) if pictures else None
     iterations = [n for batch in batches for n in batch.answer.iterations if n is not None]
-    status = [s for batch in batches for s in batch.answer.status if s]
+    solves = [
+        pair
+        for batch in batches
+        for pair in zip(batch.answer.status, batch.answer.messages, strict=True)
+        if pair[0]
+    ]
+    unfinished = [message for status, message in solves if status != "converged"]
     return RestoredTestImages(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
@@ -88,8 +96,9 @@ def restored_test_images(
         measured_psnr=None if picture is None else _median_psnr(picture, originals),
         model_psnr=_median_psnr(drawn, originals),
         restored_psnr=_median_psnr(restored, originals),
-        share_converged=status.count("converged") / len(status) if status else None,
+        share_converged=1 - len(unfinished) / len(solves) if solves else None,
         mean_iterations=sum(iterations) / len(iterations) if iterations else None,
+        message=unfinished[0] if unfinished else "",
         sheet=str(_draw(request.output, [originals, picture, restored])),
     )
 

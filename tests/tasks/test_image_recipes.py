@@ -1,4 +1,4 @@
-"""The recipes of generators fit the images of their data sets."""
+"""The recipes of generators, autoencoders and restorers fit the images of their data sets."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ RECIPES = {
     "mnist-rae": (),
     "mnist-ae": (),
     "mnist-mdeq-vae": (),
+    "mnist-restore-ae-denoise": (),
+    "mnist-restore-ae-inpaint": (),
+    "mnist-restore-mdeq-ae-denoise": (),
+    "mnist-restore-deq-denoise": (),
+    "mnist-restore-jiio-denoise": ("task.options.evaluation_iterations=2",),
+    "mnist-restore-jiio-inpaint": ("task.options.evaluation_iterations=2",),
+    "cifar10-restore-dncnn-denoise": (),
+    "cifar10-restore-deq-denoise": (),
+    "cifar10-restore-ae-inpaint": ("data.validation=0",),
 }
 
 
