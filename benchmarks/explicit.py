@@ -41,12 +41,12 @@ def residual_network(parameters: int) -> ResNet:
 
 
 def training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -60,7 +60,7 @@ def stages(model: EquilibriumClassifier, images: Tensor, labels: Tensor) -> dict
         times[name] = cpu_seconds(lambda: result.append(run()))
         return result[0]
 
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     layer = model.layer
     features = timed("stem", lambda: model.stem(images))
     assert isinstance(features, Tensor)
@@ -69,13 +69,13 @@ def stages(model: EquilibriumClassifier, images: Tensor, labels: Tensor) -> dict
     loss = timed("whole forward pass", lambda: F.cross_entropy(model(images), labels))
     assert isinstance(loss, Tensor)
     timed("backward pass", loss.backward)
-    timed("optimiser", optimiser.step)
+    timed("optimizer", optimizer.step)
     inject = times["inject (Ux + b, norms of W, scales)"]
     times["solve"] = times.pop("inject and solve") - inject
     whole = times.pop("whole forward pass")
     times["step in the graph, head, loss"] = whole - times["stem"] - inject - times["solve"]
     order = ["stem", "inject (Ux + b, norms of W, scales)", "solve"]
-    order += ["step in the graph, head, loss", "backward pass", "optimiser"]
+    order += ["step in the graph, head, loss", "backward pass", "optimizer"]
     return {name: times[name] for name in order}
 
 
@@ -105,9 +105,9 @@ def _compare(
     repeats: int,
 ) -> None:
     models = {}
-    for rule, adjoint in RULES.items():
+    for rule, gradient in RULES.items():
         torch.manual_seed(0)
-        models[rule] = mopteq(adjoint=adjoint, tolerance=TOLERANCE, **options)  # type: ignore[arg-type]
+        models[rule] = mopteq(gradient=gradient, tolerance=TOLERANCE, **options)  # type: ignore[arg-type]
     baseline = residual_network(parameter_count(models["one step"]))
     contestants = {rule: training_step(model, images, labels) for rule, model in models.items()}
     contestants["ResNet"] = training_step(baseline, images, labels)

@@ -1,10 +1,10 @@
-"""Input optimisation: the time to equal true loss, against solving at every step.
+"""Input optimization: the time to equal true loss, against solving at every step.
 
     python -m benchmarks.joint [--quick] [--cache FOLDER] [--json FILE]
     python -m benchmarks.joint --figure FILE.png
 
 Four problems on MNIST: an L2 attack (ε = 1) on an MDEQ and an OptEq classifier, the latents of an
-MDEQ and an OptEq decoder. The baselines are 20 normalised projected gradient steps, or 40 of Adam,
+MDEQ and an OptEq decoder. The baselines are 20 normalized projected gradient steps, or 40 of Adam,
 with the best step size of a grid; each step solves for z and μ, from nothing to 1e-3 (cold), from
 the last ones to 1e-2 (warm), or with the paper's 18 evaluations of Broyden's method. Every joint
 engine gets growing budgets of iterations until it reaches the mean true loss of the better of cold
@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.joint_models import MODELS
 from benchmarks.joint_problems import JointProblem, Method, Setting, peak_memory
 from benchmarks.timing import interleaved_medians
-from equilibria.joint import InputResult
+from equilibria.inputs.joint import InputResult
 from equilibria.solvers import Broyden
 
 BUDGETS = (4, 6, 8, 9, 10, 11, 12, 13, 14, 17, 20, 24, 28, 34, 40, 56, 80)

@@ -1,4 +1,4 @@
-"""The models whose inputs are optimised: classifiers and decoders of MNIST, trained in minutes.
+"""The models whose inputs are optimized: classifiers and decoders of MNIST, trained in minutes.
 
 All norms are group norms, so that no sample sees another. A trained model is kept in the cache
 folder, if there is one, and loaded from it the next time.
@@ -174,9 +174,9 @@ def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: 
     """Adam with a falling rate; a decoder learns behind an encoder, which is then forgotten."""
     front = encoder() if decoder else nn.Identity()
     parameters = [*model.parameters(), *front.parameters()]
-    optimiser = torch.optim.Adam(parameters, lr=LEARNING_RATE)
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, LEARNING_RATE, total_steps=steps, pct_start=0.1
+        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1
     )
     penalties: list[Tensor] = []
     if isinstance(model.layer.cell, MDEQCell):
@@ -197,10 +197,10 @@ def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: 
         for penalty in penalties:
             loss = loss + PENALTY * penalty
         penalties.clear()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT if decoder else 1.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     model.layer.on_equilibrium, model.layer.solver = None, precise
 

@@ -1,4 +1,4 @@
-"""The input optimisations that are timed: attacks on classifiers, latents of decoders."""
+"""The input optimizations that are timed: attacks on classifiers, latents of decoders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.joint_models import LATENT, Images, load_images, trained
 from benchmarks.peak import peak_mebibytes
-from equilibria.joint import Box, InputResult, L2Ball, optimize_input
+from equilibria.inputs.joint import Box, InputResult, L2Ball, optimize_input
 from equilibria.models import EquilibriumClassifier
 from equilibria.solvers import Solver
 
@@ -55,7 +55,7 @@ class Method:
 
 
 class JointProblem:
-    """minimise ℓ(model(x)) over x for a batch of test images."""
+    """minimize ℓ(model(x)) over x for a batch of test images."""
 
     def __init__(self, name: str, setting: Setting, images: Images | None = None) -> None:
         images = setting.load_images() if images is None else images
@@ -92,7 +92,7 @@ class JointProblem:
             constraint=self.constraint,
             engine=method.engine,
             engine_options=method.options,
-            normalise=self.attack,
+            normalize=self.attack,
             iterations=method.iterations,
             step_size=method.step_size,
             # Nobody stops early: a budget is a budget.

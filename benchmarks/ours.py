@@ -12,8 +12,8 @@ NAME = "Equilibria"
 
 
 def default_name(kind: str) -> str:
-    """What a layer takes for `kind`, "solver" or "adjoint", if asked to choose by itself."""
-    names = {"solver": eq.list_solvers, "adjoint": eq.list_adjoints}[kind]()
+    """What a layer takes for `kind`, "solver" or "gradient", if asked to choose by itself."""
+    names = {"solver": eq.list_solvers, "gradient": eq.list_gradients}[kind]()
     default = str(inspect.signature(eq.EquilibriumLayer).parameters[kind].default)
     return "auto" if "auto" in names else default
 
@@ -25,10 +25,10 @@ def solver_label(layer: eq.EquilibriumLayer, name: str | None = None) -> str:
     return f"{name} → {used}" if name == "auto" and used else name
 
 
-def adjoint_label(layer: eq.EquilibriumLayer) -> str:
+def gradient_label(layer: eq.EquilibriumLayer) -> str:
     """The gradient rule's name, and behind an arrow the method of the last backward solve."""
     used = getattr(layer.last_backward, "method", "")
-    return f"{default_name('adjoint')} → {used}" if used else default_name("adjoint")
+    return f"{default_name('gradient')} → {used}" if used else default_name("gradient")
 
 
 def layer(
@@ -47,8 +47,8 @@ def layer(
             tolerance=tolerance,
             max_iterations=options.pop("max_iterations", MAX_ITERATIONS),
         ),
-        adjoint=eq.get_adjoint(
-            default_name("adjoint"),
+        gradient=eq.get_gradient(
+            default_name("gradient"),
             tolerance=backward_tolerance,
             max_iterations=MAX_ITERATIONS,
         ),

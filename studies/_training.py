@@ -91,7 +91,7 @@ def set_solves(model: nn.Module, tolerance: float) -> None:
     for layer in model.modules():
         if isinstance(layer, eq.EquilibriumLayer):
             layer.solver = replace(layer.solver, tolerance=tolerance)
-            layer.adjoint = GRADIENT_RULE
+            layer.gradient = GRADIENT_RULE
 
 
 class Display:

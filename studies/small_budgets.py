@@ -24,9 +24,9 @@ from rich.console import Console
 
 from equilibria.models import model_outline, parameter_count
 from equilibria.models.sizing import nearest_width
-from equilibria.reproduce import Job, make_job, provenance
-from equilibria.reproduce.measures import deviation
-from equilibria.reproduce.workers import run_jobs
+from equilibria.papers import Job, make_job, provenance
+from equilibria.papers.measures import deviation
+from equilibria.papers.workers import run_jobs
 from equilibria.training import write_atomically
 
 BUDGETS = (5_000, 20_000)
@@ -36,7 +36,7 @@ DATA: dict[str, Any] = {
     "name": "cifar10",
     "options": {"train_samples": 5000},
     "augmentation": [{"crop": {"padding": 4}}, "flip"],
-    "normalise": True,
+    "normalize": True,
 }
 TRAINING: dict[str, Any] = {
     "epochs": 12,

@@ -198,7 +198,7 @@ class Network(nn.Module):
         self.layer = eq.EquilibriumLayer(
             cell=DeepOptEqCell(self.units),
             solver=eq.Anderson(tolerance=1e-11, max_iterations=300),
-            adjoint=eq.Implicit(tolerance=1e-11),
+            gradient=eq.Implicit(tolerance=1e-11),
             strict=True,
         )
         self.readout = gaussian(1, m)
@@ -314,20 +314,20 @@ def figure(runs: Sequence[Run], path: Path) -> None:
     drawing = Figure(figsize=(11, 4.4), layout="constrained")
     FigureCanvasAgg(drawing)
     losses, distances = drawing.subplots(1, 2)
-    colours = ["#d9480f", "#9c6ade", "#2563eb", "#0f766e", "#57606a"]
+    colors = ["#d9480f", "#9c6ade", "#2563eb", "#0f766e", "#57606a"]
     for index, run in enumerate(runs):
-        colour = colours[index % len(colours)]
+        color = colors[index % len(colors)]
         times = range(len(run.losses))
         relative = [loss / run.losses[0] for loss in run.losses]
-        losses.plot(times, relative, color=colour, label=f"width {run.setting.width}")
+        losses.plot(times, relative, color=color, label=f"width {run.setting.width}")
         bounds = [run.bound**t for t in times]
-        losses.plot(times, bounds, color=colour, linestyle="--", linewidth=1)
+        losses.plot(times, bounds, color=color, linestyle="--", linewidth=1)
         every = run.setting.record_every
         recorded = [every * k for k in range(len(run.distances))]
         apart = [distance / run.distances[0] for distance in run.distances]
-        distances.plot(recorded, apart, color=colour)
+        distances.plot(recorded, apart, color=color)
         limits = [run.bound ** (t / 2) for t in recorded]
-        distances.plot(recorded, limits, color=colour, linestyle="--", linewidth=1)
+        distances.plot(recorded, limits, color=color, linestyle="--", linewidth=1)
     losses.plot([], [], color="black", linestyle="--", linewidth=1, label="Theorem 6")
     losses.set(yscale="log", ylim=(1e-16, 3), xlabel="step t")
     losses.set_ylabel(r"$\ell(\theta_t)\,/\,\ell(\theta_0)$")

@@ -19,12 +19,12 @@ QUICK_POINTS = {"batch": (4, 8), "channels": (8, 16), "size": (8, 16)}
 
 
 def measure(settings: Settings) -> Iterator[Duel]:
-    centre = QUICK_CENTRE if settings.quick else CENTRE
+    center = QUICK_CENTRE if settings.quick else CENTRE
     points = QUICK_POINTS if settings.quick else POINTS
     seen: set[tuple[int, ...]] = set()
     for axis, values in points.items():
         for value in values:
-            shape = {**centre, axis: value}
+            shape = {**center, axis: value}
             # The axes cross in one point: it is measured once.
             if tuple(shape.values()) in seen:
                 continue

@@ -92,7 +92,7 @@ class Task:
             return layer.last_solution.evaluations + layer.last_backward.evaluations
 
         return Candidate(
-            label=lambda: f"{ours.solver_label(layer)} + {ours.adjoint_label(layer)}",
+            label=lambda: f"{ours.solver_label(layer)} + {ours.gradient_label(layer)}",
             run=lambda: self.step(layer),
             error=self.error,
             evaluations=evaluations,

@@ -1,4 +1,4 @@
-"""Equilibria: networks whose output is the minimiser of an explicit hidden objective."""
+"""Equilibria: networks whose output is the minimizer of an explicit hidden objective."""
 
 from equilibria.activations import (
     Activation,
@@ -6,18 +6,6 @@ from equilibria.activations import (
     list_activations,
     register_activation,
 )
-from equilibria.adjoints import (
-    GradientRule,
-    Implicit,
-    OneStep,
-    Phantom,
-    Symmetry,
-    Unrolled,
-    get_adjoint,
-    list_adjoints,
-    register_adjoint,
-)
-from equilibria.attacks import AttackResult, InPixels, attack
 from equilibria.context import Context, State
 from equilibria.energies import (
     HSIC,
@@ -26,14 +14,14 @@ from equilibria.energies import (
     Branches,
     Decorrelation,
     Energy,
-    FeatureRegulariser,
+    FeatureRegularizer,
     GaussianKernel,
     HeritageDiversity,
     Incay,
     Input,
     PolynomialKernel,
     Quadratic,
-    Regulariser,
+    Regularizer,
     SigmoidKernel,
     energy_term,
 )
@@ -46,15 +34,20 @@ from equilibria.equilibrium import (
     random_iterate,
     spectral_radius,
 )
-from equilibria.inverse import (
-    Deblurring,
-    Denoising,
-    Inpainting,
-    Restoration,
-    SuperResolution,
-    restore,
+from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
+from equilibria.gradients import (
+    GradientRule,
+    Implicit,
+    OneStep,
+    Phantom,
+    Symmetry,
+    Unrolled,
+    get_gradient,
+    list_gradients,
+    register_gradient,
 )
-from equilibria.joint import (
+from equilibria.inputs.attacks import AttackResult, InPixels, attack
+from equilibria.inputs.joint import (
     Box,
     Constraint,
     Engine,
@@ -68,6 +61,14 @@ from equilibria.joint import (
     optimize_input,
     register_engine,
 )
+from equilibria.inputs.restoration import (
+    Deblurring,
+    Denoising,
+    Inpainting,
+    Restoration,
+    SuperResolution,
+    restore,
+)
 from equilibria.models import (
     EquilibriumClassifier,
     create_model,
@@ -79,7 +80,6 @@ from equilibria.models import (
     parameter_count,
     register_model,
 )
-from equilibria.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.operators import (
     AveragePool,
     Compose,
@@ -143,7 +143,7 @@ __all__ = [
     "Engine",
     "EquilibriumClassifier",
     "EquilibriumLayer",
-    "FeatureRegulariser",
+    "FeatureRegularizer",
     "GaussianKernel",
     "GradientRule",
     "HeritageDiversity",
@@ -164,7 +164,7 @@ __all__ = [
     "Picard",
     "PolynomialKernel",
     "Quadratic",
-    "Regulariser",
+    "Regularizer",
     "Restoration",
     "SeparableConv2d",
     "SigmoidKernel",
@@ -182,13 +182,13 @@ __all__ = [
     "describe_model",
     "energy_term",
     "get_activation",
-    "get_adjoint",
     "get_engine",
+    "get_gradient",
     "get_solver",
     "jacobian_penalty",
     "list_activations",
-    "list_adjoints",
     "list_engines",
+    "list_gradients",
     "list_models",
     "list_solvers",
     "model_card",
@@ -200,8 +200,8 @@ __all__ = [
     "parameter_count",
     "random_iterate",
     "register_activation",
-    "register_adjoint",
     "register_engine",
+    "register_gradient",
     "register_model",
     "register_solver",
     "restore",

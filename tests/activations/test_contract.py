@@ -99,7 +99,7 @@ class TestProximalOperator:
         )
 
     @pytest.mark.parametrize("a", [-7.3, -1.9, -0.4, -0.03, 0.0, 0.05, 0.6, 1.45, 2.2, 8.1])
-    def test_value_minimises_penalty_plus_distance(self, activation: Activation, a: float) -> None:
+    def test_value_minimizes_penalty_plus_distance(self, activation: Activation, a: float) -> None:
         """f(y) + ½(y − a)² grows from σ(a) by (y − σ(a))²/2L at least, S* being 1/L-convex."""
 
         def objective(y: Tensor) -> Tensor:

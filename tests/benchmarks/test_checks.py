@@ -59,7 +59,7 @@ def test_the_probe_reads_the_adjoint(problem: Problem) -> None:
 
     def equilibrium(of: eq.Cell) -> Tensor:
         solver = eq.Anderson(tolerance=1e-12, max_iterations=500)
-        return eq.EquilibriumLayer(cell=of, solver=solver, adjoint=eq.Implicit(tolerance=1e-12))(
+        return eq.EquilibriumLayer(cell=of, solver=solver, gradient=eq.Implicit(tolerance=1e-12))(
             x, start
         )
 
@@ -69,7 +69,7 @@ def test_the_probe_reads_the_adjoint(problem: Problem) -> None:
     assert checks.adjoint_residual(cell, x, state, 1.01 * adjoint, gradient) > 1e-4
     leaf = x.clone().requires_grad_()
     solver = eq.Anderson(tolerance=1e-12, max_iterations=500)
-    layer = eq.EquilibriumLayer(cell=cell, solver=solver, adjoint=eq.Implicit(tolerance=1e-12))
+    layer = eq.EquilibriumLayer(cell=cell, solver=solver, gradient=eq.Implicit(tolerance=1e-12))
     timed = torch.autograd.grad(layer(leaf, start), [leaf, *cell.parameters()], gradient)
     expected = checks.pulled_back(cell, x, state, adjoint)
     assert checks.gradient_error(timed, expected) < 1e-8

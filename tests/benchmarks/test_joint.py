@@ -1,4 +1,4 @@
-"""The benchmark of input optimisation: equal loss on both sides, and a table of ratios."""
+"""The benchmark of input optimization: equal loss on both sides, and a table of ratios."""
 
 from __future__ import annotations
 

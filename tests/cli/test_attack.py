@@ -48,17 +48,17 @@ def test_the_table(finished: Path) -> None:
         assert expected in result.output
 
 
-def test_a_run_that_normalises_is_attacked_in_pixels(
+def test_a_run_that_normalizes_is_attacked_in_pixels(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The budget is that of the pixels, and the model sees what it was trained on."""
     monkeypatch.setenv("EQUILIBRIA_DATA", str(real_data))
-    recipe = tmp_path / "normalised.yaml"
+    recipe = tmp_path / "normalized.yaml"
     recipe.write_text(
         "model:\n"
         "  name: opteq-small\n"
         "  options: {channels: 8, width: 8, stem_depth: 2, stem_strides: 2, pool: 4}\n"
-        "data: {name: mnist, options: {train_samples: 500, test_samples: 200}, normalise: true}\n"
+        "data: {name: mnist, options: {train_samples: 500, test_samples: 200}, normalize: true}\n"
         "training: {epochs: 3, batch_size: 32, learning_rate: 0.02, gradient: one_step}\n"
     )
     run = tmp_path / "run"

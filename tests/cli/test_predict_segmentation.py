@@ -163,7 +163,7 @@ def test_what_is_no_image_is_named(segmenter: Path, tmp_path: Path) -> None:
     assert "text.png is not an image" in " ".join(result.output.split())
 
 
-def test_grey_and_transparent_files_are_read_as_coloured_ones(
+def test_gray_and_transparent_files_are_read_as_colored_ones(
     segmenter: Path, tmp_path: Path
 ) -> None:
     for mode in ("L", "RGBA", "P"):

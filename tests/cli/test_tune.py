@@ -88,7 +88,7 @@ def test_same_seed_gives_the_same_gradients() -> None:
         )
         return {m["overrides"]: m["cosine"] for m in json.loads(result.stdout)["measurements"]}
 
-    present = "solver=eq.Auto(tolerance=0.0001), adjoint=eq.Implicit()"
+    present = "solver=eq.Auto(tolerance=0.0001), gradient=eq.Implicit()"
     assert cosines("0")[present] == cosines("0")[present] != cosines("1")[present]
 
 
@@ -127,7 +127,7 @@ def test_unfinished_run_is_one_line(run: Path) -> None:
     [
         ({"model": None}, "model: Input should be"),
         ({"data": {"name": "faces"}}, "data set 'faces'"),
-        ({"optimiser": "sgd"}, "unknown key 'optimiser'"),
+        ({"optimizer": "sgd"}, "unknown key 'optimizer'"),
         ({"model": {"name": "opteq-small", "options": {}}}, "does not fit 'opteq-small'"),
     ],
 )

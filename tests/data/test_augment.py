@@ -14,7 +14,7 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
-    Normalise,
+    Normalize,
     RandomCrop,
     RandomFlip,
     RandomShift,
@@ -89,7 +89,7 @@ def test_cutout_blackens_one_square_around_a_pixel_of_the_image() -> None:
     rows, columns = hidden.any(dim=2), hidden.any(dim=1)
     assert torch.equal(hidden, rows[:, :, None] & columns[:, None, :])
     for sides, length in ((rows, 8), (columns, 9)):
-        # A centre c covers [c − 2, c + 2), cut at the border.
+        # A center c covers [c − 2, c + 2), cut at the border.
         expected = {len(range(max(c - 2, 0), min(c + 2, length))) for c in range(length)}
         assert set(sides.sum(dim=1).tolist()) == expected
     assert torch.equal(Cutout(0)(images, chance()), images)
@@ -100,11 +100,11 @@ def test_noise_has_the_deviation_asked_for() -> None:
     assert abs(float(noise.std()) - 0.1) < 0.005
 
 
-def test_normalise_brings_each_channel_to_mean_zero_and_deviation_one() -> None:
+def test_normalize_brings_each_channel_to_mean_zero_and_deviation_one() -> None:
     images = torch.rand(10, 3, 8, 8, dtype=torch.float64)
     mean = tuple(images.mean(dim=(0, 2, 3)).tolist())
     std = tuple(images.std(dim=(0, 2, 3), correction=0).tolist())
-    normal = Normalise(mean, std)(images)
+    normal = Normalize(mean, std)(images)
     torch.testing.assert_close(normal.mean(dim=(0, 2, 3)), torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(
         normal.std(dim=(0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64)
@@ -175,8 +175,8 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="size"):
         Cutout(-1)
     with pytest.raises(ValueError, match="std must be positive"):
-        Normalise((0.5,), (0.0,))
+        Normalize((0.5,), (0.0,))
     with pytest.raises(ValueError, match="for each channel"):
-        Normalise((0.5, 0.5), (0.1,))
+        Normalize((0.5, 0.5), (0.1,))
     with pytest.raises(ValueError, match="3 channels"):
-        Normalise((0.5,), (0.1,))(torch.rand(1, 3, 2, 2))
+        Normalize((0.5,), (0.1,))(torch.rand(1, 3, 2, 2))

@@ -115,7 +115,7 @@ def test_what_cannot_be_downloaded_says_how_to_get_it(name: str, tmp_path: Path)
     with pytest.raises(DownloadError) as caught:
         download(name, tmp_path)
     assert card.address in str(caught.value)
-    assert card.licence in str(caught.value)
+    assert card.license in str(caught.value)
 
 
 def test_a_download_needs_a_folder() -> None:

@@ -52,7 +52,7 @@ def test_every_size_becomes_the_one_wanted(
     assert read_image(path, Framing.make(wanted)).shape == (3, *wanted)
 
 
-def test_the_centre_is_cut_out(tmp_path: Path) -> None:
+def test_the_center_is_cut_out(tmp_path: Path) -> None:
     """Scaled to a shorter side that it has already, an image keeps its pixels."""
     pixels = random_bytes(10, 16, 3)
     path = write_image(tmp_path / "image.png", pixels)
@@ -69,12 +69,12 @@ def test_the_shorter_side_is_scaled_as_pillow_does(tmp_path: Path) -> None:
     assert torch.equal(read_image(path, Framing.make(8, resize=10)), expected)
 
 
-def test_any_mode_becomes_colour_or_grey(tmp_path: Path) -> None:
+def test_any_mode_becomes_color_or_gray(tmp_path: Path) -> None:
     for mode in ("1", "L", "P", "RGBA", "CMYK"):
         path = tmp_path / f"{mode}.tif"
         Image.new(mode, (5, 4)).save(path)
         assert read_image(path, Framing()).shape == (3, 4, 5)
-        assert read_image(path, Framing(), is_grey=True).shape == (1, 4, 5)
+        assert read_image(path, Framing(), is_gray=True).shape == (1, 4, 5)
 
 
 def test_bad_framings_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_a_map_of_another_size_is_named(tmp_path: Path) -> None:
         segmented(tmp_path, Framing(), map_size=(8, 10)).fetch(torch.tensor([0]))
 
 
-def test_a_coloured_map_is_refused(tmp_path: Path) -> None:
+def test_a_colored_map_is_refused(tmp_path: Path) -> None:
     source = segmented(tmp_path, Framing())
     write_image(source.maps[0], random_bytes(8, 12, 3))
     with pytest.raises(DataFileError, match=r"map\.png: not a map of labels"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data.augment import Normalise
+from equilibria.data.augment import Normalize
 from equilibria.data.paired import (
     ImagesOnly,
     PairedAugmentation,
@@ -49,7 +49,7 @@ def test_pixels_that_are_only_moved_keep_their_labels_exactly(
 
 
 def test_scaled_pairs_stay_aligned_in_flat_areas() -> None:
-    """Away from the edges of blocks, where neighbours mix, the image still says its label."""
+    """Away from the edges of blocks, where neighbors mix, the image still says its label."""
     images, labels = RandomScaleCrop((40, 40), (0.7, 2.0))(*blocks(64), chance())
     told = (images[:, 0] * 10 - 1).round().long()
     windows = F.pad(labels.float()[:, None], (2, 2, 2, 2), value=-1)
@@ -132,7 +132,7 @@ def test_the_seed_decides_everything(
 
 def test_what_moves_nothing_leaves_labels_alone() -> None:
     images, labels = blocks()
-    changed, kept = ImagesOnly(Normalise((0.5,) * 3, (0.1,) * 3))(images, labels, chance())
+    changed, kept = ImagesOnly(Normalize((0.5,) * 3, (0.1,) * 3))(images, labels, chance())
     assert kept is labels
     torch.testing.assert_close(changed, (images - 0.5) / 0.1)
 

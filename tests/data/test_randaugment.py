@@ -104,7 +104,7 @@ def test_enhancements_are_pillows_up_to_its_rounding(
 
 
 def slowly_moved(image: Tensor, source: Callable[[float, float], tuple[float, float]]) -> Tensor:
-    """Pixel by pixel: the value at the source of its centre, black outside."""
+    """Pixel by pixel: the value at the source of its center, black outside."""
     moved = torch.zeros_like(image)
     height, width = image.shape[1:]
     for row in range(height):
@@ -212,7 +212,7 @@ def test_operations_follow_one_another() -> None:
     assert torch.equal(RandAugment(operations=0)(images, chance()), images)
 
 
-def test_grey_images_have_no_colour_to_change() -> None:
+def test_gray_images_have_no_color_to_change() -> None:
     images = torch.rand(6, 1, 8, 8)
     assert torch.equal(randaugment.color(images, torch.full((6,), 0.3)), images)
     assert RandAugment()(images, chance()).shape == images.shape
@@ -223,5 +223,5 @@ def test_bad_options_are_refused() -> None:
         RandAugment(operations=-1)
     with pytest.raises(ValueError, match="between 0 and 30"):
         RandAugment(magnitude=31)
-    with pytest.raises(ValueError, match="grey and RGB"):
+    with pytest.raises(ValueError, match="gray and RGB"):
         RandAugment()(torch.rand(1, 2, 4, 4), chance())

@@ -55,7 +55,7 @@ def test_names() -> None:
 def test_cards_say_everything(name: str) -> None:
     card = dataset_card(name)
     assert card.summary
-    assert card.licence
+    assert card.license
     assert card.obtain.endswith(".")
     assert card.address.startswith("http")
     assert (card.classes > 0) == (card.kind != "unlabelled")
@@ -77,14 +77,14 @@ def test_the_digits_need_no_folder() -> None:
     assert isinstance(found.train, Split)
     assert torch.equal(found.train.images, known.train.images)
     assert found.image_shape == (1, 8, 8)
-    assert (found.kind, found.num_classes, found.licence) == ("classification", 10, "CC BY 4.0")
+    assert (found.kind, found.num_classes, found.license) == ("classification", 10, "CC BY 4.0")
 
 
 def test_unknown_names_and_options() -> None:
     with pytest.raises(ValueError, match="unknown data set 'cifar-10'; did you mean 'cifar10'"):
         load_dataset("cifar-10")
-    with pytest.raises(TypeError, match=r"data set 'digits'.*colour"):
-        load_dataset("digits", colour=True)
+    with pytest.raises(TypeError, match=r"data set 'digits'.*color"):
+        load_dataset("digits", color=True)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "digits"])
@@ -149,7 +149,7 @@ def test_ones_own_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         split = Split(torch.zeros(samples, 1, 1, 1), torch.zeros(samples, dtype=torch.long))
         return DataSet(folder.name, split, split, ("only",))
 
-    card = DataSetCard("mine", folders=("some", "mine"), contents=("*.dat",), licence="mine alone")
+    card = DataSetCard("mine", folders=("some", "mine"), contents=("*.dat",), license="mine alone")
     register_dataset(card, load)
     with pytest.raises(ValueError, match="exists already"):
         register_dataset(card, load)
@@ -157,4 +157,4 @@ def test_ones_own_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.dat").touch()
     data = load_dataset("mine", tmp_path, samples=3)
-    assert (data.name, len(data.train), data.licence) == ("mine", 3, "mine alone")
+    assert (data.name, len(data.train), data.license) == ("mine", 3, "mine alone")

@@ -105,7 +105,7 @@ def test_pickled_cifar10(tmp_path: Path) -> None:
     assert torch.equal(data.train.images, torch.from_numpy(np.concatenate(pixels[:5])))
     assert torch.equal((everything(data.test)[0] * 255).byte(), torch.from_numpy(pixels[5]))
     assert data.class_names[0] == "airplane"
-    assert data.licence
+    assert data.license
 
 
 def test_binary_cifar10_is_the_same(tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def gaussian(
     return make
 
 
-def regularised(regulariser: eq.Regulariser) -> Callable[[], eq.Energy]:
+def regularized(regularizer: eq.Regularizer) -> Callable[[], eq.Energy]:
     def make() -> eq.Energy:
         W = recurrence(4, 3)
-        term = eq.FeatureRegulariser(W, regulariser, 0.02, step="gradient")
+        term = eq.FeatureRegularizer(W, regularizer, 0.02, step="gradient")
         return eq.Input(injection(2, 3)) + eq.Quadratic(W) + term
 
     return make
@@ -121,10 +121,10 @@ CASES: dict[str, Case] = {
         (2, 4, 4),
         lambda: Branches([gaussian(scale=s)() for s in (1, 2)]),
     ),
-    "l2": ((2, 4, 4), regularised(eq.L2())),
-    "incay": ((2, 4, 4), regularised(eq.Incay())),
-    "decorrelation": ((2, 4, 4), regularised(eq.Decorrelation())),
-    "hsic": ((2, 4, 4), regularised(eq.HSIC())),
+    "l2": ((2, 4, 4), regularized(eq.L2())),
+    "incay": ((2, 4, 4), regularized(eq.Incay())),
+    "decorrelation": ((2, 4, 4), regularized(eq.Decorrelation())),
+    "hsic": ((2, 4, 4), regularized(eq.HSIC())),
     "mopteq-without-both": ((2, 4, 4), mopteq((1, 2), diversity=0.0, heritage=False)),
 }
 
@@ -135,7 +135,7 @@ def layer_of(name: str, activation: str = "relu") -> tuple[eq.EquilibriumLayer, 
     layer = eq.EquilibriumLayer(
         cell=Concatenating(make(), activation),
         solver=eq.Anderson(tolerance=1e-13, max_iterations=2000),
-        adjoint=eq.Implicit(tolerance=1e-13),
+        gradient=eq.Implicit(tolerance=1e-13),
         strict=True,
     ).double()
     x = torch.randn(3, *shape, dtype=torch.float64)

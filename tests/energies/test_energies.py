@@ -27,7 +27,7 @@ class Bump(eq.Energy):
         return -torch.exp(-self.width * (y - context["x"]).square()).flatten(1).sum(dim=1)
 
 
-class Centred(eq.Energy):
+class Centerd(eq.Energy):
     """A term that couples the samples of a batch."""
 
     couples_batch = True
@@ -52,12 +52,12 @@ TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "bump": (VECTOR, Bump),
     "bump-image": (IMAGE, Bump),
     "function": (IMAGE, lambda: FunctionEnergy(smoothness)),
-    "centred": (VECTOR, Centred),
+    "centerd": (VECTOR, Centerd),
     "sum": (
         VECTOR,
         lambda: eq.Input(eq.Dense(5, 5)) + 0.3 * Bump() - 0.5 * eq.Quadratic(eq.Dense(4, 5)),
     ),
-    "sum-coupled": (VECTOR, lambda: eq.Input(eq.Dense(5, 5)) + 2 * Centred()),
+    "sum-coupled": (VECTOR, lambda: eq.Input(eq.Dense(5, 5)) + 2 * Centerd()),
     "learnable-multiple": (VECTOR, lambda: nn.Parameter(torch.tensor(0.4)) * Bump()),
 }
 
@@ -143,7 +143,7 @@ def test_curvature_bound_is_an_upper_bound(name: str) -> None:
     energy, y, context = case(name)
     bound = energy.curvature_bound(context, Packing.of(y).layout)
     if bound is None:
-        assert any(word in name for word in ("bump", "function", "centred", "sum", "multiple"))
+        assert any(word in name for word in ("bump", "function", "centerd", "sum", "multiple"))
         return
     hessian = torch.autograd.functional.hessian(
         lambda v: energy.value(v.view_as(y[:1]), context.keep(torch.tensor([0]))).sum(),
@@ -180,7 +180,7 @@ def test_the_algebra() -> None:
     assert isinstance(-one, Scaled)
     assert isinstance(one * 2, Scaled)
     assert sum([one, two]).couples_batch is False  # type: ignore[union-attr]
-    assert (one + 0.1 * Centred()).couples_batch is True
+    assert (one + 0.1 * Centerd()).couples_batch is True
     with pytest.raises(TypeError, match="cannot add"):
         one + 3  # type: ignore[operator]
     with pytest.raises(TypeError, match="multiplied by a number"):

@@ -170,7 +170,7 @@ def test_samples_do_not_influence_each_other(gamma: str | float) -> None:
 
 
 def test_patches_hold_what_the_paper_says() -> None:
-    """Rows of c_s p² numbers: c_s neighbouring channels by p × p neighbouring pixels."""
+    """Rows of c_s p² numbers: c_s neighboring channels by p × p neighboring pixels."""
     r = torch.randn(2, 6, 4, 6, dtype=torch.float64)
     for layout in (torch.contiguous_format, torch.channels_last):
         patches = Patches(3, 2)
@@ -562,7 +562,7 @@ def test_derivatives_of_the_layer(name: str) -> None:
         LAYERS[name]().double(),
         activation="softplus",
         solver=eq.Anderson(tolerance=1e-13, max_iterations=500),
-        adjoint=eq.Implicit(tolerance=1e-13),
+        gradient=eq.Implicit(tolerance=1e-13),
     ).eval()
     x = images(2, 2, 3)
     with torch.no_grad():

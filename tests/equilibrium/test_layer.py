@@ -24,7 +24,7 @@ def test_the_readme_example() -> None:
         energy=eq.Input(U) + eq.Quadratic(W) + 0.1 * smoothness,
         activation="relu",
         solver=eq.Anderson(tolerance=1e-4),
-        adjoint=eq.Implicit(),
+        gradient=eq.Implicit(),
     )
     x = torch.randn(5, 8)
     y = layer(x)
@@ -178,14 +178,14 @@ def test_randomness_lives_in_the_context() -> None:
     torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / 0.36))
 
 
-@pytest.mark.parametrize("name", eq.list_adjoints())
+@pytest.mark.parametrize("name", eq.list_gradients())
 def test_every_rule_pairs_with_every_solver(name: str) -> None:
     problem = relu_active_set()
     for solver in eq.list_solvers():
         layer = eq.EquilibriumLayer(
             cell=problem.cell,
             solver=eq.get_solver(solver, tolerance=1e-9, max_iterations=999),
-            adjoint=eq.Unrolled(steps=60) if name == "unrolled" else name,
+            gradient=eq.Unrolled(steps=60) if name == "unrolled" else name,
         )
         x = problem.x.clone().requires_grad_()
         output = layer(x)
@@ -198,7 +198,7 @@ def test_every_rule_pairs_with_every_solver(name: str) -> None:
 
 
 def test_a_step_of_ones_own_is_the_one_that_is_differentiated() -> None:
-    """EnergyCell linearises its own step in one evaluation; a changed step must not be bypassed."""
+    """EnergyCell linearizes its own step in one evaluation; a changed step must not be bypassed."""
 
     class Halved(eq.EnergyCell):
         def step(self, state: eq.State, context: Context) -> eq.State:

@@ -120,7 +120,7 @@ def restore(model: nn.Module, statistics: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_implicit_agrees_with_unrolling(name: str) -> None:
     implicit = settled(small_model(name))
-    unrolled = settled(small_model(name, adjoint=eq.Unrolled(steps=300)))
+    unrolled = settled(small_model(name, gradient=eq.Unrolled(steps=300)))
     unrolled.load_state_dict(implicit.state_dict())
     assert_same(gradients(implicit, images()), gradients(unrolled, images()), 1e-8)
 
@@ -294,10 +294,10 @@ def test_frozen_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("adjoint", eq.list_adjoints())
+@pytest.mark.parametrize("gradient", eq.list_gradients())
 @pytest.mark.filterwarnings("ignore::equilibria.ConvergenceWarning")  # 20 unrolled steps
-def test_activation_checkpointing(name: str, reentrant: bool, adjoint: str) -> None:
-    model = settled(small_model(name, adjoint=adjoint))
+def test_activation_checkpointing(name: str, reentrant: bool, gradient: str) -> None:
+    model = settled(small_model(name, gradient=gradient))
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -315,7 +315,7 @@ def test_activation_checkpointing(name: str, reentrant: bool, adjoint: str) -> N
 @pytest.mark.parametrize("name", MODELS)
 def test_autocast(name: str, device: torch.device) -> None:
     """Forward and backward run in half precision, and the gradient points the same way."""
-    model = settled(small_model(name, tolerance=2e-2, adjoint=eq.Implicit())).float().to(device)
+    model = settled(small_model(name, tolerance=2e-2, gradient=eq.Implicit())).float().to(device)
     batch = images().float().to(device)
     full = gradients(model, batch)
     seen: list[torch.dtype] = []
@@ -366,15 +366,15 @@ def test_a_compiled_model_and_a_compiled_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_reduces_the_loss(name: str) -> None:
-    model = small_model(name, tolerance=1e-5, adjoint=eq.Implicit()).float()
+    model = small_model(name, tolerance=1e-5, gradient=eq.Implicit()).float()
     batch = images(3).float()
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     if always_contracts(model):
@@ -403,6 +403,6 @@ def test_options(name: str) -> None:
     assert eq.create_model(name, tolerance=0.25).layer.solver.tolerance == 0.25
     assert eq.create_model(name, max_iterations=17).layer.solver.max_iterations == 17
     assert eq.create_model(name, num_classes=7, in_channels=1).head.classifier.out_features == 7
-    picard = eq.create_model(name, solver=eq.Picard(tolerance=0.1), adjoint="phantom")
+    picard = eq.create_model(name, solver=eq.Picard(tolerance=0.1), gradient="phantom")
     assert isinstance(picard.layer.solver, eq.Picard)
-    assert isinstance(picard.layer.adjoint, eq.Phantom)
+    assert isinstance(picard.layer.gradient, eq.Phantom)

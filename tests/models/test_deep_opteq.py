@@ -62,13 +62,13 @@ def test_theorem_2s_inclusion_holds_at_the_equilibrium(
     state, objective = solved(cell, x)
     assert (objective.residual(state) < 1e-9).all()
     assert len(objective.gradient(state)) == len(widths)
-    assert objective.is_minimised == (len(widths) <= 2)
+    assert objective.is_minimized == (len(widths) <= 2)
     elsewhere = state + 0.1 * torch.randn_like(state)
     assert (objective.residual(elsewhere) > 1e-3).all()
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_the_envelope_and_its_gradient_against_numerical_minimisation(activation: str) -> None:
+def test_the_envelope_and_its_gradient_against_numerical_minimization(activation: str) -> None:
     """α M_φ^{1−α}(z) = α min_u φ(u) + ‖z − u‖²/2(1−α), with W invertible so that φ is known."""
     alpha = 0.6
     cell, x = deep((4,), alpha, activation)
@@ -107,8 +107,8 @@ def test_the_envelope_and_its_gradient_against_numerical_minimisation(activation
         assert numerical == pytest.approx(gradient[i].item(), abs=1e-6)
 
 
-def test_corollary_1_the_equilibrium_of_two_layers_minimises_an_objective() -> None:
-    """Against a numerical minimiser over the free variables (y₁, y₂), W invertible, α = 1."""
+def test_corollary_1_the_equilibrium_of_two_layers_minimizes_an_objective() -> None:
+    """Against a numerical minimizer over the free variables (y₁, y₂), W invertible, α = 1."""
     cell, x = deep((4, 4), 1.0, "tanh")
     x = x[:1]
     state, objective = solved(cell, x)
@@ -209,13 +209,13 @@ def test_no_layers_is_an_error() -> None:
         DeepOptEqCell([])
 
 
-def regularised(
-    widths: tuple[int, ...], regulariser: eq.Regulariser, placement: str, gamma: float = 0.1
+def regularized(
+    widths: tuple[int, ...], regularizer: eq.Regularizer, placement: str, gamma: float = 0.1
 ) -> tuple[DeepOptEqCell, Tensor]:
     plain, _ = deep(widths, 0.8)
     cell = DeepOptEqCell(
         plain.units(),
-        regulariser=regulariser,
+        regularizer=regularizer,
         gamma=gamma,
         placement=placement,  # type: ignore[arg-type]
     )
@@ -225,18 +225,18 @@ def regularised(
 REGULARISERS = [eq.L2(), eq.L1(), eq.Incay(), eq.Decorrelation()]
 
 
-@pytest.mark.parametrize("regulariser", REGULARISERS, ids=str)
+@pytest.mark.parametrize("regularizer", REGULARISERS, ids=str)
 @pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6)])
 def test_the_exact_placement_is_stationary_and_the_papers_is_not(
-    widths: tuple[int, ...], regulariser: eq.Regulariser
+    widths: tuple[int, ...], regularizer: eq.Regularizer
 ) -> None:
     residuals = {}
     for placement in ("exact", "paper"):
-        cell, x = regularised(widths, regulariser, placement)
+        cell, x = regularized(widths, regularizer, placement)
         state, objective = solved(cell, x)
         residuals[placement] = objective.residual(state)
         last = objective.blocks(state)[-1].z
-        missed = (last - regulariser.step(last, 0.1)).flatten(1).norm(dim=1)
+        missed = (last - regularizer.step(last, 0.1)).flatten(1).norm(dim=1)
         if placement == "exact" or len(widths) == 1:
             assert (residuals[placement] < 1e-8).all()
         else:
@@ -244,10 +244,10 @@ def test_the_exact_placement_is_stationary_and_the_papers_is_not(
             torch.testing.assert_close(residuals[placement], 2**0.5 * missed, rtol=1e-6, atol=1e-8)
 
 
-def test_the_objective_with_a_regulariser_is_least_at_the_equilibrium() -> None:
+def test_the_objective_with_a_regularizer_is_least_at_the_equilibrium() -> None:
     """L = 2, convex R: Corollary 1's objective plus γR, against other outputs of the map."""
-    for regulariser in (eq.L2(), eq.L1()):
-        cell, x = regularised((5, 3), regulariser, "exact")
+    for regularizer in (eq.L2(), eq.L1()):
+        cell, x = regularized((5, 3), regularizer, "exact")
         state, objective = solved(cell, x)
         least = objective.value(state)
         for _ in range(50):
@@ -256,7 +256,7 @@ def test_the_objective_with_a_regulariser_is_least_at_the_equilibrium() -> None:
 
 
 def test_the_feature_is_the_proximal_point() -> None:
-    cell, x = regularised((5, 3), eq.L1(), "exact", gamma=0.3)
+    cell, x = regularized((5, 3), eq.L1(), "exact", gamma=0.3)
     layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER)
     with torch.no_grad():
         feature, state = layer(x), layer.solve(x).state
@@ -264,12 +264,12 @@ def test_the_feature_is_the_proximal_point() -> None:
     assert (feature == 0).any()
     assert layer.contraction_bound(x) is None
     with pytest.raises(ValueError, match="placement"):
-        regularised((5,), eq.L2(), "middle")
+        regularized((5,), eq.L2(), "middle")
 
 
-def test_a_regularised_model_trains() -> None:
+def test_a_regularized_model_trains() -> None:
     model = eq.create_model(
-        "deep-opteq-small", channels=6, widths=(4, 5), regulariser=eq.L2(), gamma=0.05
+        "deep-opteq-small", channels=6, widths=(4, 5), regularizer=eq.L2(), gamma=0.05
     ).double()
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     model(images).square().sum().backward()

@@ -32,12 +32,12 @@ def test_it_learns_to_denoise() -> None:
     model = eq.create_model("dncnn", channels=8, depth=3, norm="none")
     clean = torch.rand(32, 1, 3, 3).repeat_interleave(4, 2).repeat_interleave(4, 3)
     noisy = clean + 0.2 * torch.randn_like(clean)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
         loss = F.mse_loss(model(noisy), clean)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert F.mse_loss(model(noisy), clean) < 0.5 * F.mse_loss(noisy, clean)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.joint import optimal_value, optimize_input
+from equilibria.inputs.joint import optimal_value, optimize_input
 from equilibria.models.conv4 import conv4
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.film import FiLMCell, PackedFiLM, modulate
@@ -40,7 +40,7 @@ def small(kind: str, **overrides: Any) -> FewShotClassifier:
         "max_iterations": 2000,
         **SMALL[kind],
     }
-    model = make(**{**options, "adjoint": eq.Implicit(tolerance=1e-12), **overrides}).double()
+    model = make(**{**options, "gradient": eq.Implicit(tolerance=1e-12), **overrides}).double()
     with torch.no_grad():
         # A fresh FiLM of OptEq has no shift: here everything takes part.
         for parameter in model.conditioning.parameters():
@@ -115,7 +115,7 @@ def ridge(x: Tensor) -> Tensor:
     return 0.05 * x.square().sum(dim=1)
 
 
-def test_input_optimisation_finds_the_best_task_vector() -> None:
+def test_input_optimization_finds_the_best_task_vector() -> None:
     model, images = small("opteq", activation="softplus"), drawings(6)
     found = optimize_input(
         model.for_images(images),

@@ -164,7 +164,7 @@ def test_every_damped_step_lowers_the_objective() -> None:
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.5])
-def test_the_equilibrium_is_the_minimiser_of_the_objective(damping: float) -> None:
+def test_the_equilibrium_is_the_minimizer_of_the_objective(damping: float) -> None:
     """‖W‖‖W_h‖ < 1: G is strongly convex, and scipy finds the same point over y ≥ 0."""
     torch.manual_seed(0)
     energy = GaussianKernel(
@@ -225,7 +225,9 @@ def test_attention_is_the_weight_of_every_patch() -> None:
 def test_derivatives_of_the_model(training: bool, gamma: str, kernel: str) -> None:
     """In training too: γ is a constant of a forward pass, or part of its graph."""
     own = {"gamma": gamma} if kernel == "gaussian" else {}
-    model = small(kernel=kernel, activation="softplus", adjoint=eq.Implicit(tolerance=1e-12), **own)
+    model = small(
+        kernel=kernel, activation="softplus", gradient=eq.Implicit(tolerance=1e-12), **own
+    )
     for _ in range(3):
         model.stem(images(8))
     model.train(training)
@@ -319,13 +321,13 @@ def test_a_saved_and_loaded_model_is_the_same() -> None:
 def test_training_reduces_the_loss(kernel: str) -> None:
     model = small(kernel=kernel, tolerance=1e-5).float()
     batch, labels = images().float(), torch.tensor([0, 2, 1])
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(batch), labels)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
 

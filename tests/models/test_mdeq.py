@@ -30,7 +30,7 @@ def made(channels: Any = (4, 8), **options: Any) -> EquilibriumClassifier:
         "in_channels": 2,
         "tolerance": 1e-13,
         "max_iterations": 1000,
-        "adjoint": eq.Implicit(tolerance=1e-12),
+        "gradient": eq.Implicit(tolerance=1e-12),
     }
     return mdeq(channels=channels, **{**defaults, **options}).double()
 
@@ -156,8 +156,8 @@ def test_derivatives_against_finite_differences(channels: Any, norm: str, traini
 @pytest.mark.parametrize("training", [True, False])
 def test_implicit_agrees_with_unrolling(channels: Any, norm: str, training: bool) -> None:
     found = []
-    for adjoint in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=80)):
-        model = made(channels, norm=norm, adjoint=adjoint, tolerance=1e-12).train(training)
+    for gradient in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=80)):
+        model = made(channels, norm=norm, gradient=gradient, tolerance=1e-12).train(training)
         found.append(gradients(model, images(size=8)))
         assert model.last_solution is not None
         assert model.last_solution.residual.max() < 1e-12
@@ -220,7 +220,7 @@ def test_running_statistics_move_once_a_solve_and_at_the_equilibrium() -> None:
     model.features(images())
     norm = cell.blocks[1].output_norm
     assert isinstance(norm, CellNorm)
-    # What a norm meets at the equilibrium, from the outside: its output, unnormalised.
+    # What a norm meets at the equilibrium, from the outside: its output, unnormalized.
     seen: list[Tensor] = []
     hook = norm.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     cell.step(solution.state, solution.context)
@@ -286,11 +286,11 @@ def test_weight_norm_is_computed_once_a_solve(monkeypatch: pytest.MonkeyPatch) -
     loss_of(model, images()).backward()
     convolutions = [m for m in model.modules() if isinstance(m, CellConv2d)]
     assert len(calls) == len(convolutions) == 8
-    normalised = [c for c in convolutions if c.length is not None]
-    assert len(normalised) == 6  # the residual blocks and the 1×1 after the fusion
+    normalized = [c for c in convolutions if c.length is not None]
+    assert len(normalized) == 6  # the residual blocks and the 1×1 after the fusion
     expected = model(images())
     with torch.no_grad():
-        for convolution in normalised:
+        for convolution in normalized:
             convolution.direction.mul_(7.0)
     torch.testing.assert_close(model(images()), expected)
     assert not any("length" in n for n, _ in made(weight_norm=False).named_parameters())
@@ -313,15 +313,15 @@ def test_a_fresh_model_converges(channels: Any, norm: str, outer_norm: str) -> N
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("channels", [8, (8, 8)])
 def test_it_trains_and_evaluates(norm: str, channels: Any) -> None:
-    model = made(channels, norm=norm, tolerance=1e-4, dropout=0.1, adjoint="auto").float()
+    model = made(channels, norm=norm, tolerance=1e-4, dropout=0.1, gradient="auto").float()
     batch, labels = torch.randn(6, 2, 8, 8), torch.arange(6) % 3
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(20):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(batch), labels)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
     model.eval()

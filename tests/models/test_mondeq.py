@@ -41,7 +41,7 @@ def inputs(batch: int = 3, size: int = SIZE) -> Tensor:
 
 def layer_of(cell: MonDEQCell, **options: Any) -> eq.EquilibriumLayer:
     solver = eq.Anderson(tolerance=1e-13, max_iterations=2000)
-    options = {"adjoint": eq.Implicit(tolerance=1e-12), "strict": True, **options}
+    options = {"gradient": eq.Implicit(tolerance=1e-12), "strict": True, **options}
     return eq.EquilibriumLayer(cell=cell, solver=solver, **options)
 
 
@@ -215,9 +215,9 @@ def test_gradients_of_all_routes_agree() -> None:
     """Both splittings, differentiated implicitly and through the iterations."""
     found = []
     for splitting in SPLITTINGS:
-        for adjoint in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=450)):
+        for gradient in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=450)):
             cell = made((2, 3), splitting, m=1.0)
-            layer = layer_of(cell, adjoint=adjoint, strict=False)
+            layer = layer_of(cell, gradient=gradient, strict=False)
             layer(inputs()).square().sum().backward()
             found.append({n: p.grad for n, p in cell.named_parameters()})
     for other in found[1:]:
@@ -259,13 +259,13 @@ def test_it_trains_and_still_contracts(channels: Any, splitting: str) -> None:
     torch.manual_seed(0)
     model = mondeq(channels=channels, num_classes=3, splitting=splitting, strict=True)
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     bound = model.eval().contraction_bound(images)

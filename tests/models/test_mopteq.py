@@ -137,7 +137,7 @@ def test_both_spaces_have_the_same_equilibrium(sign: str, scales: tuple[int, ...
     x.requires_grad_()
     found = []
     for one in (cell, MOptEqFeatureCell(cell)):
-        layer = eq.EquilibriumLayer(cell=one, solver=solver, adjoint=rule, strict=True)
+        layer = eq.EquilibriumLayer(cell=one, solver=solver, gradient=rule, strict=True)
         output = layer(x)
         gradients = torch.autograd.grad(output.sin().sum(), [x, *cell.parameters()])
         solution = layer.solve(x)
@@ -321,7 +321,7 @@ def test_gradients_with_pe_are_those_of_the_kept_perturbation() -> None:
     """δ is constant almost everywhere: finite differences agree, and U gets both its parts."""
     cell, x = cell_of((1, 2), pe="always", epsilon=0.1)
     layer = eq.EquilibriumLayer(
-        cell=cell, solver=eq.Anderson(tolerance=1e-13), adjoint=eq.Implicit(tolerance=1e-13)
+        cell=cell, solver=eq.Anderson(tolerance=1e-13), gradient=eq.Implicit(tolerance=1e-13)
     )
     parameters = list(layer.parameters())
     weight = torch.randn_like(layer(x).detach())
@@ -344,8 +344,8 @@ def test_unrolling_agrees_with_pe() -> None:
     cell, x = cell_of((1, 2), pe="always", epsilon=0.1)
     solver = eq.Picard(tolerance=1e-13, max_iterations=500)
     outputs = [
-        eq.EquilibriumLayer(cell=cell, solver=solver, adjoint=adjoint)(x)
-        for adjoint in (eq.Implicit(tolerance=1e-13), eq.Unrolled(steps=300))
+        eq.EquilibriumLayer(cell=cell, solver=solver, gradient=gradient)(x)
+        for gradient in (eq.Implicit(tolerance=1e-13), eq.Unrolled(steps=300))
     ]
     one, two = (torch.autograd.grad(o.square().sum(), cell.parameters()) for o in outputs)
     for a, b in zip(one, two, strict=True):
@@ -396,13 +396,13 @@ def test_it_trains_with_the_augmented_loss() -> None:
     torch.manual_seed(0)
     model = popteq(channels=4, widths=(3, 4), scales=(1, 1), fusion="none")
     images = torch.randn(4, 3, 8, 8)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(10):
         loss = 0.01 * heritage_diversity_loss(model.features(images), 2, 0.1).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert all(after < before for before, after in pairwise(losses))
 

@@ -43,7 +43,7 @@ def test_both_spaces_have_the_same_equilibrium_objective_and_gradient(
             W, U, bias=False, activation=activation, mu=mu, alpha=alpha, space=space  # type: ignore[arg-type]
         )  # fmt: skip
         layer = eq.EquilibriumLayer(
-            cell=cell, solver=SOLVER, adjoint=eq.Implicit(tolerance=1e-12), strict=True
+            cell=cell, solver=SOLVER, gradient=eq.Implicit(tolerance=1e-12), strict=True
         )
         z = layer(x)
         outputs.append(z)

@@ -44,7 +44,7 @@ def tiny(**options: Any) -> EquilibriumClassifier:
         "init_scale": 1.5,  # large enough for norm control to be active
         "tolerance": 1e-11,
         "max_iterations": 2000,
-        "adjoint": eq.Implicit(tolerance=1e-11),
+        "gradient": eq.Implicit(tolerance=1e-11),
     }
     return opteq_imagenet(**{**chosen, **options}).double()
 
@@ -134,9 +134,9 @@ def test_images_of_any_size(size: int, channels: int, device: torch.device) -> N
     assert model.solve(batch).converged.all()
 
 
-@pytest.mark.parametrize("adjoint", ["auto", eq.Unrolled(steps=5)])
-def test_gradients_reach_every_parameter(adjoint: str | eq.GradientRule) -> None:
-    model = tiny(adjoint=adjoint)
+@pytest.mark.parametrize("gradient", ["auto", eq.Unrolled(steps=5)])
+def test_gradients_reach_every_parameter(gradient: str | eq.GradientRule) -> None:
+    model = tiny(gradient=gradient)
     F.cross_entropy(model(images()), torch.tensor([0, 1, 2])).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -148,7 +148,7 @@ def test_gradients_reach_every_parameter(adjoint: str | eq.GradientRule) -> None
 def test_implicit_agrees_with_unrolling() -> None:
     """Learnable α, separable W and its transpose, and the estimated norm are all in the graph."""
     model = settled(tiny())
-    unrolled = settled(tiny(adjoint=eq.Unrolled(steps=400)))
+    unrolled = settled(tiny(gradient=eq.Unrolled(steps=400)))
     unrolled.load_state_dict(model.state_dict())
     batch = images()
     found = []
@@ -171,9 +171,9 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
 
 @pytest.mark.parametrize("placement", ["exact", "paper"])
 def test_decorrelation(placement: str) -> None:
-    """The regulariser lowers what it penalises, and couples the batch."""
+    """The regularizer lowers what it penalizes, and couples the batch."""
     plain = settled(tiny())
-    model = settled(tiny(regulariser=Decorrelation(), gamma=0.02, placement=placement))
+    model = settled(tiny(regularizer=Decorrelation(), gamma=0.02, placement=placement))
     model.load_state_dict(plain.state_dict())
     assert model.layer.cell.couples_batch
     batch = images(8)

@@ -65,7 +65,7 @@ def test_forward_and_backward(channels: int, size: int, device: torch.device) ->
     assert model.eval()(images[:0]).shape == (0, 3)
 
 
-def test_he_initialisation_for_both_inputs_together() -> None:
+def test_he_initialization_for_both_inputs_together() -> None:
     first, second = plain_network(channels=32, widths=(64, 96)).layers
     assert first.U.weight.std().item() == pytest.approx(math.sqrt(2 / 32), rel=0.06)  # type: ignore
     for kernel in (second.W.weight, second.U.weight):  # type: ignore[union-attr]

@@ -125,7 +125,7 @@ def test_a_block_is_its_formula() -> None:
     torch.testing.assert_close(same(x), (x + same.residual(x)).relu())
 
 
-def test_he_initialisation() -> None:
+def test_he_initialization() -> None:
     model = resnet(depth=18, form="cifar", channels=16)
     for module in model.trunk.modules():
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 2000:

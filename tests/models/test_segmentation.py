@@ -96,8 +96,8 @@ def test_the_head_upsamples_between_pixel_centres() -> None:
         head.convolution[1].weight.fill_(1)
         head.convolution[1].running_var.fill_(1 - head.convolution[1].eps)
         head.classifier.weight.fill_(1)
-    centres = (torch.arange(8, dtype=torch.float64) + 0.5) * 4
-    logits = head(centres.expand(1, 1, 8, 8))[0, 0, 10, 2:-2]
+    centers = (torch.arange(8, dtype=torch.float64) + 0.5) * 4
+    logits = head(centers.expand(1, 1, 8, 8))[0, 0, 10, 2:-2]
     torch.testing.assert_close(logits, torch.arange(32, dtype=torch.float64)[2:-2] + 0.5)
 
 
@@ -114,7 +114,7 @@ def test_images_do_not_influence_one_another(make: Factory) -> None:
 @pytest.mark.parametrize("make", EQUILIBRIA)
 def test_the_gradient_is_that_of_the_equilibrium(make: Factory) -> None:
     model = settled(
-        make(tolerance=1e-13, max_iterations=2000, adjoint=eq.Implicit(tolerance=1e-13))
+        make(tolerance=1e-13, max_iterations=2000, gradient=eq.Implicit(tolerance=1e-13))
     )
     images = torch.rand(2, 3, 7, 10, dtype=torch.float64)
     weights = torch.randn(2, 3, 7, 10, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""OptEq's Table 1, row by row: fixed points against numerical minimisers, and which are proxes."""
+"""OptEq's Table 1, row by row: fixed points against numerical minimizers, and which are proxes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def phi(layer: UnitLayer, x: Tensor) -> Callable[[Tensor], Tensor]:
     return value
 
 
-def minimiser(function: Callable[[Tensor], Tensor], size: int = SIZE) -> Tensor:
+def minimizer(function: Callable[[Tensor], Tensor], size: int = SIZE) -> Tensor:
     def with_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         z = torch.from_numpy(flat).requires_grad_()
         value = function(z)
@@ -83,14 +83,14 @@ ISOMETRIES = {"rotation", "translation", "isometry"}
 
 @pytest.mark.parametrize("mu", [1.0, 1.5])
 @pytest.mark.parametrize("name", list(CHANGES))
-def test_row_3_the_fixed_point_minimises_phi_after_an_affine_change(name: str, mu: float) -> None:
+def test_row_3_the_fixed_point_minimizes_phi_after_an_affine_change(name: str, mu: float) -> None:
     R, t = CHANGES[name]
     layer, x = unit(mu), random(1, 3, seed=4)
     cell = AffineOptEqCell(layer, R, t)
     z = equilibrium(cell, x)
     shift = torch.zeros(SIZE, dtype=torch.float64) if t is None else t
     value = phi(layer, x)
-    best = minimiser(lambda u: value(R @ u + shift))
+    best = minimizer(lambda u: value(R @ u + shift))
     torch.testing.assert_close(z[0], best, rtol=0, atol=1e-7)
     objective = cell.objective(cell.inject(x))
     assert objective.value(z).item() == pytest.approx(value(R @ z[0] + shift).item(), abs=1e-10)
@@ -116,7 +116,7 @@ def test_row_3_is_a_prox_exactly_for_isometries(name: str) -> None:
     shift = torch.zeros(SIZE, dtype=torch.float64) if t is None else t
     value, v = phi(layer, x), random(1, SIZE, seed=8)
     image = cell.step(v, cell.inject(x))
-    near = minimiser(lambda u: value(R @ u + shift) + 0.5 * (R @ (u - v[0])).square().sum())
+    near = minimizer(lambda u: value(R @ u + shift) + 0.5 * (R @ (u - v[0])).square().sum())
     torch.testing.assert_close(image[0], near, rtol=0, atol=1e-7)  # type: ignore[index]
 
 
@@ -142,7 +142,7 @@ def multivariate(rank: int = SIZE, norm: float = 0.95) -> tuple[MultivariateOptE
     return MultivariateOptEqCell(W, U, nn.Parameter(F), bias=bias), W
 
 
-def test_row_4_is_the_prox_of_a_quadratic_and_its_fixed_point_the_minimiser() -> None:
+def test_row_4_is_the_prox_of_a_quadratic_and_its_fixed_point_the_minimizer() -> None:
     cell, W = multivariate()
     x = random(1, 3, seed=4)
     context = cell.inject(x)
@@ -153,7 +153,7 @@ def test_row_4_is_the_prox_of_a_quadratic_and_its_fixed_point_the_minimiser() ->
         return 0.5 * y @ torch.linalg.solve(S, y) - c @ y - 0.5 * z @ z
 
     z = equilibrium(cell, x)
-    torch.testing.assert_close(z[0], minimiser(value), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(z[0], minimizer(value), rtol=1e-7, atol=1e-7)
     # Its prox in closed form: (W⁻¹S⁻¹W⁻ᵀ) z = v + W⁻¹c.
     v = random(1, SIZE, seed=8)
     inverse = torch.linalg.inv(W)
@@ -197,7 +197,7 @@ def test_row_2_the_skip_connection_is_the_prox_of_a_moreau_envelope(alpha: float
         envelope = value(p) + (u - p).square().sum() / (2 * (1 - alpha))
         return alpha * envelope + 0.5 * (u - v[0]).square().sum()
 
-    near = minimiser(envelope_and_distance, 2 * SIZE)[:SIZE]
+    near = minimizer(envelope_and_distance, 2 * SIZE)[:SIZE]
     image = cell.step(v, cell.inject(x))
     torch.testing.assert_close(image[0].detach(), near, rtol=0, atol=1e-7)  # type: ignore[index]
 
@@ -221,7 +221,7 @@ def multivariate_cell() -> eq.Cell:
 @pytest.mark.parametrize("make", [affine_cell, multivariate_cell])
 def test_gradients_reach_the_input_and_every_parameter(make: Callable[[], eq.Cell]) -> None:
     cell = make().requires_grad_()
-    layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER, adjoint=eq.Implicit(tolerance=1e-12))
+    layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER, gradient=eq.Implicit(tolerance=1e-12))
     x = random(2, 3, seed=4).requires_grad_()
     variables = [x, *cell.parameters()]
     assert len(variables) >= 4

@@ -118,8 +118,8 @@ def test_screened_search_equals_the_full_one(
 ) -> None:
     monkeypatch.setattr(conv_symbol, "CHUNK_ELEMENTS", chunk)
     kernel = kernels()[index].to(dtype)
-    found = conv_symbol.maximising_frequency(kernel, grid)
-    full = conv_symbol.maximising_frequency_full(kernel, grid)
+    found = conv_symbol.maximizing_frequency(kernel, grid)
+    full = conv_symbol.maximizing_frequency_full(kernel, grid)
     reference = torch.fft.rfft2(kernel, s=grid).permute(2, 3, 0, 1)
     values = [torch.linalg.svdvals(conv_symbol.symbol(kernel, w))[0] for w in (found, full)]
     # Frequencies that tie up to rounding are equally right.
@@ -138,7 +138,7 @@ def test_search_skips_most_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
         return eigvalsh(matrices)
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", counting)
-    conv_symbol.maximising_frequency(torch.randn(24, 24, 3, 3), (34, 34))
+    conv_symbol.maximizing_frequency(torch.randn(24, 24, 3, 3), (34, 34))
     assert sum(solved) < 0.1 * conv_symbol.frequency_count((34, 34))
 
 

@@ -240,7 +240,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, recorded)
 
-    record(conv_symbol, "maximising_frequency")
+    record(conv_symbol, "maximizing_frequency")
     record(spectral, "top_singular")
     return seen
 
@@ -249,7 +249,7 @@ def test_one_search_a_parameter_update(parts: Parts, searches: list[str]) -> Non
     build, kernel_shape, shape = parts
     operator = build(nn.Parameter(torch.randn(kernel_shape)), "bound", 0.5)
     once = 1 if shape in {(3,), (2, 3, 3)} else 2
-    optimiser = torch.optim.SGD(operator.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(operator.parameters(), lr=0.1)
     for step in range(1, 3):
         for _ in range(3):
             loss = operator.weights(shape)[0].pow(3).sum()
@@ -258,13 +258,13 @@ def test_one_search_a_parameter_update(parts: Parts, searches: list[str]) -> Non
                 operator.weights(shape)
         assert len(searches) == step * once
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def test_each_input_shape_has_its_own_search(searches: list[str]) -> None:
     operator = Conv2d(3, 2, 3, norm="bound", zeta=0.1)
     weights = [operator.weights((3, n, n))[0] for n in (12, 16, 12, 16)]
-    assert searches.count("maximising_frequency") == 2
+    assert searches.count("maximizing_frequency") == 2
     torch.testing.assert_close(weights[0], weights[2], rtol=0, atol=0)
 
 
@@ -421,10 +421,10 @@ def test_estimate_follows_a_training_run() -> None:
     operator, shape = estimating((3, 8, 8))
     operator.double()
     target = torch.randn(4, 3, 3, 3).double()
-    optimiser = torch.optim.SGD(operator.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(operator.parameters(), lr=0.05)
     for _ in range(30):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (operator.weights(shape)[0] - target).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
     operator.weights(shape)
     assert 0.5 <= true_norm(operator.eval(), shape) <= 0.525

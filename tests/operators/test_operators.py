@@ -132,9 +132,9 @@ def test_what_cannot_be_an_operator() -> None:
         as_operator(torch.zeros(2, 2, requires_grad=True))
     with pytest.raises(ValueError, match="dimensions"):
         Dense.from_tensor(torch.zeros(2, 2, 3, 3))
-    parametrised = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2, bias=False))
-    with pytest.raises(ValueError, match="parametrised"):
-        as_operator(parametrised)
+    parametrized = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2, bias=False))
+    with pytest.raises(ValueError, match="parametrized"):
+        as_operator(parametrized)
 
 
 def test_an_operator_shows_its_settings() -> None:

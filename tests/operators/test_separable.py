@@ -220,7 +220,7 @@ def test_search_finds_the_largest_symbol(
 ) -> None:
     monkeypatch.setattr(conv_symbol, "CHUNK_ELEMENTS", chunk)
     operator = SeparableConv2d(*channels, 3, stride=stride).to(dtype)
-    found = operator._maximising_frequency(tuple(k.detach() for k in operator.kernels), (12, 9))
+    found = operator._maximizing_frequency(tuple(k.detach() for k in operator.kernels), (12, 9))
     stacked = conv_symbol.polyphase(full_kernel(operator), stride)
     largest = torch.linalg.matrix_norm(torch.fft.fft2(stacked, s=(12, 9)).permute(2, 3, 0, 1), 2)
     value = torch.linalg.matrix_norm(conv_symbol.symbol(stacked, found), 2)
@@ -410,7 +410,7 @@ def test_autocast_changes_no_weight(geometry: tuple[int, Image], norm: str) -> N
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A record of the searches for a frequency and the eigendecompositions."""
     seen: list[str] = []
-    for module, name in ((separable, "maximising_frequency"), (spectral, "top_singular")):
+    for module, name in ((separable, "maximizing_frequency"), (spectral, "top_singular")):
         original = getattr(module, name)
 
         def recorded(*args: object, name: str = name, original: Callable = original) -> object:
@@ -441,7 +441,7 @@ def test_one_search_an_update_of_either_kernel(
 def test_each_input_shape_has_its_own_search(searches: list[str]) -> None:
     operator = SeparableConv2d(3, 2, 3, norm="bound", zeta=0.1)
     weights = [operator.weights((3, n, n))[0] for n in (12, 16, 12, 16)]
-    assert searches.count("maximising_frequency") == 2
+    assert searches.count("maximizing_frequency") == 2
     torch.testing.assert_close(weights[0], weights[2], rtol=0, atol=0)
 
 
@@ -549,13 +549,13 @@ def test_vector_is_refined_in_training_and_left_alone_in_evaluation() -> None:
 def test_norm_stays_near_zeta_in_a_training_run(norm: str) -> None:
     operator, shape = SeparableConv2d(3, 4, 3, norm=norm, zeta=0.5).double(), (3, 10, 10)
     z, target = torch.randn(4, *shape).double(), torch.randn(4, 4, 10, 10).double()
-    optimiser = torch.optim.Adam(operator.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(operator.parameters(), lr=0.05)
     losses = []
     for _ in range(30):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (operator(z) - target).square().mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.detach()))
         assert true_norm(operator, shape) <= 0.5 * (1 if norm == "bound" else 1.05)
     assert losses[-1] < losses[0]

@@ -1,4 +1,4 @@
-"""SAM selects, among many fixed points, the one of least regulariser (OptEq Theorem 5)."""
+"""SAM selects, among many fixed points, the one of least regularizer (OptEq Theorem 5)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
     x = torch.zeros(1, 5, dtype=torch.float64)
     start = torch.rand(1, 5, dtype=torch.float64) @ W
 
-    class FromPoint(eq.Regulariser):
+    class FromPoint(eq.Regularizer):
         """½‖z − p‖² with p outside the cone: the least is p's projection on it."""
 
         def value(self, z: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
             return float((layer.solve(x, start=start).state - target).norm())
 
     plain = found(eq.Picard(tolerance=1e-10))
-    selected = [found(eq.SAM(regulariser=FromPoint(), max_iterations=k)) for k in (20, 400, 8000)]
+    selected = [found(eq.SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 400, 8000)]
     assert selected == sorted(selected, reverse=True)
     # The rate is k^−c: 0.13 of the way is left at 8000.
     assert selected[-1] < 0.2 * plain
@@ -119,11 +119,11 @@ def test_unrolled_training_with_sam() -> None:
     cell = DeepOptEqCell([UnitLayer(W, eq.Dense(3, 6).double(), activation="tanh", alpha=0.8)])
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     outputs = {}
-    for regulariser in (eq.L2(), eq.Incay()):
-        solver = eq.SAM(regulariser=regulariser, tolerance=1e-2)
-        layer = eq.EquilibriumLayer(cell=cell, solver=solver, adjoint=eq.Unrolled(steps=8))
+    for regularizer in (eq.L2(), eq.Incay()):
+        solver = eq.SAM(regularizer=regularizer, tolerance=1e-2)
+        layer = eq.EquilibriumLayer(cell=cell, solver=solver, gradient=eq.Unrolled(steps=8))
         output = layer(x)
-        outputs[type(regulariser).__name__] = output
+        outputs[type(regularizer).__name__] = output
         (exact,) = torch.autograd.grad(output.square().sum(), x)
         direction = torch.randn_like(x)
         with torch.no_grad():
@@ -133,6 +133,6 @@ def test_unrolled_training_with_sam() -> None:
         )
         assert layer.last_solution is not None
         assert layer.last_solution.solver == "unrolled SAM"
-    plain = eq.EquilibriumLayer(cell=cell, adjoint=eq.Unrolled(steps=8))(x)
+    plain = eq.EquilibriumLayer(cell=cell, gradient=eq.Unrolled(steps=8))(x)
     assert (outputs["L2"].norm(dim=1) < plain.norm(dim=1)).all()
     assert (outputs["Incay"].norm(dim=1) > outputs["L2"].norm(dim=1)).all()

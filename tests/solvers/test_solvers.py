@@ -286,7 +286,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("one", "other"), OPTIONS, ids=str)
-def test_every_option_changes_behaviour(one: eq.Solver, other: eq.Solver) -> None:
+def test_every_option_changes_behavior(one: eq.Solver, other: eq.Solver) -> None:
     torch.manual_seed(1)
     W = torch.randn(12, 12, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)

@@ -41,7 +41,7 @@ def test_solves_of_every_layer_are_set() -> None:
     model = eq.create_model("opteq-small", in_channels=1)
     set_solves(model, 1e-3)
     assert model.layer.solver.tolerance == 1e-3
-    assert isinstance(model.layer.adjoint, eq.OneStep)
+    assert isinstance(model.layer.gradient, eq.OneStep)
 
 
 @pytest.mark.parametrize("contestant", BUILDABLE, ids=lambda contestant: contestant.name)

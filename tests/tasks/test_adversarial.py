@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.attacks import attack
 from equilibria.data import Batches, load_digits
+from equilibria.inputs.attacks import attack
 from equilibria.tasks.adversarial import AdversarialClassification
 from equilibria.training import TrainingSettings, train
 
@@ -114,7 +114,7 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
         AdversarialClassification(**options)
 
 
-def test_normalised_images_are_refused() -> None:
+def test_normalized_images_are_refused() -> None:
     images, labels = batch()
     with pytest.raises(ValueError, match="outside the range"):
         AdversarialClassification(eps=1.0).training_step(small_opteq(), 2 * images, labels)

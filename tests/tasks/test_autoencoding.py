@@ -1,4 +1,4 @@
-"""Training autoencoders: plain, regularised, variational."""
+"""Training autoencoders: plain, regularized, variational."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_kind_learns_to_reconstruct(kind: str) -> None:
     assert after.solves.share_converged is None
 
 
-def test_the_weights_of_the_regularisers_matter() -> None:
+def test_the_weights_of_the_regularizers_matter() -> None:
     images = bars().images
     free = trained(Autoencoding("rae", latent_weight=0.0, decoder_weight=0.0), autoencoder())
     held = trained(Autoencoding("rae", latent_weight=5.0, decoder_weight=0.0), autoencoder())

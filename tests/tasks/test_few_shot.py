@@ -39,7 +39,7 @@ def model_of(**overrides: Any) -> FewShotClassifier:
         "activation": "softplus",
         "tolerance": 1e-12,
         "max_iterations": 1000,
-        "adjoint": eq.Implicit(tolerance=1e-12),
+        "gradient": eq.Implicit(tolerance=1e-12),
     }
     return few_shot_opteq(**{**options, **overrides}).double()
 
@@ -191,7 +191,7 @@ def test_an_episode_alone_is_learned_as_in_a_batch() -> None:
 
 def test_training_learns_to_learn() -> None:
     """Other drawings of other patterns: only what classes have in common can be known."""
-    model = model_of(tolerance=1e-6, adjoint=eq.Implicit())
+    model = model_of(tolerance=1e-6, gradient=eq.Implicit())
     images, labels = episodes_of(16, queries=3)
     task = FewShot(ridge=1e-2, iterations=8)
     before = task.evaluate(model, [(images, labels)])

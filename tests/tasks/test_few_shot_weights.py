@@ -77,7 +77,7 @@ def test_the_gradient_of_first_order_maml_is_that_at_the_adapted_weights() -> No
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_the_step_of_reptile_is_its_definition(optimizer: Any) -> None:
-    """θ + ε mean(θ′ − θ), with SGD as the outer optimiser."""
+    """θ + ε mean(θ′ − θ), with SGD as the outer optimizer."""
     model, (images, labels) = network(), episodes_of(3)
     task = Reptile(inner_steps=4, inner_rate=0.02, inner_batch=100, optimizer=optimizer)
     rate = 0.3

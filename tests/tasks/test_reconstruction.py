@@ -52,7 +52,7 @@ def test_training_raises_the_psnr() -> None:
 
 
 def test_the_gradient_is_that_of_the_optimal_value() -> None:
-    """Against finite differences of the re-optimised value (Eq. 19), with a smooth activation."""
+    """Against finite differences of the re-optimized value (Eq. 19), with a smooth activation."""
     model = decoder(activation="softplus", channels=4, width=4).double()
     images = bars(3).images.double()
     task = Reconstruction(iterations=60, ridge=1.0, tolerance=1e-7, check_tolerance=1e-10)

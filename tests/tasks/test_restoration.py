@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inverse import Denoising, Inpainting, Measured, answer, misfit
+from equilibria.inputs.restoration import Denoising, Inpainting, Measured, answer, misfit
 from equilibria.tasks.restoration import ImageRestoration
-from tests.inverse.small_generator import SIDE, SmallDecoder, decoder, latents
+from tests.inputs.restoration.small_generator import SIDE, SmallDecoder, decoder, latents
 
 SOFT: dict[str, Any] = {"iterations": 60, "ridge": 0.1}
 
@@ -76,7 +76,7 @@ def test_the_detached_gradient_takes_the_latent_as_given() -> None:
     torch.testing.assert_close(gradient(model, task, images), expected, rtol=1e-5, atol=1e-8)
 
 
-def test_the_implicit_gradient_is_that_of_the_reoptimised_loss() -> None:
+def test_the_implicit_gradient_is_that_of_the_reoptimized_loss() -> None:
     model, images = decoder(), photographs(2)
     task = ImageRestoration(
         corruption={"denoise": {"noise": 0.1}},
@@ -221,7 +221,7 @@ def test_nothing_to_evaluate_is_an_error() -> None:
 
 
 def test_the_generator_of_the_task_is_that_of_a_search() -> None:
-    """What training minimises inside is what `restore` minimises: the misfit."""
+    """What training minimizes inside is what `restore` minimizes: the misfit."""
     model, images = decoder(), photographs(2)
     task = ImageRestoration(corruption="inpaint", **SOFT)
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ from equilibria.training import (
     joined_group,
     train,
 )
-from equilibria.training.sync_norm import synchronised_norms
+from equilibria.training.sync_norm import synchronized_norms
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +65,7 @@ LARGER_IMAGES = ("resnet-small", "deep-opteq-segmentation", "fcn-segmentation")
 """Their deepest batch norms would see four pixels of the last sample, and amplify rounding."""
 COUPLED: dict[str, tuple[str, dict[str, Any]]] = {
     "MDEQ": ("mdeq-small", {"channels": (4, 8), "norm": "batch"}),
-    "decorrelation": ("deep-opteq-small", {**NARROW, "regulariser": Decorrelation()}),
+    "decorrelation": ("deep-opteq-small", {**NARROW, "regularizer": Decorrelation()}),
 }
 PARTS = {"uneven": (5, 3), "one empty": (8, 0), "one each": (1, 1)}
 NORMS: dict[str, nn.Module] = {
@@ -159,10 +159,10 @@ def norms_of_parts(group: ProcessGroup) -> dict[str, Any]:
         own = whole_batch(sum(sizes)).split(sizes)[group.rank]
         for name in NORMS:
             norm = fresh_norm(name)
-            with synchronised_norms([norm], group):
+            with synchronized_norms([norm], group):
                 found[f"{parts} {name}"] = use_norm(norm, own)
     lonely = nn.BatchNorm2d(3)
-    with synchronised_norms([lonely], group):
+    with synchronized_norms([lonely], group):
         try:
             lonely(torch.ones(1 - group.rank, 3, 1, 1))
         except ValueError as error:
@@ -235,7 +235,7 @@ def test_two_processes_train_as_one_does(together: list[dict[str, Any]], family:
 
 @pytest.mark.parametrize("family", COUPLED)
 def test_what_cannot_be_shared_is_told(together: list[dict[str, Any]], family: str) -> None:
-    """Batch norm inside a cell, regularisers of a batch: no solve waits for another process."""
+    """Batch norm inside a cell, regularizers of a batch: no solve waits for another process."""
     first, second = (found[f"coupled {family}"] for found in together)
     assert (first["warnings"], second["warnings"]) == (1, 1)
     assert len(first["losses"]) == 6

@@ -30,7 +30,7 @@ from equilibria.training import (
 
 
 def rectangles(samples: int, seed: int) -> Split:
-    """Grey images with a bright rectangle, and the class of every pixel; a border of no class."""
+    """Gray images with a bright rectangle, and the class of every pixel; a border of no class."""
     chance = torch.Generator().manual_seed(seed)
     images = 0.3 * torch.rand(samples, 3, 16, 16, generator=chance)
     labels = torch.zeros(samples, 16, 16, dtype=torch.long)
@@ -78,7 +78,7 @@ def segmentation(**data: object) -> Recipe:
 def test_segmentation_by_recipe(tmp_path: Path) -> None:
     recipe = segmentation(
         validation="own",
-        normalise=True,
+        normalize=True,
         augmentation=[{"scale_crop": {"size": [16, 16], "scales": [0.9, 1.1]}}, "flip"],
     )
     experiment = Experiment.of(recipe)
@@ -97,8 +97,8 @@ def test_segmentation_by_recipe(tmp_path: Path) -> None:
     assert found.score == pytest.approx(max(m.validation_score for m in history), abs=1e-6)
 
 
-def test_normalisation_reaches_every_part() -> None:
-    experiment = Experiment.of(segmentation(validation="own", normalise=True))
+def test_normalization_reaches_every_part() -> None:
+    experiment = Experiment.of(segmentation(validation="own", normalize=True))
     plain = Experiment.of(segmentation(validation="own"))
     first = torch.arange(4)
     for one, other in (
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="no validation part of its own"):
         Experiment.of(load_recipe("digits-opteq", ["data.validation=own"]))
     with pytest.raises(ValueError, match="no mean and variance"):
-        Experiment.of(load_recipe("digits-opteq", ["data.normalise=true"]))
+        Experiment.of(load_recipe("digits-opteq", ["data.normalize=true"]))
     with pytest.raises(ValueError, match="did you mean 'flip'"):
         Experiment.of(segmentation(augmentation=["flp"]))
 

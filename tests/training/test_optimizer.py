@@ -74,7 +74,7 @@ def test_other_schedules() -> None:
     ("name", "kind"),
     [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
 )
-def test_optimisers_by_name(name: str, kind: type[torch.optim.Optimizer]) -> None:
+def test_optimizers_by_name(name: str, kind: type[torch.optim.Optimizer]) -> None:
     settings = TrainingSettings(epochs=1, optimizer=name, momentum=0.8, learning_rate=0.3)  # type: ignore[arg-type]
     optimizer = build_optimizer(nn.Linear(2, 2), settings)
     assert type(optimizer) is kind

@@ -205,7 +205,7 @@ def test_tolerances_and_the_gradient_rule_are_set() -> None:
         on_step=lambda _: seen.append(model.layer.solver.tolerance),
     )
     assert seen == pytest.approx([0.1, 0.01])
-    assert isinstance(model.layer.adjoint, eq.OneStep)
+    assert isinstance(model.layer.gradient, eq.OneStep)
     assert model.layer.solver.tolerance == 1e-5
     untouched = fresh("opteq-small")
     train(untouched, Classification(), training, TrainingSettings(epochs=1))

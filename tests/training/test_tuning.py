@@ -37,14 +37,14 @@ def report(images: Tensor) -> TuningReport:
 
 
 def only(report: TuningReport, rule: type[eq.GradientRule]) -> list[Measurement]:
-    return [m for m in report.measurements if isinstance(m.setting.adjoint, rule)]
+    return [m for m in report.measurements if isinstance(m.setting.gradient, rule)]
 
 
 def test_every_solver_meets_every_tolerance(report: TuningReport) -> None:
     met = {
         (type(m.setting.solver), m.setting.tolerance)
         for m in report.measurements
-        if m.setting.adjoint == eq.Implicit()
+        if m.setting.gradient == eq.Implicit()
     }
     contest = {(solver, t) for solver in (eq.Picard, eq.Anderson) for t in (1e-2, 1e-4)}
     assert met == contest | {(eq.Auto, 1e-4)}
@@ -55,11 +55,11 @@ def test_the_best_solver_meets_every_adjoint_and_a_looser_one(report: TuningRepo
         only(report, eq.OneStep),
         only(report, eq.Phantom),
         only(report, eq.Unrolled),
-        [m for m in only(report, eq.Implicit) if m.setting.adjoint != eq.Implicit()],
+        [m for m in only(report, eq.Implicit) if m.setting.gradient != eq.Implicit()],
     )
     best = loose.setting.solver
     assert best == one_step.setting.solver == phantom.setting.solver == unrolled.setting.solver
-    assert loose.setting.adjoint == eq.Implicit(tolerance=best.tolerance)
+    assert loose.setting.gradient == eq.Implicit(tolerance=best.tolerance)
 
 
 def test_report_is_sorted_and_holds_the_present_setting(report: TuningReport) -> None:
@@ -75,7 +75,7 @@ def test_exact_gradients_are_found_and_one_step_is_not_exact(report: TuningRepor
     exact = [
         m
         for m in only(report, eq.Implicit)
-        if m.setting.tolerance <= 1e-4 and m.setting.adjoint.tolerance <= 1e-5
+        if m.setting.tolerance <= 1e-4 and m.setting.gradient.tolerance <= 1e-5
     ]
     assert exact
     # Both residuals are relative, and (I − J)⁻¹ is below 1/(1 − ζ²) < 6.
@@ -89,7 +89,7 @@ def test_tighter_solves_have_smaller_errors(report: TuningReport) -> None:
     errors = {
         (type(m.setting.solver), m.setting.tolerance): m.relative_error
         for m in report.measurements
-        if m.setting.adjoint == eq.Implicit()
+        if m.setting.gradient == eq.Implicit()
     }
     for solver in (eq.Picard, eq.Anderson):
         assert errors[solver, 1e-4] < 0.1 * errors[solver, 1e-2]
@@ -98,18 +98,18 @@ def test_tighter_solves_have_smaller_errors(report: TuningReport) -> None:
 def test_counts_are_those_of_the_model(report: TuningReport, images: Tensor) -> None:
     for measurement in report.measurements:
         setting = measurement.setting
-        model = small_model(solver=setting.solver, adjoint=setting.adjoint)
+        model = small_model(solver=setting.solver, gradient=setting.gradient)
         model(images).sum().backward()
         assert measurement.evaluations == model.last_solution.evaluations
         assert measurement.share_converged == model.last_solution.share_converged
         assert measurement.found_by == model.last_solution.solver
-        if isinstance(setting.adjoint, eq.Implicit):
+        if isinstance(setting.gradient, eq.Implicit):
             assert measurement.backward_converged
             assert measurement.backward_evaluations > 0
-        elif isinstance(setting.adjoint, eq.OneStep):
+        elif isinstance(setting.gradient, eq.OneStep):
             assert measurement.backward_evaluations == 1
         else:
-            assert measurement.backward_evaluations == setting.adjoint.steps
+            assert measurement.backward_evaluations == setting.gradient.steps
 
 
 def test_backward_count_is_that_of_the_backward_solve(images: Tensor) -> None:
@@ -139,7 +139,7 @@ def test_as_many_steps_are_unrolled_as_the_solver_took(report: TuningReport) -> 
         for m in report.measurements
         if m.setting == Setting(unrolled.setting.solver, eq.Implicit())
     )
-    assert unrolled.setting.adjoint.steps == solved.evaluations
+    assert unrolled.setting.gradient.steps == solved.evaluations
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -152,7 +152,7 @@ def test_tuning_changes_nothing(images: Tensor, training: bool) -> None:
     random_state = torch.get_rng_state()
     tune(model, images, solvers=["picard"], tolerances=[1e-2], repeats=2)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert (model.layer.solver, model.layer.adjoint) == (eq.Auto(), eq.Implicit())
+    assert (model.layer.solver, model.layer.gradient) == (eq.Auto(), eq.Implicit())
     assert model.layer.strict
     assert [m.training for m in model.modules()] == [training] * len(list(model.modules()))
     assert model.last_solution is solution
@@ -165,7 +165,7 @@ def test_tuning_changes_nothing(images: Tensor, training: bool) -> None:
 
 
 def test_failed_solves_are_measured_not_raised(images: Tensor) -> None:
-    model = small_model(strict=True, max_iterations=2, adjoint=eq.Implicit(max_iterations=1))
+    model = small_model(strict=True, max_iterations=2, gradient=eq.Implicit(max_iterations=1))
     found = tune(model, images, solvers=["picard"], tolerances=[1e-6], repeats=1)
     assert found.present.share_converged == 0
     assert not found.present.backward_converged
@@ -175,7 +175,7 @@ def test_failed_solves_are_measured_not_raised(images: Tensor) -> None:
 
 def test_a_solution_to_start_from_does_not_count(images: Tensor) -> None:
     def evaluations(warm_start: bool) -> int | None:
-        model = small_model(adjoint=eq.Implicit(warm_start=warm_start))
+        model = small_model(gradient=eq.Implicit(warm_start=warm_start))
         options = {"solvers": ["picard"], "tolerances": [1e-4], "adjoints": ["implicit"]}
         return tune(model, images, repeats=1, **options).present.backward_evaluations
 
@@ -192,10 +192,10 @@ def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
         adjoints=[adjoint],
         repeats=1,
     )
-    rule = type(eq.get_adjoint(adjoint))
+    rule = type(eq.get_gradient(adjoint))
     others = [m for m in found.measurements if m is not found.present]
     assert len(others) == 4
-    assert all(isinstance(m.setting.adjoint, rule) for m in others)
+    assert all(isinstance(m.setting.gradient, rule) for m in others)
 
 
 def test_the_present_setting_is_measured_once(images: Tensor) -> None:
@@ -203,8 +203,8 @@ def test_the_present_setting_is_measured_once(images: Tensor) -> None:
     options = {"solvers": ["picard"], "tolerances": [1e-2], "adjoints": ["implicit"]}
     found = tune(model, images, repeats=1, **options)
     assert sorted(m.setting.overrides for m in found.measurements) == [
-        "solver=eq.Picard(tolerance=0.01), adjoint=eq.Implicit()",
-        "solver=eq.Picard(tolerance=0.01), adjoint=eq.Implicit(tolerance=0.01)",
+        "solver=eq.Picard(tolerance=0.01), gradient=eq.Implicit()",
+        "solver=eq.Picard(tolerance=0.01), gradient=eq.Implicit(tolerance=0.01)",
     ]
 
 
@@ -236,7 +236,7 @@ def test_overrides_make_the_setting() -> None:
     )
     assert eval(f"dict({setting.overrides})", {"eq": eq, "dict": dict}) == {
         "solver": setting.solver,
-        "adjoint": setting.adjoint,
+        "gradient": setting.gradient,
     }
 
 

@@ -21,7 +21,7 @@ equilibria demo --epochs 5 --seed 1 --device cpu"""
 
 app = typer.Typer(
     name="equilibria",
-    help="Networks whose output is the minimiser of an explicit hidden objective.",
+    help="Networks whose output is the minimizer of an explicit hidden objective.",
     epilog=DEMO_EXAMPLES + "\n\nequilibria models",
     no_args_is_help=True,
     add_completion=False,
@@ -282,7 +282,7 @@ def reproduce_command(
 ) -> None:
     """Run a table of the papers again and set it beside their figures."""
     from equilibria.cli.reproduce import run_reproduction, show_tables
-    from equilibria.reproduce import write_index
+    from equilibria.papers import write_index
 
     if index is not None:
         print(write_index(index), end="")

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
-from equilibria.attacks import (
+from equilibria.cli.console import fail
+from equilibria.inputs.attacks import (
     AttackFigures,
     AttackResult,
     AttackSettings,
@@ -23,7 +24,6 @@ from equilibria.attacks import (
     attack_png,
     measure,
 )
-from equilibria.cli.console import fail
 from equilibria.training import Experiment, choose_device, trained, write_atomically
 
 WIDTH_OF_A_FILE = 160

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from equilibria.cli.console import fail, figure_form
 from equilibria.cli.train import as_data
-from equilibria.explain.compare import (
+from equilibria.report.compare import (
     ComparedRun,
     differing_settings,
     read_runs,
@@ -129,7 +129,7 @@ def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:
 
 
 def _write(runs: Sequence[ComparedRun], output: Path) -> list[Path]:
-    from equilibria.explain.compare_figure import comparison_png
+    from equilibria.report.compare_figure import comparison_png
 
     picture = comparison_png(runs)
     output.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def show_datasets(root: Path | None = None) -> None:
     table.add_column("Classes", justify="right", no_wrap=True)
     table.add_column("Size (train + test)")
     table.add_column("Here?", overflow="fold")
-    table.add_column("Licence")
+    table.add_column("License")
     table.add_column("How to get it", overflow="fold")
     for name in list_datasets():
         card = dataset_card(name)
@@ -55,7 +55,7 @@ def show_datasets(root: Path | None = None) -> None:
             f"{card.classes:,}" if card.classes else "",
             card.size,
             _whereabouts(card, base),
-            card.licence,
+            card.license,
             _short_way(card),
         )
     console.print(table)

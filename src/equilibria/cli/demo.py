@@ -13,7 +13,8 @@ from rich.console import Console
 from equilibria import __version__
 from equilibria.cli.console import TrainingDisplay, fail, print_table
 from equilibria.data import Batches, DataSet, RandomShift, load_digits
-from equilibria.explain import (
+from equilibria.models import EquilibriumClassifier, create_model, model_options
+from equilibria.report import (
     ClassifierReport,
     Summary,
     choose_exhibits,
@@ -21,7 +22,6 @@ from equilibria.explain import (
     objective_change,
     tell_story,
 )
-from equilibria.models import EquilibriumClassifier, create_model, model_options
 from equilibria.solvers import Picard
 from equilibria.tasks import Classification, Evaluation, evaluate
 from equilibria.training import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from equilibria.cli.console import fail, print_table
-from equilibria.explain.generation import Generation, generate
+from equilibria.report.generation import Generation, generate
 from equilibria.training import choose_device, trained, write_atomically
 
 

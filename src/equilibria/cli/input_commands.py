@@ -1,4 +1,4 @@
-"""The commands of what optimises inputs: attack, generate, restore."""
+"""The commands of what optimizes inputs: attack, generate, restore."""
 
 from __future__ import annotations
 

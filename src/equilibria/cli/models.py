@@ -34,7 +34,7 @@ def show_models() -> None:
         )
     console.print(table)
     console.print(
-        "Objective: whether the output minimises a known function (empty: no equilibrium). "
+        "Objective: whether the output minimizes a known function (empty: no equilibrium). "
         "Guarantee: what is proven for every input; q is the contraction factor of the map.\n"
         "More on one of them: equilibria models NAME"
     )

@@ -142,7 +142,7 @@ def predict_pixels(
     experiment: Experiment, files: list[Path], device: torch.device, output: Path
 ) -> Iterator[PixelPrediction]:
     """Segment images in the size of the training images; draw them in their own proportions."""
-    from equilibria.explain.segmentation import class_shares, prediction_png
+    from equilibria.report.segmentation import class_shares, prediction_png
 
     names = experiment.data.class_names
     channels, height, width = experiment.data.image_shape
@@ -189,7 +189,7 @@ def drawn_size(image: Image) -> tuple[int, int]:
 
 
 def open_image(path: Path, channels: int) -> Image:
-    """The image in a file, grey for one channel and coloured for three."""
+    """The image in a file, gray for one channel and colored for three."""
     import PIL.Image
 
     try:

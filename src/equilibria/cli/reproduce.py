@@ -15,7 +15,7 @@ from rich.table import Table
 
 from equilibria.cli.console import FIGURES, fail, figure_rows
 from equilibria.data import DataFileError, MissingDataError, data_root, dataset_card
-from equilibria.reproduce import (
+from equilibria.papers import (
     Job,
     Outcome,
     PaperTable,

@@ -21,7 +21,7 @@ from equilibria.cli.restore_files import (
     restored_files,
 )
 from equilibria.cli.restore_test_images import restored_test_images
-from equilibria.inverse import Corruption
+from equilibria.inputs.restoration import Corruption
 from equilibria.training import Experiment, choose_device, trained
 
 
@@ -33,10 +33,10 @@ def run_restoration(request: RestorationRequest) -> None:
         files = find_images(request.images) if request.images else []
         weights: Literal["last", "best"] = "best" if request.best else "last"
         experiment = trained(request.folder, device=device, weights=weights)
-        if experiment.normalise is not None:
+        if experiment.normalize is not None:
             raise ValueError(
-                "the run was trained on normalised images, which cannot be restored as pictures: "
-                "train with data.normalise: false"
+                "the run was trained on normalized images, which cannot be restored as pictures: "
+                "train with data.normalize: false"
             )
         damage = chosen_damage(request, experiment)
         if request.test is not None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.cli.predict import BATCH, open_image, pixels
-from equilibria.generative import sheet_png
-from equilibria.inverse import (
+from equilibria.inputs.generation import sheet_png
+from equilibria.inputs.restoration import (
     Corrupted,
     Corruption,
     Inpainting,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from equilibria.cli.restore_files import RestorationRequest, RestoredBatch, restored_batch
 from equilibria.data import evenly_spread
-from equilibria.generative import sheet_png
-from equilibria.inverse import Corruption, picture_psnr
+from equilibria.inputs.generation import sheet_png
+from equilibria.inputs.restoration import Corruption, picture_psnr
 from equilibria.training import Experiment, write_atomically
 
 BATCH = 64

@@ -17,9 +17,9 @@ from rich.table import Table
 from equilibria.cli.console import TrainingDisplay, fail, figure_rows, print_table
 from equilibria.cli.launch import run_processes
 from equilibria.data import evenly_spread
-from equilibria.explain.compare import store_evaluation
-from equilibria.explain.segmentation import segmentation_png
 from equilibria.models import parameter_count
+from equilibria.report.compare import store_evaluation
+from equilibria.report.segmentation import segmentation_png
 from equilibria.tasks import Result, Segmentation
 from equilibria.training import (
     ALONE,

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from equilibria.adjoints import Unrolled
 from equilibria.cli.console import fail
+from equilibria.gradients import Unrolled
 from equilibria.models import create_model, model_card
 from equilibria.solvers import Auto, ConvergenceError
 from equilibria.training import (
@@ -214,7 +214,7 @@ def cells(measurement: Measurement, report: TuningReport) -> list[str]:
     return [
         marks,
         escape(solver),
-        escape(setting.adjoint_label),
+        escape(setting.gradient_label),
         f"{setting.tolerance:g}",
         f"{1e3 * measurement.seconds:.1f}",
         str(measurement.evaluations),
@@ -242,7 +242,7 @@ def advice(subject: Subject, report: TuningReport) -> list[str]:
         lines.append(f"No faster than the present setting, but for noise: {times}.")
     else:
         lines.append(f"The present setting does not qualify: {times}.")
-    if isinstance(best.setting.adjoint, Unrolled):
+    if isinstance(best.setting.gradient, Unrolled):
         lines.append(
             "Unrolled takes as many steps for every input: see that other images converge too."
         )
@@ -274,7 +274,7 @@ def measurement_data(measurement: Measurement, report: TuningReport) -> dict[str
         "solver": measurement.setting.solver_label,
         "found_by": measurement.found_by,
         "tolerance": measurement.setting.tolerance,
-        "adjoint": measurement.setting.adjoint_label,
+        "gradient": measurement.setting.gradient_label,
         "overrides": measurement.setting.overrides,
         "seconds": measurement.seconds,
         "evaluations": measurement.evaluations,

@@ -15,7 +15,7 @@ class Context:
     """Tensors computed once a solve, by `inject`, and read by every step.
 
     `sample` tensors have the batch first, so that finished samples can be dropped by indexing;
-    `shared` ones (normalised weights, scales) belong to all samples. A composite, such as a sum of
+    `shared` ones (normalized weights, scales) belong to all samples. A composite, such as a sum of
     energy terms, keeps the contexts of its `parts`. Nothing in a context is detached: gradients
     reach the parameters and the input through it.
     """

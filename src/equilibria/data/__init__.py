@@ -5,7 +5,7 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
-    Normalise,
+    Normalize,
     RandomCrop,
     RandomFlip,
     RandomShift,
@@ -17,14 +17,14 @@ from equilibria.data.augmentation_names import (
     list_paired_augmentations,
 )
 from equilibria.data.batches import Batches
-from equilibria.data.catalogue import CORRUPTIONS
+from equilibria.data.catalog import CORRUPTIONS
 from equilibria.data.dataset import DataSet
 from equilibria.data.digits import load_digits
 from equilibria.data.download import download
 from equilibria.data.episodes import Episodes
 from equilibria.data.errors import DataFileError, DownloadError, MissingDataError
 from equilibria.data.image_files import Framing, ImageFiles, SegmentedFiles
-from equilibria.data.normalised import Normalised
+from equilibria.data.normalized import Normalized
 from equilibria.data.paired import (
     ImagesOnly,
     PairedAugmentation,
@@ -62,8 +62,8 @@ __all__ = [
     "ImageFiles",
     "ImagesOnly",
     "MissingDataError",
-    "Normalise",
-    "Normalised",
+    "Normalize",
+    "Normalized",
     "PairedAugmentation",
     "PairedChain",
     "RandAugment",

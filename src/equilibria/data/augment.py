@@ -102,10 +102,10 @@ class Cutout:
         samples, _, height, width = images.shape
         hidden = []
         for length in (height, width):
-            centre = torch.randint(
+            center = torch.randint(
                 0, length, (samples, 1), generator=generator, device=generator.device
             ).to(images.device)
-            start = centre - self.size // 2
+            start = center - self.size // 2
             place = torch.arange(length, device=images.device)
             hidden.append((place >= start) & (place < start + self.size))
         square = hidden[0][:, None, :, None] & hidden[1][:, None, None, :]
@@ -126,7 +126,7 @@ class GaussianNoise:
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalize:
     """(image − mean) / std, channel by channel. Nothing random: apply it to test images as well.
 
     It ends the range [0, 1] that the other augmentations keep, so it comes last.

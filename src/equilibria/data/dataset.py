@@ -41,7 +41,7 @@ class DataSet(Generic[S]):
     std: tuple[float, ...] | None = None
     ignore_index: int | None = None
     """The label of pixels that count neither in training nor in testing."""
-    licence: str = ""
+    license: str = ""
 
     @property
     def num_classes(self) -> int:

@@ -26,4 +26,4 @@ def load_digits() -> DataSet:
     )
     train, test = stratified_split(everything, TEST_SHARE, SPLIT_SEED)
     names = tuple(str(name) for name in bunch.target_names)
-    return DataSet("digits", train, test, names, licence=LICENCE)
+    return DataSet("digits", train, test, names, license=LICENCE)

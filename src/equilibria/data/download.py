@@ -17,7 +17,7 @@ def download(
     """Bring a data set to `root` (or to what EQUILIBRIA_DATA names), and return its folder.
 
     What is there already is kept. None for a data set that needs no files. An error for one whose
-    licence asks for a registration says where to go instead.
+    license asks for a registration says where to go instead.
     """
     card = dataset_card(name)
     if not card.folders:
@@ -29,7 +29,7 @@ def download(
     if not card.downloads:
         raise DownloadError(
             f"{name!r} cannot be downloaded here. {card.obtain} "
-            f"The folder of data sets is {base}; licence: {card.licence}"
+            f"The folder of data sets is {base}; license: {card.license}"
         )
     for item in card.downloads:
         _get(item, base, progress)

@@ -27,7 +27,7 @@ READING_THREADS = 4
 class Framing:
     """How an image of any size becomes one of `size` (height, width).
 
-    It is scaled, its proportions kept, until it covers `cover` (`size` if None), and the centre is
+    It is scaled, its proportions kept, until it covers `cover` (`size` if None), and the center is
     cut out. Without `size` images stay as they are on disk.
     """
 
@@ -84,7 +84,7 @@ class ImageFiles:
     """As text where there are millions: a `Path` takes several times the memory."""
     labels: Tensor
     framing: Framing
-    is_grey: bool = False
+    is_gray: bool = False
     threads: int = READING_THREADS
 
     def __post_init__(self) -> None:
@@ -102,11 +102,11 @@ class ImageFiles:
 
     def _read(self, paths: list[Path]) -> Tensor:
         def read(path: Path) -> Tensor:
-            return read_image(path, self.framing, is_grey=self.is_grey)
+            return read_image(path, self.framing, is_gray=self.is_gray)
 
         if not paths:
             height, width = self.framing.size or (0, 0)
-            return torch.zeros(0, 1 if self.is_grey else 3, height, width)
+            return torch.zeros(0, 1 if self.is_gray else 3, height, width)
         return _stack(paths, _in_threads(read, paths, self.threads)).float().div_(BRIGHTEST)
 
 
@@ -154,11 +154,11 @@ class SegmentedFiles:
         return torch.from_numpy(np.array(framed, dtype=np.uint8))
 
 
-def read_image(path: Path, framing: Framing, *, is_grey: bool = False) -> Tensor:
+def read_image(path: Path, framing: Framing, *, is_gray: bool = False) -> Tensor:
     """One image as bytes, shape `(channels, height, width)`."""
-    image = framing.apply(_open(path).convert("L" if is_grey else "RGB"))
+    image = framing.apply(_open(path).convert("L" if is_gray else "RGB"))
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
-    return pixels[None] if is_grey else pixels.permute(2, 0, 1)
+    return pixels[None] if is_gray else pixels.permute(2, 0, 1)
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -90,7 +90,7 @@ class RandomPairFlip:
 
 @dataclass(frozen=True)
 class ImagesOnly:
-    """An augmentation that moves no pixel, such as noise or `Normalise`: the labels stay."""
+    """An augmentation that moves no pixel, such as noise or `Normalize`: the labels stay."""
 
     augmentation: Augmentation
 
@@ -130,7 +130,7 @@ class _Axis:
     inside: Tensor
     nearest: Tensor
     place: Tensor
-    """The centre of each pixel in the image, whose side goes from −1 to 1."""
+    """The center of each pixel in the image, whose side goes from −1 to 1."""
 
     @staticmethod
     def draw(length: int, size: int, scale: Tensor, chance: Tensor) -> _Axis:
@@ -138,11 +138,11 @@ class _Axis:
         spare = scaled - size
         first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
         place = first[:, None] + torch.arange(size, device=scale.device)
-        centre = (place + 0.5) * (length / scaled)[:, None]
+        center = (place + 0.5) * (length / scaled)[:, None]
         return _Axis(
             inside=(place >= 0) & (place < scaled[:, None]),
-            nearest=centre.floor().clamp(0, length - 1).long(),
-            place=2 * centre / length - 1,
+            nearest=center.floor().clamp(0, length - 1).long(),
+            place=2 * center / length - 1,
         )
 
     def to(self, device: torch.device) -> _Axis:

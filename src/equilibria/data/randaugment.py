@@ -42,7 +42,7 @@ class RandAugment:
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         if images.shape[1] not in (1, 3):
             raise ValueError(
-                f"RandAugment takes grey and RGB images, not images of {images.shape[1]} channels"
+                f"RandAugment takes gray and RGB images, not images of {images.shape[1]} channels"
             )
         samples, device = len(images), generator.device
         names = list(OPERATIONS)
@@ -104,17 +104,17 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from the mean grey: 0 is that grey, 1 the image."""
-    return _blend(_grey(images).mean(dim=(2, 3), keepdim=True), images, factor)
+    """Away from the mean gray: 0 is that gray, 1 the image."""
+    return _blend(_gray(images).mean(dim=(2, 3), keepdim=True), images, factor)
 
 
 def color(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from the grey image: 0 is grey, 1 the image."""
-    return _blend(_grey(images), images, factor)
+    """Away from the gray image: 0 is gray, 1 the image."""
+    return _blend(_gray(images), images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from the image smoothed by 3×3 (centre 5/13, neighbours 1/13; not at the border)."""
+    """Away from the image smoothed by 3×3 (center 5/13, neighbors 1/13; not at the border)."""
     if min(images.shape[2:]) < 3:
         return images
     kernel = images.new_ones(1, 1, 3, 3)
@@ -146,7 +146,7 @@ def translate_y(images: Tensor, share: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turns the image counter-clockwise around its centre."""
+    """Turns the image counter-clockwise around its center."""
     angle = degrees.deg2rad()
     cosine, sine = angle.cos(), angle.sin()
     middle_x, middle_y = images.shape[3] / 2, images.shape[2] / 2
@@ -187,7 +187,7 @@ def _levels(images: Tensor) -> Tensor:
     return (images * BRIGHTEST).round().long()
 
 
-def _grey(images: Tensor) -> Tensor:
+def _gray(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     weights = images.new_tensor(LUMA)[:, None, None]
@@ -212,7 +212,7 @@ def _affine(
 ) -> Tensor:
     """The pixel at (x, y) from the one at an affine image of (x, y), black where there is none.
 
-    Coordinates are those of pixel centres, x = column + ½; nearest neighbour, as in Pillow.
+    Coordinates are those of pixel centers, x = column + ½; nearest neighbor, as in Pillow.
     """
     samples, channels, height, width = images.shape
     # Half precision cannot tell the pixels of a large image apart.

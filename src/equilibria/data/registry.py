@@ -40,7 +40,7 @@ class DataSetCard:
     classes: int = 0
     size: str = ""
     """Images to train on and to test on, as published, and their pixels."""
-    licence: str = ""
+    license: str = ""
     folders: tuple[str, ...] = ()
     """Where it is looked for below the root, first found first taken; none: it needs no files."""
     contents: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def load_dataset(
     data = _loaders.create(name, **options)
     return replace(
         data,
-        licence=data.licence or card.licence,
+        license=data.license or card.license,
         train=_chosen(data.train, train_samples, subset_seed),
         test=_chosen(data.test, test_samples, subset_seed),
     )

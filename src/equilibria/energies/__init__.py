@@ -6,14 +6,14 @@ from equilibria.energies.branches import Branches
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import HeritageDiversity
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
-from equilibria.energies.regularisers import (
+from equilibria.energies.regularizers import (
     HSIC,
     L1,
     L2,
     Decorrelation,
-    FeatureRegulariser,
+    FeatureRegularizer,
     Incay,
-    Regulariser,
+    Regularizer,
 )
 from equilibria.energies.terms import Input, Quadratic
 
@@ -25,7 +25,7 @@ __all__ = [
     "Branches",
     "Decorrelation",
     "Energy",
-    "FeatureRegulariser",
+    "FeatureRegularizer",
     "FunctionEnergy",
     "GaussianKernel",
     "HeritageDiversity",
@@ -33,7 +33,7 @@ __all__ = [
     "Input",
     "PolynomialKernel",
     "Quadratic",
-    "Regulariser",
+    "Regularizer",
     "Scaled",
     "SigmoidKernel",
     "Sum",

@@ -1,4 +1,4 @@
-"""Hierarchical Heritage and Diversity (HH&D) between the features of neighbouring branches.
+"""Hierarchical Heritage and Diversity (HH&D) between the features of neighboring branches.
 
 Ma et al., "Multi-branch Optimization Induced Equilibrium Networks", Section 2.1, Eqs. 3 and 4.
 """
@@ -36,7 +36,7 @@ def resampling(fine: int, coarse: int) -> LinearOperator:
     small, large = sorted((fine, coarse))
     if large % small:
         raise ValueError(
-            f"scales {fine} and {coarse} of neighbouring branches do not divide each other"
+            f"scales {fine} and {coarse} of neighboring branches do not divide each other"
         )
     pool = AveragePool(large // small)
     return pool.T if coarse > fine else pool
@@ -58,9 +58,9 @@ class BranchCoupling(nn.Module):
     With A = P_{i:i+1} zᵢ₊₁ and the C×C matrix M = A zᵢᵀ of inner products between channels,
     H = tr M (corresponding channels, to be similar) and D = Σ_{k≠l} |M_kl| (all others, to differ).
     M and its signs S = sign(M), without the diagonal, are computed once a pair, and serve both
-    neighbours: with K = ½(I − λS) the pair sends KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
+    neighbors: with K = ½(I − λS) the pair sends KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
 
-    D has kinks, and minimising it drives M there, so that the plain iteration chatters. `sign`:
+    D has kinks, and minimizing it drives M there, so that the plain iteration chatters. `sign`:
 
     - "smooth": √(M² + t²) − t in place of |M|. t = τ‖A_k‖‖z_l‖ (norms with a floor) is taken once a
       solve at its first image and stays in the graph. Converges, and gradients are exact.

@@ -1,4 +1,4 @@
-"""What a feature regulariser is: a prior R(z) with its gradient and, at best, its prox."""
+"""What a feature regularizer is: a prior R(z) with its gradient and, at best, its prox."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 
-class Regulariser(ABC):
+class Regularizer(ABC):
     """A prior R(z) on the feature z.
 
-    A regulariser is a value: frozen, without parameters. `step` is how it enters a fixed-point map
+    A regularizer is a value: frozen, without parameters. `step` is how it enters a fixed-point map
     (Theorem 4): the proximal operator where there is one, else a gradient step z − γ∇R(z).
     """
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
-from equilibria.adjoints import Symmetry
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
 from equilibria.energies import Energy
-from equilibria.objective import EnergyObjective, NoObjectiveError, Objective
+from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
+from equilibria.gradients import Symmetry
 
 
 class Cell(nn.Module):
@@ -34,7 +34,7 @@ class Cell(nn.Module):
     """What to do where a solve runs out of iterations, if this cell knows better than most."""
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """Normalised weights and whatever else depends on parameters only.
+        """Normalized weights and whatever else depends on parameters only.
 
         `layout` holds the state's shapes: the norm of a zero-padded convolution depends on them.
         """
@@ -81,7 +81,7 @@ class Cell(nn.Module):
             f"{type(self).__name__} states Symmetry.WEIGHTED without a symmetry_weight method"
         )
 
-    def linearise(self, state: State, context: Context) -> tuple[State, State | None]:
+    def linearize(self, state: State, context: Context) -> tuple[State, State | None]:
         """T(y; x), and S for `Symmetry.WEIGHTED`: what a backward solve starts from.
 
         Override it where both come out of one evaluation.
@@ -118,8 +118,8 @@ class Cell(nn.Module):
         raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
 
     def forward(self, state: State, context: Context) -> tuple[State, State | None]:
-        """`linearise`, so that `functional_call` can run it on saved parameters."""
-        return self.linearise(state, context)
+        """`linearize`, so that `functional_call` can run it on saved parameters."""
+        return self.linearize(state, context)
 
 
 class EnergyCell(Cell):
@@ -198,10 +198,10 @@ class EnergyCell(Cell):
     def symmetry_weight(self, state: State, context: Context) -> State:
         return map_state(self.activation.derivative, self._direction(state, context))
 
-    def linearise(self, state: State, context: Context) -> tuple[State, State | None]:
+    def linearize(self, state: State, context: Context) -> tuple[State, State | None]:
         if type(self).step is not EnergyCell.step or "step" in self.__dict__:
             # Whoever changed the step has changed its derivative.
-            return super().linearise(state, context)
+            return super().linearize(state, context)
         direction = self._direction(state, context)
         with torch.no_grad():
             weight = map_state(self.activation.derivative, direction)

@@ -53,7 +53,7 @@ def random_iterate(
 ) -> tuple[State, Context]:
     """An iterate y_k of y ← T(y; x), k uniform on 1 … `max_iterations`, and its context.
 
-    The point at which JIIO regularises: a penalty there makes the map contract all along the way,
+    The point at which JIIO regularizes: a penalty there makes the map contract all along the way,
     not at the equilibrium alone. The paper takes two Hutchinson vectors:
 
         state, context = random_iterate(cell, x, max_iterations=12)

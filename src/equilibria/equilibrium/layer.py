@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import BackwardLog, GradientRule, LinearSolution, get_adjoint
 from equilibria.context import Context, Packing, State, map_state, run_eagerly, state_tensors
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
-from equilibria.objective import Objective
+from equilibria.equilibrium.objective import Objective
+from equilibria.gradients import BackwardLog, GradientRule, LinearSolution, get_gradient
 from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
@@ -35,12 +35,12 @@ class BatchCouplingWarning(UserWarning):
 class EquilibriumLayer(nn.Module):
     """A layer whose output is the equilibrium y* = T(y*; x) of a cell.
 
-    Give an `energy` (and an activation), whose hidden objective the output then minimises, or a
+    Give an `energy` (and an activation), whose hidden objective the output then minimizes, or a
     `cell` of your own. Solver and gradient rule are chosen independently, by name or as objects.
 
         layer = EquilibriumLayer(
             Input(U) + Quadratic(W), activation="relu",
-            solver=Anderson(tolerance=1e-4), adjoint=Implicit(),
+            solver=Anderson(tolerance=1e-4), gradient=Implicit(),
         )
 
     strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
@@ -57,7 +57,7 @@ class EquilibriumLayer(nn.Module):
         cell: Cell | None = None,
         activation: str | Activation = "relu",
         solver: str | Solver[Any] = "auto",
-        adjoint: str | GradientRule = "auto",
+        gradient: str | GradientRule = "auto",
         strict: bool = False,
         compile_step: bool | str = False,
     ) -> None:
@@ -68,7 +68,7 @@ class EquilibriumLayer(nn.Module):
             raise ValueError("give an energy or a cell, and not both")
         self.cell = cell if cell is not None else EnergyCell(_checked(energy), activation)
         self.solver = get_solver(solver)
-        self.adjoint = get_adjoint(adjoint)
+        self.gradient = get_gradient(gradient)
         self.strict = strict
         self.compile_step = compile_step
         self.last_solution: Solution | None = None
@@ -104,8 +104,8 @@ class EquilibriumLayer(nn.Module):
                 stack.enter_context(torch.no_grad())
                 x = x.clone() if x.is_inference() else x
             start = self.start if start is None else start
-            problem = self._problem(x, start, from_zero=self.adjoint.from_zero)
-            state, solution = self.adjoint.equilibrium(
+            problem = self._problem(x, start, from_zero=self.gradient.from_zero)
+            state, solution = self.gradient.equilibrium(
                 self.cell, problem, self.solver, self._backward_log
             )
             self._note(solution)
@@ -206,7 +206,7 @@ class EquilibriumLayer(nn.Module):
             return
         self._told_of_coupling = True
         warnings.warn(
-            "this layer couples the samples of a batch (a regulariser such as decorrelation or "
+            "this layer couples the samples of a batch (a regularizer such as decorrelation or "
             "HSIC): the result of each depends on the others in its batch. Run samples one by one, "
             "or always in the same batches, where that matters.",
             BatchCouplingWarning,
@@ -235,7 +235,7 @@ class EquilibriumLayer(nn.Module):
         return {**kept, "on_equilibrium": None}
 
     def extra_repr(self) -> str:
-        return f"solver={self.solver}, adjoint={self.adjoint}, strict={self.strict}"
+        return f"solver={self.solver}, gradient={self.gradient}, strict={self.strict}"
 
 
 def in_fastest_format(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from equilibria.context import Context, State, state_tensors
 from equilibria.energies import Energy
 from equilibria.equilibrium import EnergyCell
 from equilibria.models.blocks import PooledLinearHead
-from equilibria.models.options import initialise_small
+from equilibria.models.options import initialize_small
 from equilibria.operators import AveragePool, Conv2d, LinearOperator
 
 Fusion = Literal["average", "sum", "none"]
@@ -23,7 +23,7 @@ Fusion = Literal["average", "sum", "none"]
 class BranchCell(EnergyCell):
     """The joint equilibrium of several branches, and the one feature that they give the head.
 
-    Features are upsampled (nearest neighbour) to the finest resolution and averaged, summed, or,
+    Features are upsampled (nearest neighbor) to the finest resolution and averaged, summed, or,
     with fusion="none", concatenated.
     """
 
@@ -110,7 +110,7 @@ def branch_operators(
     U: list[LinearOperator] = []
     for width, scale in zip(widths, scales, strict=True):
         W.append(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta))
-        initialise_small(W[-1], init_scale)
+        initialize_small(W[-1], init_scale)
         U.append(branch_input(channels, width, input_kernel_size, scale))
     return W, U
 
@@ -126,5 +126,5 @@ def checked_branches(widths: Sequence[int], scales: Sequence[int]) -> None:
 
 
 def upsample(feature: Tensor, scale: int) -> Tensor:
-    """Nearest-neighbour upsampling."""
+    """Nearest-neighbor upsampling."""
     return feature if scale == 1 else F.interpolate(feature, scale_factor=scale, mode="nearest")

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from equilibria.adjoints import LinearSolution
 from equilibria.context import State
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.objective import Objective
+from equilibria.equilibrium.objective import Objective
+from equilibria.gradients import LinearSolution
 from equilibria.solvers import Solution, Solver
 
 
@@ -43,7 +43,7 @@ class EquilibriumClassifier(nn.Module):
         return self.layer.solve(self.stem(images), start, solver=solver, trace=trace)
 
     def objective(self, images: Tensor) -> Objective:
-        """The hidden objective that the equilibrium of each image minimises."""
+        """The hidden objective that the equilibrium of each image minimizes."""
         return self.layer.objective(self.stem(images))
 
     def contraction_bound(self, images: Tensor) -> float | None:

@@ -19,7 +19,7 @@ Conv4Norm = Literal["batch", "group"]
 
 
 class BatchStatisticsNorm(nn.Module):
-    """Batch normalisation by the batch at hand, always: nothing is remembered of other batches.
+    """Batch normalization by the batch at hand, always: nothing is remembered of other batches.
 
     What MAML does. Predictions for the queries of an episode then depend on one another.
     """

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule, LinearSolution
 from equilibria.context import State
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import GradientRule, LinearSolution
 from equilibria.models.decoder_parts import (
     ImageHead,
     InjectedMDEQCell,
@@ -19,7 +19,7 @@ from equilibria.models.decoder_parts import (
 )
 from equilibria.models.mdeq import branch_channels
 from equilibria.models.opteq import opteq_cell, optimal_space
-from equilibria.models.options import initialise_small, solver_from_options
+from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d
 from equilibria.solvers import Solution, Solver
 
@@ -74,7 +74,7 @@ def mdeq_decoder(
     init_gain: float = 0.05,
     feedback: float = 0.1,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -83,7 +83,7 @@ def mdeq_decoder(
 
     `in_channels` are those of the images. `channels` has one number a branch, the finest first;
     the finest works at 1/`downsample` of the resolution, and the head makes up for it. All norms
-    are group norms: inputs are optimised sample by sample.
+    are group norms: inputs are optimized sample by sample.
     """
     widths = branch_channels(channels)
     size = equilibrium_size(image_size, downsample, len(widths))
@@ -101,7 +101,7 @@ def mdeq_decoder(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=ImageHead(widths, head_channels, in_channels, upsample=downsample, groups=groups),
@@ -126,7 +126,7 @@ def opteq_decoder(
     init_scale: float = 1.0,
     groups: int = 8,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -135,7 +135,7 @@ def opteq_decoder(
     size = equilibrium_size(image_size, downsample, 1)
     W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
     U = Conv2d(channels, width, kernel_size)
-    initialise_small(W, init_scale)
+    initialize_small(W, init_scale)
     cell = opteq_cell(
         W, U, bias=True, activation=activation, mu=mu, space=optimal_space(channels, width)
     )
@@ -144,7 +144,7 @@ def opteq_decoder(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=ImageHead((channels,), head_channels, in_channels, upsample=downsample, groups=groups),

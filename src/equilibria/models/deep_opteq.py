@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, get_activation
-from equilibria.adjoints import GradientRule, Symmetry
 from equilibria.context import Context, Layout, State, sum_per_sample
-from equilibria.energies import Input, Regulariser
+from equilibria.energies import Input, Regularizer
 from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.equilibrium.objective import Objective
+from equilibria.gradients import GradientRule, Symmetry
 from equilibria.models.blocks import ImageStem, PooledLinearHead
 from equilibria.models.classifier import EquilibriumClassifier
-from equilibria.models.options import initialise_small, solver_from_options
-from equilibria.objective import Objective
+from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d, LinearOperator, as_operator
 from equilibria.solvers import Solver
 
@@ -123,7 +123,7 @@ class DeepOptEqCell(Cell):
 
     One layer has the symmetric Jacobian αWᵀDW/μ + (1−α)I; a product of several has none.
 
-    A `regulariser` R with weight `gamma` enters by its step T_R, the proximal operator or a
+    A `regularizer` R with weight `gamma` enters by its step T_R, the proximal operator or a
     gradient step (Section 5.1). placement="exact": z ← f_L(f_{L−1}∘…∘f_1(z) + T_R(z) − z), whose
     equilibrium is stationary for Φ + γR(z_L). placement="paper": z ← f_L∘…∘f_1(T_R(z)) as printed,
     which for L ≥ 2 is not (it misses by γ∇R in two blocks); for L = 1 both are Theorem 4. The
@@ -134,7 +134,7 @@ class DeepOptEqCell(Cell):
         self,
         layers: Sequence[UnitLayer],
         *,
-        regulariser: Regulariser | None = None,
+        regularizer: Regularizer | None = None,
         gamma: float = 0.0,
         placement: Placement = "exact",
     ) -> None:
@@ -146,11 +146,11 @@ class DeepOptEqCell(Cell):
         if not gamma >= 0:
             raise ValueError(f"gamma must not be negative, not {gamma}")
         self.layers = nn.ModuleList(layers)
-        self.regulariser = regulariser
+        self.regularizer = regularizer
         self.gamma = gamma
         self.placement = placement
-        self.couples_batch = regulariser is not None and regulariser.couples_batch
-        symmetric = len(layers) == 1 and regulariser is None
+        self.couples_batch = regularizer is not None and regularizer.couples_batch
+        symmetric = len(layers) == 1 and regularizer is None
         self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
         self.monotone = symmetric
 
@@ -177,26 +177,26 @@ class DeepOptEqCell(Cell):
         return z
 
     def pulls(self, z: Tensor) -> list[Tensor | None]:
-        """What the regulariser adds to the input of each layer: T_R(z) − z at its place."""
+        """What the regularizer adds to the input of each layer: T_R(z) − z at its place."""
         count = len(self.layers)
         pulls: list[Tensor | None] = [None] * count
-        if self.regulariser is not None:
+        if self.regularizer is not None:
             place = 0 if self.placement == "paper" else count - 1
-            pulls[place] = self.regulariser.step(z, self.gamma) - z
+            pulls[place] = self.regularizer.step(z, self.gamma) - z
         return pulls
 
     def output(self, state: State, context: Context) -> Tensor:
         """z*, or prox_{γR}(z*)."""
         assert isinstance(state, Tensor)
         near = None
-        if self.regulariser is not None:
-            near = self.regulariser.proximal(state, self.gamma)
+        if self.regularizer is not None:
+            near = self.regularizer.proximal(state, self.gamma)
         return state if near is None else near
 
     @property
     def formula(self) -> str:
         count = len(self.layers)
-        extra = "" if self.regulariser is None else f" + {self.gamma:g}·{self.regulariser}(z_L)"
+        extra = "" if self.regularizer is None else f" + {self.gamma:g}·{self.regularizer}(z_L)"
         where = "   (M the Moreau envelope, prox_φ(v) = Wᵀσ(Wv + Ux + b)/μ)"
         if count == 1:
             return f"αM_φ^(1−α)(z){extra}{where}"
@@ -209,7 +209,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def contraction_limit(self) -> float | None:
-        if self.regulariser is not None:
+        if self.regularizer is not None:
             return None
         product = 1.0
         for layer in self.units():
@@ -220,8 +220,8 @@ class DeepOptEqCell(Cell):
         return product
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """The product of the layers' Lipschitz constants; None with a regulariser."""
-        if self.regulariser is not None:
+        """The product of the layers' Lipschitz constants; None with a regularizer."""
+        if self.regularizer is not None:
             return None
         pairs = zip(self.units(), context.parts, strict=True)
         bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
@@ -244,15 +244,15 @@ class Block:
 
 
 class DeepOptEqObjective(Objective):
-    """What the equilibrium of a Deep OptEq minimises, or, for L > 2, the inclusion it solves.
+    """What the equilibrium of a Deep OptEq minimizes, or, for L > 2, the inclusion it solves.
 
     Everything is evaluated at the blocks z_1 = f_1(z_0), …, z_L = f_L(z_{L−1}) that one application
     of the map makes of a state z_0, because outputs are where the Moreau envelopes are exact:
     M_φ^{1−α}(z) = φ(p) + (1−α)/2 ‖v − p‖² and ∇(α M)(z) = v − z.
 
-    L = 1: α M_φ^{1−α}, which has φ's minimisers (Theorem 1, Table 1).
+    L = 1: α M_φ^{1−α}, which has φ's minimizers (Theorem 1, Table 1).
     L = 2: Corollary 1's α M₁(z_1) + α M₂(z_2) + ½‖z_1 − z_2‖²; falls along a Picard iteration.
-    With a regulariser γR(z_L) is added to each (γ times its Moreau envelope where its proximal
+    With a regularizer γR(z_L) is added to each (γ times its Moreau envelope where its proximal
     operator is used).
 
     L > 2: no objective exists; `value` is Φ(z̃) = Σ α M_i(z_i), which need not fall, and `gradient`
@@ -265,8 +265,8 @@ class DeepOptEqObjective(Objective):
         self.context = context
 
     @property
-    def is_minimised(self) -> bool:
-        """Whether the equilibrium is the minimiser of `value` (L ≤ 2)."""
+    def is_minimized(self) -> bool:
+        """Whether the equilibrium is the minimizer of `value` (L ≤ 2)."""
         return len(self.cell.units()) <= 2
 
     def blocks(self, state: State) -> list[Block]:
@@ -294,17 +294,17 @@ class DeepOptEqObjective(Objective):
         total = torch.stack([block.envelope for block in blocks]).sum(dim=0)
         if len(blocks) == 2:
             total = total + 0.5 * sum_per_sample((blocks[0].z - blocks[1].z).square())
-        regulariser, gamma = self.cell.regulariser, self.cell.gamma
-        if regulariser is None:
+        regularizer, gamma = self.cell.regularizer, self.cell.gamma
+        if regularizer is None:
             return total
-        if regulariser.couples_batch:
+        if regularizer.couples_batch:
             total = total.sum()
         last = blocks[-1].z
-        near = regulariser.proximal(last, gamma)
+        near = regularizer.proximal(last, gamma)
         if near is None:
-            return total + gamma * regulariser.value(last)
+            return total + gamma * regularizer.value(last)
         distance = sum_per_sample((last - near).square())
-        return total + gamma * regulariser.value(near) + 0.5 * distance
+        return total + gamma * regularizer.value(near) + 0.5 * distance
 
     def gradient(self, state: State) -> tuple[Tensor, ...]:
         """∇Φ(z̃) + (I − P) z̃ (+ γ∇R at z_L), block by block (that of `value` for L ≤ 2)."""
@@ -314,10 +314,10 @@ class DeepOptEqObjective(Objective):
             (block.v - block.z) + (block.z - before.z)
             for block, before in zip(blocks, previous, strict=True)
         ]
-        regulariser = self.cell.regulariser
-        if regulariser is not None:
+        regularizer = self.cell.regularizer
+        if regularizer is not None:
             last = blocks[-1].z
-            gradients[-1] = gradients[-1] + last - regulariser.step(last, self.cell.gamma)
+            gradients[-1] = gradients[-1] + last - regularizer.step(last, self.cell.gamma)
         return tuple(gradients)
 
     def residual(self, state: State) -> Tensor:
@@ -342,14 +342,14 @@ def deep_opteq(
     alpha: float = 0.8,
     learnable_alpha: bool = False,
     bias: bool = True,
-    regulariser: Regulariser | None = None,
+    regularizer: Regularizer | None = None,
     gamma: float = 0.0,
     placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.95,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -358,7 +358,7 @@ def deep_opteq(
     layers = []
     for width in widths:
         W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
-        initialise_small(W, init_scale)
+        initialize_small(W, init_scale)
         U = Conv2d(channels, width, input_kernel_size)
         layers.append(
             UnitLayer(
@@ -376,9 +376,9 @@ def deep_opteq(
             in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
         ),
         layer=EquilibriumLayer(
-            cell=DeepOptEqCell(layers, regulariser=regulariser, gamma=gamma, placement=placement),
+            cell=DeepOptEqCell(layers, regularizer=regularizer, gamma=gamma, placement=placement),
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=PooledLinearHead(channels, num_classes, pool=pool),

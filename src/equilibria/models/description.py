@@ -34,7 +34,7 @@ class ModelDescription:
 
     @property
     def objective_kind(self) -> str:
-        """Whether the equilibrium minimises something: "yes", "no", or it solves an inclusion."""
+        """Whether the equilibrium minimizes something: "yes", "no", or it solves an inclusion."""
         if self.objective is None:
             return "no"
         return "inclusion" if "∈" in self.objective else "yes"

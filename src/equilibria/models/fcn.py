@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from equilibria.models.blocks import ImageStem, check_images
 from equilibria.models.registry import parameter_count
-from equilibria.models.resnet import conv_norm_relu, initialise_he
+from equilibria.models.resnet import conv_norm_relu, initialize_he
 from equilibria.models.sizing import nearest_width
 
 
@@ -66,7 +66,7 @@ class FCNHead(nn.Module):
         self.dropout = nn.Dropout2d(dropout)
         self.classifier = nn.Conv2d(width, num_classes, 1)
         self.stride = stride
-        initialise_he(self.convolution)
+        initialize_he(self.convolution)
 
     def forward(self, features: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.dropout(self.convolution(features)))
@@ -125,7 +125,7 @@ def fcn(
         stem = SegmentationStem(in_channels, channels, stride=stride, depth=stem_depth)
         layers = [conv_norm_relu(a, b, kernel_size) for a, b in pairwise([channels, *sizes])]
         backbone = nn.Sequential(*layers)
-        initialise_he(backbone)
+        initialize_he(backbone)
         head = FCNHead(sizes[-1], head_width, num_classes, stride=stride, dropout=dropout)
         return FCN(stem, backbone, head)
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule, LinearSolution
 from equilibria.energies import Input, Quadratic
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import GradientRule, LinearSolution
 from equilibria.models.blocks import PooledLinearHead
 from equilibria.models.conv4 import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.film import CopiesFiLM, FiLMCell, PackedFiLM
 from equilibria.models.mdeq import branch_channels
 from equilibria.models.mdeq_parts import MDEQHead, MDEQStem
-from equilibria.models.options import initialise_small, solver_from_options
+from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d, Identity
 from equilibria.solvers import Solution, Solver
 
@@ -30,10 +30,10 @@ class FewShotClassifier(nn.Module):
     """logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of Eq. 29.
 
     Which classes there are, and what they are called, is for the task vector x to say. It is
-    optimised as an input: `for_images` gives a model of the task vectors alone.
+    optimized as an input: `for_images` gives a model of the task vectors alone.
 
     stem: from images to features; conditioning: from features and task vectors to the injection.
-    episode_statistics: whether the stem normalises by the images it gets, so that it must see the
+    episode_statistics: whether the stem normalizes by the images it gets, so that it must see the
         support and the queries of every episode by themselves.
     """
 
@@ -134,7 +134,7 @@ def few_shot_opteq(
     zeta: float = 0.9,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -151,7 +151,7 @@ def few_shot_opteq(
     """
     copies = num_classes * channels
     W = Conv2d(channels, copies, 3, norm="bound", zeta=zeta)
-    initialise_small(W, init_scale)
+    initialize_small(W, init_scale)
     energy = Input(Identity(), torch.zeros(copies, 1, 1)) + Quadratic(W)
     head = PooledLinearHead(copies, num_classes)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def few_shot_opteq(
             energy,
             activation=activation,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=head,
@@ -193,7 +193,7 @@ def few_shot_mdeq(
     init_gain: float = 0.05,
     feedback: float = 0.1,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -215,7 +215,7 @@ def few_shot_mdeq(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=MDEQHead(

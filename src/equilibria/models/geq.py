@@ -13,17 +13,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule
 from equilibria.context import Context, State, state_tensors
 from equilibria.energies import Branches, Energy, Quadratic
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import KernelScale
 from equilibria.energies.kernels import Form, PolynomialKernel, SigmoidKernel
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import ImageStem, PooledLinearHead
 from equilibria.models.branches import BranchCell, branch_input, checked_branches
 from equilibria.models.classifier import EquilibriumClassifier
-from equilibria.models.options import initialise_small, solver_from_options
+from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d, Dense
 from equilibria.solvers import Solver
 
@@ -93,7 +93,7 @@ def geq(
     zeta_hidden: float = 1.0,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -147,7 +147,7 @@ def geq(
     terms: list[Energy] = []
     for width, scale in zip(widths, scales, strict=True):
         W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
-        initialise_small(W, init_scale)
+        initialize_small(W, init_scale)
         is_gaussian = kernel == "gaussian"
         terms.append(gaussian(width, scale, W) if is_gaussian else inner_product(scale, W))
 
@@ -159,7 +159,7 @@ def geq(
         layer=EquilibriumLayer(
             cell=cell(_together(terms), activation, damping=damping),
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=PooledLinearHead(channels, num_classes, pool=pool),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.models.blocks import PooledLinearHead, check_images
-from equilibria.models.resnet import ResidualBlock, conv_norm, conv_norm_relu, initialise_he
+from equilibria.models.resnet import ResidualBlock, conv_norm, conv_norm_relu, initialize_he
 
 BLOCKS = 4
 """Residual blocks of stage 1, and of each branch of a module of the later stages."""
@@ -21,7 +21,7 @@ BLOCKS = 4
 class Fuse(nn.Module):
     """What a branch takes over from another: the same, upsampled, or downsampled.
 
-    From a branch `steps` > 0 levels coarser: a 1×1 convolution and nearest-neighbour upsampling;
+    From a branch `steps` > 0 levels coarser: a 1×1 convolution and nearest-neighbor upsampling;
     from a finer one: |steps| 3×3 convolutions of stride 2, only the last of which changes the width
     and has no ReLU.
     """
@@ -162,7 +162,7 @@ class HRNet(nn.Module):
             before = widths
         self.neck = ClassificationNeck(before, width=head_width, features=features)
         self.head = PooledLinearHead(features, num_classes)
-        initialise_he(self)
+        initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation, get_activation
-from equilibria.adjoints import GradientRule
 from equilibria.context import Context, State, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import check_halvings
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.mdeq_layers import CellConv2d, CellLayers, CellNorm, Norm, Reading
@@ -305,7 +305,7 @@ def mdeq(
     init_gain: float = 0.05,
     feedback: float = 0.1,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -335,7 +335,7 @@ def mdeq(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=MDEQHead(widths, head_channels, final_channels, num_classes, **outer),

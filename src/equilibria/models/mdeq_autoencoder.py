@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from equilibria.adjoints import GradientRule
+from equilibria.gradients import GradientRule
 from equilibria.models.autoencoders import Autoencoder
 from equilibria.models.decoder import mdeq_decoder
 from equilibria.models.mdeq import mdeq
@@ -26,7 +26,7 @@ def mdeq_autoencoder(
     groups: int = 8,
     variational: bool = True,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -42,7 +42,7 @@ def mdeq_autoencoder(
         "downsample": downsample,
         "groups": groups,
         "solver": solver,
-        "adjoint": adjoint,
+        "gradient": gradient,
         "tolerance": tolerance,
         "max_iterations": max_iterations,
         "strict": strict,

@@ -40,9 +40,9 @@ class Reading:
 
 
 class CellConv2d(nn.Module):
-    """A zero-padded convolution without bias, weight-normalised or not.
+    """A zero-padded convolution without bias, weight-normalized or not.
 
-    With weight normalisation the kernel is `length` · `direction`/‖direction‖, one length an output
+    With weight normalization the kernel is `length` · `direction`/‖direction‖, one length an output
     channel (Salimans and Kingma 2016). The kernel is computed once a solve, by `kernel()`, and
     read from the context by every step. It starts with standard deviation `init_gain`/√fan-in.
     """
@@ -88,9 +88,9 @@ class CellConv2d(nn.Module):
 
 
 class CellNorm(nn.Module):
-    """Group or batch normalisation with a trainable gain and offset.
+    """Group or batch normalization with a trainable gain and offset.
 
-    A group norm treats each sample alone. A batch norm normalises by the batch in training and by
+    A group norm treats each sample alone. A batch norm normalizes by the batch in training and by
     running statistics in evaluation; which of the two is for the context to say, so that a backward
     pass sees what its forward pass saw. A step never changes the running statistics: `absorb` does.
     """
@@ -176,7 +176,7 @@ def fitting_groups(channels: int, groups: int) -> int:
     """The largest divisor of `groups` that splits the channels into groups of at least four.
 
     Four is what 8 groups of the smallest published branch (32 channels) have; a group of one
-    channel on a small map is normalised by a handful of numbers.
+    channel on a small map is normalized by a handful of numbers.
     """
     if groups < 1:
         raise ValueError(f"groups must be at least 1, not {groups}")

@@ -22,7 +22,6 @@ from equilibria.activations import (
     SoftThreshold,
     get_activation,
 )
-from equilibria.adjoints import GradientRule
 from equilibria.context import (
     Context,
     Entry,
@@ -33,6 +32,7 @@ from equilibria.context import (
     unflatten_state,
 )
 from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import ImageStem, PooledLinearHead, check_halvings, check_images
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.options import solver_from_options
@@ -343,7 +343,7 @@ def mondeq(
     splitting: Splitting = "peaceman-rachford",
     step_size: float | None = None,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -380,7 +380,7 @@ def mondeq(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=PooledLinearHead(cell.channels[-1], num_classes, pool=pool),

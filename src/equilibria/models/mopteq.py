@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule
 from equilibria.context import State
 from equilibria.energies import (
     Energy,
@@ -26,6 +25,7 @@ from equilibria.energies import (
 )
 from equilibria.energies.branch_coupling import Sign
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import ImageStem
 from equilibria.models.branches import (
     Fusion,
@@ -63,7 +63,7 @@ def heritage_diversity_loss(features: Tensor, branches: int, strength: float) ->
     """λD − H over the loop of branches, per sample: the loss that may stand in for HH&D.
 
     Section 3.2 adds γ times it to the training loss of a model without HH&D, instead of putting it
-    into the objective (the printed sign, γ(H − λD), would reward what it should penalise).
+    into the objective (the printed sign, γ(H − λD), would reward what it should penalize).
     `features` are those of single-view branches side by side, as fusion="none" gives them.
     """
     z = features.unflatten(1, (branches, -1)).unbind(dim=1)  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ def mopteq(
     zeta: float = 0.9,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -154,7 +154,7 @@ def mopteq(
         layer=EquilibriumLayer(
             cell=MOptEqFeatureCell(cell) if space == "z" else cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=branch_head(fusion, channels, len(widths), num_classes, pool),

@@ -24,7 +24,7 @@ class MOptEqCell(BranchCell):
     """z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (Eq. 6), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
 
     `inputs` is how g(x) enters each branch (`Input`, or a kernel of GEQ's Table 5), `coupling` the
-    terms H and D between neighbours. An equilibrium is a stationary point of Eq. 5.
+    terms H and D between neighbors. An equilibrium is a stationary point of Eq. 5.
 
     PE: branch i sees g(x) − δᵢ₋₁, where δᵢ = ε sign(Uᵢᵀyᵢ) (δ₀ = 0) is the perturbation that raises
     the objective of branch i most. pe="train": in training only; "always"; "off". A δ that changed

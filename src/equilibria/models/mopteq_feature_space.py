@@ -9,8 +9,8 @@ from torch import Tensor
 
 from equilibria.context import Context, Layout, Packing, State, map_state, state_tensors
 from equilibria.equilibrium import Cell
+from equilibria.equilibrium.objective import Objective, distance_per_sample
 from equilibria.models.mopteq_cell import MOptEqCell
-from equilibria.objective import Objective, distance_per_sample
 
 
 class MOptEqFeatureCell(Cell):

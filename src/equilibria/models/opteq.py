@@ -1,4 +1,4 @@
-"""OptEq: one layer z = (1/μ) Wᵀσ(Wz + Ux + b) whose fixed point minimises a convex function.
+"""OptEq: one layer z = (1/μ) Wᵀσ(Wz + Ux + b) whose fixed point minimizes a convex function.
 
 Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 3.2.
 """
@@ -10,15 +10,15 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, get_activation
-from equilibria.adjoints import GradientRule
 from equilibria.context import Context, State
 from equilibria.energies import Input, Quadratic, Scaled, Sum
 from equilibria.equilibrium import Cell, EnergyCell, EquilibriumLayer
+from equilibria.equilibrium.objective import EnergyObjective, Objective
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import ImageStem, PooledLinearHead
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import DeepOptEqCell, UnitLayer
-from equilibria.models.options import initialise_small, solver_from_options
-from equilibria.objective import EnergyObjective, Objective
+from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d, LinearOperator
 from equilibria.solvers import Solver
 
@@ -28,7 +28,7 @@ Space = Literal["auto", "y", "z"]
 class OptEqCell(EnergyCell):
     """OptEq in y-space: y = σ(WWᵀy/μ + Ux + b), with the feature z = Wᵀy/μ.
 
-    y* minimises G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, and z* the convex φ of Theorem 1, with
+    y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, and z* the convex φ of Theorem 1, with
     φ(z) = G(y)/μ at every output of the map: no inverse of W is needed, so W may be a convolution,
     rectangular or singular. `alpha` < 1 is the skip connection of Table 1, row 2, which leaves the
     fixed points where they are.
@@ -114,7 +114,7 @@ def opteq(
     zeta: float = 0.9,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -132,7 +132,7 @@ def opteq(
         )
     W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
     U = Conv2d(channels, width, input_kernel_size)
-    initialise_small(W, init_scale)
+    initialize_small(W, init_scale)
     cell = opteq_cell(
         W,
         U,
@@ -149,7 +149,7 @@ def opteq(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=PooledLinearHead(channels, num_classes, pool=pool),

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule
-from equilibria.energies import Regulariser
+from equilibria.energies import Regularizer
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import PooledLinearHead
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import DeepOptEqCell, Placement, UnitLayer
-from equilibria.models.options import initialise_small, solver_from_options
-from equilibria.models.resnet import Form, ResNet, initialise_he, resnet_extractor
+from equilibria.models.options import initialize_small, solver_from_options
+from equilibria.models.resnet import Form, ResNet, initialize_he, resnet_extractor
 from equilibria.operators import LinearOperator, SeparableConv2d
 from equilibria.solvers import Solver
 
@@ -37,7 +37,7 @@ class ConvolutionalHead(nn.Module):
             self.layers.append(nn.ReLU(inplace=True))
             # ceil_mode: a map of one pixel stays one.
             self.layers.append(nn.MaxPool2d(2, ceil_mode=True))
-        initialise_he(self.layers)
+        initialize_he(self.layers)
         self.classifier = PooledLinearHead(sizes[-1], num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -81,14 +81,14 @@ def opteq_imagenet(
     alpha: float = 0.8,
     learnable_alpha: bool = True,
     bias: bool = True,
-    regulariser: Regulariser | None = None,
+    regularizer: Regularizer | None = None,
     gamma: float = 0.0,
     placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "estimate",
     zeta: float = 0.95,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -99,7 +99,7 @@ def opteq_imagenet(
     OptEq-Middle: extractor_widening=2, widths=(1024, 512) * 3, kernel_sizes=(5, 3) * 3, which reads
     Table 6's block as two unit layers, because its two pairs of kernels fit no single W. "Two
     depthwise separable convolution kernels" a layer are W_l and U_l. The paper's setting is
-    adjoint=Unrolled(steps=5), regulariser=Decorrelation() with a gamma it does not state, and
+    gradient=Unrolled(steps=5), regularizer=Decorrelation() with a gamma it does not state, and
     placement="paper"; a Decorrelation makes predictions depend on the batch.
 
     The paper's sizes cannot be met: what it describes has 8.8 M (not 18 M) and 13.7 M (not 40 M)
@@ -124,7 +124,7 @@ def opteq_imagenet(
     layers = []
     for width, kernel_size in zip(widths, kernel_sizes, strict=True):
         W = separable(channels, width, kernel_size, norm=norm, zeta=zeta)
-        initialise_small(W, init_scale)
+        initialize_small(W, init_scale)
         layers.append(
             UnitLayer(
                 W,
@@ -139,9 +139,9 @@ def opteq_imagenet(
     return EquilibriumClassifier(
         stem=stem,
         layer=EquilibriumLayer(
-            cell=DeepOptEqCell(layers, regulariser=regulariser, gamma=gamma, placement=placement),
+            cell=DeepOptEqCell(layers, regularizer=regularizer, gamma=gamma, placement=placement),
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=ConvolutionalHead(channels, head_widths, num_classes),

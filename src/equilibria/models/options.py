@@ -30,7 +30,7 @@ def solver_from_options(
 
 
 @torch.no_grad()
-def initialise_small(operator: LinearOperator, scale: float) -> None:
+def initialize_small(operator: LinearOperator, scale: float) -> None:
     """Shrink an operator's initial weights: small norms make the first solves short (OptEq 7.4)."""
     for parameter in operator.parameters():
         parameter.mul_(scale)

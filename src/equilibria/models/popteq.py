@@ -11,10 +11,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule
 from equilibria.context import Context, State, state_tensors
 from equilibria.energies import Branches, Input, Quadratic
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import ImageStem
 from equilibria.models.branches import (
     BranchCell,
@@ -31,7 +31,7 @@ from equilibria.solvers import Solver
 class POptEqCell(BranchCell):
     """zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ) for each branch (Eq. 10), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
 
-    The branches together minimise Eq. 11, a sum of OptEq's objectives.
+    The branches together minimize Eq. 11, a sum of OptEq's objectives.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ def popteq(
     zeta: float = 0.9,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -115,7 +115,7 @@ def popteq(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=branch_head(fusion, channels, len(widths), num_classes, pool),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from equilibria.adjoints import Phantom, Unrolled
+from equilibria.gradients import Phantom, Unrolled
 from equilibria.models.deep_opteq import deep_opteq
 from equilibria.models.fcn import fcn
 from equilibria.models.geq import geq
@@ -87,7 +87,7 @@ register_model(
     paper="OptEq T6, T7",
     reported="18 M",
     num_classes=1000,
-    adjoint=Unrolled(steps=5),
+    gradient=Unrolled(steps=5),
 )
 register_model(
     "deep-opteq-imagenet-mid",
@@ -99,7 +99,7 @@ register_model(
     extractor_widening=2,
     widths=(1024, 512) * 3,
     kernel_sizes=(5, 3) * 3,
-    adjoint=Unrolled(steps=5),
+    gradient=Unrolled(steps=5),
 )
 register_model(
     "deep-opteq-segmentation",
@@ -349,7 +349,7 @@ register_model(
     widths=(64, 128, 128, 128, 256, 256),
     stem_depth=2,
     hidden=64,
-    adjoint=Phantom(),
+    gradient=Phantom(),
     **_GEQ,
 )
 register_model(
@@ -362,7 +362,7 @@ register_model(
     widths=(80, 160, 160, 160, 320, 320),
     stem_depth=2,
     hidden=64,
-    adjoint=Phantom(),
+    gradient=Phantom(),
     **_GEQ,
 )
 register_model(
@@ -373,7 +373,7 @@ register_model(
     reported="6 M",
     channels=256,
     widths=(32, 64, 128, 128, 256, 256),
-    adjoint=Phantom(),
+    gradient=Phantom(),
     **_GEQ_IMAGENET,
     **_GEQ,
 )
@@ -385,7 +385,7 @@ register_model(
     reported="13 M",
     channels=384,
     widths=(48, 96, 192, 192, 384, 384),
-    adjoint=Phantom(),
+    gradient=Phantom(),
     **_GEQ_IMAGENET,
     **_GEQ,
 )

@@ -55,6 +55,6 @@ register_model(
 register_model(
     "ae-conv",
     convolutional_autoencoder,
-    summary="Convolutional autoencoder, plain or regularised (RAE)",
+    summary="Convolutional autoencoder, plain or regularized (RAE)",
     paper="JIIO T1",
 )

@@ -9,7 +9,7 @@ from equilibria.models.restorers import deq_restorer
 register_model(
     "deq-restorer",
     deq_restorer,
-    summary="Restores images: minimises a data term and a learned convex prior",
+    summary="Restores images: minimizes a data term and a learned convex prior",
     paper="after Gilton et al., 2021",
 )
 register_model(

@@ -142,7 +142,7 @@ class ResNetTrunk(nn.Module):
                 stage.append(block)
             self.stages.append(stage)
         self.out_channels = channels
-        initialise_he(self)
+        initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.in_channels)
@@ -168,7 +168,7 @@ class ResNet(nn.Module):
         return features
 
 
-def initialise_he(module: nn.Module) -> None:
+def initialize_he(module: nn.Module) -> None:
     """Convolutions of variance 2 ÷ fan-out (He et al. 2015)."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):

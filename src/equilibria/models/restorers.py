@@ -1,4 +1,4 @@
-"""A restorer whose output minimises an explicit objective: a data term and a learned prior.
+"""A restorer whose output minimizes an explicit objective: a data term and a learned prior.
 
 After Gilton, Ongie, Willett, "Deep equilibrium architectures for inverse problems in imaging"
 (2021), whose network takes the place of a proximal operator; here it is one.
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.adjoints import GradientRule, LinearSolution
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies import Energy, Input
 from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer
+from equilibria.equilibrium.objective import Objective
+from equilibria.gradients import GradientRule, LinearSolution
 from equilibria.models.blocks import check_images
 from equilibria.models.options import solver_from_options
-from equilibria.objective import Objective
 from equilibria.operators import AveragePool, Conv2d, LinearOperator
 from equilibria.solvers import Solution, Solver
 
@@ -72,7 +72,7 @@ class RestoringCell(EnergyCell):
     """The proximal gradient step of length 1/(1 + L) on a strongly convex objective.
 
     L bounds the curvature of the data term, the only one there is. The step contracts by
-    L/(1 + L), so that the minimiser is unique and is reached, however much the data weigh.
+    L/(1 + L), so that the minimizer is unique and is reached, however much the data weigh.
     """
 
     def __init__(self, data: DataTerm, prior: Input) -> None:
@@ -106,7 +106,7 @@ class RestoringCell(EnergyCell):
 
 
 class EquilibriumRestorer(nn.Module):
-    """The image z = Wᵀy whose code y ≥ 0 minimises ½‖y‖² − ⟨Up + b, y⟩ + (weight/2)‖Az − ŷ‖².
+    """The image z = Wᵀy whose code y ≥ 0 minimizes ½‖y‖² − ⟨Up + b, y⟩ + (weight/2)‖Az − ŷ‖².
 
     p is the picture of the measurement ŷ. The objective is strongly convex: there is one restored
     image, and `objective` tells its value. Called with a measurement alone it takes every pixel as
@@ -137,7 +137,7 @@ class EquilibriumRestorer(nn.Module):
         return torch.cat([pulled, mask.expand(len(measured), 1, height, width)], dim=1)
 
     def objective(self, measured: Tensor, measurement: object | None = None) -> Objective:
-        """What the code of the restored image minimises."""
+        """What the code of the restored image minimizes."""
         return self.layer.objective(self.stem(measured, measurement))
 
     def solve(self, measured: Tensor, measurement: object | None = None) -> Solution:
@@ -173,7 +173,7 @@ def deq_restorer(
     weight: float = 2.0,
     factor: int = 1,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -188,7 +188,7 @@ def deq_restorer(
         EquilibriumLayer(
             cell=RestoringCell(DataTerm(W, weight, factor), prior),
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         in_channels,

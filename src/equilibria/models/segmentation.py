@@ -11,10 +11,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.adjoints import GradientRule
 from equilibria.context import State
-from equilibria.energies import Regulariser
+from equilibria.energies import Regularizer
 from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.gradients import GradientRule
 from equilibria.models.classifier import EquilibriumClassifier
 from equilibria.models.deep_opteq import Placement, deep_opteq
 from equilibria.models.fcn import FCNHead, SegmentationStem, crop_to
@@ -46,7 +46,7 @@ def equilibrium_segmenter(
     head_width: int = 32,
     dropout: float = 0.1,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -64,7 +64,7 @@ def equilibrium_segmenter(
         layer=EquilibriumLayer(
             cell=cell,
             solver=solver_from_options(solver, tolerance, max_iterations),
-            adjoint=adjoint,
+            gradient=gradient,
             strict=strict,
         ),
         head=FCNHead(
@@ -94,14 +94,14 @@ def deep_opteq_segmentation(
     alpha: float = 0.8,
     learnable_alpha: bool = False,
     bias: bool = True,
-    regulariser: Regulariser | None = None,
+    regularizer: Regularizer | None = None,
     gamma: float = 0.0,
     placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.95,
     init_scale: float = 0.5,
     solver: str | Solver[Any] = "auto",
-    adjoint: str | GradientRule = "auto",
+    gradient: str | GradientRule = "auto",
     tolerance: float | None = None,
     max_iterations: int | None = None,
     strict: bool = False,
@@ -122,7 +122,7 @@ def deep_opteq_segmentation(
         alpha=alpha,
         learnable_alpha=learnable_alpha,
         bias=bias,
-        regulariser=regulariser,
+        regularizer=regularizer,
         gamma=gamma,
         placement=placement,
         norm=norm,
@@ -139,7 +139,7 @@ def deep_opteq_segmentation(
         head_width=head_width,
         dropout=dropout,
         solver=solver,
-        adjoint=adjoint,
+        gradient=gradient,
         tolerance=tolerance,
         max_iterations=max_iterations,
         strict=strict,

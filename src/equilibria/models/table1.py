@@ -2,7 +2,7 @@
 
 Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 3.2. Row 1 is
 `OptEqCell`, row 2 (the skip connection, α M_φ^{1−α}) its `alpha`, row 5 (φ + γR)
-`FeatureRegulariser`. Here are row 3, an affine change of variables, and row 4, a multivariate
+`FeatureRegularizer`. Here are row 3, an affine change of variables, and row 4, a multivariate
 linear activation.
 """
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equilibria.adjoints import Symmetry
 from equilibria.context import Context, Layout, State, sum_per_sample
 from equilibria.energies import Input
 from equilibria.equilibrium import Cell
+from equilibria.equilibrium.objective import Objective, distance_per_sample
+from equilibria.gradients import Symmetry
 from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer
-from equilibria.objective import Objective, distance_per_sample
 from equilibria.operators import LinearOperator, as_operator
 
 
@@ -25,7 +25,7 @@ class AffineOptEqCell(Cell):
 
         z ← R⁻¹(Wᵀσ(W(Rz + t) + Ux + b)/μ − t)
 
-    The fixed point minimises φ∘A for every invertible R (printed "invariable"). The layer is
+    The fixed point minimizes φ∘A for every invertible R (printed "invariable"). The layer is
     prox_{φ∘A} only where R is orthogonal; otherwise it is so in the metric of RᵀR,
     argmin_u φ(Au) + ½‖R(u − z)‖², and converges as fast as f does. R and t act on the channels of
     an image, and are trained if they are parameters.

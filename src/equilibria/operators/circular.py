@@ -1,6 +1,6 @@
 """Circular convolutions, which the Fourier transform turns into one small matrix a frequency.
 
-The convolution y[n] = Σ_p K_p z[n + p − c], c the kernel's centre and indices modulo the grid, is
+The convolution y[n] = Σ_p K_p z[n + p − c], c the kernel's center and indices modulo the grid, is
 ŷ(ω) = K̂(ω) ẑ(ω) with the symbol K̂(ω) = Σ_p K_p e^{iω·(p−c)}. Transposes, products and inverses of
 such maps are those of their symbols. Symbols are kept for the half of the frequencies that real
 signals need, as (frequencies, out, in); `as_real` makes them tensors that a `Context` can carry.
@@ -89,7 +89,7 @@ def circular_norm(kernel: Tensor, grid: Grid, stride: int = 1) -> Tensor:
         size = fixed.abs().amax()
         usable = bool((size > 0) & (size < torch.inf))
         if usable:
-            frequency = conv_symbol.maximising_frequency(fixed, coarse)
+            frequency = conv_symbol.maximizing_frequency(fixed, coarse)
             top = spectral.top_singular(conv_symbol.symbol(fixed, frequency))
     with full_precision(precise):
         if not usable:

@@ -56,7 +56,7 @@ class Convolution(KernelOperator):
         """A matrix with out_channels rows and the symbol's singular values; differentiable."""
 
     @abstractmethod
-    def _maximising_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
+    def _maximizing_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
         """The frequency of the grid where the largest singular value of the symbol is largest."""
 
     def _set_geometry(self, stride: int, padding: Size | None) -> None:
@@ -143,7 +143,7 @@ class Convolution(KernelOperator):
         grid = conv_symbol.frequency_grid(plane, self.kernel_size, self.padding, self.stride)
         if self._prefers_matrix(input_shape, grid):
             return _Found(None, spectral.top_singular(self._matrix(kernels, input_shape)))
-        frequency = self._maximising_frequency(kernels, grid)
+        frequency = self._maximizing_frequency(kernels, grid)
         return _Found(frequency, spectral.top_singular(self._symbol(kernels, frequency)))
 
     def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
@@ -238,8 +238,8 @@ class Conv2d(Convolution):
     def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
         return conv_symbol.symbol(conv_symbol.polyphase(kernels[0], self.stride), frequency)
 
-    def _maximising_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
-        return conv_symbol.maximising_frequency(
+    def _maximizing_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
+        return conv_symbol.maximizing_frequency(
             conv_symbol.polyphase(kernels[0], self.stride), grid
         )
 

@@ -1,7 +1,7 @@
 """The norm of a zero-padded convolution, through its symbol.
 
 A convolution of an n×n map is a corner of the circular one on a larger grid, which the Fourier
-transform block-diagonalises into K̂(ω) = Σ_p K_p e^{−iω·p} (out × in matrices). Hence
+transform block-diagonalizes into K̂(ω) = Σ_p K_p e^{−iω·p} (out × in matrices). Hence
 
     ‖conv‖ ≤ max_ω σ₁(K̂(ω))        over the grid's frequencies ω.
 
@@ -84,7 +84,7 @@ def power(kernel: Tensor, omegas: Tensor) -> Tensor:
     return squares.view(len(omegas), *kernel.shape[:2]).sum(2)
 
 
-def maximising_frequency(kernel: Tensor, grid: Grid) -> Tensor:
+def maximizing_frequency(kernel: Tensor, grid: Grid) -> Tensor:
     """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less."""
     lags, table = _autocorrelation(kernel)
     omegas = frequencies(grid, kernel)
@@ -121,8 +121,8 @@ def screened_search(traces: Tensor, grams: Callable[[Tensor], Tensor], elements:
     return winner
 
 
-def maximising_frequency_full(kernel: Tensor, grid: Grid) -> Tensor:
-    """The same by an eigenvalue at every frequency: the reference for `maximising_frequency`."""
+def maximizing_frequency_full(kernel: Tensor, grid: Grid) -> Tensor:
+    """The same by an eigenvalue at every frequency: the reference for `maximizing_frequency`."""
     omegas = frequencies(grid, kernel)
     lags, table = _autocorrelation(kernel)
     tops = [

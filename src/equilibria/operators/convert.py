@@ -46,7 +46,7 @@ def _check_module(module: nn.Linear | nn.Conv2d) -> None:
         )
     if parametrize.is_parametrized(module):
         raise ValueError(
-            f"nn.{name} is parametrised, and its weight is no parameter of its own; "
+            f"nn.{name} is parametrized, and its weight is no parameter of its own; "
             'use Dense or Conv2d, with norm="bound" to control the norm'
         )
 

@@ -25,7 +25,7 @@ class TensorMemo:
     """Values that hold for the present content of one tensor, or of several together.
 
     The content itself is compared: `_version` does not see an edit through `.data`, which is what
-    optimisers, weight averaging and DDP do. Plain data without graphs, outside the state_dict;
+    optimizers, weight averaging and DDP do. Plain data without graphs, outside the state_dict;
     it follows `deepcopy`, and a change of device or dtype empties it.
     """
 

@@ -1,4 +1,4 @@
-"""Operators with kernels whose norm is kept below ζ, as a differentiable parametrisation."""
+"""Operators with kernels whose norm is kept below ζ, as a differentiable parametrization."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from equilibria.operators.base import LinearOperator, Shape, Weights, shape_erro
 
 
 class AveragePool(LinearOperator):
-    """P: the mean over s×s blocks; Pᵀ: nearest-neighbour upsampling divided by s².
+    """P: the mean over s×s blocks; Pᵀ: nearest-neighbor upsampling divided by s².
 
     P Pᵀ = I/s², so that ‖P‖ = 1/s exactly. (The papers' upsampling is this Pᵀ: only then are the
     couplings between two resolutions the gradient of one energy.)

@@ -107,14 +107,14 @@ class SeparableConv2d(Convolution):
         parts = torch.view_as_real(phases).flatten(1)
         return (pointwise.flatten(1)[:, :, None] * parts).flatten(1)
 
-    def _maximising_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
+    def _maximizing_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
         pointwise, depthwise = kernels
-        return maximising_frequency(
+        return maximizing_frequency(
             pointwise.flatten(1), conv_symbol.polyphase(depthwise, self.stride), grid
         )
 
 
-def maximising_frequency(matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid) -> Tensor:
+def maximizing_frequency(matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid) -> Tensor:
     """The frequency of the largest σ₁(P diag(d̂(ω))); P is (out, in), the filters (in, s², k, k).
 
     Only g(ω) = Σ|d̂(ω)|², a sum over the s² phases, matters, and all matrices are real: the Gram

@@ -33,7 +33,7 @@ class History(Memory):
 
 @dataclass(frozen=True, kw_only=True)
 class Anderson(Solver[History]):
-    """y ← Σ αᵢ T(yᵢ) with α the minimiser of ‖Σ αᵢ gᵢ‖, Σ αᵢ = 1, gᵢ = T(yᵢ) − yᵢ.
+    """y ← Σ αᵢ T(yᵢ) with α the minimizer of ‖Σ αᵢ gᵢ‖, Σ αᵢ = 1, gᵢ = T(yᵢ) − yᵢ.
 
     (Walker and Ni, 2011.) The ridge is relative to each residual's own size, so that a solve does
     not depend on the scale of the problem. A row whose coefficients are not finite or exceed `cap`

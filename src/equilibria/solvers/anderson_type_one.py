@@ -41,8 +41,8 @@ class Differences(Memory):
 class AndersonTypeOne(Solver[Differences]):
     """y ← T(y) − (ΔY + ΔG) γ with (ΔYᵀΔG) γ = ΔYᵀg, g = T(y) − y.
 
-    (Fang and Saad, 2009; Zhang et al., 2020.) Where type II minimises the mixed residual, type I is
-    Broyden's "good" method in this form: often better on the joint systems of input optimisation,
+    (Fang and Saad, 2009; Zhang et al., 2020.) Where type II minimizes the mixed residual, type I is
+    Broyden's "good" method in this form: often better on the joint systems of input optimization,
     and in need of the safeguards here. The ridge is relative to the size of each difference,
     coefficients are capped in the 1-norm, and a row whose residual jumps by `restart_growth` starts
     again.

@@ -1,4 +1,4 @@
-"""SAM: among many fixed points, the one of least regulariser."""
+"""SAM: among many fixed points, the one of least regularizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import State, map_state
-from equilibria.energies import L2, Regulariser
+from equilibria.energies import L2, Regularizer
 from equilibria.solvers.last_iterate import solution_of_last_iterate
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
@@ -31,7 +31,7 @@ class SAM(Picard):
     of the last iterate; its status says whether that is a fixed point to `tolerance`.
     """
 
-    regulariser: Regulariser = field(default_factory=L2)
+    regularizer: Regularizer = field(default_factory=L2)
     lipschitz: float = 1.0
     rho: float = 0.6
     c: float = 0.15
@@ -48,7 +48,7 @@ class SAM(Picard):
 
     @property
     def couples_batch(self) -> bool:
-        return self.regulariser.couples_batch
+        return self.regularizer.couples_batch
 
     @property
     def gamma(self) -> float:
@@ -64,7 +64,7 @@ class SAM(Picard):
         beta, shrinkage = self.schedule(iteration)
 
         def mix(z: Tensor, mapped: Tensor) -> Tensor:
-            pulled = (1 - self.gamma * shrinkage) * z - self.gamma * self.regulariser.gradient(z)
+            pulled = (1 - self.gamma * shrinkage) * z - self.gamma * self.regularizer.gradient(z)
             return beta * pulled + (1 - beta) * mapped
 
         return map_state(mix, point, image)

@@ -49,7 +49,7 @@ def loss_with_gradient(
     """A loss of the given value whose gradient with respect to the weights is the given one.
 
     So a method that has its update from elsewhere (Reptile's θ − θ′, iMAML's linear solve) trains
-    by the same loop and optimisers as a loss that is differentiated.
+    by the same loop and optimizers as a loss that is differentiated.
     """
     total = value.detach()
     for weight, gradient in zip(weights, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Training an autoencoder: plain, regularised or variational."""
+"""Training an autoencoder: plain, regularized or variational."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.generative import psnr, squared_error
+from equilibria.inputs.generation import psnr, squared_error
 from equilibria.models.autoencoders import Autoencoder
 from equilibria.tasks.base import TrainingStep
 from equilibria.tasks.image_evaluation import ImageEvaluation

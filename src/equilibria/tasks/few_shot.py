@@ -1,4 +1,4 @@
-"""Few-shot learning by input optimisation: what an episode teaches is one task vector.
+"""Few-shot learning by input optimization: what an episode teaches is one task vector.
 
 Gurumurthy, Bai, Manchester, Kolter, "Joint inference and input optimization in equilibrium
 networks", NeurIPS 2021, Appendix B.1.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.joint import InputResult, get_engine, optimal_input, optimize_input
+from equilibria.inputs.joint import InputResult, get_engine, optimal_input, optimize_input
 from equilibria.models.few_shot import FewShotClassifier
 from equilibria.tasks.base import TrainingStep
 from equilibria.tasks.episodes import EpisodeBatch
@@ -30,7 +30,7 @@ from equilibria.tasks.few_shot_evaluation import (
 class FewShot:
     """Eq. 29: the task vector x* that explains the support best, judged by the queries.
 
-    The inner problem is minimise Σ cross-entropy(support | x) + ridge/2 ‖x‖² over x, one x an
+    The inner problem is minimize Σ cross-entropy(support | x) + ridge/2 ‖x‖² over x, one x an
     episode, from x = 0, together with the equilibria of its images (`optimize_input`).
 
     outer: "detached" differentiates the loss of the queries at a fixed x*, as the paper does;

@@ -134,7 +134,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 def _truncated_cg(operator: Callable[[Tensor], Tensor], rhs: Tensor, steps: int) -> Tensor:
     """A few steps of conjugate gradients; the right-hand side itself where the first one fails.
 
-    Not `equilibria.adjoints.conjugate_gradients`, which adds the residual to what it has found:
+    Not `equilibria.gradients.conjugate_gradients`, which adds the residual to what it has found:
     exact for I − Jᵀ with J a contraction, but an error grows by it where H/λ is large.
     """
     found, residual = torch.zeros_like(rhs), rhs

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from equilibria.context import Context
 from equilibria.equilibrium.layer import in_fastest_format
-from equilibria.generative import decoder_of, find_latents, psnr, squared_error
-from equilibria.joint import InputResult, list_engines, optimal_value
+from equilibria.inputs.generation import decoder_of, find_latents, psnr, squared_error
+from equilibria.inputs.joint import InputResult, list_engines, optimal_value
 from equilibria.models.decoder import EquilibriumDecoder
 from equilibria.solvers import Solution
 from equilibria.tasks.base import TrainingStep
@@ -21,7 +21,7 @@ from equilibria.tasks.solve_statistics import SolveStatistics
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """minimise Σ min_x ‖y − D(x)‖² + ridge ‖x‖² over the decoder (Eq. 20).
+    """minimize Σ min_x ‖y − D(x)‖² + ridge ‖x‖² over the decoder (Eq. 20).
 
     A training step finds the latents, from zero, and differentiates the optimal value (Eq. 19).
     The ridge is not in the paper: it keeps the latents, which are unbounded otherwise, at one

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inverse import (
+from equilibria.inputs.joint import optimal_input
+from equilibria.inputs.joint.outer import Outer
+from equilibria.inputs.restoration import (
     Corrupted,
     Corruption,
     LatentSearch,
@@ -23,9 +25,7 @@ from equilibria.inverse import (
     picture_psnr,
     restore,
 )
-from equilibria.inverse.quality import MOST_DECIBEL
-from equilibria.joint import optimal_input
-from equilibria.joint.outer import Outer
+from equilibria.inputs.restoration.quality import MOST_DECIBEL
 from equilibria.tasks.base import TrainingStep
 from equilibria.tasks.solve_statistics import SolveStatistics
 

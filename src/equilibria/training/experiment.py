@@ -10,15 +10,14 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from equilibria.attacks import InPixels
 from equilibria.data import (
     Augmentation,
     Batches,
     Chain,
     DataSet,
     ImagesOnly,
-    Normalise,
-    Normalised,
+    Normalize,
+    Normalized,
     PairedAugmentation,
     PairedChain,
     Source,
@@ -29,6 +28,7 @@ from equilibria.data import (
     read_into_memory,
     stratified_split,
 )
+from equilibria.inputs.attacks import InPixels
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Classification,
@@ -66,7 +66,7 @@ class Experiment:
     model: nn.Module
     data: DataSet[Source]
     task: Task
-    normalise: Normalise | None
+    normalize: Normalize | None
     augmentations: Augmentations
     training: Source
     validation: Source | None
@@ -80,10 +80,10 @@ class Experiment:
         data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
         torch.manual_seed(recipe.training.seed)
         model = build_model(recipe, data)
-        normalise = _normalisation(data) if recipe.data.normalise else None
+        normalize = _normalization(data) if recipe.data.normalize else None
 
-        def normalised(source: Source) -> Source:
-            return source if normalise is None else Normalised(source, normalise)
+        def normalized(source: Source) -> Source:
+            return source if normalize is None else Normalized(source, normalize)
 
         training, validation = _parts(recipe, data)
         if recipe.data.in_memory:
@@ -93,11 +93,11 @@ class Experiment:
             model=model,
             data=data,
             task=_task(recipe, data),
-            normalise=normalise,
-            augmentations=_augmentations(recipe, data, normalise),
+            normalize=normalize,
+            augmentations=_augmentations(recipe, data, normalize),
             training=training,
-            validation=None if validation is None else normalised(validation),
-            test=normalised(data.test),
+            validation=None if validation is None else normalized(validation),
+            test=normalized(data.test),
         )
 
     def train(
@@ -139,18 +139,18 @@ class Experiment:
         return self.task.evaluate(self.model, batches)
 
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
-        """Images as they are, not normalised, and labels, spread evenly over the test images."""
+        """Images as they are, not normalized, and labels, spread evenly over the test images."""
         return self.data.test.fetch(evenly_spread(self.data.test, count))
 
     def model_of_pixels(self) -> nn.Module:
-        """The model with its normalisation, if there is one, before it."""
-        if self.normalise is None:
+        """The model with its normalization, if there is one, before it."""
+        if self.normalize is None:
             return self.model
         return InPixels(self.model, self.prepare)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images with values in [0, 1] as the model takes them."""
-        return images if self.normalise is None else self.normalise(images)
+        return images if self.normalize is None else self.normalize(images)
 
 
 def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
@@ -180,18 +180,18 @@ def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
 
 
 def _augmentations(
-    recipe: Recipe, data: DataSet[Source], normalise: Normalise | None
+    recipe: Recipe, data: DataSet[Source], normalize: Normalize | None
 ) -> Augmentations:
-    """What happens to a training batch, normalisation last: the other steps expect [0, 1]."""
+    """What happens to a training batch, normalization last: the other steps expect [0, 1]."""
     steps = recipe.data.augmentation
     if data.kind == "segmentation":
         paired = [build_paired_augmentation(step) for step in steps]
-        if normalise is not None:
-            paired.append(ImagesOnly(normalise))
+        if normalize is not None:
+            paired.append(ImagesOnly(normalize))
         return {"paired_augmentation": PairedChain(tuple(paired)) if paired else None}
     alone = [build_augmentation(step) for step in steps]
-    if normalise is not None:
-        alone.append(normalise)
+    if normalize is not None:
+        alone.append(normalize)
     return {"augmentation": Chain(tuple(alone)) if alone else None}
 
 
@@ -210,12 +210,12 @@ def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None
     return stratified_split(data.train, share, VALIDATION_SEED)
 
 
-def _normalisation(data: DataSet[Source]) -> Normalise:
+def _normalization(data: DataSet[Source]) -> Normalize:
     if data.mean is None or data.std is None:
         raise ValueError(
-            f"no mean and variance are published for {data.name}: set data.normalise to false"
+            f"no mean and variance are published for {data.name}: set data.normalize to false"
         )
-    return Normalise(data.mean, data.std)
+    return Normalize(data.mean, data.std)
 
 
 def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:

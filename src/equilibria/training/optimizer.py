@@ -1,4 +1,4 @@
-"""The optimiser and its learning rate."""
+"""The optimizer and its learning rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, settings: TrainingSettings, step: int, steps_per_epoch: int
 ) -> float:
-    """Set the learning rate for a step of the optimiser, the first being 0, and return it."""
+    """Set the learning rate for a step of the optimizer, the first being 0, and return it."""
     rate = settings.learning_rate * learning_rate_share(settings, step, steps_per_epoch)
     for group in optimizer.param_groups:
         group["lr"] = rate

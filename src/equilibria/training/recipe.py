@@ -28,7 +28,7 @@ class DataRecipe:
     root: its folder; by default the environment variable EQUILIBRIA_DATA.
     in_memory: read image files once, before the training, instead of in every epoch.
     augmentation: what happens to training images, in this order: names, or a name with options.
-    normalise: bring every channel to mean 0 and variance 1, as published for the data set.
+    normalize: bring every channel to mean 0 and variance 1, as published for the data set.
     validation: what is evaluated after every epoch: a share of the training images, held out, or
         "own", the part that the authors of the data set made for it.
     """
@@ -38,7 +38,7 @@ class DataRecipe:
     options: dict[str, Any] = field(default_factory=dict)
     in_memory: bool = False
     augmentation: tuple[str | dict[str, Any], ...] = ()
-    normalise: bool = False
+    normalize: bool = False
     validation: float | Literal["own"] = 0.0
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from equilibria.adjoints import list_adjoints
+from equilibria.gradients import list_gradients
 
 OptimizerName = Literal["adamw", "adam", "sgd"]
 JacobianPlace = Literal["equilibrium", "iterate"]
@@ -19,7 +19,7 @@ class TrainingSettings:
 
     schedule: what the learning rate does after `warmup_epochs` of linear growth. "step" multiplies
         it by `decay` at each of the epochs `milestones`; "polynomial" is (1 − progress)^`power`.
-    accumulate: batches whose gradients are averaged for one step of the optimiser.
+    accumulate: batches whose gradients are averaged for one step of the optimizer.
     clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
     autocast: compute in bfloat16 where that is safe.
     tolerance, final_tolerance: of the solver in training, the second one in the last epoch, with
@@ -86,7 +86,7 @@ class TrainingSettings:
         _require_one_of("schedule", self.schedule, get_args(Schedule))
         _require_one_of("jacobian_at", self.jacobian_at, get_args(JacobianPlace))
         if self.gradient is not None:
-            _require_one_of("gradient", self.gradient, list_adjoints())
+            _require_one_of("gradient", self.gradient, list_gradients())
         if self.final_tolerance is not None and self.tolerance is None:
             raise ValueError("final_tolerance needs a tolerance to start from")
         if self.schedule == "step" and not self.milestones:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from equilibria.adjoints import get_adjoint
 from equilibria.context import Context, State, state_tensors
 from equilibria.equilibrium import EquilibriumLayer, jacobian_penalty, random_iterate
+from equilibria.gradients import get_gradient
 from equilibria.training.settings import TrainingSettings
 
 ITERATES = 12
-"""How far a random iterate may have gone at which the Jacobian is penalised."""
+"""How far a random iterate may have gone at which the Jacobian is penalized."""
 
 
 class TrainingSolves:
@@ -27,7 +27,7 @@ class TrainingSolves:
         self.starts = [_Starts(samples) for _ in self.layers] if settings.warm_start else []
         if settings.gradient is not None:
             for layer in self.layers:
-                layer.adjoint = get_adjoint(settings.gradient)
+                layer.gradient = get_gradient(settings.gradient)
 
     def prepare_training(self, epoch: int) -> None:
         self._set_tolerance(self.settings.tolerance_in(epoch))
@@ -53,7 +53,7 @@ class TrainingSolves:
 
 
 class _BatchOfSolves:
-    """Gives the layers their starts, and listens for equilibria: to keep, and to penalise."""
+    """Gives the layers their starts, and listens for equilibria: to keep, and to penalize."""
 
     def __init__(self, solves: TrainingSolves, indices: Tensor, chance: torch.Generator) -> None:
         self.solves = solves

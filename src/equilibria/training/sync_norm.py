@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of a batch that several processes share."""
+"""Batch normalization by the statistics of a batch that several processes share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equilibria.training.processes import Processes
 
 
-class SynchronisedNorm(_BatchNorm):
+class SynchronizedNorm(_BatchNorm):
     """In training a `BatchNorm` over the parts of a batch together, in evaluation the usual one.
 
     Torch's SyncBatchNorm refuses a CPU. A part may be empty, and parts may differ in size. Exact
@@ -32,7 +32,7 @@ class SynchronisedNorm(_BatchNorm):
         # Where this part alone has two values there is nothing to look at, and nobody waits.
         if values[:, :1].numel() < 2 and float(count) < 2:
             raise ValueError(
-                "batch normalisation needs more than one value a channel in training, but a batch "
+                "batch normalization needs more than one value a channel in training, but a batch "
                 f"of all {self.processes.count} processes had {float(count):.0f}"
             )
         if self.running_mean is not None:
@@ -64,12 +64,12 @@ class SynchronisedNorm(_BatchNorm):
 
 
 @contextmanager
-def synchronised_norms(norms: Iterable[nn.Module], processes: Processes) -> Iterator[None]:
-    """Make batch norms synchronised ones, in place; afterwards they are what they were."""
+def synchronized_norms(norms: Iterable[nn.Module], processes: Processes) -> Iterator[None]:
+    """Make batch norms synchronized ones, in place; afterwards they are what they were."""
     changed = [(norm, type(norm)) for norm in norms]
     try:
         for norm, kind in changed:
-            norm.__class__ = _synchronised(kind)
+            norm.__class__ = _synchronized(kind)
             norm.__dict__["processes"] = processes
         yield
     finally:
@@ -78,13 +78,13 @@ def synchronised_norms(norms: Iterable[nn.Module], processes: Processes) -> Iter
             norm.__dict__.pop("processes", None)
 
 
-def can_be_synchronised(module: nn.Module) -> bool:
+def can_be_synchronized(module: nn.Module) -> bool:
     """Whether a module is a batch norm that computes as torch's own do."""
     return isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
 
 
-def _synchronised(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Synchronised{kind.__name__}", (SynchronisedNorm, kind), {})
+def _synchronized(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Synchronized{kind.__name__}", (SynchronizedNorm, kind), {})
 
 
 def _statistics(values: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.adjoints import (
+from equilibria.equilibrium import EquilibriumLayer
+from equilibria.gradients import (
     BackwardLog,
     GradientRule,
     Implicit,
@@ -23,10 +24,9 @@ from equilibria.adjoints import (
     OneStep,
     Phantom,
     Unrolled,
-    get_adjoint,
-    list_adjoints,
+    get_gradient,
+    list_gradients,
 )
-from equilibria.equilibrium import EquilibriumLayer
 from equilibria.solvers import (
     Anderson,
     ConvergenceError,
@@ -73,9 +73,9 @@ def tune(
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, not {repeats}")
     names = [name for name in list_solvers() if name != "auto"] if solvers is None else solvers
-    rule_names = list_adjoints() if adjoints is None else adjoints
+    rule_names = list_gradients() if adjoints is None else adjoints
     if not (names and tolerances and rule_names):
-        raise ValueError("there is nothing to measure: name a solver, a tolerance and an adjoint")
+        raise ValueError("nothing to measure: name a solver, a tolerance and a gradient rule")
     with _undisturbed(images.device):
         bench = _Bench(model, images, loss or _random_combination)
         present = bench.present
@@ -85,7 +85,7 @@ def tune(
             for name in names
             for tolerance in tolerances
         ]
-        rules = [_rule(name, present.adjoint) for name in rule_names]
+        rules = [_rule(name, present.gradient) for name in rule_names]
         lead = next((rule for rule in rules if rule.exact), rules[0])
         others = [rule for rule in rules if rule is not lead]
 
@@ -184,11 +184,11 @@ class _Bench:
                 f"{type(self.model).__name__} has no equilibrium layer, so there is nothing to "
                 "tune: give a model that has one, such as eq.create_model('opteq-small')"
             )
-        first, *others = (Setting(layer.solver, layer.adjoint) for layer in self.layers)
+        first, *others = (Setting(layer.solver, layer.gradient) for layer in self.layers)
         if any(other != first for other in others):
             raise ValueError(
                 "the equilibrium layers of the model have different settings, and tuning is for "
-                "one that all share: give all of them the same solver and adjoint first"
+                "one that all share: give all of them the same solver and gradient rule first"
             )
         return first
 
@@ -208,7 +208,7 @@ class _Bench:
 
     def _put_in(self, setting: Setting) -> None:
         for layer in self.layers:
-            layer.solver, layer.adjoint, layer.strict = setting.solver, setting.adjoint, False
+            layer.solver, layer.gradient, layer.strict = setting.solver, setting.gradient, False
             layer.last_solution = None
             # A fresh log: it does not raise, and holds no solution of this very batch to start
             # from, which training on ever new batches would not have.
@@ -246,7 +246,7 @@ class _Bench:
             backward_evaluations=(
                 sum(solution.evaluations for solution in backward)
                 if backward
-                else _recorded_steps(setting.adjoint)
+                else _recorded_steps(setting.gradient)
             ),
             share_converged=min(solution.share_converged for solution in solutions),
             backward_converged=all(bool(solution.converged.all()) for solution in backward),
@@ -316,7 +316,7 @@ def _enter(entrants: list[Setting], setting: Setting) -> None:
 
 def _rule(name: str, present: GradientRule) -> GradientRule:
     """The rule called `name`; with the options that the model has, if it has this rule."""
-    rule = get_adjoint(name)
+    rule = get_gradient(name)
     return present if type(rule) is type(present) else rule
 
 

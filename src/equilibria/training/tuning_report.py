@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from equilibria.adjoints import GradientRule
+from equilibria.gradients import GradientRule
 from equilibria.solvers import Solver
 
 SMALLEST_COSINE = 0.999
@@ -19,7 +19,7 @@ class Setting:
     """What is tuned of a layer."""
 
     solver: Solver[Any]
-    adjoint: GradientRule
+    gradient: GradientRule
 
     @property
     def tolerance(self) -> float:
@@ -29,7 +29,7 @@ class Setting:
     def overrides(self) -> str:
         """The setting as keywords of `eq.create_model` and `eq.EquilibriumLayer`."""
         solver = _code(self.solver, always=("tolerance",))
-        return f"solver={solver}, adjoint={_code(self.adjoint, always=('steps',))}"
+        return f"solver={solver}, gradient={_code(self.gradient, always=('steps',))}"
 
     @property
     def solver_label(self) -> str:
@@ -37,8 +37,8 @@ class Setting:
         return _label(self.solver, without=("tolerance",))
 
     @property
-    def adjoint_label(self) -> str:
-        return _label(self.adjoint, always=("steps",))
+    def gradient_label(self) -> str:
+        return _label(self.gradient, always=("steps",))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def explain_none(measurements: Sequence[Measurement]) -> str:
         )
     if failed:
         causes.append(
-            f"the backward solve of {failed} did not converge (raise the adjoint's max_iterations)"
+            f"the backward solve of {failed} did not converge (raise the max_iterations of the "
+            "gradient rule)"
         )
     if inaccurate:
         finite = [cosine for cosine in inaccurate if math.isfinite(cosine)]

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equilibria.energies.kernel_scale import RunningScale
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.training.processes import Processes
-from equilibria.training.sync_norm import can_be_synchronised, synchronised_norms
+from equilibria.training.sync_norm import can_be_synchronized, synchronized_norms
 
 
 class SharedBatchWarning(UserWarning):
@@ -32,10 +32,10 @@ def whole_batches(model: nn.Module, processes: Processes) -> Iterator[None]:
         if isinstance(layer, EquilibriumLayer)
         for module in layer.cell.modules()
     }
-    norms = [m for m in model.modules() if can_be_synchronised(m) and m not in inside]
+    norms = [m for m in model.modules() if can_be_synchronized(m) and m not in inside]
     scales = [m for m in model.modules() if isinstance(m, RunningScale)]
-    synchronised = {*norms, *(m for m in model.modules() if isinstance(m, nn.SyncBatchNorm))}
-    left_out = any(isinstance(m, _BatchNorm) and m not in synchronised for m in model.modules())
+    synchronized = {*norms, *(m for m in model.modules() if isinstance(m, nn.SyncBatchNorm))}
+    left_out = any(isinstance(m, _BatchNorm) and m not in synchronized for m in model.modules())
     if left_out or _couples_samples(model):
         warnings.warn(
             "this model couples the samples of a batch where no process can wait for the others "
@@ -45,7 +45,7 @@ def whole_batches(model: nn.Module, processes: Processes) -> Iterator[None]:
             stacklevel=2,
         )
     with ExitStack() as stack:
-        stack.enter_context(synchronised_norms(norms, processes))
+        stack.enter_context(synchronized_norms(norms, processes))
         for scale in scales:
             stack.enter_context(_pooled_scale(scale, model, processes))
         yield

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: 32×32 colour images in pickled or in binary batches."""
+"""CIFAR-10 and CIFAR-100: 32×32 color images in pickled or in binary batches."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ register_dataset(
         summary="small photographs of ten kinds of things",
         classes=10,
         size="50,000 + 10,000, 32×32",
-        licence=LICENCE,
+        license=LICENCE,
         folders=("cifar-10-batches-py", "cifar-10-batches-bin"),
         contents=tuple(f"{name}*" for name in (*BATCHES_10, "test_batch")),
         address="https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -151,7 +151,7 @@ register_dataset(
         summary="small photographs of a hundred kinds of things, in twenty groups",
         classes=100,
         size="50,000 + 10,000, 32×32",
-        licence=LICENCE,
+        license=LICENCE,
         folders=("cifar-100-python", "cifar-100-binary"),
         contents=("train*", "test*"),
         address="https://www.cs.toronto.edu/~kriz/cifar.html",

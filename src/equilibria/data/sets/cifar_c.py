@@ -89,7 +89,7 @@ register_dataset(
         summary="CIFAR-10's test images, corrupted",
         classes=10,
         size="19 × 5 × 10,000 to test on, 32×32",
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
         folders=("CIFAR-10-C",),
         contents=("labels.npy", "*_noise.npy"),
         address="https://zenodo.org/records/2535967",

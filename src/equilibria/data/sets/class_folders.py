@@ -40,7 +40,7 @@ def load_class_folders(
     resize: int | None = None,
     threads: int = READING_THREADS,
 ) -> DataSet[Source]:
-    """Images of `size`, cut from the centre after the shorter side was scaled to `resize`.
+    """Images of `size`, cut from the center after the shorter side was scaled to `resize`.
 
     A class is called what its folder is called, or what `names` says.
     """
@@ -87,7 +87,7 @@ register_dataset(
         summary="ten easy classes of ImageNet",
         classes=10,
         size="9,469 + 3,925, shorter side 320",
-        licence="Apache 2.0; the images under ImageNet's terms",
+        license="Apache 2.0; the images under ImageNet's terms",
         folders=("imagenette2-320", "imagenette2", "imagenette2-160", "imagenette"),
         contents=("train", "val"),
         address="https://github.com/fastai/imagenette",
@@ -109,7 +109,7 @@ register_dataset(
         summary="a hundred classes of ImageNet",
         classes=100,
         size="about 126,700 + 5,000",
-        licence=TERMS,
+        license=TERMS,
         folders=("imagenet100", "imagenet-100", "ImageNet100"),
         contents=("train", "val"),
         address="https://image-net.org/download.php",
@@ -126,7 +126,7 @@ register_dataset(
         summary="ImageNet (ILSVRC 2012)",
         classes=1000,
         size="1,281,167 + 50,000",
-        licence=TERMS,
+        license=TERMS,
         folders=("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
         contents=("train", "val"),
         address="https://image-net.org/download.php",

@@ -101,7 +101,7 @@ register_dataset(
         summary="few-shot episodes of handwritten characters",
         kind="episodes",
         classes=5,
-        size="2,000 + 400 episodes (options), 28×28 grey",
+        size="2,000 + 400 episodes (options), 28×28 gray",
     ),
     load_omniglot_episodes,
 )

@@ -35,7 +35,7 @@ def load_omniglot(
     size: int = 28,
     threads: int = READING_THREADS,
 ) -> DataSet[Source]:
-    """Grey images, black on white, as on disk.
+    """Gray images, black on white, as on disk.
 
     With `parting="characters"`, the way of few-shot learning, `test` has characters that `train`
     has not; with "drawings" both have all characters, and the last five drawings of each test.
@@ -135,7 +135,7 @@ def _folders(folder: Path) -> Sequence[Path]:
 def _drawings(samples: list[tuple[Path, int]], framing: Framing, threads: int) -> ImageFiles:
     labels = torch.tensor([label for _, label in samples], dtype=torch.long)
     paths = tuple(path for path, _ in samples)
-    return ImageFiles(paths, labels, framing, is_grey=True, threads=threads)
+    return ImageFiles(paths, labels, framing, is_gray=True, threads=threads)
 
 
 register_dataset(
@@ -144,7 +144,7 @@ register_dataset(
         summary="handwritten characters of fifty alphabets",
         classes=1623,
         size="19,280 + 13,180, 105×105 black and white",
-        licence="MIT",
+        license="MIT",
         folders=("omniglot-py",),
         contents=("images_background*", "images_*[n2]"),
         address="https://github.com/brendenlake/omniglot",

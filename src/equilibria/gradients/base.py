@@ -1,0 +1,102 @@
+"""What a gradient rule is, and what it needs of a cell."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, State
+from equilibria.solvers import (
+    ConvergenceError,
+    ConvergenceWarning,
+    FixedPointProblem,
+    Solution,
+    Solver,
+)
+from equilibria.solvers.linear import LinearSolution
+
+
+class Symmetry(Enum):
+    """What is known of the Jacobian J of the map, and so which backward solver is right."""
+
+    NONE = "none"
+    """Nothing: GMRES."""
+    PLAIN = "plain"
+    """J = Jᵀ, as for OptEq in z-space: conjugate gradients."""
+    WEIGHTED = "weighted"
+    """J = SH with H symmetric and S = σ′ diagonal, as for every energy: conjugate gradients in the
+    inner product weighted by S."""
+
+
+class Map(Protocol):
+    """The part of a cell that gradient rules use."""
+
+    symmetry: Symmetry
+
+    def step(self, state: State, context: Context) -> State: ...
+    def linearize(self, state: State, context: Context) -> tuple[State, State | None]: ...
+    def simplify(self, context: Context) -> Context: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+class BackwardLog:
+    """The backward solves of one layer: how the last one went, and where the next may start.
+
+    A failure warns once, or raises where the layer is strict: a wrong gradient is never silent.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.latest: LinearSolution | None = None
+        self._warned = False
+        self._solutions: dict[bool, Tensor] = {}
+
+    def record(self, found: LinearSolution) -> None:
+        # The value is as large as the state: only how it was found is kept.
+        self.latest = replace(found, value=found.value.new_empty(0))
+        if bool(found.converged.all()):
+            return
+        if self.strict:
+            raise ConvergenceError(found.summary())
+        if not self._warned:
+            self._warned = True
+            warnings.warn(found.summary(), ConvergenceWarning, stacklevel=2)
+
+    def remember(self, solution: Tensor, *, transposed: bool) -> None:
+        self._solutions[transposed] = solution.detach()
+
+    def start(self, rhs: Tensor, *, transposed: bool) -> Tensor | None:
+        """The last solution, if it fits the right-hand side."""
+        last = self._solutions.get(transposed)
+        fits = last is not None and last.shape == rhs.shape and last.device == rhs.device
+        return last.to(rhs.dtype) if last is not None and fits else None
+
+
+class GradientRule(ABC):
+    """How an equilibrium is differentiated; independent of the solver that finds it."""
+
+    exact: ClassVar[bool]
+    """Whether the gradient is that of the equilibrium, up to the tolerances."""
+    from_zero: ClassVar[bool] = False
+    """Whether the iterations are differentiated, and so must start at a constant."""
+
+    @abstractmethod
+    def equilibrium(
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+    ) -> tuple[State, Solution]:
+        """The equilibrium, attached to the graph of context and parameters, and its solve."""
+
+
+def needs_graph(cell: Map, context: Context) -> bool:
+    """Whether anything that the equilibrium depends on wants a gradient."""
+    return torch.is_grad_enabled() and (
+        any(tensor.requires_grad for tensor in context.tensors())
+        or any(parameter.requires_grad for _, parameter in cell.named_parameters())
+    )

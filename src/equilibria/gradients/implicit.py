@@ -1,0 +1,236 @@
+"""The exact gradient of an equilibrium, by the implicit function theorem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Packing, State, state_tensors, unflatten_state
+from equilibria.gradients.base import BackwardLog, GradientRule, Map, Symmetry, needs_graph
+from equilibria.gradients.local_step import Autocast, LocalStep, StepRecipe
+from equilibria.solvers import FixedPointProblem, Solution, Solver
+from equilibria.solvers.linear import (
+    LinearMap,
+    LinearSolution,
+    bicgstab,
+    conjugate_gradients,
+    gmres,
+)
+
+LARGEST_BASIS = 2**31
+"""Bytes beyond which GMRES's basis is not worth its memory: BiCGSTAB takes its place."""
+
+Method = Literal["auto", "cg", "gmres", "bicgstab"]
+
+
+@dataclass(frozen=True)
+class Implicit(GradientRule):
+    """dy*/dθ = (I − J)⁻¹ ∂T/∂θ, by one linear solve (I − Jᵀ) u = ∂ℓ/∂y in the backward pass.
+
+    Exact up to the tolerances of both solves, in memory that does not grow with the iterations, and
+    to every order: the backward pass is itself differentiable. Where the cell states a symmetry the
+    linear solve is conjugate gradients (in the inner product weighted by σ′ for energies), which
+    falls back to GMRES where it breaks down; otherwise it is GMRES.
+
+    tolerance: relative residual of the linear solve. No more digits are asked for than the numbers
+        have: it is never taken below their precision.
+    method: "auto" follows the cell's symmetry and the size of the batch. "bicgstab" needs 8 vectors
+        of memory in the place of GMRES's `restart` + 1, for more products with the Jacobian.
+    warm_start: start from the last backward solution if its shape fits. It pays where the same
+        samples are differentiated again and again, as in input optimization.
+    """
+
+    exact: ClassVar[bool] = True
+    tolerance: float = 1e-5
+    max_iterations: int = 200
+    method: Method = "auto"
+    restart: int = 30
+    warm_start: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be positive, not {self.tolerance}")
+        if self.max_iterations < 1 or self.restart < 1:
+            raise ValueError("max_iterations and restart must be at least 1")
+        if self.method not in get_args(Method):
+            raise ValueError(f"method must be one of {get_args(Method)}, not {self.method!r}")
+
+    def equilibrium(
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+    ) -> tuple[State, Solution]:
+        solution = solver.solve(problem)
+        context = solution.context
+        if not needs_graph(cell, context):
+            return solution.state, solution
+        assert isinstance(cell, nn.Module)
+        parameters = dict(cell.named_parameters())
+        states = state_tensors(solution.state)
+        recipe = StepRecipe(
+            cell=cell,
+            context=context.skeleton(),
+            packing=Packing.of(solution.state, problem.couples_batch),
+            parameter_names=tuple(parameters),
+            symmetry=self._symmetry(cell),
+            autocast=Autocast.current(states[0].device.type),
+        )
+        solve = _LinearSolver(self, recipe, log, problem.epsilon)
+        outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
+        return unflatten_state(solution.state, outputs), solution
+
+    def _symmetry(self, cell: Map) -> Symmetry:
+        if self.method in ("gmres", "bicgstab"):
+            return Symmetry.NONE
+        if self.method == "cg" and cell.symmetry is Symmetry.NONE:
+            raise ValueError(
+                f"{type(cell).__name__} states no symmetry, which conjugate gradients need: "
+                "use Implicit(method='auto') or 'gmres'"
+            )
+        return cell.symmetry
+
+
+@dataclass(frozen=True)
+class _LinearSolver:
+    """Solves (I − Jᵀ) u = g, or (I − J) u = g, at given tensors."""
+
+    rule: Implicit
+    recipe: StepRecipe
+    log: BackwardLog
+    epsilon: float
+
+    def solve(self, local: LocalStep, rhs: Tensor, *, transposed: bool) -> Tensor:
+        jacobian = local.transposed_product if transposed else local.product
+        rhs = rhs.to(torch.promote_types(rhs.dtype, torch.float32))
+
+        def operator(vector: Tensor) -> Tensor:
+            return vector - jacobian(vector).to(vector.dtype)
+
+        found = self._run(operator, local, rhs, transposed)
+        self.log.record(found)
+        if self.rule.warm_start:
+            self.log.remember(found.value, transposed=transposed)
+        return found.value
+
+    def _run(
+        self, operator: LinearMap, local: LocalStep, rhs: Tensor, transposed: bool
+    ) -> LinearSolution:
+        tolerance = max(self.rule.tolerance, self.epsilon)
+        limit = self.rule.max_iterations
+        start = self.log.start(rhs, transposed=transposed) if self.rule.warm_start else None
+        symmetry = self.recipe.symmetry
+        fallback = ""
+        # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.
+        if symmetry is Symmetry.PLAIN or (symmetry is Symmetry.WEIGHTED and transposed):
+            weight = None if local.weight is None else local.weight.to(rhs.dtype)
+            found = conjugate_gradients(
+                operator, rhs, weight, start=start, tolerance=tolerance, max_iterations=limit
+            )
+            if bool(found.converged.all()):
+                return found
+            finite = torch.isfinite(found.value).all(dim=1, keepdim=True)
+            start = torch.where(finite, found.value, 0.0)
+            fallback = f"{found.method}, then "
+        if self.rule.method == "bicgstab" or self._basis_is_too_large(rhs):
+            return bicgstab(operator, rhs, start=start, tolerance=tolerance, max_iterations=limit)
+        found = gmres(
+            operator,
+            rhs,
+            start=start,
+            tolerance=tolerance,
+            max_iterations=limit,
+            restart=self.rule.restart,
+        )
+        return replace(found, method=fallback + found.method)
+
+    def _basis_is_too_large(self, rhs: Tensor) -> bool:
+        basis = rhs.numel() * rhs.element_size() * (self.rule.restart + 1)
+        return self.rule.method == "auto" and basis > LARGEST_BASIS
+
+
+class _FixedPoint(torch.autograd.Function):
+    """The identity on y*, with the derivative of y* = T(y*; θ).
+
+    Inputs: the equilibrium (values only), then θ = the context's tensors and the parameters.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, solver: _LinearSolver, *tensors: Tensor) -> tuple[Tensor, ...]:
+        count = solver.recipe.state_count
+        # Copies, so that the outputs are the Function's own: saved as outputs they carry the
+        # dependence of y* on θ into second derivatives.
+        outputs = tuple(tensor.clone() for tensor in tensors[:count])
+        ctx.solver = solver
+        ctx.save_for_backward(*outputs, *tensors[count:])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        solver: _LinearSolver = ctx.solver
+        tensors = ctx.saved_tensors
+        recipe = solver.recipe
+        create_graph = torch.is_grad_enabled()
+        local = LocalStep(recipe, tensors, create_graph=create_graph)
+        if create_graph:
+            solution = _apply(_LinearSolve, solver, True, *gradients, *tensors)
+        else:
+            rhs = recipe.packing.pack(unflatten_state(recipe.state(tensors), gradients))
+            solution = _unpack(recipe, solver.solve(local, rhs, transposed=True), gradients)
+        wanted = [False] * recipe.state_count + list(ctx.needs_input_grad[1 + recipe.state_count :])
+        return None, *local.pull_back(solution, wanted)
+
+
+class _LinearSolve(torch.autograd.Function):
+    """u = (I − J(y; θ)ᵀ)⁻¹ g, or without the transpose, as a function of g, y and θ."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, solver: _LinearSolver, transposed: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        recipe = solver.recipe
+        rhs, point = tensors[: recipe.state_count], tensors[recipe.state_count :]
+        local = LocalStep(recipe, point, create_graph=False)
+        packed = recipe.packing.pack(unflatten_state(recipe.state(point), rhs))
+        solution = solver.solve(local, packed, transposed=transposed)
+        outputs = tuple(piece.clone() for piece in _unpack(recipe, solution, rhs))
+        ctx.solver, ctx.transposed = solver, transposed
+        ctx.save_for_backward(*outputs, *point)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        solver: _LinearSolver = ctx.solver
+        count = solver.recipe.state_count
+        solution, point = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        create_graph = torch.is_grad_enabled()
+        # With A u = g:  ∂ℓ/∂g = w := A⁻ᵀ ∂ℓ/∂u  and  ∂ℓ/∂(y, θ) = ∂⟨w, J⁽ᵀ⁾u⟩/∂(y, θ).
+        adjoint = _apply(_LinearSolve, solver, not ctx.transposed, *gradients, *point)
+        left, right = (solution, adjoint) if ctx.transposed else (adjoint, solution)
+        wanted = ctx.needs_input_grad[2 + count :]
+        with torch.enable_grad():
+            local = LocalStep(solver.recipe, point, create_graph=create_graph)
+            pulled = torch.autograd.grad(
+                local.outputs, local.states, left, create_graph=True, materialize_grads=True
+            )
+            products = [(p * r).sum() for p, r in zip(pulled, right, strict=True)]
+            bilinear = torch.stack(products).sum()
+            chosen = [x for x, want in zip(local.inputs, wanted, strict=True) if want]
+            found: tuple[Tensor | None, ...] = (None,) * len(chosen)
+            if chosen and bilinear.requires_grad:
+                found = torch.autograd.grad(
+                    bilinear, chosen, create_graph=create_graph, allow_unused=True
+                )
+        remaining = iter(found)
+        derivatives = [next(remaining) if want else None for want in wanted]
+        return None, None, *adjoint, *derivatives
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
+    outputs: tuple[Tensor, ...] = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _unpack(recipe: StepRecipe, flat: Tensor, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    pieces = state_tensors(recipe.packing.unpack(flat))
+    return tuple(piece.to(tensor.dtype) for piece, tensor in zip(pieces, like, strict=True))

@@ -1,0 +1,160 @@
+"""One step of the map at the equilibrium, with its Jacobian as products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from equilibria.context import Context, Packing, State, state_tensors, unflatten_state
+from equilibria.gradients.base import Symmetry
+
+
+@dataclass(frozen=True)
+class StepRecipe:
+    """All that is needed to rebuild one step of the map from saved tensors in a backward pass.
+
+    The saved tensors are the equilibrium's, the context's and the cell's parameters, in this order.
+    """
+
+    cell: nn.Module
+    context: Context
+    packing: Packing
+    parameter_names: tuple[str, ...]
+    symmetry: Symmetry
+    autocast: Autocast
+
+    @property
+    def state_count(self) -> int:
+        return len(self.packing.layout)
+
+    def state(self, tensors: Sequence[Tensor]) -> State:
+        states = tuple(tensors[: self.state_count])
+        return states[0] if self.packing.single else states
+
+    def linearize(self, tensors: Sequence[Tensor]) -> tuple[State, State | None]:
+        """T(y; θ) and S, the saved tensors in the places of the cell's own."""
+        count = self.state_count + len(self.context.tensors())
+        context = self.context.replace(tensors[self.state_count : count])
+        parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
+        with self.autocast.enter():
+            result: tuple[State, State | None] = functional_call(
+                self.cell, parameters, (self.state(tensors), context)
+            )
+        return result
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state of a forward pass, to be entered again in its backward pass."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def current(cls, device_type: str) -> Autocast:
+        enabled = torch.is_autocast_enabled(device_type)
+        return cls(device_type, enabled, torch.get_autocast_dtype(device_type))
+
+    def enter(self) -> AbstractContextManager[Any]:
+        if not self.enabled:
+            return torch.autocast(self.device_type, enabled=False)
+        return torch.autocast(self.device_type, dtype=self.dtype)
+
+
+class LocalStep:
+    """T(y; θ) evaluated on a graph that is cut at y and θ.
+
+    The cut matters: the context depends on parameters that the step may also use directly, and a
+    derivative "with respect to θ" must not run on through the context into them. With
+    `create_graph` the cut points are new nodes (`view_as`) that stay attached to what is behind
+    them, so that the result can be differentiated again; otherwise they are detached leaves.
+    """
+
+    def __init__(
+        self, recipe: StepRecipe, tensors: Sequence[Tensor], *, create_graph: bool
+    ) -> None:
+        self.recipe = recipe
+        self.create_graph = create_graph
+        with torch.enable_grad():
+            self.inputs = [_cut(tensor, create_graph) for tensor in tensors]
+            image, weight = recipe.linearize(self.inputs)
+            self.outputs = state_tensors(image)
+        self.states = self.inputs[: recipe.state_count]
+        self.weight: Tensor | None = None
+        """S of the inner product in which I − Jᵀ is self-adjoint; None if it is plain."""
+        if recipe.symmetry is Symmetry.WEIGHTED and weight is not None:
+            self.weight = recipe.packing.pack(weight).detach()
+
+    def transposed_product(self, flat: Tensor) -> Tensor:
+        """Jᵀv, packed."""
+        gradients = torch.autograd.grad(
+            self.outputs,
+            self.states,
+            self._cotangents(flat),
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        return self._pack(gradients)
+
+    def product(self, flat: Tensor) -> Tensor:
+        """Jv, packed, as the derivative of the linear map u ↦ Jᵀu."""
+        with torch.enable_grad():
+            probe = [torch.zeros_like(output, requires_grad=True) for output in self.outputs]
+            images = torch.autograd.grad(
+                self.outputs, self.states, probe, create_graph=True, materialize_grads=True
+            )
+        if not any(image.requires_grad for image in images):
+            return torch.zeros_like(flat)
+        gradients = torch.autograd.grad(
+            images, probe, self._tangents(flat), materialize_grads=True, allow_unused=True
+        )
+        return self._pack(gradients)
+
+    def pull_back(
+        self, cotangents: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """(∂T/∂θ)ᵀu for the inputs that are wanted, None for the others."""
+        chosen = [i for i, want in enumerate(wanted) if want]
+        if not chosen:
+            return [None] * len(wanted)
+        gradients = torch.autograd.grad(
+            self.outputs,
+            [self.inputs[i] for i in chosen],
+            [_as(c, o) for c, o in zip(cotangents, self.outputs, strict=True)],
+            create_graph=self.create_graph,
+            allow_unused=True,
+        )
+        result: list[Tensor | None] = [None] * len(wanted)
+        for i, gradient in zip(chosen, gradients, strict=True):
+            result[i] = gradient
+        return result
+
+    def _cotangents(self, flat: Tensor) -> list[Tensor]:
+        pieces = state_tensors(self.recipe.packing.unpack(flat))
+        return [_as(piece, output) for piece, output in zip(pieces, self.outputs, strict=True)]
+
+    def _tangents(self, flat: Tensor) -> list[Tensor]:
+        pieces = state_tensors(self.recipe.packing.unpack(flat))
+        return [_as(piece, state) for piece, state in zip(pieces, self.states, strict=True)]
+
+    def _pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.recipe.packing.pack(unflatten_state(self.recipe.state(tensors), tensors))
+
+
+def _cut(tensor: Tensor, create_graph: bool) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    if create_graph and tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()
+
+
+def _as(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor.to(like.dtype)

@@ -1,0 +1,76 @@
+"""Differentiating through the iterations themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.utils.checkpoint import checkpoint as run_checkpointed
+
+from equilibria.context import Context, State
+from equilibria.gradients.base import BackwardLog, GradientRule, Map, needs_graph
+from equilibria.solvers import FixedPointProblem, Solution, Solver
+from equilibria.solvers.last_iterate import solution_of_last_iterate
+
+
+@dataclass(frozen=True)
+class Unrolled(GradientRule):
+    """`steps` iterations y ← T(y; x), recorded by autograd (OptEq, Algorithm 1).
+
+    The output is the last iterate, in training and in evaluation alike. The iteration is the plain
+    one, unless the solver has a differentiable step of its own (a damped `Picard`, or `SAM`: the
+    paper's R†); its tolerance is used for the status. **Approximate** as a gradient of the
+    equilibrium (the error falls like q^steps), exact for the iterate. Memory grows with `steps`;
+    with `checkpoint=k` only every k-th iterate is kept and the rest is recomputed in the backward
+    pass.
+    """
+
+    exact: ClassVar[bool] = False
+    from_zero: ClassVar[bool] = True
+    steps: int = 20
+    checkpoint: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, not {self.steps}")
+        if self.checkpoint is not None and self.checkpoint < 1:
+            raise ValueError(f"checkpoint must be at least 1 or None, not {self.checkpoint}")
+
+    def equilibrium(
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+    ) -> tuple[State, Solution]:
+        point, context = problem.start, problem.context
+        warm_up = min(problem.refresh_until, self.steps - 1) if problem.refresh else 0
+        for iteration in range(1, warm_up + 1):
+            point = _iterate(cell, context, solver, point, iteration, 1)
+            assert problem.refresh is not None
+            context = problem.refresh(point, context)
+        done = warm_up
+        save = self.checkpoint if needs_graph(cell, context) else None
+        while done < self.steps - 1:
+            count = min(save or self.steps, self.steps - 1 - done)
+            arguments = (cell, context, solver, point, done + 1, count)
+            if save is None:
+                point = _iterate(*arguments)
+            else:
+                point = run_checkpointed(_iterate, *arguments, use_reentrant=False)
+            done += count
+        image = cell.step(point, context)
+        solution = solution_of_last_iterate(
+            problem,
+            context,
+            point,
+            image,
+            steps=self.steps,
+            tolerance=solver.tolerance,
+            solver=f"unrolled {solver.method}",
+        )
+        return image, solution
+
+
+def _iterate(
+    cell: Map, context: Context, solver: Solver[Any], point: State, first: int, count: int
+) -> State:
+    for iteration in range(first, first + count):
+        point = solver.unrolled_step(point, cell.step(point, context), iteration)
+    return point

@@ -1,0 +1,1 @@
+"""Searches over inputs: joint inference and input optimization, attacks, latents, restoration."""

@@ -1,0 +1,114 @@
+"""Pictures of finished runs, as JIIO's figures show them."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+from torch import Tensor
+
+from equilibria.data import Batches
+from equilibria.inputs.generation import decoder_of, find_latents, sheet_png
+from equilibria.inputs.restoration import Corruption, answer, is_generator, picture_of, restore
+from equilibria.models.autoencoders import Autoencoder
+from equilibria.papers.clocks import clock_of
+from equilibria.papers.restoring import DAMAGES, RIDGE, SEED
+from equilibria.report.generation import generate
+from equilibria.tasks import ImageRestoration, Reconstruction
+from equilibria.training import Experiment
+
+SHOWN = 12
+TIMED = 16
+BUDGETS = (2, 5, 10, 20, 40, 80)
+ENGINES = ("secant", "anderson", "anderson2", "broyden", "damped", "official", "adam", "adam-warm")
+
+
+def generated(experiment: Experiment, device: torch.device) -> bytes:
+    """Originals, their reconstructions, and samples (Figures 2, 5 and 6)."""
+    _, sheets = generate(experiment, device, samples=48, latents=500, images=32, judge=False)
+    return _stacked([sheets.reconstructions, sheets.samples])
+
+
+@torch.no_grad()
+def restored(experiment: Experiment, device: torch.device) -> bytes:
+    """Originals, what was measured, what was restored; a generator for every damage (7 to 12)."""
+    task, model = experiment.task, experiment.model.eval()
+    supervised = isinstance(task, ImageRestoration)
+    damages = [task.damage] if isinstance(task, ImageRestoration) else list(DAMAGES.values())
+    images = next(iter(Batches(experiment.test, SHOWN)))[0].to(device)
+    rows: list[Tensor] = [images]
+    for damage in damages:
+        rows += _damaged_and_restored(model, images, damage, supervised=supervised)
+    return sheet_png(rows)
+
+
+def costs(experiment: Experiment, device: torch.device) -> bytes:
+    """The true loss over processor time and over iterations, engine by engine (3 and 4)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    task = experiment.task
+    ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
+    decoder = decoder_of(experiment.model).eval()
+    images = next(iter(Batches(experiment.test, TIMED)))[0].to(device)
+    clock = clock_of(device)
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    # The first search of all pays for what torch sets up once.
+    find_latents(decoder, images, ridge=ridge, engine=ENGINES[0], iterations=BUDGETS[0])
+    for engine in ENGINES:
+        times, losses = [], []
+        for iterations in BUDGETS:
+            begin = clock()
+            found = find_latents(decoder, images, ridge=ridge, engine=engine, iterations=iterations)
+            times.append(1000 * (clock() - begin) / len(images))
+            losses.append(float(found.loss.mean()))
+        left.plot(times, losses, marker="o", markersize=3, label=engine)
+        right.plot(BUDGETS, losses, marker="o", markersize=3)
+    left.set(xlabel="ms of processor time an image", ylabel="true loss", xscale="log", yscale="log")
+    right.set(xlabel="iterations", xscale="log")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    right.set_xticks(BUDGETS, [str(count) for count in BUDGETS])
+    left.legend(frameon=False, fontsize=8)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _damaged_and_restored(
+    model: torch.nn.Module, images: Tensor, damage: Corruption, *, supervised: bool
+) -> list[Tensor]:
+    seen = damage.corrupt(images, torch.Generator().manual_seed(SEED))
+    picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
+    if supervised and not is_generator(model):
+        made = answer(model, seen)
+    elif is_generator(model) or isinstance(model, Autoencoder):
+        made = restore(model, seen.measured, seen.measurement, ridge=RIDGE).images
+    else:
+        raise TypeError(f"{type(model).__name__} restores no images")
+    return [picture, made] if picture is not None else [made]
+
+
+def _stacked(pictures: list[bytes]) -> bytes:
+    """Pictures under each other."""
+    from PIL import Image
+
+    opened = [Image.open(io.BytesIO(picture)) for picture in pictures]
+    width, gap = max(image.width for image in opened), 12
+    height = sum(image.height for image in opened) + gap * (len(opened) - 1)
+    sheet = Image.new(opened[0].mode, (width, height), "white")
+    top = 0
+    for image in opened:
+        sheet.paste(image, (0, top))
+        top += image.height + gap
+    buffer = io.BytesIO()
+    sheet.save(buffer, format="PNG")
+    return buffer.getvalue()

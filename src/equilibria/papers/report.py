@@ -1,0 +1,253 @@
+"""The table as Markdown, as JSON with all numbers, and as a picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equilibria.papers.measures import MEASURES, collect, deviation
+from equilibria.papers.runner import Findings, Plan
+from equilibria.papers.table import Column, Row
+from equilibria.training import write_atomically
+
+KIND = "equilibria reproduce"
+"""Marks the JSON files that `index` lists."""
+NOTHING = "–"
+OURS, PAPERS, INK, FAINT = "#2563eb", "#d9480f", "#24292f", "#d0d7de"
+
+
+def base_name(made: Plan) -> str:
+    return made.table.id if made.setting == "full" else f"{made.table.id}-quick"
+
+
+def write_report(
+    made: Plan, found: Findings, output: Path, command: str, facts: Mapping[str, Any]
+) -> list[Path]:
+    """Write ID.md, ID.json and ID.png (ID-quick.* for a quick run); `facts` are `provenance()`."""
+    name = base_name(made)
+    contents = {
+        "md": markdown(made, found, command, facts).encode(),
+        "json": (json.dumps(as_data(made, found, command, facts), indent=1) + "\n").encode(),
+        "png": picture(made, found),
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    files = []
+    for ending, content in contents.items():
+        files.append(output / f"{name}.{ending}")
+        write_atomically(files[-1], content)
+    for drawn in drawings(made):
+        files.append(output / drawn.name)
+        write_atomically(files[-1], drawn.source.read_bytes())
+    return files
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of one row's run with the first seed."""
+
+    label: str
+    name: str
+    source: Path
+
+
+def drawings(made: Plan) -> list[Drawing]:
+    """The pictures there are; rows that share a run share its pictures."""
+    found: dict[Path, Drawing] = {}
+    for (label, _), job in made.jobs.items():
+        for picture_name in job.pictures:
+            source = job.picture(picture_name)
+            if source.is_file() and source not in found:
+                slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+                name = f"{base_name(made)}-{slug}-{picture_name}.png"
+                found[source] = Drawing(label, name, source)
+    return list(found.values())
+
+
+def cells(made: Plan, found: Findings) -> list[list[str]]:
+    """The heading and the rows: ours beside the paper's, column by column."""
+    heading = ["row"]
+    for column in made.table.columns:
+        if column.measure is not None:
+            heading.append(_title(column))
+        heading.append(f"paper: {column.title}")
+    rows = [[*heading, "parameters", "CPU min", "converged"]]
+    for row in made.table.rows:
+        results = found.of(row)
+        line = [row.label]
+        for column in made.table.columns:
+            if column.measure is not None:
+                line.append(_ours(row.measure(column), results))
+            line.append(row.paper.get(column.title, NOTHING))
+        rows.append([*line, *_costs(results)])
+    return rows
+
+
+def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
+    table = made.table
+    heading, *rows = cells(made, found)
+    right = ["---:"] * (len(heading) - 1)
+    lines = [
+        f"# {table.paper}: {table.title}",
+        "",
+        _opening(made),
+        "",
+        f"    {command}",
+        "",
+        _when(made, facts),
+        "",
+        *(f"- {remark}" for remark in table.remarks(made.setting)),
+        "",
+        f"![{table.title}]({base_name(made)}.png)",
+        "",
+        _line(heading),
+        _line(["---", *right]).replace(" ", ""),
+        *map(_line, rows),
+        "",
+        "Mean ± standard deviation over the seeds beside the paper's figure as printed. CPU "
+        "minutes of one training; converged: the share of test samples whose solve reached the "
+        "tolerance.",
+    ]
+    notes = [f"- Not run, {why}: {'; '.join(rows)}." for why, rows in _left_out(made).items()]
+    notes += [f"- Failed: {place}: {error}" for place, error in found.failures.items()]
+    shown = [f"{drawn.label}\n\n![{drawn.label}]({drawn.name})\n" for drawn in drawings(made)]
+    pictures = ["", f"Pictures of the run with seed {made.seeds[0]}:", "", *shown] if shown else []
+    return "\n".join([*lines, *([""] if notes else []), *notes, *pictures, ""])
+
+
+def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything: recipes, the numbers of every run, means and standard deviations."""
+    table = made.table
+    return {
+        "kind": KIND,
+        "id": table.id,
+        "paper": table.paper,
+        "title": table.title,
+        "setting": made.setting,
+        "remarks": list(table.remarks(made.setting)),
+        **facts,
+        "command": command,
+        "seeds": list(made.seeds),
+        "failures": found.failures,
+        "rows": [_row_data(made, found, row) for row in table.rows],
+    }
+
+
+def picture(made: Plan, found: Findings) -> bytes:
+    """Ours left, a dot a seed, bar: mean ± standard deviation; the paper's figures right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    table = made.table
+    column = table.plotted_column()
+    assert column.measure is not None
+    measure = MEASURES[column.measure]
+    figure = Figure(figsize=(9.5, 0.32 * len(table.rows) + 1.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for place, row in enumerate(table.rows):
+        values = [measure.scale * v for v in collect(found.of(row), row.measure(column) or "")]
+        if values:
+            left.plot(values, [place] * len(values), "o", color=OURS, alpha=0.35, markersize=5)
+            spread = deviation(values)
+            left.errorbar(
+                statistics.fmean(values), place, xerr=spread, fmt="|", color=INK, markersize=13
+            )
+        printed = number(row.paper.get(column.title, ""))
+        if printed is not None:
+            right.plot(printed, place, "D", color=PAPERS, markersize=5)
+    left.set_yticks(range(len(table.rows)), [row.label for row in table.rows])
+    left.set_ylim(len(table.rows) - 0.5, -0.5)
+    setting = "quick setting, another than the paper's" if made.setting == "quick" else "full"
+    left.set(xlabel=measure.title, title=f"here ({setting})")
+    right.set(xlabel=column.title, title="the paper, as printed")
+    for axes in (left, right):
+        axes.grid(color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.title.set_fontsize(10)
+    buffer = io.BytesIO()
+    # Without the version of the library in it, equal figures are equal files.
+    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def number(text: str) -> float | None:
+    """The first number in a figure as printed: 92.9 of "92.9 ± 0.2 %"."""
+    found = re.search(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", text)
+    return None if found is None else float(found.group())
+
+
+def _title(column: Column) -> str:
+    assert column.measure is not None
+    return MEASURES[column.measure].title
+
+
+def _ours(measure: str | None, results: Sequence[dict[str, float | None]]) -> str:
+    values = [] if measure is None else collect(results, measure)
+    return MEASURES[measure].show(values) if measure is not None and values else NOTHING
+
+
+def _costs(results: Sequence[dict[str, float | None]]) -> list[str]:
+    """Parameters, CPU minutes, converged share."""
+    parameters = collect(results, "parameters")
+    minutes = collect(results, "training_minutes")
+    shares = collect(results, "share_converged")
+    return [
+        f"{parameters[0]:,.0f}" if parameters else NOTHING,
+        f"{statistics.fmean(minutes):.2f}" if minutes else NOTHING,
+        f"{statistics.fmean(shares):.1%}" if shares else NOTHING,
+    ]
+
+
+def _opening(made: Plan) -> str:
+    if made.setting == "full":
+        return "The paper's setting; what it leaves open was chosen as follows."
+    return (
+        "**A quick run: another setting than the paper's.** Data, images, epochs and model sizes "
+        "are smaller, so that its figures cannot be compared with the paper's one by one; what can "
+        "be compared is the order of the rows."
+    )
+
+
+def _when(made: Plan, facts: Mapping[str, Any]) -> str:
+    commit = f", commit {facts['commit']}" if facts.get("commit") else ""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    seeds = ", ".join(map(str, made.seeds))
+    return f"{facts['date']}{commit}; {facts['machine']}; {versions}; seeds {seeds}."
+
+
+def _line(cells: Sequence[str]) -> str:
+    # A bar inside a cell would end it.
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _left_out(made: Plan) -> dict[str, list[str]]:
+    """The rows without a recipe, by the reason."""
+    found: dict[str, list[str]] = {}
+    for row in made.table.rows:
+        if row.recipe(made.setting) is None:
+            found.setdefault(row.missing, []).append(row.label)
+    return found
+
+
+def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
+    results = found.results.get(row.label, {})
+    names = dict.fromkeys(name for result in results.values() for name in result)
+    values = {name: collect(list(results.values()), name) for name in names}
+    return {
+        "label": row.label,
+        "paper": dict(row.paper),
+        "missing": row.missing if row.recipe(made.setting) is None else None,
+        "recipe": row.recipe(made.setting),
+        "runs": [
+            {"seed": seed, "folder": made.jobs[row.label, seed].folder.name, **result}
+            for seed, result in results.items()
+        ],
+        "mean": {name: statistics.fmean(v) for name, v in values.items() if v},
+        "deviation": {name: deviation(v) for name, v in values.items() if v},
+    }

@@ -1,0 +1,171 @@
+"""All runs of a table: rows × seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from equilibria.data import DataSet, MissingDataError, Source, dataset_card, load_dataset
+from equilibria.models import model_options, model_outline, parameter_count
+from equilibria.papers.job import Job, Result, make_job, run_job
+from equilibria.papers.table import PaperTable, Row, Setting
+from equilibria.papers.workers import Outcome, run_jobs
+from equilibria.training import (
+    EpochMetrics,
+    Recipe,
+    fitting_options,
+    recipe_from_data,
+    with_parts,
+)
+
+RUNS = "runs"
+"""The folder of all runs, in that of the results."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs that a table asks for. Rows with the same recipe share theirs."""
+
+    table: PaperTable
+    setting: Setting
+    seeds: tuple[int, ...]
+    jobs: dict[tuple[str, int], Job]
+    """By the label of the row and the seed."""
+
+    def unfinished(self) -> list[Job]:
+        """Those without a result, each once; seed by seed, so that all rows get on alike."""
+        ordered = sorted(self.jobs.items(), key=lambda item: self.seeds.index(item[0][1]))
+        by_folder = {job.folder: job for _, job in ordered if job.result() is None}
+        return list(by_folder.values())
+
+    def row_of(self, job: Job) -> str:
+        """Where a job belongs, for people."""
+        found = [
+            f"{label}, seed {seed}"
+            for (label, seed), other in self.jobs.items()
+            if other.folder == job.folder
+        ]
+        return found[0]
+
+
+@dataclass
+class Findings:
+    """The results of a plan: by row and seed, and what went wrong."""
+
+    results: dict[str, dict[int, Result]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """By row and seed, in words."""
+
+    def of(self, row: Row) -> list[Result]:
+        return list(self.results.get(row.label, {}).values())
+
+
+def plan(
+    table: PaperTable,
+    setting: Setting,
+    seeds: Sequence[int],
+    output: Path,
+    *,
+    root: Path | None = None,
+) -> Plan:
+    """What to run, and where. Wrong recipes are found here, before anything runs."""
+    jobs = {}
+    for row in table.rows:
+        recipe = row.recipe(setting)
+        if recipe is None:
+            continue
+        for seed in seeds:
+            jobs[row.label, seed] = make_job(
+                recipe,
+                seed,
+                output / RUNS,
+                extras=table.extras,
+                pictures=table.pictures if seed == seeds[0] else (),
+                root=root,
+            )
+    return Plan(table, setting, tuple(seeds), jobs)
+
+
+def check_data(made: Plan) -> None:
+    """Look for the data of all rows: `MissingDataError` says what is missing and how to get it."""
+    seen: set[str] = set()
+    for job in made.jobs.values():
+        data = recipe_from_data(job.recipe).data
+        if data.name not in seen:
+            seen.add(data.name)
+            load_dataset(data.name, root=data.root, **data.options)
+
+
+def carry_out(
+    made: Plan,
+    *,
+    workers: int | None,
+    device: torch.device,
+    on_epoch: Callable[[Job, EpochMetrics], None] | None = None,
+) -> Generator[Outcome, None, None]:
+    """Run what is unfinished: with so many processes, or, for None, here and on the device."""
+    jobs = made.unfinished()
+    if workers is not None:
+        yield from run_jobs(jobs, workers)
+        return
+    for job in jobs:
+
+        def told(metrics: EpochMetrics, job: Job = job) -> None:
+            if on_epoch is not None:
+                on_epoch(job, metrics)
+
+        try:
+            outcome = Outcome(job, run_job(job, device, told))
+        except Exception as error:
+            outcome = Outcome(job, None, f"{type(error).__name__}: {error}")
+        yield outcome
+
+
+def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
+    """The results on disk, of this call and earlier ones, and the errors of this call."""
+    found = Findings()
+    for (label, seed), job in made.jobs.items():
+        result = job.result()
+        if result is not None:
+            found.results.setdefault(label, {})[seed] = result
+    for outcome in outcomes:
+        if outcome.error:
+            found.failures[made.row_of(outcome.job)] = outcome.error
+    return found
+
+
+def model_sizes(made: Plan) -> dict[str, int]:
+    """The number of parameters of every row; nothing is allocated for them."""
+    loaded: dict[str, DataSet[Source] | None] = {}
+    sizes: dict[str, int] = {}
+    for (label, _), job in made.jobs.items():
+        if label in sizes:
+            continue
+        recipe = recipe_from_data(job.recipe)
+        key = repr(recipe.data)
+        if key not in loaded:
+            loaded[key] = _data_if_here(recipe)
+        sizes[label] = parameter_count(_outline(recipe, loaded[key]))
+    return sizes
+
+
+def _data_if_here(recipe: Recipe) -> DataSet[Source] | None:
+    try:
+        return load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
+    except MissingDataError:
+        return None
+
+
+def _outline(recipe: Recipe, data: DataSet[Source] | None) -> nn.Module:
+    """For the classes and channels of the data; where it is not here, its card knows classes."""
+    name = recipe.model.name
+    fitting = {"num_classes": dataset_card(recipe.data.name).classes}
+    if data is not None:
+        fitting = fitting_options(name, data)
+    known = model_options(name)
+    fitting = {key: value for key, value in fitting.items() if key in known}
+    return model_outline(name, **{**fitting, **with_parts(recipe.model.options)})

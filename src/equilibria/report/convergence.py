@@ -1,0 +1,147 @@
+"""How a solve approaches its equilibrium, iteration by iteration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.context import State, batch_size
+from equilibria.equilibrium.objective import NoObjectiveError, Objective, distance_per_sample
+from equilibria.models import EquilibriumClassifier
+from equilibria.solvers import Picard, Solver
+
+ROUNDING = 1e-12
+"""Relative to an objective's value: differences below it mean nothing in float64."""
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Objective and residual at y_k = T(…), k = 0, 1, …; shape `(iterations, problems)`.
+
+    A problem, which is a sample unless the batch is coupled, keeps its last values from where it
+    has converged; `stops` says how many of its rows are its own.
+    """
+
+    solver: str
+    stops: Tensor
+    residual: Tensor
+    """‖y_k − T(y_k)‖."""
+    objective: Tensor | None
+    """G(y_k), or None where the model has no objective that its equilibrium minimizes."""
+    minimum: Tensor | None
+    """G(y*), one a problem."""
+    contraction: float | None
+    """A proven bound q: along a Picard iteration the residual falls by this factor at least."""
+
+    @property
+    def iterations(self) -> int:
+        return self.residual.shape[0]
+
+    @property
+    def objective_falls(self) -> bool:
+        """Whether the objective of no sample rises at any iteration, but for rounding."""
+        if self.objective is None or self.iterations < 2:
+            return False
+        rounding = ROUNDING * self.objective.abs().amax(dim=0).clamp_min(1)
+        return bool((self.objective.diff(dim=0) <= rounding).all())
+
+    def excess(self) -> Tensor | None:
+        """G(y_k) − G(y*); NaN where the difference is nothing but rounding."""
+        if self.objective is None or self.minimum is None:
+            return None
+        difference = self.objective - self.minimum
+        resolution = 4 * torch.finfo(difference.dtype).eps * self.minimum.abs()
+        return torch.where(difference > resolution, difference, torch.nan)
+
+    def proven_residual(self) -> Tensor | None:
+        """qᵏ times the first residual, as a mean: what a Picard iteration stays below."""
+        if self.contraction is None or self.contraction >= 1:
+            return None
+        powers = torch.arange(self.iterations, dtype=torch.float64)
+        return self.residual[0].mean() * self.contraction**powers
+
+
+@dataclass(frozen=True)
+class ObjectiveChange:
+    """The hidden objective at the first image T(start) and at the equilibrium, as means."""
+
+    first: float
+    equilibrium: float
+
+
+@torch.no_grad()
+def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]) -> Convergence:
+    """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
+    precise = copy.deepcopy(model).cpu().double().eval()
+    images = images.cpu().double()
+    solution = precise.solve(images, zero_state(precise, images), solver=solver, trace="states")
+    assert solution.trace is not None
+    assert solution.trace.states is not None
+    cell, states = precise.layer.cell, solution.trace.states
+    objective = minimized_objective(precise, images)
+    values = minimum = None
+    if objective is not None:
+        values = torch.stack([objective.value(state).reshape(-1) for state in states])
+        polish = Picard(tolerance=ROUNDING, max_iterations=100 * len(states))
+        minimum = objective.value(precise.solve(images, solution.state, solver=polish).state)
+    return Convergence(
+        solver=type(solver).__name__,
+        stops=solution.iterations,
+        residual=torch.stack(
+            [distance_per_sample(y, cell.step(y, solution.context)) for y in states]
+        ),
+        objective=values,
+        minimum=minimum,
+        contraction=precise.contraction_bound(images),
+    )
+
+
+@torch.no_grad()
+def zero_state(model: EquilibriumClassifier, images: Tensor) -> State:
+    """Where an iteration is shown from; solves themselves start ahead of it where they can."""
+    x = model.stem(images)
+    return model.layer.cell.initial_state(x, model.layer.cell.inject(x))
+
+
+@torch.no_grad()
+def objective_change(
+    model: EquilibriumClassifier, batches: Iterable[tuple[Tensor, Tensor]]
+) -> ObjectiveChange | None:
+    """What the model's own solver does to the objective; None where there is none to minimize."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    first = equilibrium = 0.0
+    samples = 0
+    model.eval()
+    try:
+        for images, _ in batches:
+            images = images.to(device)
+            objective = minimized_objective(model, images)
+            if objective is None:
+                return None
+            solution = model.solve(images, zero_state(model, images), trace="states")
+            assert solution.trace is not None
+            assert solution.trace.states is not None
+            first += float(objective.value(solution.trace.states[0]).sum())
+            equilibrium += float(objective.value(solution.state).sum())
+            samples += batch_size(solution.state)
+    finally:
+        model.train(was_training)
+    return ObjectiveChange(first / samples, equilibrium / samples) if samples else None
+
+
+def minimized_objective(model: EquilibriumClassifier, images: Tensor) -> Objective | None:
+    """The objective that the equilibria of these images minimize, if there is one.
+
+    Deep OptEq with L > 2 layers has an inclusion in its place, other cells have nothing.
+    """
+    try:
+        objective = model.objective(images)
+    except NoObjectiveError:
+        return None
+    return objective if objective.is_minimized else None

@@ -1,0 +1,177 @@
+"""Figures as SVG, each for a light and a dark page; matplotlib is imported where it is used."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.report.convergence import Convergence
+from equilibria.training import EpochMetrics
+
+MOST_THIN_LINES = 24
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colors of a page."""
+
+    ink: str
+    faint: str
+    first: str
+    second: str
+    third: str
+
+
+LIGHT = Theme(ink="#24292f", faint="#d0d7de", first="#2563eb", second="#d9480f", third="#57606a")
+DARK = Theme(ink="#d6dde6", faint="#3a424d", first="#7aa7ff", second="#ff9e64", third="#9aa5b1")
+
+
+@dataclass(frozen=True)
+class ThemedFigure:
+    """The same figure as SVG, for light and for dark pages."""
+
+    light: bytes
+    dark: bytes
+
+
+def convergence_figure(picard: Convergence, other: Convergence | None = None) -> ThemedFigure:
+    """Objective (where there is one) and residual along a Picard solve; `other` for comparison."""
+    panels = 1 if picard.objective is None else 2
+    return _themed(panels, lambda axes, theme: _draw_convergence(axes, theme, picard, other))
+
+
+def training_figure(history: Sequence[EpochMetrics]) -> ThemedFigure:
+    """Loss and, for equilibrium models, the mean number of iterations over the epochs."""
+    panels = 1 if history[0].mean_iterations is None else 2
+    return _themed(panels, lambda axes, theme: _draw_training(axes, theme, history))
+
+
+def image_png(image: Tensor) -> bytes:
+    """A `(channels, height, width)` image with values in [0, 1] as a PNG of its own size."""
+    from matplotlib.image import imsave
+
+    pixels = image.detach().cpu().float().clamp(0, 1)
+    array = pixels[0] if pixels.shape[0] == 1 else pixels.permute(1, 2, 0)
+    buffer = io.BytesIO()
+    imsave(buffer, array.numpy(), cmap="gray", vmin=0, vmax=1, format="png")
+    return buffer.getvalue()
+
+
+def _draw_convergence(
+    axes: list[Any], theme: Theme, picard: Convergence, other: Convergence | None
+) -> None:
+    excess = picard.excess()
+    if excess is not None:
+        _bundle(axes[0], excess, picard.stops, theme.first, picard.solver)
+        axes[0].set_title("Hidden objective above its minimum")
+        axes[0].set_ylabel("objective − minimum")
+    axis = axes[-1]
+    _bundle(axis, picard.residual, picard.stops, theme.first, picard.solver)
+    if other is not None:
+        _mean_line(axis, other.residual, other.stops, theme.second, other.solver)
+    proven = picard.proven_residual()
+    if proven is not None:
+        label = f"proven: qᵏ, q = {picard.contraction:.2f}"
+        axis.plot(proven, color=theme.third, linestyle="--", linewidth=1.4, label=label)
+    axis.set_title("Residual")
+    axis.set_ylabel("‖yₖ − T(yₖ)‖")
+    for axis in axes:
+        axis.set_yscale("log")
+        _count_along(axis, "iteration k")
+        axis.legend(
+            frameon=False,
+            labelcolor=theme.ink,
+            fontsize=9,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.2),
+            ncol=3,
+            columnspacing=1.2,
+        )
+
+
+def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    epochs = [metrics.epoch for metrics in history]
+    # A single epoch is a point, which a line does not show.
+    style = {"linewidth": 2.2, "marker": "o" if len(history) == 1 else None}
+    axes[0].plot(epochs, [metrics.loss for metrics in history], color=theme.first, **style)
+    axes[0].set_title("Training loss")
+    axes[0].set_ylabel("cross-entropy")
+    axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_formatter(NullFormatter())
+    if len(axes) > 1:
+        iterations = [metrics.mean_iterations or 0.0 for metrics in history]
+        axes[1].plot(epochs, iterations, color=theme.second, **style)
+        axes[1].set_title("Iterations to the equilibrium")
+        axes[1].set_ylabel("mean")
+        axes[1].set_ylim(0, 1.15 * max(iterations))
+    for axis in axes:
+        _count_along(axis, "epoch")
+
+
+def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
+    """A thin line a sample, up to where it converged, and their mean."""
+    columns = list(zip(values.unbind(dim=1), stops.tolist(), strict=True))
+    for column, stop in columns[:MOST_THIN_LINES]:
+        axis.plot(column[:stop], color=color, linewidth=0.6, alpha=0.25)
+    _mean_line(axis, values, stops, color, label)
+
+
+def _mean_line(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
+    """The mean as long as all samples run: after that it would mix values of different times."""
+    mean = values[: int(stops.min())].nanmean(dim=1)
+    axis.plot(mean, color=color, linewidth=2.2, label=label)
+
+
+def _count_along(axis: Any, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel(label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _themed(panels: int, draw: Callable[[list[Any], Theme], None]) -> ThemedFigure:
+    return ThemedFigure(light=_svg(panels, LIGHT, draw), dark=_svg(panels, DARK, draw))
+
+
+def _svg(panels: int, theme: Theme, draw: Callable[[list[Any], Theme], None]) -> bytes:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # The salt makes the names inside the SVG, and so the file, the same on every run.
+    style: dict[Any, Any] = {
+        "svg.hashsalt": "equilibria",
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+    }
+    with rc_context(style), torch.no_grad():
+        figure = Figure(figsize=(4.6 * panels if panels > 1 else 6.4, 3.5), layout="constrained")
+        axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
+        draw(axes, theme)
+        for axis in axes:
+            dress_axes(axis, theme)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def dress_axes(axis: Any, theme: Theme) -> None:
+    axis.title.set_color(theme.ink)
+    axis.title.set_fontsize(11)
+    axis.xaxis.label.set_color(theme.ink)
+    axis.yaxis.label.set_color(theme.ink)
+    axis.tick_params(colors=theme.ink, which="both", length=3)
+    axis.tick_params(which="minor", length=0)
+    axis.grid(color=theme.faint, linewidth=0.6)
+    axis.set_axisbelow(True)
+    for side, spine in axis.spines.items():
+        spine.set_color(theme.faint)
+        spine.set_visible(side in ("left", "bottom"))

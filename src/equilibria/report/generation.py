@@ -1,0 +1,202 @@
+"""What a trained generator can do: samples, reconstructions, and how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equilibria.data import evenly_spread
+from equilibria.inputs.generation import (
+    FeatureNetwork,
+    decode,
+    decoder_of,
+    fit_density,
+    frechet_distance,
+    in_rows,
+    psnr,
+    sheet_png,
+    train_feature_network,
+)
+from equilibria.models.autoencoders import Autoencoder
+from equilibria.models.decoder import EquilibriumDecoder
+from equilibria.tasks import Reconstruction
+from equilibria.training import Experiment, load_weights, save_weights
+
+BATCH = 256
+COLUMNS = 16
+"""Images in a row of a sheet."""
+FEATURE_IMAGES = 10_000
+"""Training images that the classifier behind the FID is trained on, at most."""
+
+
+@dataclass(frozen=True)
+class Reconstructions:
+    """Test images, drawn again from their latents."""
+
+    latents_by: str
+    """"encoder" or "JIIO"."""
+    psnr: float
+    median_psnr: float
+    fid: float | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a generator can do, in numbers."""
+
+    model: str
+    data: str
+    density: str
+    fitted_to: int
+    """Training images whose latents the density was fitted to."""
+    images: int
+    """Test images that are reconstructed, and samples that are compared with them."""
+    sample_fid: float | None
+    reconstructions: list[Reconstructions]
+    features: str | None
+    """What the FIDs are distances of; None where the data set has no classes to learn it from."""
+
+
+@dataclass(frozen=True)
+class Sheets:
+    """The same as pictures."""
+
+    samples: bytes
+    reconstructions: bytes
+    """Originals above what was made of their latents, a row a way to find those."""
+
+
+@torch.no_grad()
+def generate(
+    experiment: Experiment,
+    device: torch.device,
+    *,
+    folder: Path | None = None,
+    samples: int = 64,
+    density: str = "gmm",
+    latents: int = 2000,
+    images: int = 500,
+    seed: int = 0,
+    judge: bool = True,
+) -> tuple[Generation, Sheets]:
+    """Fit a density to the latents of training images, sample from it, reconstruct test images.
+
+    folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
+    judge: measure the FID; without it no classifier is needed.
+    """
+    model = experiment.model
+    if not isinstance(model, EquilibriumDecoder | Autoencoder):
+        raise TypeError(
+            f"{experiment.recipe.model.name} draws no images: name the run of a generator or an "
+            "autoencoder (equilibria train mnist-generator)"
+        )
+    if experiment.normalize is not None:
+        raise ValueError("images are drawn with values in [0, 1]: train with data.normalize=false")
+    known = _some(experiment, latents, test=False)[0].to(device)
+    originals = _some(experiment, images, test=True)[0].to(device)
+    fitted = fit_density(density, _latents(experiment, known), seed=seed)
+    count = max(samples, len(originals))
+    drawn = decode(model, fitted.sample(count, seed=seed).to(device))
+    network = _feature_network(experiment, folder, device) if judge else None
+    ways = {"encoder": _encoded(model, originals)} if isinstance(model, Autoencoder) else {}
+    if _has_equilibrium(model):
+        ways["JIIO"] = _searched(experiment, originals)
+    rows = [originals, *(decode(model, found) for found in ways.values())]
+    sheets = Sheets(
+        samples=sheet_png(in_rows(drawn[:samples], COLUMNS)),
+        reconstructions=sheet_png([row[:COLUMNS] for row in rows]),
+    )
+    result = Generation(
+        model=experiment.recipe.model.name,
+        data=experiment.data.name,
+        density=density,
+        fitted_to=len(known),
+        images=len(originals),
+        sample_fid=_distance(network, drawn[: len(originals)], originals),
+        reconstructions=[
+            _judged(way, row, originals, network) for way, row in zip(ways, rows[1:], strict=True)
+        ],
+        features=None
+        if network is None
+        else f"features of a classifier trained on {experiment.data.name}, not Inception's",
+    )
+    return result, sheets
+
+
+def _latents(experiment: Experiment, images: Tensor) -> Tensor:
+    """The latents in the way that the model was trained with."""
+    model = experiment.model
+    if isinstance(model, Autoencoder):
+        return _encoded(model, images)
+    return _searched(experiment, images)
+
+
+def _encoded(model: Autoencoder, images: Tensor) -> Tensor:
+    return torch.cat([model.encode(some) for some in torch.split(images, BATCH)])
+
+
+def _searched(experiment: Experiment, images: Tensor) -> Tensor:
+    """By JIIO: as the run's task says, or on a decoder that was trained with an encoder."""
+    task, model = experiment.task, experiment.model
+    search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
+    found = []
+    for some in torch.split(images, BATCH):
+        start = model.encode(some) if isinstance(model, Autoencoder) else None
+        found.append(search.find(model, some, start=start, training=False).x)
+    return torch.cat(found)
+
+
+def _has_equilibrium(model: EquilibriumDecoder | Autoencoder) -> bool:
+    try:
+        decoder_of(model)
+    except TypeError:
+        return False
+    return True
+
+
+def _some(experiment: Experiment, count: int, *, test: bool) -> tuple[Tensor, Tensor]:
+    """Images and labels, spread evenly over the test or the training images."""
+    source = experiment.test if test else experiment.training
+    return source.fetch(evenly_spread(source, count))
+
+
+def _feature_network(
+    experiment: Experiment, folder: Path | None, device: torch.device
+) -> FeatureNetwork | None:
+    """The classifier behind the FID: trained once, then read from the run's folder."""
+    data = experiment.data
+    if data.kind != "classification" or data.num_classes < 2:
+        return None
+    file = None if folder is None else folder / "feature_network.safetensors"
+    if file is not None and file.is_file():
+        network = FeatureNetwork(data.channels, data.num_classes)
+        load_weights(network, file)
+        return network.to(device).eval()
+    images, labels = _some(experiment, FEATURE_IMAGES, test=False)
+    network = train_feature_network(
+        images.to(device), labels.to(device), num_classes=data.num_classes
+    )
+    if file is not None:
+        save_weights(network, file)
+    return network
+
+
+def _judged(
+    way: str, drawn: Tensor, images: Tensor, network: FeatureNetwork | None
+) -> Reconstructions:
+    ratios = psnr(drawn, images)
+    return Reconstructions(
+        latents_by=way,
+        psnr=float(ratios.mean()),
+        median_psnr=float(ratios.median()),
+        fid=_distance(network, drawn, images),
+    )
+
+
+def _distance(network: FeatureNetwork | None, drawn: Tensor, images: Tensor) -> float | None:
+    if network is None or len(images) < 2:
+        return None
+    return frechet_distance(network.features(drawn), network.features(images))

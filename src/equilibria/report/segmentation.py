@@ -1,0 +1,233 @@
+"""Segmentations drawn over their images, as a PNG; matplotlib is imported where it is used."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAPER, INK = "#ffffff", "#24292f"
+UNLABELLED = (0.82, 0.84, 0.87)
+WRONG = (0.85, 0.12, 0.12)
+FIRST_COLORS = (
+    *("#5b8def", "#f2a33a", "#3fae5a", "#8e5bd0", "#29c3c9", "#f5e04b"),
+    *("#e07bc4", "#8a5a2b", "#b5d96c", "#1f3f8f", "#0f6b5c", "#f7c6a3"),
+)
+PANELS = ("image", "truth", "prediction", "errors")
+PANEL_WIDTH = 2.6
+"""In inches."""
+LEGEND_COLUMNS = 6
+LARGE_PANEL = 4.2
+"""The side of a square panel of `prediction_png`, in inches."""
+DARKEST = 0.3
+"""The gray of black, below its classes."""
+LETTER = 0.085
+"""The width of a letter of its legend, in inches."""
+
+
+def segmentation_png(
+    images: Tensor,
+    labels: Tensor,
+    predictions: Tensor,
+    class_names: Sequence[str],
+    *,
+    ignore_index: int = 255,
+    opacity: float = 0.65,
+    colors: Sequence[tuple[float, float, float]] | None = None,
+    dots_per_inch: int = 110,
+) -> bytes:
+    """A row for each image: itself, its true classes, the predicted ones, and where they differ.
+
+    images: `(samples, 1 or 3, height, width)` with values in [0, 1], not normalized.
+    labels, predictions: classes of the pixels, `(samples, height, width)`.
+    opacity: of the classes over the image, which is gray below them.
+    colors: of the classes, red, green and blue in [0, 1]; distinct ones if not given.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    shape = (len(images), *images.shape[2:])
+    if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
+        raise ValueError(
+            "expected images of shape (samples, 1 or 3, height, width), at least one, "
+            f"not {tuple(images.shape)}"
+        )
+    if labels.shape != shape or predictions.shape != shape:
+        raise ValueError(
+            f"expected labels and predictions of shape {shape}, not {tuple(labels.shape)} and "
+            f"{tuple(predictions.shape)}"
+        )
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"opacity must be in [0, 1], not {opacity}")
+    palette = torch.tensor(distinct_colors(len(class_names)) if colors is None else list(colors))
+    if len(palette) != len(class_names):
+        raise ValueError(f"{len(class_names)} classes but {len(palette)} colors")
+    pixels = images.detach().cpu().float().clamp(0, 1).expand(-1, 3, -1, -1).movedim(1, 3)
+    truth, found = labels.cpu().long(), predictions.cpu().long()
+
+    height = PANEL_WIDTH * shape[1] / shape[2] + 0.25
+    shown = _shown(truth, found, ignore_index)
+    has_unlabelled = bool((truth == ignore_index).any())
+    legend_height = 0.25 * math.ceil((len(shown) + 1 + has_unlabelled) / LEGEND_COLUMNS)
+    figure = Figure(
+        figsize=(PANEL_WIDTH * len(PANELS), height * len(images) + legend_height + 0.2),
+        facecolor=PAPER,
+        layout="constrained",
+    )
+    for row in range(len(images)):
+        wrong = (truth[row] != found[row]) & (truth[row] != ignore_index)
+        panels = (
+            pixels[row],
+            _overlay(pixels[row], truth[row], palette, opacity, ignore_index),
+            _overlay(pixels[row], found[row], palette, opacity, ignore_index),
+            _errors(pixels[row], wrong, truth[row] == ignore_index),
+        )
+        for column, (title, panel) in enumerate(zip(PANELS, panels, strict=True)):
+            axis = figure.add_subplot(len(images), len(PANELS), row * len(PANELS) + column + 1)
+            axis.imshow(panel.numpy(), interpolation="nearest")
+            _dress(axis)
+            if row == 0:
+                axis.set_title(title, color=INK, fontsize=10)
+        judged = int((truth[row] != ignore_index).sum())
+        share = int(wrong.sum()) / judged if judged else 0.0
+        axis.set_xlabel(f"{share:.1%} of pixels wrong", color=INK, fontsize=8)
+    entries = [Patch(color=_rgb(palette[index]), label=class_names[index]) for index in shown]
+    entries.append(Patch(color=WRONG, label="wrong"))
+    if has_unlabelled:
+        entries.append(Patch(color=UNLABELLED, label="unlabelled"))
+    figure.legend(
+        handles=entries,
+        loc="outside lower center",
+        ncols=min(len(entries), LEGEND_COLUMNS),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def prediction_png(
+    image: Tensor,
+    classes: Tensor,
+    class_names: Sequence[str],
+    *,
+    opacity: float = 0.6,
+    dots_per_inch: int = 110,
+) -> bytes:
+    """An image, beside it the classes of its pixels, and below them each class with its share.
+
+    image: `(1 or 3, height, width)` with values in [0, 1], not normalized.
+    classes: of the pixels, `(height, width)`.
+    opacity: of the classes over the image, which is gray below them.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
+
+    if image.dim() != 3 or image.shape[0] not in (1, 3) or classes.shape != image.shape[1:]:
+        raise ValueError(
+            "expected an image (1 or 3, height, width) and classes (height, width), not "
+            f"{tuple(image.shape)} and {tuple(classes.shape)}"
+        )
+    height, width = classes.shape
+    palette = torch.tensor(distinct_colors(len(class_names)))
+    pixels = image.detach().cpu().float().clamp(0, 1).expand(3, -1, -1).movedim(0, 2)
+    # Where the image is dark, colors would no longer look like those of the legend.
+    pale = DARKEST + (1 - DARKEST) * pixels
+    overlay = _overlay(pale, classes.cpu().long(), palette, opacity, ignore_index=-1)
+
+    # Panels of one area, whatever the proportions of the image.
+    panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
+    shares = class_shares(classes, len(class_names))
+    labels = [f"{class_names[index]}  {share:.1%}" for index, share in shares]
+    columns = int(2 * panel_width / (LETTER * max(map(len, labels)) + 0.55))
+    columns = max(1, min(len(labels), columns))
+    legend_height = 0.25 * math.ceil(len(labels) / columns) + 0.15
+    figure = Figure(
+        figsize=(2 * panel_width, panel_width * height / width + legend_height + 0.3),
+        facecolor=PAPER,
+        layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
+    )
+    for place, (title, panel) in enumerate((("image", pixels), ("classes", overlay))):
+        axis = figure.add_subplot(1, 2, place + 1)
+        axis.imshow(panel.numpy(), interpolation="antialiased")
+        axis.set_title(title, color=INK, fontsize=11)
+        _dress(axis)
+    figure.legend(
+        handles=[
+            Patch(color=_rgb(palette[index]), label=label)
+            for (index, _), label in zip(shares, labels, strict=True)
+        ],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=10,
+        labelcolor=INK,
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def class_shares(classes: Tensor, count: int) -> list[tuple[int, float]]:
+    """The classes that are there with their share of the pixels, the largest first."""
+    shares = torch.bincount(classes.flatten().long(), minlength=count).double() / classes.numel()
+    found = [(index, share) for index, share in enumerate(shares.tolist()) if share > 0]
+    return sorted(found, key=lambda entry: -entry[1])
+
+
+def distinct_colors(count: int) -> list[tuple[float, float, float]]:
+    """Colors that are easily told apart, none of them the red that marks errors.
+
+    Beyond the twelve of `FIRST_COLORS`, hues a golden angle apart.
+    """
+    from colorsys import hsv_to_rgb
+
+    from matplotlib.colors import to_rgb
+
+    golden = 0.618033988749895
+    more = (
+        hsv_to_rgb(0.05 + 0.88 * (golden * i % 1), 0.85 - 0.3 * (i % 2), 0.95 - 0.2 * (i % 3))
+        for i in range(count - len(FIRST_COLORS))
+    )
+    return [*(to_rgb(color) for color in FIRST_COLORS[:count]), *more]
+
+
+def _shown(truth: Tensor, found: Tensor, ignore_index: int) -> list[int]:
+    present = set(truth.flatten().tolist()) | set(found.flatten().tolist())
+    return sorted(present - {ignore_index})
+
+
+def _overlay(
+    pixels: Tensor, classes: Tensor, palette: Tensor, opacity: float, ignore_index: int
+) -> Tensor:
+    """Over the image in gray: its own colors would be taken for those of other classes."""
+    unlabelled = classes == ignore_index
+    color = palette[classes.masked_fill(unlabelled, 0)]
+    mixed = (1 - opacity) * pixels.mean(dim=2, keepdim=True) + opacity * color
+    return torch.where(unlabelled[..., None], torch.tensor(UNLABELLED), mixed)
+
+
+def _rgb(color: Tensor) -> tuple[float, float, float]:
+    red, green, blue = color.tolist()
+    return red, green, blue
+
+
+def _errors(pixels: Tensor, wrong: Tensor, unlabelled: Tensor) -> Tensor:
+    """The image, pale and gray, so that nothing but the errors has a color."""
+    pale = (0.6 + 0.4 * pixels.mean(dim=2, keepdim=True)).expand_as(pixels)
+    pale = torch.where(unlabelled[..., None], torch.tensor(UNLABELLED), pale)
+    return torch.where(wrong[..., None], torch.tensor(WRONG), pale)
+
+
+def _dress(axis: Any) -> None:
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for spine in axis.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,78 @@
+"""Conjugate gradients in a weighted inner product, each row on its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equilibria.solvers.linear.result import LinearMap, LinearSolution
+from equilibria.solvers.solution import Status
+
+
+def conjugate_gradients(
+    operator: LinearMap,
+    rhs: Tensor,
+    weight: Tensor | None = None,
+    *,
+    start: Tensor | None = None,
+    tolerance: float,
+    max_iterations: int,
+) -> LinearSolution:
+    """Solve A u = g where A is self-adjoint and positive in ⟨a, b⟩_S = aᵀSb, S = diag(weight) ≥ 0.
+
+    For an energy model A = I − Jᵀ = I − HS with H symmetric. S may have zeros: there the inner
+    product sees nothing, and u + r = g + HSu, which is returned, is exact as soon as Su is. Three
+    vectors of memory. A row with pᵀSAp ≤ 0 (A is not positive: the map is not contractive) stops as
+    diverged.
+    """
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        product = a * b
+        return (product if weight is None else product.mul_(weight)).sum(dim=1)
+
+    rows = rhs.shape[0]
+    scale = torch.linalg.vector_norm(rhs, dim=1)
+    threshold = (tolerance * scale).square()
+    evaluations = 0
+    if start is None:
+        solution, residual = torch.zeros_like(rhs), rhs.clone()
+    else:
+        solution, residual = start.clone(), rhs - operator(start)
+        evaluations = 1
+    direction = residual.clone()
+    square = inner(residual, residual)
+    running = ~(square <= threshold)
+    broken = ~torch.isfinite(square)
+    iterations = torch.zeros(rows, dtype=torch.int64, device=rhs.device)
+    for _ in range(max_iterations):
+        active = running & ~broken
+        if not bool(active.any()):
+            break
+        image = operator(direction)
+        evaluations += 1
+        iterations += active
+        curvature = inner(direction, image)
+        broken = broken | (active & ~(curvature > 0))
+        active = active & ~broken
+        step = torch.where(active, square / curvature, 0.0)[:, None]
+        torch.addcmul(solution, step, direction, out=solution)
+        torch.addcmul(residual, step, image, value=-1, out=residual)
+        following = inner(residual, residual)
+        following = torch.where(active, following, square)
+        broken = broken | ~torch.isfinite(following)
+        conjugacy = torch.where(active, following / square, 0.0)[:, None]
+        torch.addcmul(residual, conjugacy, direction, out=direction)
+        square = following
+        running = running & ~(square <= threshold)
+    status = torch.where(running, int(Status.OUT_OF_ITERATIONS), int(Status.CONVERGED))
+    status = torch.where(broken, int(Status.DIVERGED), status)
+    relative = torch.where(square > 0, square.sqrt() / scale, square)
+    return LinearSolution(
+        value=solution + residual,
+        status=status,
+        residual=relative,
+        iterations=iterations,
+        evaluations=evaluations,
+        tolerance=tolerance,
+        method="conjugate gradients",
+    )

@@ -1,0 +1,131 @@
+"""GMRES with restarts, each row on its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equilibria.solvers.linear.result import LinearMap, LinearSolution
+from equilibria.solvers.solution import Status
+
+
+def gmres(
+    operator: LinearMap,
+    rhs: Tensor,
+    *,
+    start: Tensor | None = None,
+    tolerance: float,
+    max_iterations: int,
+    restart: int = 30,
+) -> LinearSolution:
+    """Solve A u = g by GMRES(restart) (Saad and Schultz, 1986) for any square A.
+
+    Memory: `restart` + 1 vectors. The reported residual is that of the rotated system, which equals
+    the true one up to rounding; after a restart it is evaluated.
+    """
+    scale = torch.linalg.vector_norm(rhs, dim=1)
+    goal = tolerance * scale
+    solution = torch.zeros_like(rhs) if start is None else start
+    residual = rhs if start is None else rhs - operator(start)
+    evaluations = 0 if start is None else 1
+    iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
+    norm = torch.linalg.vector_norm(residual, dim=1)
+    remaining = max_iterations
+    while True:
+        unfinished = ~(norm <= goal) & torch.isfinite(norm)
+        if remaining <= 0 or not bool(unfinished.any()):
+            break
+        cycle = _Cycle(operator, residual, goal, min(restart, remaining))
+        solution = solution + cycle.correction()
+        iterations += cycle.iterations
+        evaluations += cycle.steps
+        remaining -= cycle.steps
+        before, norm = norm, torch.where(unfinished, cycle.residual(), norm)
+        stalled = not bool((norm < 0.999 * before).any())
+        if stalled or not bool((~(norm <= goal) & torch.isfinite(norm)).any()) or remaining <= 0:
+            break
+        residual = rhs - operator(solution)
+        evaluations += 1
+        norm = torch.linalg.vector_norm(residual, dim=1)
+    status = torch.where(norm <= goal, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
+    status = torch.where(torch.isfinite(norm), status, int(Status.DIVERGED))
+    return LinearSolution(
+        value=solution,
+        status=status,
+        residual=torch.where(norm > 0, norm / scale, norm),
+        iterations=iterations,
+        evaluations=evaluations,
+        tolerance=tolerance,
+        method="GMRES",
+    )
+
+
+class _Cycle:
+    """One Arnoldi cycle, with Givens rotations, so that each step knows its residual."""
+
+    def __init__(self, operator: LinearMap, residual: Tensor, goal: Tensor, steps: int) -> None:
+        rows, size = residual.shape
+        norm = torch.linalg.vector_norm(residual, dim=1)
+        # Slots are read only once they have been written.
+        self.basis = residual.new_empty(rows, steps + 1, size)
+        self.basis[:, 0] = residual / norm.clamp_min(torch.finfo(residual.dtype).tiny)[:, None]
+        self.triangle = residual.new_zeros(rows, steps, steps)
+        self.target = residual.new_zeros(rows, steps + 1)
+        self.target[:, 0] = norm
+        self.iterations = torch.zeros(rows, dtype=torch.int64, device=residual.device)
+        self.steps = 0
+        cosines, sines = residual.new_zeros(rows, steps), residual.new_zeros(rows, steps)
+        running = ~(norm <= goal) & torch.isfinite(norm)
+        for step in range(steps):
+            if not bool(running.any()):
+                break
+            self.steps = step + 1
+            self.iterations += running
+            column = self._orthogonalize(operator(self.basis[:, step]), step)
+            for k in range(step):
+                upper, lower = column[:, k].clone(), column[:, k + 1].clone()
+                column[:, k] = cosines[:, k] * upper + sines[:, k] * lower
+                column[:, k + 1] = cosines[:, k] * lower - sines[:, k] * upper
+            length = torch.hypot(column[:, step], column[:, step + 1])
+            safe = torch.where(length > 0, length, 1.0)
+            cosines[:, step] = torch.where(length > 0, column[:, step] / safe, 1.0)
+            sines[:, step] = torch.where(length > 0, column[:, step + 1] / safe, 0.0)
+            self.triangle[:, : step + 1, step] = column[:, : step + 1]
+            self.triangle[:, step, step] = length
+            self.target[:, step + 1] = -sines[:, step] * self.target[:, step]
+            self.target[:, step] = cosines[:, step] * self.target[:, step]
+            running = running & (self.target[:, step + 1].abs() > goal)
+
+    def _orthogonalize(self, vector: Tensor, step: int) -> Tensor:
+        """Store the new direction; its coefficients in the basis, and its length last."""
+        known = self.basis[:, : step + 1]
+        before = torch.linalg.vector_norm(vector, dim=1)
+        # The vector comes first in the product: the other way round is ten times slower.
+        coefficients = torch.bmm(vector[:, None], known.transpose(1, 2))
+        vector = vector - torch.bmm(coefficients, known)[:, 0]
+        length = torch.linalg.vector_norm(vector, dim=1)
+        # Where much has cancelled, rounding has too: once more is then enough, and needed.
+        if bool((length < 0.5 * before).any()):
+            again = torch.bmm(vector[:, None], known.transpose(1, 2))
+            vector = vector - torch.bmm(again, known)[:, 0]
+            coefficients = coefficients + again
+            length = torch.linalg.vector_norm(vector, dim=1)
+        self.basis[:, step + 1] = vector / length.clamp_min(torch.finfo(vector.dtype).tiny)[:, None]
+        return torch.cat([coefficients[:, 0], length[:, None]], dim=1)
+
+    def residual(self) -> Tensor:
+        """The norm of each row's residual after the correction."""
+        return self.target[:, self.steps].abs()
+
+    def correction(self) -> Tensor:
+        """The combination of the basis that minimizes each row's residual."""
+        if self.steps == 0:
+            return torch.zeros_like(self.basis[:, 0])
+        triangle = self.triangle[:, : self.steps, : self.steps]
+        diagonal = torch.diagonal(triangle, dim1=1, dim2=2)
+        # A row that is done has nothing left to expand in: its empty columns get no weight.
+        empty = diagonal == 0
+        triangle = triangle + torch.diag_embed(empty.to(triangle.dtype))
+        target = torch.where(empty, 0.0, self.target[:, : self.steps])
+        weights = torch.linalg.solve_triangular(triangle, target[:, :, None], upper=True)
+        return torch.bmm(weights.transpose(1, 2), self.basis[:, : self.steps])[:, 0]

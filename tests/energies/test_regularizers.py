@@ -1,0 +1,337 @@
+"""Feature regularizers: Table 2's operators against autograd and minimization, Theorem 4."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.energies.regularizers import (
+    HSIC,
+    L1,
+    L2,
+    Decorrelation,
+    FeatureRegularizer,
+    Incay,
+    Regularizer,
+)
+
+SMOOTH_HSIC = [HSIC(), HSIC(bandwidth=0.5), HSIC(features=8, seed=3)]
+BATCH: list[Regularizer] = [Decorrelation(), *SMOOTH_HSIC]
+REGULARISERS: list[Regularizer] = [L2(), L1(), Incay(), Incay(epsilon=0.2), *BATCH]
+MEDIAN: list[Regularizer] = [HSIC("median"), HSIC("median", features=5)]
+SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
+
+
+@pytest.mark.parametrize("regularizer", [*REGULARISERS, *MEDIAN], ids=str)
+@pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
+def test_the_gradient_is_that_of_the_value(
+    regularizer: Regularizer, shape: tuple[int, ...]
+) -> None:
+    z = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    value = regularizer.value(z)
+    assert value.shape == (() if regularizer.couples_batch else (5,))
+    (expected,) = torch.autograd.grad(value.sum(), z)
+    torch.testing.assert_close(regularizer.gradient(z), expected, rtol=1e-10, atol=1e-12)
+    assert torch.autograd.gradcheck(regularizer.gradient, z)
+
+
+@pytest.mark.parametrize("regularizer", [L2(), L1()], ids=str)
+def test_the_proximal_operator_minimizes(regularizer: Regularizer) -> None:
+    z = torch.randn(1, 6, dtype=torch.float64)
+    gamma = 0.4
+    best = regularizer.proximal(z, gamma)
+    assert best is not None
+
+    def objective(u: Tensor) -> Tensor:
+        return gamma * regularizer.value(u) + 0.5 * (u - z).square().sum(dim=1)
+
+    for radius in (1e-4, 1e-2, 1.0):
+        others = best + radius * torch.randn(200, 6, dtype=torch.float64)
+        assert (objective(others) >= objective(best) - 1e-12).all()
+
+
+def test_the_operators_of_table_2_corrected() -> None:
+    z = torch.randn(3, 4, dtype=torch.float64)
+    gamma, epsilon = 0.3, 1.0
+    torch.testing.assert_close(L2().step(z, gamma), z / 1.3)
+    torch.testing.assert_close(L1().step(z, gamma), z - z.clamp(-gamma, gamma))
+    size = z.square().sum(dim=1, keepdim=True) + 2 * epsilon
+    # Printed with a minus, which would shrink what it is meant to expand.
+    torch.testing.assert_close(Incay().step(z, gamma), (1 + 4 * gamma / size.square()) * z)
+    assert (Incay().step(z, gamma).norm(dim=1) > z.norm(dim=1)).all()
+    # Decorrelation, row by row (rows are features): z_i − 2γ (I − P_i) Σ_{j≠i} P_j z_i/‖z_i‖².
+    rows = z.T
+    projections = [torch.outer(r, r) / r.square().sum() for r in rows]
+    identity = torch.eye(3, dtype=torch.float64)
+    for i, row in enumerate(rows):
+        others = sum(p for j, p in enumerate(projections) if j != i)
+        expected = row - 2 * gamma * (identity - projections[i]) @ others @ row / row.square().sum()
+        torch.testing.assert_close(Decorrelation().step(z, gamma)[:, i], expected)
+
+
+def test_decorrelation_guards_dead_channels() -> None:
+    z = torch.randn(4, 3, dtype=torch.float64)
+    z[:, 1] = 0
+    assert Decorrelation().value(z).isfinite()
+    gradient = Decorrelation().gradient(z)
+    assert gradient.isfinite().all()
+    assert (gradient[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("bandwidth", [0.7, "deviation", "median"])
+def test_hsic_is_the_sum_over_pairs_of_channels(bandwidth: float | str) -> None:
+    B, m = 6, 4
+    z = torch.randn(B, m, 3, 2, dtype=torch.float64)
+    rows = z.mean(dim=(2, 3)).T
+    H = torch.eye(B, dtype=torch.float64) - 1 / B
+    kernels = []
+    for row in rows:
+        distances = (row[:, None] - row).abs()
+        if bandwidth == "median":
+            scale = torch.tensor([distances[a, b] for a, b in combinations(range(B), 2)]).median()
+        elif bandwidth == "deviation":
+            scale = row.std() * torch.special.ndtri(torch.tensor(0.75)).double() * 2**0.5
+        else:
+            scale = torch.tensor(bandwidth)
+        kernels.append(torch.exp(-(distances**2) / (2 * scale**2)))
+    expected = sum(torch.trace(a @ H @ b @ H) for a, b in combinations(kernels, 2)) / (B - 1) ** 2
+    value = HSIC(bandwidth).value(z)  # type: ignore[arg-type]
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+
+
+def test_the_gradient_of_table_2_at_a_fixed_bandwidth() -> None:
+    B, m, s = 5, 3, 0.6
+    z = torch.randn(B, m, dtype=torch.float64)
+    H = torch.eye(B, dtype=torch.float64) - 1 / B
+    differences = z.T[:, :, None] - z.T[:, None, :]
+    K = torch.exp(-(differences**2) / (2 * s**2))
+    centerd = H @ K @ H
+    product = (centerd.sum(dim=0) - centerd) * K * differences
+    expected = -2 / (s**2 * (B - 1) ** 2) * product.sum(dim=2)
+    torch.testing.assert_close(HSIC(bandwidth=s).gradient(z), expected.T, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("regularizer", [HSIC(), HSIC("median"), HSIC(features=7)], ids=str)
+def test_hsic_measures_dependence_whatever_the_units(regularizer: HSIC) -> None:
+    """With a bandwidth that follows the channel, shrinking or shifting features changes nothing."""
+    z = torch.randn(7, 3, dtype=torch.float64)
+    scales = torch.tensor([1e-3, 1.0, 1e4], dtype=torch.float64)
+    value = regularizer.value(z)
+    torch.testing.assert_close(regularizer.value(z * scales + 5), value, rtol=1e-8, atol=0)
+    gradient = regularizer.gradient(z)
+    assert (gradient.sum(dim=0).abs() < 1e-12).all()
+    assert ((gradient * z).sum(dim=0).abs() < 1e-12).all()
+    # A constant bandwidth can be outwitted by shrinking.
+    assert HSIC(bandwidth=1.0).value(0.01 * z) < 1e-6 * HSIC(bandwidth=1.0).value(z)
+
+
+def test_hsic_tells_dependence_from_correlation() -> None:
+    a = torch.linspace(-2, 2, 200, dtype=torch.float64)
+    noise = torch.randn(200, dtype=torch.float64)
+    dependent, independent = (torch.stack([a, b], dim=1) for b in (a.square(), noise))
+    assert abs(torch.corrcoef(dependent.T)[0, 1]) < 1e-12
+    assert HSIC().value(dependent) > 20 * HSIC().value(independent)
+
+
+def test_random_features_tend_to_the_kernel() -> None:
+    z = torch.randn(20, 5, dtype=torch.float64)
+    exact = HSIC().value(z)
+    errors = []
+    for count in (4, 32, 256):
+        values = [HSIC(features=count, seed=seed).value(z) for seed in range(10)]
+        errors.append(float(torch.stack([(v - exact).abs() for v in values]).mean() / exact))
+    assert errors[0] > 4 * errors[1] > 16 * errors[2]
+    assert errors[2] < 0.01
+
+
+@pytest.mark.parametrize(("batch", "channels"), [(3, 5), (30, 3), (50, 2)])
+def test_random_features_replace_the_kernel_by_a_mean_of_cosines(batch: int, channels: int) -> None:
+    """The shapes make either Gram matrix the smaller one, of all features and of one channel's."""
+    z = torch.randn(batch, channels, dtype=torch.float64)
+    approximate = HSIC(bandwidth=1.0, features=7)
+    omega = torch.tensor(approximate.frequencies, dtype=torch.float64)
+    H = torch.eye(batch, dtype=torch.float64) - 1 / batch
+    kernels = [torch.cos((c[:, None] - c)[..., None] * omega).mean(dim=2) for c in z.T]
+    pairs = combinations(kernels, 2)
+    expected = sum(torch.trace(a @ H @ b @ H) for a, b in pairs) / (batch - 1) ** 2
+    torch.testing.assert_close(approximate.value(z), expected, rtol=1e-10, atol=1e-12)
+    (slope,) = torch.autograd.grad(approximate.value(z.requires_grad_()), z)
+    torch.testing.assert_close(approximate.gradient(z), slope, rtol=1e-10, atol=1e-12)
+
+
+def test_random_features_belong_to_the_value() -> None:
+    z = torch.randn(6, 3)
+    one = HSIC(features=5, seed=1)
+    for same in (HSIC(features=5, seed=1), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert same == one
+        assert hash(same) == hash(one)
+        assert torch.equal(same.value(z), one.value(z))
+    assert HSIC(features=5, seed=2) != one
+    assert not torch.equal(HSIC(features=5, seed=2).value(z), one.value(z))
+    with torch.device("meta"):
+        assert HSIC(features=5, seed=1).frequencies == one.frequencies
+
+
+@pytest.mark.parametrize("regularizer", [*BATCH, *MEDIAN], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_degenerate_batches(regularizer: Regularizer, dtype: torch.dtype) -> None:
+    z = torch.randn(6, 4).to(dtype)
+    z[:, 1] = 0
+    z[:, 2] = 0.1
+    sparse = torch.zeros(8, 4).to(dtype)
+    sparse[0], sparse[1, 2] = 1, 2
+    for batch in (z, sparse, torch.zeros_like(z), z[:1], z[:0], z[:0, :, None, None], 1e-30 * z):
+        assert regularizer.value(batch).isfinite()
+        gradient = regularizer.gradient(batch)
+        assert gradient.shape == batch.shape
+        assert gradient.dtype == dtype
+        assert gradient.isfinite().all()
+    if isinstance(regularizer, HSIC):
+        assert regularizer.value(z[:1]) == 0
+        remaining = regularizer.value(z[:, [0, 3]])
+        torch.testing.assert_close(regularizer.value(z), remaining, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("regularizer", BATCH, ids=str)
+def test_autocast_does_not_reach_the_regularizers(regularizer: Regularizer) -> None:
+    z = torch.randn(9, 5)
+    value, gradient = regularizer.value(z), regularizer.gradient(z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(regularizer.value(z), value)
+        assert torch.equal(regularizer.gradient(z), gradient)
+
+
+def layer(regularizer: Regularizer, gamma: float, step: str = "auto") -> eq.EquilibriumLayer:
+    torch.manual_seed(0)
+    W = eq.Dense(4, 6, norm="bound", zeta=0.8).double()
+    with torch.no_grad():
+        W.kernel.mul_(4)
+    energy = eq.Input(eq.Dense(3, 6).double()) + eq.Quadratic(W)
+    if gamma:
+        energy = energy + FeatureRegularizer(W, regularizer, gamma, step)  # type: ignore[arg-type]
+    return eq.EquilibriumLayer(energy, solver=SOLVER, strict=True)
+
+
+def feature(run: eq.EquilibriumLayer, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        quadratic = run.cell.energy.summands()[1]  # type: ignore[union-attr, operator]
+        return quadratic.W.adjoint(run(x))
+
+
+@pytest.mark.parametrize("regularizer", REGULARISERS, ids=str)
+@pytest.mark.parametrize("step", ["auto", "gradient"])
+def test_theorem_4_the_equilibrium_is_stationary_for_the_sum(
+    regularizer: Regularizer, step: str
+) -> None:
+    """z* = f(z* − γ∇R(z*)), or f∘prox: the paper's map has the equilibrium as its fixed point."""
+    if isinstance(regularizer, L1) and step == "gradient":
+        step = "proximal"  # its gradient jumps at zero
+    gamma = 0.1
+    run = layer(regularizer, gamma, step)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    state = run.solve(x).state
+    assert (run.objective(x).residual(state) < 1e-9).all()
+    energy = run.cell.energy  # type: ignore[union-attr]
+    inject, quadratic, term = energy.summands()  # type: ignore[operator]
+    W = quadratic.W
+    with torch.no_grad():
+        z = W.adjoint(state)
+        if step == "gradient":
+            moved = z - gamma * regularizer.gradient(z)
+        else:
+            moved = regularizer.step(z, gamma)
+        mapped = W.adjoint((W(moved) + inject.inject(x)["c"]).relu())
+    torch.testing.assert_close(mapped, z, rtol=1e-9, atol=1e-9)
+    assert term.couples_batch == regularizer.couples_batch
+
+
+def test_regularizers_do_what_they_are_for() -> None:
+    x = torch.randn(8, 3, dtype=torch.float64)
+    plain = feature(layer(L2(), 0.0), x)
+    assert (feature(layer(L2(), 0.5), x).norm(dim=1) < plain.norm(dim=1)).all()
+    assert (feature(layer(Incay(epsilon=0.1), 0.01), x).norm(dim=1) >= plain.norm(dim=1)).all()
+    decorrelated = feature(layer(Decorrelation(), 0.05), x)
+    assert Decorrelation().value(decorrelated) < Decorrelation().value(plain)
+    gamma = 0.2
+    sparse = feature(layer(L1(), gamma), x)
+    # z* is not sparse, its proximal point is (SPEC: 0 against 5 zeros of 5).
+    assert (sparse == 0).sum() == 0
+    assert (L1().proximal(sparse, gamma) == 0).sum() > 0
+
+
+def test_hsic_makes_features_less_dependent() -> None:
+    x = torch.randn(24, 3, dtype=torch.float64)
+    plain = feature(layer(HSIC(), 0.0), x)
+    independent = feature(layer(HSIC(), 5.0), x)
+    assert HSIC().value(independent) < 0.95 * HSIC().value(plain)
+
+
+def test_the_median_of_the_samples_chatters_and_the_deviation_does_not() -> None:
+    """The gradient of the sample median jumps from pair to pair, so no step is small enough."""
+    x = torch.randn(24, 3, dtype=torch.float64)
+    for bandwidth, converges in (("deviation", True), ("median", False)):
+        run = layer(HSIC(bandwidth), 0.5).train()  # type: ignore[arg-type]
+        run.strict, run.solver = False, eq.Picard(tolerance=1e-8, max_iterations=300)
+        assert bool(run.solve(x).converged) == converges
+
+
+@pytest.mark.parametrize("regularizer", BATCH, ids=str)
+def test_a_coupled_regularizer_makes_the_batch_one_problem(regularizer: Regularizer) -> None:
+    run = layer(regularizer, 0.05)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    solution = run.solve(x)
+    assert solution.status.shape == (1,)
+    alone = run.solve(x[:1])
+    assert not torch.allclose(alone.state[0], solution.state[0], atol=1e-6)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("regularizer", [L2(), L1(), Incay(), *BATCH], ids=str)
+def test_gradients_through_a_regularized_equilibrium(regularizer: Regularizer) -> None:
+    run = layer(regularizer, 0.1)
+    run.gradient = eq.Implicit(tolerance=1e-12)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    (exact,) = torch.autograd.grad(run(x).square().sum(), x)
+    direction = torch.randn_like(x)
+    step = 1e-6
+    with torch.no_grad():
+        up, down = (run(x + s * step * direction).square().sum() for s in (1, -1))
+    torch.testing.assert_close(
+        (exact * direction).sum(), (up - down) / (2 * step), rtol=1e-6, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("regularizer", SMOOTH_HSIC, ids=str)
+def test_second_derivatives_through_an_equilibrium_with_hsic(regularizer: HSIC) -> None:
+    torch.manual_seed(0)
+    W = eq.Dense(2, 3, norm="bound", zeta=0.7).double()
+    U = torch.randn(3, 2, dtype=torch.float64)
+    energy = eq.Input(U) + eq.Quadratic(W) + FeatureRegularizer(W, regularizer, 0.1)
+    gradient = eq.Implicit(tolerance=1e-12)
+    run = eq.EquilibriumLayer(energy, activation="tanh", solver=SOLVER, gradient=gradient)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, x)
+    assert torch.autograd.gradgradcheck(run, x)
+
+
+def test_options_are_checked() -> None:
+    W = torch.eye(3)
+    with pytest.raises(ValueError, match="bandwidth must be a number"):
+        HSIC("mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bandwidth must be positive"):
+        HSIC(bandwidth=0.0)
+    with pytest.raises(ValueError, match="features"):
+        HSIC(features=0)
+    with pytest.raises(ValueError, match="gamma"):
+        FeatureRegularizer(W, L2(), -1.0)
+    with pytest.raises(ValueError, match="no proximal operator"):
+        FeatureRegularizer(W, Incay(), 0.1, "proximal")
+    with pytest.raises(ValueError, match="step must be"):
+        FeatureRegularizer(W, L2(), 0.1, "newton")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epsilon"):
+        Incay(epsilon=0.0)

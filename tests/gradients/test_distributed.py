@@ -1,0 +1,54 @@
+"""DistributedDataParallel: two processes give the gradient of one on the whole batch."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import distributed
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import equilibria as eq
+from tests.models.small import equilibrium_models, images, settled, small_model
+
+LABELS = torch.tensor([0, 2, 1, 1])
+RULES = {"implicit": eq.Implicit(), "unrolled": eq.Unrolled(steps=200), "one step": eq.OneStep()}
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    half = slice(2 * rank, 2 * rank + 2)
+    results = {}
+    for name in equilibrium_models():
+        for adjoint, rule in RULES.items():
+            model = settled(small_model(name, gradient=rule))
+            parallel = DistributedDataParallel(model)
+            F.cross_entropy(parallel(images(4)[half]), LABELS[half]).backward()
+            for n, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                results[f"{name}|{adjoint}|{n}"] = parameter.grad
+    if rank == 0:
+        torch.save(results, Path(folder) / "gradients.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(work, args=(port, str(tmp_path)), nprocs=2)
+    results = torch.load(tmp_path / "gradients.pt", weights_only=True)
+    for name in equilibrium_models():
+        model = settled(small_model(name))
+        F.cross_entropy(model(images(4)), LABELS).backward()
+        for n, parameter in model.named_parameters():
+            for adjoint in ("implicit", "unrolled"):
+                found = results[f"{name}|{adjoint}|{n}"]
+                torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,60 @@
+"""The Fréchet distance against its closed form, and where covariances are singular."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from equilibria.inputs.generation import frechet_distance, gaussian_distance
+
+
+def test_one_dimension_has_a_closed_form() -> None:
+    """(m₁ − m₂)² + (s₁ − s₂)²."""
+    distance = gaussian_distance(
+        np.array([1.0]), np.array([[4.0]]), np.array([-2.0]), np.array([[9.0]])
+    )
+    assert distance == pytest.approx(9 + 1, abs=1e-12)
+
+
+def test_commuting_covariances_have_a_closed_form() -> None:
+    """Σ (√λ₁ − √λ₂)² in the shared eigenbasis."""
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
+    one, other = np.array([1.0, 4.0, 9.0, 0.0]), np.array([4.0, 4.0, 1.0, 16.0])
+    mean = np.arange(4.0)
+    distance = gaussian_distance(
+        mean, basis @ np.diag(one) @ basis.T, mean, basis @ np.diag(other) @ basis.T
+    )
+    assert distance == pytest.approx(np.square(np.sqrt(one) - np.sqrt(other)).sum(), abs=1e-9)
+
+
+def test_general_covariances_agree_with_the_matrix_square_root() -> None:
+    from scipy.linalg import sqrtm
+
+    chance = np.random.default_rng(1)
+    factors = chance.normal(size=(2, 5, 5))
+    one, other = (f @ f.T + 0.1 * np.eye(5) for f in factors)
+    expected = np.trace(one + other - 2 * sqrtm(one @ other).real)
+    zero = np.zeros(5)
+    assert gaussian_distance(zero, one, zero, other) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_set_is_at_no_distance_from_itself() -> None:
+    rows = torch.randn(50, 8)
+    assert frechet_distance(rows, rows) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(rows, rows + 2) == pytest.approx(4 * 8, rel=1e-6)
+
+
+def test_singular_covariances_are_safe() -> None:
+    """Fewer rows than columns, and columns that never change."""
+    one, other = torch.randn(6, 20), torch.randn(5, 20)
+    one[:, 3:] = 1.0
+    distance = frechet_distance(one, other)
+    assert np.isfinite(distance)
+    assert distance == pytest.approx(frechet_distance(other, one), rel=1e-9)
+    assert frechet_distance(torch.ones(4, 3), torch.ones(4, 3)) == 0
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least two rows"):
+        frechet_distance(torch.randn(1, 3), torch.randn(5, 3))

@@ -1,0 +1,72 @@
+"""What is measured besides accuracy, and how it is printed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import equilibria as eq
+from equilibria.papers.measures import MEASURES, collect
+from equilibria.papers.memory import peak_bytes
+from equilibria.papers.report import number
+
+CPU = torch.device("cpu")
+KILO = 1000 * torch.finfo(torch.float32).bits // 8
+
+
+def test_the_peak_counts_what_is_alive_at_one_time() -> None:
+    def one_after_the_other() -> None:
+        for _ in range(5):
+            torch.zeros(1000)
+
+    def together() -> None:
+        kept = [torch.zeros(1000) for _ in range(5)]
+        kept[0].view(10, 100).add_(1)
+
+    assert peak_bytes(one_after_the_other, CPU) == KILO
+    assert peak_bytes(together, CPU) == 5 * KILO
+
+
+def test_the_peak_counts_what_autograd_saves() -> None:
+    x = torch.rand(1000, requires_grad=True)
+
+    def chain(length: int) -> int:
+        def run() -> None:
+            y = x
+            for _ in range(length):
+                y = y.sin()
+            y.sum().backward()
+
+        return peak_bytes(run, CPU)
+
+    # Backwards the saved tensors go as gradients come, so that only some vectors are added.
+    assert 20 * KILO <= chain(20) <= 25 * KILO
+    assert chain(5) <= 10 * KILO
+
+
+def test_unrolling_takes_more_memory_than_the_implicit_gradient() -> None:
+    x = torch.randn(4, 3, 8, 8)
+
+    def memory(gradient: eq.Unrolled | str) -> int:
+        model = eq.create_model("deep-opteq-small", channels=8, widths=(8, 8), gradient=gradient)
+        return peak_bytes(lambda: model(x).sum().backward(), CPU)
+
+    few, many = memory(eq.Unrolled(steps=5)), memory(eq.Unrolled(steps=40))
+    assert many > 4 * few
+    assert memory("implicit") < many / 2
+
+
+def test_figures_as_printed() -> None:
+    assert number("92.9 ± 0.2%") == 92.9
+    assert number("1.22e-02") == 0.0122
+    assert number("> 5") == 5
+    assert number("–") is None
+    results: list[dict[str, float | None]] = [{"accuracy": 0.5}, {"accuracy": 0.7}, {}]
+    values = collect(results, "accuracy")
+    assert MEASURES["accuracy"].show(values) == "60.00 ± 14.14"
+    assert MEASURES["accuracy"].show(values[:1]) == "50.00"
+
+
+@pytest.mark.parametrize("name", sorted(MEASURES))
+def test_every_measure_has_a_title(name: str) -> None:
+    assert MEASURES[name].title

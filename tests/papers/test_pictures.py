@@ -1,0 +1,109 @@
+"""Rows that share a run and measure different things, and pictures of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from equilibria.papers import (
+    Column,
+    PaperTable,
+    Row,
+    carry_out,
+    find_table,
+    findings,
+    job,
+    plan,
+    register_table,
+    table,
+    write_report,
+)
+from equilibria.papers.provenance import provenance
+from equilibria.training import Experiment
+
+CPU = torch.device("cpu")
+RECIPE = {
+    "model": {"name": "opteq-small", "options": {"channels": 8, "width": 8}},
+    "data": {"name": "digits", "options": {"train_samples": 60, "test_samples": 50}},
+    "training": {"epochs": 1, "gradient": "one_step"},
+}
+
+
+def row(label: str, **measures: str | None) -> Row:
+    return Row(label=label, paper={"Acc.": "90"}, full=RECIPE, quick=RECIPE, measures=measures)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperTable]:
+    made = PaperTable(
+        id="digits-t2",
+        paper="Digits",
+        title="Table 2",
+        columns=(Column(title="Acc.", measure="accuracy"),),
+        rows=(row("One"), row("Two", **{"Acc.": "top5_accuracy"}), row("Three", **{"Acc.": None})),
+        seeds=2,
+        pictures=("sheet",),
+        figures=("digits-f7",),
+    )
+
+    def sheet(experiment: Experiment, device: torch.device) -> bytes:
+        return f"PNG of seed {experiment.recipe.training.seed}".encode()
+
+    monkeypatch.setitem(job.PICTURES, "sheet", sheet)
+    register_table(made)
+    yield made
+    del table._tables[made.id]
+
+
+def test_the_plot_shows_the_column_that_is_named(drawn: PaperTable) -> None:
+    two = replace(
+        drawn,
+        columns=(*drawn.columns, Column(title="Top 5", measure="top5_accuracy")),
+        plotted="Top 5",
+    )
+    assert drawn.plotted_column().title == "Acc."
+    assert two.plotted_column().title == "Top 5"
+    with pytest.raises(ValueError, match="no column 'Top 7' to plot"):
+        register_table(replace(two, plotted="Top 7"), replace=True)
+
+
+def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> None:
+    made = plan(drawn, "quick", range(2), tmp_path)
+    outcomes = list(carry_out(made, workers=None, device=CPU))
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    found = findings(made, outcomes)
+    files = write_report(made, found, tmp_path, "equilibria reproduce digits-t2", provenance())
+    name = "digits-t2-quick-one-sheet.png"
+    assert files[-1] == tmp_path / name
+    assert (tmp_path / name).read_bytes() == b"PNG of seed 0"
+    text = (tmp_path / "digits-t2-quick.md").read_text()
+    assert f"![One]({name})" in text
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
+    runs = json.loads((tmp_path / "digits-t2-quick.json").read_text())["rows"][0]["runs"]
+    for label, measure in (("One", "accuracy"), ("Two", "top5_accuracy")):
+        mean = 100 * sum(run[measure] for run in runs) / 2
+        assert f"| {mean:.2f} ± " in lines[label]
+    assert "| – | 90 |" in lines["Three"]
+
+
+def test_a_lost_picture_is_drawn_again_without_training(drawn: PaperTable, tmp_path: Path) -> None:
+    made = plan(drawn, "quick", range(1), tmp_path)
+    list(carry_out(made, workers=None, device=CPU))
+    first = made.jobs["One", 0]
+    trained_at = (first.folder / "result.json").stat().st_mtime_ns
+    first.picture("sheet").unlink()
+    assert len(made.unfinished()) == 1
+    list(carry_out(made, workers=None, device=CPU))
+    assert first.picture("sheet").is_file()
+    assert (first.folder / "result.json").stat().st_mtime_ns == trained_at
+
+
+def test_a_figure_is_found_by_its_id(drawn: PaperTable) -> None:
+    assert find_table("digits-f7") is drawn
+    with pytest.raises(ValueError, match="did you mean 'digits-f7'"):
+        find_table("digits-f6")

@@ -1,0 +1,204 @@
+"""The papers' tables: every row can be built, and the quick ones train."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equilibria.data import DataSet, DataSetCard, Episodes, Split
+from equilibria.data.registry import register_dataset
+from equilibria.models import model_outline
+from equilibria.papers import (
+    Row,
+    Setting,
+    find_table,
+    list_tables,
+    make_job,
+    plan,
+    run_job,
+    write_index,
+)
+from equilibria.papers.job import EXTRAS, PICTURES, Job
+from equilibria.papers.measures import MEASURES
+from equilibria.training import recipe_from_data, with_parts
+
+IDS = [
+    *("opteq-t3", "opteq-t4", "opteq-t5", "opteq-t7", "opteq-t8", "opteq-t9", "opteq-t10"),
+    *("mopteqs-t1a", "mopteqs-t1b", "mopteqs-t2a", "mopteqs-t2b", "mopteqs-t4", "mopteqs-t6"),
+    *("geq-t1a", "geq-t1b", "geq-t2a", "geq-t2b", "geq-t5"),
+    *("jiio-t1", "jiio-t2", "jiio-t3", "jiio-t4a", "jiio-t4b", "jiio-t4c"),
+    *("jiio-t5", "jiio-t6", "jiio-t7", "jiio-t8"),
+]
+
+
+def distinct_recipes(setting: Setting) -> list[dict[str, Any]]:
+    """One recipe for every model and gradient rule; α changes nothing about what is computed."""
+    found = {}
+    for table in list_tables():
+        for row in table.rows:
+            recipe = row.recipe(setting)
+            if recipe is None:
+                continue
+            model = recipe["model"]
+            options = {name: v for name, v in model["options"].items() if name != "alpha"}
+            task = recipe.get("task", {}).get("name")
+            key = [model["name"], options, recipe["training"].get("gradient"), task]
+            found[json.dumps(key, sort_keys=True)] = dict(recipe)
+    return list(found.values())
+
+
+TINY = {"camvid": "tiny-pixels", "mnist": "tiny-gray", "omniglot-episodes": "tiny-episodes"}
+"""What stands for a data set of the quick settings; "tiny" for all others."""
+
+
+def tiny_images(name: str) -> DataSet[Any]:
+    chance = torch.Generator().manual_seed(0)
+    if name == "tiny-episodes":
+        drawings = torch.randint(256, (6, 4, 1, 28, 28), generator=chance, dtype=torch.uint8)
+        part = Episodes(drawings, ways=5, shots=1, queries=3, episodes=8, seed=0)
+        return DataSet(name, part, part, tuple("abcde"), kind="episodes")
+    images = torch.rand(8, 3, 32, 32, generator=chance)
+    if name == "tiny-gray":
+        images = images[:, :1, :28, :28]
+    shape = (8, 32, 32) if name == "tiny-pixels" else (8,)
+    labels = torch.randint(10, shape, generator=chance)
+    whole = Split(images, labels)
+    kind = "segmentation" if name == "tiny-pixels" else "classification"
+    return DataSet(name, whole, whole, tuple("abcdefghij"), kind=kind)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny() -> Iterator[None]:
+    from equilibria.data import registry
+
+    names = ("tiny", *TINY.values())
+    for name in names:
+        register_dataset(DataSetCard(name), lambda name=name: tiny_images(name))
+    yield
+    for name in names:
+        del registry._cards[name], registry._loaders._factories[name]
+
+
+def test_the_tables_and_their_names() -> None:
+    assert [table.id for table in list_tables() if table.id in IDS] == IDS
+    assert find_table("geq-t2a").title == "Table 2 (a), Imagenette"
+    with pytest.raises(ValueError, match="did you mean 'mopteqs-t1b'"):
+        find_table("MOptEqs-T1b")
+
+
+@pytest.mark.parametrize("table_id", IDS)
+def test_rows_have_figures_and_recipes(table_id: str) -> None:
+    table = find_table(table_id)
+    labels = [row.label for row in table.rows]
+    assert len(set(labels)) == len(labels)
+    assert any(row.paper for row in table.rows)
+    assert table.full_remarks
+    assert any("instead of" in remark for remark in table.quick_remarks)
+    for setting in ("full", "quick"):
+        for row in table.rows:
+            if row.recipe(setting) is not None:
+                recipe_from_data(row.recipe(setting))
+
+
+def test_the_papers_sizes_can_be_built() -> None:
+    """Every model of a full setting, without memory for its parameters."""
+    found = distinct_recipes("full")
+    for recipe in found:
+        made = recipe_from_data(recipe).model
+        model_outline(made.name, **with_parts(made.options))
+    assert len(found) > 50
+
+
+@pytest.mark.slow
+def test_every_quick_row_trains(tmp_path: Path) -> None:
+    for place, recipe in enumerate(distinct_recipes("quick")):
+        name = TINY.get(recipe["data"]["name"], "tiny")
+        data = {"name": name, "augmentation": [] if name == "tiny-episodes" else ["flip"]}
+        training = {**recipe["training"], "epochs": 1, "batch_size": 8, "warmup_epochs": 0}
+        made = {**recipe, "data": data, "training": training}
+        result = run_job(Job(made, tmp_path / str(place)), torch.device("cpu"))
+        assert result["samples"]
+        assert math.isfinite(result["loss"] or math.nan), recipe["model"]
+
+
+def folders(table_id: str, tmp_path: Path) -> dict[str, Path]:
+    made = plan(find_table(table_id), "quick", [0], tmp_path)
+    return {label: job.folder for (label, _), job in made.jobs.items()}
+
+
+def test_quick_tables_share_runs(tmp_path: Path) -> None:
+    first, second = folders("mopteqs-t1b", tmp_path), folders("geq-t1a", tmp_path)
+    assert first["MOptEqs (8.1M)"] == second["MOptEqs"]
+    assert first["ResNet-18"] == second["ResNet-18"]
+    assert first["MDEQ (10M)"] == second["MDEQ"]
+    characters = [set(folders(t, tmp_path).values()) for t in ("mopteqs-t2a", "geq-t1b", "geq-t5")]
+    assert set.intersection(*characters)
+    assert (
+        folders("mopteqs-t2b", tmp_path)["MOptEqs (10M)"] == folders("geq-t2a", tmp_path)["MOptEqs"]
+    )
+    grid, effects = folders("opteq-t5", tmp_path), folders("opteq-t3", tmp_path)
+    assert len(set(grid.values()) & set(effects.values())) == 9
+
+
+def test_the_folder_follows_from_the_resolved_recipe(tmp_path: Path) -> None:
+    row: Row = find_table("geq-t1a").rows[0]
+    assert row.quick is not None
+    job = make_job(row.quick, 0, tmp_path)
+    spelled_out = {**row.quick, "task": {"label_smoothing": 0.0}}
+    assert make_job(spelled_out, 0, tmp_path).folder == job.folder
+    assert make_job(row.quick, 0, tmp_path, root=tmp_path).folder == job.folder
+    assert make_job(row.quick, 1, tmp_path).folder != job.folder
+
+
+def test_the_page_of_results_lists_all_that_was_recorded() -> None:
+    """Made by `equilibria reproduce --index docs/results`."""
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert write_index(docs / "results") in (docs / "results.md").read_text(encoding="utf-8")
+
+
+def test_extras_and_pictures_of_tables_exist() -> None:
+    for table in list_tables():
+        assert set(table.extras) <= set(EXTRAS)
+        assert set(table.pictures) <= set(PICTURES)
+        for row in table.rows:
+            assert {row.measure(column) for column in table.columns} - {None} <= set(MEASURES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table_id", "label", "measures"),
+    [
+        ("jiio-t1", "MDEQ-VAE", ("sample_fid", "reconstruction_psnr", "jiio_reconstruction_fid")),
+        ("jiio-t2", "PGD: 20 iters", ("pgd_loss", "warm_pgd_loss", "jiio_loss", "official_loss")),
+        ("jiio-t3", "Adam: 40 iters", ("adam_loss", "jiio_40_loss", "official_loss")),
+        ("jiio-t4a", "Unsupervised, VAE (Adam)", ("inpaint_psnr", "denoise_04_psnr")),
+        ("jiio-t4c", "Supervised, JIIO-MDEQ-100", ("median_psnr",)),
+        ("jiio-t5", "MNIST, trained on Clean", ("pgd_accuracy", "jiio_accuracy")),
+        ("jiio-t7", "JIIO: 40 iters (paper: 100)", ("adam_loss", "jiio_loss")),
+    ],
+)
+def test_input_optimization_is_measured_and_drawn(
+    table_id: str,
+    label: str,
+    measures: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("equilibria.papers.pictures.BUDGETS", (2, 5))
+    table = find_table(table_id)
+    recipe = next(dict(row.quick or {}) for row in table.rows if row.label == label)
+    training = {**recipe["training"], "epochs": 1, "batch_size": 8, "warmup_epochs": 0}
+    made = {**recipe, "data": {"name": TINY[recipe["data"]["name"]]}, "training": training}
+    job = Job(made, tmp_path / "run", table.extras, table.pictures)
+    result = run_job(job, torch.device("cpu"))
+    for name in measures:
+        assert math.isfinite(result[name] or 0), name
+        assert result[name] is not None, name
+    for name in table.pictures:
+        assert job.picture(name).read_bytes().startswith(b"\x89PNG")

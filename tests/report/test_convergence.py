@@ -1,0 +1,120 @@
+"""Objective and residual along a solve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import equilibria as eq
+from equilibria.models import EquilibriumClassifier
+from equilibria.report import follow_solve, objective_change, tell_story
+from equilibria.report.convergence import Convergence
+
+
+def classifier(name: str, **options: object) -> EquilibriumClassifier:
+    model = eq.create_model(name, in_channels=1, channels=8, init_scale=2.0, **options)
+    assert isinstance(model, EquilibriumClassifier)
+    return model
+
+
+def picard() -> eq.Picard:
+    return eq.Picard(tolerance=1e-6, max_iterations=500)
+
+
+SMALL = {"opteq-small": {"width": 8}, "deep-opteq-small": {"widths": (4, 8)}}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_objective_falls_monotonically_along_picard(name: str) -> None:
+    convergence = follow_solve(classifier(name, **SMALL[name]), torch.rand(5, 1, 8, 8), picard())
+    assert convergence.objective is not None
+    assert convergence.objective.dtype == torch.float64
+    assert convergence.objective.shape == (convergence.iterations, 5)
+    assert convergence.iterations > 3
+    assert (convergence.objective.diff(dim=0) <= 1e-12).all()
+    assert convergence.objective_falls
+    excess = convergence.excess()
+    assert excess is not None
+    assert not excess[0].isnan().any()
+    assert (excess[-1].nan_to_num(0) < 1e-6 * excess[0]).all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_picard_stays_below_the_proven_residual(name: str) -> None:
+    convergence = follow_solve(classifier(name, **SMALL[name]), torch.rand(5, 1, 8, 8), picard())
+    proven = convergence.proven_residual()
+    assert proven is not None
+    running = int(convergence.stops.min())
+    mean = convergence.residual.mean(dim=1)
+    assert (mean[:running] <= proven[:running] * (1 + 1e-9)).all()
+    assert (convergence.residual[-1] < 1e-4 * convergence.residual[0]).all()
+
+
+def test_residual_is_that_of_the_objective() -> None:
+    model = classifier("opteq-small", width=8).double().eval()
+    images = torch.rand(4, 1, 8, 8, dtype=torch.float64)
+    convergence = follow_solve(model, images, picard())
+    zero = torch.zeros(4, 8, 8, 8, dtype=torch.float64)
+    states = model.solve(images, zero, solver=picard(), trace="states").trace.states
+    expected = torch.stack([model.objective(images).residual(state) for state in states])
+    torch.testing.assert_close(convergence.residual, expected.detach())
+
+
+def test_following_leaves_the_model_alone() -> None:
+    model = classifier("opteq-small", width=8)
+    follow_solve(model, torch.rand(2, 1, 8, 8), picard())
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float32
+    assert model.last_solution is None
+
+
+def test_three_layers_have_an_inclusion_and_no_objective() -> None:
+    model = classifier("deep-opteq-small", widths=(4, 4, 4))
+    images = torch.rand(3, 1, 8, 8)
+    convergence = follow_solve(model, images, picard())
+    assert convergence.objective is None
+    assert convergence.excess() is None
+    assert not convergence.objective_falls
+    assert convergence.residual[-1].max() < convergence.residual[0].min()
+    assert objective_change(model, [(images, torch.zeros(3))]) is None
+    assert "no objective exists" in tell_story(model).reading
+
+
+def test_objective_change_is_the_mean_over_all_batches() -> None:
+    model = classifier("opteq-small", width=8).eval()
+    images = torch.rand(5, 1, 8, 8)
+    model.train()
+    change = objective_change(model, [(images[:3], images), (images[3:], images)])
+    assert model.training
+    assert change is not None
+    model.eval()
+    solution = model.solve(images, torch.zeros(5, 8, 8, 8), trace="states")
+    objective = model.objective(images)
+    with torch.no_grad():
+        first = float(objective.value(solution.trace.states[0]).mean())
+        final = float(objective.value(solution.state).mean())
+    assert change.first == pytest.approx(first, rel=1e-5)
+    assert change.equilibrium == pytest.approx(final, rel=1e-4)
+    assert change.equilibrium < change.first
+
+
+def test_rising_objective_is_seen() -> None:
+    values = torch.tensor([[1.0], [0.5], [0.6]], dtype=torch.float64)
+    rising = Convergence("Picard", torch.tensor([3]), values, values, values[1], 0.5)
+    assert not rising.objective_falls
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "piece"),
+    [
+        ("opteq-small", {"width": 8}, "σ(WWᵀy* + Ux + b)"),
+        ("opteq-small", {"width": 8, "mu": 2.0}, "/2μ"),
+        ("opteq-small", {"width": 8, "space": "z"}, "Moreau envelope"),
+        ("deep-opteq-small", {"widths": (4, 8)}, "½‖z₁ − z₂‖²"),
+        ("mopteq-small", {}, "√(M²ₖₗ + t²ₖₗ)"),
+        ("geq-small", {}, "exp(−γ‖"),
+    ],
+)
+def test_every_model_has_its_formula(name: str, options: dict[str, object], piece: str) -> None:
+    story = tell_story(classifier(name, **options))
+    assert piece in story.objective + story.equilibrium

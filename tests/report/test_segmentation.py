@@ -1,0 +1,110 @@
+"""Drawn segmentations: the colors of a panel say what they should."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from equilibria.report.segmentation import UNLABELLED, WRONG, distinct_colors, segmentation_png
+
+NAMES = ["road", "tree", "sky"]
+
+
+def drawn(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def pixels_of(picture: np.ndarray, color: tuple[float, float, float]) -> int:
+    """How many pixels have this color, outside of the legend below."""
+    near = np.abs(picture[: int(0.88 * len(picture))] - 255 * np.array(color)) < 1.5
+    return int(near.all(axis=2).sum())
+
+
+def example() -> tuple[Tensor, Tensor, Tensor]:
+    images = torch.zeros(1, 3, 30, 40)
+    labels = torch.zeros(1, 30, 40, dtype=torch.long)
+    labels[:, :, 20:] = 1
+    return images, labels, labels.clone()
+
+
+def test_classes_fill_their_share_of_truth_and_prediction() -> None:
+    images, labels, predictions = example()
+    predictions[:, 15:] = 1
+    picture = drawn(segmentation_png(images, labels, predictions, NAMES, opacity=1.0))
+    colors = distinct_colors(3)
+    first, second = (pixels_of(picture, color) for color in colors[:2])
+    # Half and a quarter of a panel are road, half and three quarters tree.
+    assert second / first == pytest.approx(1.25 / 0.75, rel=0.05)
+    assert pixels_of(picture, colors[2]) == 0
+    assert pixels_of(picture, WRONG) / first == pytest.approx(0.25 / 0.75, rel=0.05)
+
+
+def test_a_right_prediction_has_no_errors() -> None:
+    images, labels, predictions = example()
+    picture = drawn(segmentation_png(images, labels, predictions, NAMES))
+    assert pixels_of(picture, WRONG) == 0
+
+
+def test_unlabelled_pixels_are_neither_right_nor_wrong() -> None:
+    images, labels, predictions = example()
+    labels[:, :15] = 255
+    predictions[:, :15] = 2
+    picture = drawn(segmentation_png(images, labels, predictions, NAMES))
+    assert pixels_of(picture, WRONG) == 0
+    assert pixels_of(picture, UNLABELLED) > 1000
+
+
+def test_opacity_shows_the_image_below() -> None:
+    images, labels, predictions = example()
+    opaque, clear = (
+        segmentation_png(images, labels, predictions, NAMES, opacity=opacity)
+        for opacity in (1.0, 0.0)
+    )
+    color = distinct_colors(3)[0]
+    assert pixels_of(drawn(opaque), color) > 1000
+    assert pixels_of(drawn(clear), color) == 0
+
+
+def test_many_grey_images_of_many_classes_make_one_picture() -> None:
+    names = [f"class {index}" for index in range(19)]
+    labels = torch.arange(19).repeat(3, 12, 2)
+    images = torch.rand(3, 1, *labels.shape[1:])
+    one = drawn(segmentation_png(images[:1], labels[:1], labels[:1], names))
+    three = drawn(segmentation_png(images, labels, labels, names))
+    assert three.shape[0] > 1.5 * one.shape[0]
+    assert three.shape[1] == one.shape[1]
+
+
+def test_the_file_is_the_same_on_every_run() -> None:
+    assert segmentation_png(*example(), NAMES) == segmentation_png(*example(), NAMES)
+
+
+def test_own_colors_are_used() -> None:
+    colors = [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9)]
+    picture = drawn(segmentation_png(*example(), NAMES, opacity=1.0, colors=colors))
+    assert pixels_of(picture, colors[0]) > 1000
+
+
+@pytest.mark.parametrize("count", [3, 12, 30])
+def test_colors_are_distinct_and_none_is_that_of_errors(count: int) -> None:
+    colors = torch.tensor([*distinct_colors(count), WRONG])
+    assert len(colors) == count + 1
+    apart = torch.pdist(colors)
+    assert float(apart.min()) > 0.05
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    images, labels, predictions = example()
+    with pytest.raises(ValueError, match="labels and predictions of shape"):
+        segmentation_png(images, labels[:, 1:], predictions, NAMES)
+    with pytest.raises(ValueError, match="1 or 3"):
+        segmentation_png(images[:, :2], labels, predictions, NAMES)
+    with pytest.raises(ValueError, match="opacity"):
+        segmentation_png(images, labels, predictions, NAMES, opacity=2.0)
+    with pytest.raises(ValueError, match="3 classes but 1 colors"):
+        segmentation_png(images, labels, predictions, NAMES, colors=[(0.0, 0.0, 0.0)])
