@@ -1,0 +1,171 @@
+"""Loss trajectories of one recipe a family, in double precision with a fixed seed.
+
+Unchanged mathematics gives an unchanged loss: a change of structure that moves one of these numbers
+has changed more than structure. `python -m tests.golden.trajectories [CASE ...]` prints how far the
+code is from what was recorded; with `--record` it records anew, for a definition that has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equilibria.data import Batches, Source
+from equilibria.training import Experiment, load_recipe, train
+
+RECORDED = Path(__file__).with_name("trajectories.json")
+BATCHES = 3
+"""Of training, in each of two epochs; two more are evaluated."""
+
+SMALL = ("data.options.train_samples=48", "data.options.test_samples=32")
+SMALLER = ("data.options.train_samples=32", "data.options.test_samples=32")
+FOUR = ("training.batch_size=4",)
+TWO = ("training.batch_size=2",)
+OTHER_MODELS = (
+    "popteq-small",
+    "mondeq-small",
+    "mondeq-multi-small",
+    "node-small",
+    "anode-small",
+    "dnn-small",
+    "resnet-small",
+    "mdeq-small",
+)
+WARM = ("training.warm_start=true", "training.jacobian_weight=0.1", "training.final_tolerance=1e-4")
+
+DIGITS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "opteq": ("digits-opteq", ()),
+    "opteq-implicit": ("digits-opteq", ("training.gradient=implicit",)),
+    "opteq-warm-jacobian": ("digits-opteq", WARM),
+    "deep-opteq": ("digits-deep-opteq", ()),
+    "geq": ("digits-geq", ()),
+    "mopteq": ("digits-mopteq", ()),
+    **{
+        name: (
+            "digits-opteq",
+            (
+                f"model={{name: {name}}}",
+                "training.gradient=null",
+                "training.learning_rate=0.003",
+            ),
+        )
+        for name in OTHER_MODELS
+    },
+}
+REAL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cifar-mopteq": ("cifar10-mopteq-quick", SMALL),
+    "cifar-resnet": ("cifar10-resnet-quick", SMALL),
+    "cifar-geq": ("cifar10-geq-quick", SMALL),
+    "cifar-deep-opteq": ("cifar10-deep-opteq-quick", SMALL),
+    "mnist-mdeq-clean": ("mnist-mdeq-clean", SMALL),
+    "mnist-opteq-pgd": ("mnist-opteq-pgd", SMALL),
+    "mnist-opteq-jiio": ("mnist-opteq-jiio", SMALL),
+    "camvid-deep-opteq": ("camvid-deep-opteq", FOUR),
+    "camvid-fcn": ("camvid-fcn", FOUR),
+    "generator": ("mnist-generator", SMALL),
+    "vae": ("mnist-vae", SMALL),
+    "ae": ("mnist-ae", SMALL),
+    "rae": ("mnist-rae", SMALL),
+    "mdeq-vae": ("mnist-mdeq-vae", SMALL),
+    "restore-jiio": ("mnist-restore-jiio-denoise", SMALLER),
+    "restore-jiio-inpaint": ("mnist-restore-jiio-inpaint", SMALLER),
+    "restore-deq": ("mnist-restore-deq-denoise", SMALL),
+    "restore-ae": ("mnist-restore-ae-inpaint", SMALL),
+    "restore-dncnn": ("cifar10-restore-dncnn-denoise", SMALL),
+    "few-shot-jiio": ("omniglot-jiio", TWO),
+    "few-shot-maml": ("omniglot-maml", TWO),
+    "few-shot-imaml": ("omniglot-imaml", TWO),
+    "few-shot-reptile": ("omniglot-reptile", TWO),
+}
+CASES = {**DIGITS, **REAL}
+
+
+@dataclass(frozen=True)
+class FirstInDouble:
+    """The first samples of a source, in double precision."""
+
+    source: Source
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, targets = self.source.fetch(indices)
+        return images.double(), targets.double() if targets.is_floating_point() else targets
+
+    @property
+    def labels(self) -> Tensor | None:
+        known = getattr(self.source, "labels", None)
+        return None if known is None else known[: len(self)]
+
+
+def trajectory(case: str) -> dict[str, list[float]]:
+    """The loss of every step, then loss and score on test images."""
+    name, overrides = CASES[case]
+    recipe = load_recipe(
+        name, ["training.epochs=2", "training.batch_size=16", "threads=1", *overrides]
+    )
+    default, threads = torch.get_default_dtype(), torch.get_num_threads()
+    # Initial weights in double precision too: single ones differ between processors.
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _trained(Experiment.of(recipe))
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_num_threads(threads)
+
+
+def _trained(experiment: Experiment) -> dict[str, list[float]]:
+    model, settings = experiment.model.double(), experiment.recipe.training
+    losses: list[float] = []
+    train(
+        model,
+        experiment.task,
+        FirstInDouble(experiment.training, BATCHES * settings.batch_size),
+        settings,
+        **experiment.augmentations,
+        on_step=lambda progress: losses.append(float(progress.loss)),
+    )
+    model.eval()
+    test = Batches(FirstInDouble(experiment.test, 2 * settings.batch_size), 16)
+    result = experiment.task.evaluate(model, test)
+    return {"losses": losses, "evaluation": [result.loss, result.score]}
+
+
+def difference(found: dict[str, list[float]], recorded: dict[str, list[float]]) -> float:
+    """The largest relative difference of any number."""
+    pairs = [(a, b) for key in recorded for a, b in zip(found[key], recorded[key], strict=True)]
+    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in pairs)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--record", action="store_true")
+    asked = parser.parse_args(arguments)
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    worst = 0.0
+    for case in asked.cases or CASES:
+        found = trajectory(case)
+        if asked.record:
+            recorded[case] = found
+            RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
+        apart = difference(found, recorded[case])
+        worst = max(worst, apart)
+        print(f"{case:24} {apart:.1e}{'   DIFFERS' if apart > 1e-6 else ''}", flush=True)
+    return int(worst > 1e-6)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
