@@ -41,8 +41,8 @@ def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
     defaults = {"num_classes": 3, "in_channels": 2, "tolerance": 1e-12, "max_iterations": 2000}
     if "init_scale" in options:
         defaults["init_scale"] = 1.5  # large enough for norm control to be active
-    if "adjoint" in options:
-        defaults["adjoint"] = eq.Implicit(tolerance=1e-12)
+    if "gradient" in options:
+        defaults["gradient"] = eq.Implicit(tolerance=1e-12)
     torch.manual_seed(0)
     model = eq.create_model(name, **{**shrunk, **defaults, **overrides})
     assert isinstance(model, EquilibriumClassifier)

@@ -20,7 +20,7 @@ def smooth_model(seed: int = 0, activation: str = "softplus") -> eq.EquilibriumC
         eq.Input(eq.Dense(5, HIDDEN)) + eq.Quadratic(W),
         activation=activation,
         solver=eq.Anderson(tolerance=1e-12, max_iterations=500),
-        adjoint=eq.Implicit(tolerance=1e-12),
+        gradient=eq.Implicit(tolerance=1e-12),
     )
     model = eq.EquilibriumClassifier(nn.Linear(4, 5), layer, nn.Linear(HIDDEN, 3)).double()
     return model.requires_grad_()

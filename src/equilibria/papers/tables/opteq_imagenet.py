@@ -50,8 +50,8 @@ def row(label: str, printed: str, full: RecipeData, quick: RecipeData) -> Row:
     )
 
 
-def quick_of(model: str, *, gradient: str | None = None, **options: Any) -> RecipeData:
-    training = {"gradient": gradient, "batch_size": BATCH}
+def quick_of(model: str, *, training_gradient: str | None = None, **options: Any) -> RecipeData:
+    training = {"gradient": training_gradient, "batch_size": BATCH}
     return small(model, QUICK_CHARACTERS, EPOCHS, training=training, **options)
 
 
@@ -66,12 +66,12 @@ def explicit(label: str, printed: str, model: str) -> Row:
 
 
 def mdeq(label: str, printed: str, model: str, quick: str, **options: Any) -> Row:
-    gradient = None if "gradient" in options else "one_step"
+    training_gradient = None if "gradient" in options else "one_step"
     return row(
         label,
         printed,
         recipe(model, IMAGENET, TRAINING, **options),
-        quick_of(quick, gradient=gradient, **options),
+        quick_of(quick, training_gradient=training_gradient, **options),
     )
 
 
