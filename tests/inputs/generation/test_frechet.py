@@ -17,11 +17,16 @@ def test_one_dimension_has_a_closed_form() -> None:
     assert distance == pytest.approx(9 + 1, abs=1e-12)
 
 
-def test_commuting_covariances_have_a_closed_form() -> None:
-    """Σ (√λ₁ − √λ₂)² in the shared eigenbasis."""
-    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
-    one, other = np.array([1.0, 4.0, 9.0, 0.0]), np.array([4.0, 4.0, 1.0, 16.0])
-    mean = np.arange(4.0)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("size", "singular"), [(4, 2), (30, 0), (30, 12)])
+def test_commuting_covariances_have_a_closed_form(size: int, singular: int, seed: int) -> None:
+    """Σ (√λ₁ − √λ₂)² in the shared eigenbasis, also where one or both eigenvalues are zero."""
+    chance = np.random.default_rng(seed)
+    basis = np.linalg.qr(chance.normal(size=(size, size)))[0]
+    one, other = chance.uniform(0, 16, size=(2, size))
+    one[:singular] = 0
+    other[singular // 2 : singular // 2 + singular] = 0
+    mean = np.arange(size, dtype=np.float64)
     distance = gaussian_distance(
         mean, basis @ np.diag(one) @ basis.T, mean, basis @ np.diag(other) @ basis.T
     )

@@ -31,11 +31,13 @@ def gaussian_distance(
 ) -> float:
     """The squared Fréchet (2-Wasserstein) distance between two Gaussians, in double precision.
 
-    tr (C₁C₂)^½ is the sum of the singular values of R₁R₂ with Rᵢ the symmetric root of Cᵢ: nothing
-    is inverted, and rounding cannot make a square root of a negative number.
+    tr (C₁C₂)^½ = tr (R C₂ R)^½ with R the symmetric root of C₁, so it is the sum of the roots of
+    symmetric eigenvalues. Those within rounding of zero count as zero: the root of a rounding
+    error of 1e-15 is 3e-8, and singular covariances would add up many of them.
     """
-    roots = _symmetric_root(covariance) @ _symmetric_root(other_covariance)
-    shared = float(np.linalg.svd(roots, compute_uv=False).sum())
+    values, vectors = _nonnegative_eigh(covariance)
+    root = (vectors * np.sqrt(values)) @ vectors.T
+    shared = float(np.sqrt(_nonnegative_eigh(root @ other_covariance @ root)[0]).sum())
     apart = float(np.square(mean - other_mean).sum())
     distance = apart + float(np.trace(covariance) + np.trace(other_covariance)) - 2 * shared
     return max(distance, 0.0)
@@ -46,7 +48,8 @@ def _covariance(rows: Matrix) -> Matrix:
     return covariance
 
 
-def _symmetric_root(matrix: Matrix) -> Matrix:
+def _nonnegative_eigh(matrix: Matrix) -> tuple[Matrix, Matrix]:
+    """Eigenvalues and eigenvectors of a positive semi-definite matrix, free of rounding at zero."""
     values, vectors = np.linalg.eigh(matrix)
-    root: Matrix = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
-    return root
+    rounding = len(values) * np.finfo(np.float64).eps * values[-1]
+    return np.where(values > rounding, values, 0.0), vectors
