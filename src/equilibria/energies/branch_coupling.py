@@ -1,6 +1,6 @@
 """Hierarchical Heritage and Diversity (HH&D) between the features of neighboring branches.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks", Section 2.1, Eqs. 3 and 4.
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1, Eqs. 3 and 4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MOptEqs' energy term: heritage and diversity between the features Wᵢᵀyᵢ of branches.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks", Section 2.1, Eq. 5.
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1, Eq. 5.
 """
 
 from __future__ import annotations

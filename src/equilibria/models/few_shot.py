@@ -1,7 +1,7 @@
 """Few-shot classifiers: an equilibrium network that a task vector tells what the classes are.
 
-Gurumurthy, Bai, Manchester, Kolter, "Joint inference and input optimization in equilibrium
-networks", NeurIPS 2021, Appendices B.1 and C.2.
+Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
+Appendices B.1 and C.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MOptEqs as an image classifier, and what its paper measures on it.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks". The equilibrium itself is in
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models". The equilibrium itself is in
 `mopteq_cell`.
 """
 

@@ -1,6 +1,6 @@
 """MOptEqs' equilibrium: branches joined by heritage and diversity, and the PE strategy.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks": the architecture (Section 2.1)
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models": the architecture (Section 2.1)
 and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
 """
 

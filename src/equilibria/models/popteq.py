@@ -1,6 +1,6 @@
 """POptEqs: parallel OptEqs, one a branch, whose features are fused for the head.
 
-Ma et al., "Multi-branch Optimization Induced Equilibrium Networks", Appendix A.1.
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Appendix A.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Few-shot learning by input optimization: what an episode teaches is one task vector.
 
-Gurumurthy, Bai, Manchester, Kolter, "Joint inference and input optimization in equilibrium
-networks", NeurIPS 2021, Appendix B.1.
+Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
+Appendix B.1.
 """
 
 from __future__ import annotations

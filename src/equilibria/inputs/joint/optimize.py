@@ -1,7 +1,6 @@
 """Joint inference and input optimization (JIIO).
 
-Gurumurthy, Bai, Manchester, Kolter, "Joint inference and input optimization in equilibrium
-networks", NeurIPS 2021.
+Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021.
 """
 
 from __future__ import annotations
