@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equilibria.data.augment import (
     Augmentation,
@@ -143,24 +144,29 @@ def test_chain_follows_the_seed() -> None:
     assert not torch.equal(chain(images, chance(3)), chain(images, chance(4)))
 
 
-def test_crop_and_flip_of_a_cifar_batch_are_quick() -> None:
-    """About 1 ms; a loop over the samples takes several times as long. The best of many counts."""
-    chain, images, generator = (
-        Chain((RandomCrop(4), RandomFlip())),
-        torch.rand(128, 3, 32, 32),
-        chance(),
-    )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        times = []
-        for _ in range(50):
-            started = time.perf_counter()
-            chain(images, generator)
-            times.append(time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(threads)
-    assert min(times) < 0.002
+class CountOperations(TorchDispatchMode):
+    """How many tensor operations a block runs."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("augmentation", RANDOM, ids=str)
+def test_a_batch_is_augmented_at_once(augmentation: Augmentation) -> None:
+    """No loop over samples: four times the samples take about as many operations."""
+
+    def operations(samples: int) -> int:
+        images = torch.rand(samples, 3, 8, 8)
+        with CountOperations() as counted:
+            augmentation(images, chance())
+        return counted.count
+
+    assert operations(256) < 2 * operations(64)
 
 
 def test_bad_options_are_refused() -> None:

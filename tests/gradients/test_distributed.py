@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ LABELS = torch.tensor([0, 2, 1, 1])
 RULES = {"implicit": eq.Implicit(), "unrolled": eq.Unrolled(steps=200), "one step": eq.OneStep()}
 
 
-def work(rank: int, port: int, folder: str) -> None:
+def work(rank: int, folder: str) -> None:
     distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+        "gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=2
     )
     half = slice(2 * rank, 2 * rank + 2)
     results = {}
@@ -40,10 +39,7 @@ def work(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.spawn(work, args=(port, str(tmp_path)), nprocs=2)
+    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
     results = torch.load(tmp_path / "gradients.pt", weights_only=True)
     for name in equilibrium_models():
         model = settled(small_model(name))
