@@ -14,7 +14,7 @@ import torch
 
 import equilibria
 from benchmarks.contest import Settings
-from equilibria.papers.provenance import commit
+from equilibria.papers.report import commit
 
 
 def describe_run(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:

@@ -24,9 +24,8 @@ from rich.console import Console
 
 from equilibria.models import model_outline, parameter_count
 from equilibria.models.sizing import nearest_width
-from equilibria.papers import Job, make_job, provenance
+from equilibria.papers import Job, make_job, provenance, run_jobs
 from equilibria.papers.measures import deviation
-from equilibria.papers.workers import run_jobs
 from equilibria.training import write_atomically
 
 BUDGETS = (5_000, 20_000)

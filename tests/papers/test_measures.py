@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.papers.measures import MEASURES, collect
-from equilibria.papers.memory import peak_bytes
+from equilibria.papers.measures import MEASURES, collect, peak_bytes
 from equilibria.papers.report import number
 
 CPU = torch.device("cpu")

@@ -17,13 +17,13 @@ from equilibria.papers import (
     carry_out,
     find_table,
     findings,
-    job,
+    pictures,
     plan,
+    provenance,
     register_table,
     table,
     write_report,
 )
-from equilibria.papers.provenance import provenance
 from equilibria.training import Experiment
 
 CPU = torch.device("cpu")
@@ -54,10 +54,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperTable]:
     def sheet(experiment: Experiment, device: torch.device) -> bytes:
         return f"PNG of seed {experiment.recipe.training.seed}".encode()
 
-    monkeypatch.setitem(job.PICTURES, "sheet", sheet)
+    monkeypatch.setitem(pictures.PICTURES, "sheet", sheet)
     register_table(made)
     yield made
-    del table._tables[made.id]
+    del table._tables()[made.id]
 
 
 def test_the_plot_shows_the_column_that_is_named(drawn: PaperTable) -> None:
@@ -78,7 +78,7 @@ def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> N
     assert [outcome.error for outcome in outcomes] == ["", ""]
     found = findings(made, outcomes)
     files = write_report(made, found, tmp_path, "equilibria reproduce digits-t2", provenance())
-    name = "digits-t2-quick-one-sheet.png"
+    name = f"{made.jobs['One', 0].folder.name}-sheet.png"
     assert files[-1] == tmp_path / name
     assert (tmp_path / name).read_bytes() == b"PNG of seed 0"
     text = (tmp_path / "digits-t2-quick.md").read_text()
@@ -89,6 +89,16 @@ def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> N
         mean = 100 * sum(run[measure] for run in runs) / 2
         assert f"| {mean:.2f} ± " in lines[label]
     assert "| – | 90 |" in lines["Three"]
+
+
+def test_tables_that_share_a_run_share_its_picture(drawn: PaperTable, tmp_path: Path) -> None:
+    for made in (drawn, replace(drawn, id="digits-t3", rows=drawn.rows[1:])):
+        planned = plan(made, "quick", range(1), tmp_path)
+        found = findings(planned, list(carry_out(planned, workers=None, device=CPU)))
+        write_report(planned, found, tmp_path, "a command", provenance())
+    (shared,) = tmp_path.glob("*-sheet.png")
+    for name in ("digits-t2", "digits-t3"):
+        assert f"({shared.name})" in (tmp_path / f"{name}-quick.md").read_text()
 
 
 def test_a_lost_picture_is_drawn_again_without_training(drawn: PaperTable, tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from equilibria.papers import (
     plan,
     register_table,
     run_job,
+    run_jobs,
     table,
     write_index,
 )
-from equilibria.papers.workers import run_jobs
 from equilibria.training import EpochMetrics
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def registered() -> Iterator[PaperTable]:
     made = small_table()
     register_table(made)
     yield made
-    del table._tables[made.id]
+    del table._tables()[made.id]
 
 
 def reproduce(output: Path, table_id: str = "digits-t1", **changes: Any) -> int:
@@ -214,7 +214,7 @@ def test_a_failing_row_is_named_and_the_rest_goes_on(
     try:
         assert reproduce(tmp_path, "digits-t2", quick=False, seeds=1) == 1
     finally:
-        del table._tables["digits-t2"]
+        del table._tables()["digits-t2"]
     told = capsys.readouterr()
     assert "Wrong, seed 0" in told.err
     assert "Right, seed 0, epoch 1/1" in told.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from equilibria.data import DataSet, DataSetCard, Episodes, Split
 from equilibria.data.registry import register_dataset
 from equilibria.models import model_outline
 from equilibria.papers import (
+    Job,
     Row,
     Setting,
     find_table,
@@ -24,8 +26,9 @@ from equilibria.papers import (
     run_job,
     write_index,
 )
-from equilibria.papers.job import EXTRAS, PICTURES, Job
-from equilibria.papers.measures import MEASURES
+from equilibria.papers.measures import EXTRAS, MEASURES
+from equilibria.papers.pictures import PICTURES
+from equilibria.papers.reading import read_tables
 from equilibria.training import recipe_from_data, with_parts
 
 IDS = [
@@ -162,6 +165,18 @@ def test_the_page_of_results_lists_all_that_was_recorded() -> None:
     assert write_index(docs / "results") in (docs / "results.md").read_text(encoding="utf-8")
 
 
+def test_recorded_pictures_are_there_once() -> None:
+    folder = Path(__file__).resolve().parents[2] / "docs" / "results"
+    named = {
+        name
+        for page in folder.glob("*.md")
+        for name in re.findall(r"\]\((.+png)\)", page.read_text())
+    }
+    assert all((folder / name).is_file() for name in named)
+    contents = [path.read_bytes() for path in folder.glob("*.png")]
+    assert len(set(contents)) == len(contents)
+
+
 def test_extras_and_pictures_of_tables_exist() -> None:
     for table in list_tables():
         assert set(table.extras) <= set(EXTRAS)
@@ -202,3 +217,71 @@ def test_input_optimization_is_measured_and_drawn(
         assert result[name] is not None, name
     for name in table.pictures:
         assert job.picture(name).read_bytes().startswith(b"\x89PNG")
+
+
+PARTS = """
+data: {digits: {name: digits, options: {train_samples: 60}}}
+training: {short: {epochs: 1, gradient: one_step}, long: {from: short, epochs: 9}}
+models: {wide: {name: opteq-small, channels: 32, pool: 2}, narrow: {channels: 4}}
+"""
+FILE = """
+paper: Digits
+runs: {shared: {task: {name: maml, steps: 3}}}
+tables:
+  digits-t9:
+    title: Table 9
+    columns: {Acc.: accuracy, Size: null}
+    missing: it is too large
+    full: {model: wide, data: digits, training: long}
+    quick: {model: wide, data: digits, training: short, options: {pool: 4}}
+    rows:
+      - &two
+        - {label: One, paper: ["9.50", 1 M], options: narrow}
+        - {label: Two, paper: [null, 2 M], run: shared, quick: opteq-large, measures: [loss]}
+      - {label: Three, quick: null, full: {training: {from: long, gradient: null}}}
+    full_remarks: [&some [a, b], c]
+"""
+
+
+def test_a_recipe_is_made_of_its_table_its_run_and_its_row() -> None:
+    (table,) = read_tables(FILE, PARTS)
+    one, two, three = table.rows
+    assert one.paper == {"Acc.": "9.50", "Size": "1 M"}
+    assert two.paper == {"Size": "2 M"}
+    data = {"name": "digits", "options": {"train_samples": 60}}
+    assert one.full == {
+        "model": {"name": "opteq-small", "options": {"channels": 4, "pool": 2}},
+        "data": data,
+        "training": {"epochs": 9, "gradient": "one_step"},
+    }
+    assert two.quick == {
+        "model": {"name": "opteq-large", "options": {"pool": 4}},
+        "data": data,
+        "training": {"epochs": 1, "gradient": "one_step"},
+        "task": {"name": "maml", "options": {"steps": 3}},
+    }
+    assert three.full is not None
+    assert three.full["training"] == {"epochs": 9, "gradient": None}
+    assert three.quick is None
+    assert (one.missing, three.missing) == ("", "it is too large")
+    assert [row.measure(table.columns[0]) for row in table.rows] == ["accuracy", "loss", "accuracy"]
+    assert table.full_remarks == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ('"9.50"', "9.50", "digits-t9, One: paper.0.* valid string, not 9.5.* in quotes"),
+        ("options: narrow", "options: narow", "digits-t9, One: .*'narow'; did you mean 'narrow'"),
+        ("run: shared", "run: shred", "digits-t9, Two: there is no run 'shred'; .*'shared'"),
+        ("measures: [loss]", "measure: [loss]", "digits-t9, Two: measure: Extra inputs"),
+        ("[null, 2 M]", "[null, 2 M, 3]", "digits-t9, Two: paper.2"),
+        ("[null, 2 M]", "[a, b, c]", "digits-t9, Two: .* more than 2 columns"),
+        ("training: long}", "task: null}", "digits-t9, One: the full setting has no training"),
+        ("missing: it is too large", "seeds: 2", "digits-t9, Three: say why"),
+        ("title: Table 9", "titel: Table 9", "digits-t9: title: Field required"),
+    ],
+)
+def test_an_error_in_a_file_names_the_row(right: str, wrong: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_tables(FILE.replace(right, wrong), PARTS)

@@ -1,10 +1,7 @@
 """The papers' tables, run again: rows and recipes, runs that are shared and resumed, reports."""
 
-from equilibria.papers import tables as _tables  # noqa: F401 - makes the tables known
-from equilibria.papers.index import write_index
-from equilibria.papers.job import Job, make_job, run_job
-from equilibria.papers.provenance import provenance
-from equilibria.papers.report import cells, markdown, write_report
+from equilibria.papers.jobs import Job, Outcome, make_job, run_job, run_jobs
+from equilibria.papers.report import cells, provenance, write_index, write_report
 from equilibria.papers.runner import (
     Findings,
     Plan,
@@ -23,7 +20,6 @@ from equilibria.papers.table import (
     list_tables,
     register_table,
 )
-from equilibria.papers.workers import Outcome
 
 __all__ = [
     "Column",
@@ -41,12 +37,12 @@ __all__ = [
     "findings",
     "list_tables",
     "make_job",
-    "markdown",
     "model_sizes",
     "plan",
     "provenance",
     "register_table",
     "run_job",
+    "run_jobs",
     "write_index",
     "write_report",
 ]

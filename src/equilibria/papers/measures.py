@@ -1,10 +1,40 @@
-"""What a run tells, by name, and how a table prints it."""
+"""Everything that is measured of a run, by name: how a table prints it, and what measures it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from equilibria.data import Batches
+from equilibria.inputs.attacks import AttackSettings, Method, measure
+from equilibria.inputs.generation import decoder_of, find_latents
+from equilibria.inputs.restoration import (
+    Corruption,
+    Denoising,
+    Inpainting,
+    is_generator,
+    picture_psnr,
+    restore,
+)
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.autoencoders import Autoencoder
+from equilibria.report.generation import generate
+from equilibria.tasks import AdversarialClassification, FewShot, ImageRestoration, Reconstruction
+from equilibria.tasks.episodes import EpisodeBatch
+from equilibria.training import Experiment
+from equilibria.training.solves import TrainingSolves
+
+Result = dict[str, float | None]
+"""Numbers by name; None where a model has no such number."""
 
 PER_CENT = 100.0
 MILLI = 1000.0
@@ -67,7 +97,312 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def collect(results: Sequence[dict[str, float | None]], measure: str) -> list[float]:
+def collect(results: Sequence[Result], measure: str) -> list[float]:
     """The values that are there."""
     found = (result.get(measure) for result in results)
     return [value for value in found if value is not None]
+
+
+# --- Time and memory ----------------------------------------------------------------------------
+
+REPEATS = 7
+WARM_UP = 2
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds: processor time on a CPU; elsewhere the clock, once the device has done its work."""
+    if device.type == "cpu":
+        return time.process_time
+
+    def synchronized() -> float:
+        torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    return synchronized
+
+
+def efficiency(experiment: Experiment, device: torch.device) -> Result:
+    """Seconds of a batch forwards and backwards, and memory of a step.
+
+    Of one training batch, the median of several repeats; processor time on a CPU. The tolerance is
+    that of the evaluation for the forward pass without gradients, and that of the last epoch for
+    the training step.
+    """
+    model, settings = experiment.model, experiment.recipe.training
+    images, targets = next(iter(Batches(experiment.training, settings.batch_size)))
+    images, targets = experiment.prepare(images).to(device), targets.to(device)
+    solves = TrainingSolves(model, settings, samples=len(images))
+    clock = clock_of(device)
+
+    def inference() -> float:
+        begin = clock()
+        with torch.no_grad():
+            model(images)
+        return clock() - begin
+
+    def step() -> tuple[float, float]:
+        model.zero_grad(set_to_none=True)
+        begin = clock()
+        loss = experiment.task.training_step(model, images, targets).loss
+        middle = clock()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return middle - begin, clock() - middle
+
+    was_training = model.training
+    try:
+        solves.prepare_evaluation()
+        model.eval()
+        forwards = [inference() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
+        solves.prepare_training(settings.epochs)
+        model.train()
+        steps = [step() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
+        model.zero_grad(set_to_none=True)
+        peak = peak_bytes(step, device)
+    finally:
+        solves.prepare_evaluation()
+        model.train(was_training)
+        model.zero_grad(set_to_none=True)
+    total = statistics.median(there + back for there, back in steps)
+    return {
+        "inference_seconds": statistics.median(forwards),
+        "backward_seconds": statistics.median(back for _, back in steps),
+        "images_per_second": len(images) / total,
+        "peak_bytes": float(peak),
+    }
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """How many bytes tensors that `run` makes hold at its peak, what autograd saves included.
+
+    On CUDA it is the allocator's count; elsewhere the storages of all results of operations are
+    counted from when they are made until they are freed. Working memory inside an operation is
+    not seen there, and the numbers are the same in every run.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    counter = _StorageCounter()
+    with counter:
+        run()
+    return counter.peak
+
+
+class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the result of every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.peak = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {id(storage) for storage in _storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if id(storage) not in before and storage not in self._known:
+                self._known.add(storage)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, storage.nbytes())
+        return result
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+# --- Features -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def features(experiment: Experiment, device: torch.device) -> Result:
+    """The means of |z| and z² over the whole feature tensor, as OptEq's Table 3 takes them."""
+    model = experiment.model
+    if not isinstance(model, EquilibriumClassifier):
+        return {"feature_size": None, "feature_energy": None}
+    model.eval()
+    count, size, energy = 0, 0.0, 0.0
+    for images, _ in Batches(experiment.test, experiment.recipe.training.batch_size):
+        z = model.features(images.to(device)).double()
+        count += z.numel()
+        size += float(z.abs().sum())
+        energy += float(z.square().sum())
+    return {"feature_size": size / count, "feature_energy": energy / count}
+
+
+# --- Attacks ------------------------------------------------------------------------------------
+
+ATTACKED = 500
+"""Test images that are attacked, at most."""
+TIMED_ATTACKS = 32
+ATTACK_BATCH = 100
+PGD_STEPS = 20
+
+
+def robustness(experiment: Experiment, device: torch.device) -> Result:
+    """The accuracy under PGD and under JIIO, within the budget that the run was trained for."""
+    images, labels = (some.to(device) for some in experiment.some_test_images(ATTACKED))
+    found: Result = {}
+    for name in ("pgd", "jiio"):
+        settings = _attack(experiment, name)
+        figures, _ = measure(experiment.model_of_pixels(), images, labels, settings, ATTACK_BATCH)
+        found[f"{name}_accuracy"] = figures.robust_accuracy
+    return found
+
+
+def attack_times(experiment: Experiment, device: torch.device) -> Result:
+    """Seconds an image of PGD with cold and warm solves and of JIIO, with the losses they reach."""
+    images, labels = (some.to(device) for some in experiment.some_test_images(TIMED_ATTACKS))
+    clock = clock_of(device)
+    ways = {
+        "pgd": _attack(experiment, "pgd"),
+        "warm_pgd": _attack(experiment, "pgd", warm_start=True),
+        "jiio": _attack(experiment, "jiio"),
+        "official": _attack(experiment, "jiio", steps=80, joint_options={"engine": "official"}),
+    }
+    found: Result = {}
+    # Whoever comes first pays for what torch sets up once: not one of those that are compared.
+    measure(experiment.model_of_pixels(), images, labels, ways["pgd"], len(images))
+    for name, settings in ways.items():
+        begin = clock()
+        figures, _ = measure(experiment.model_of_pixels(), images, labels, settings, len(images))
+        found[f"{name}_seconds"] = (clock() - begin) / len(images)
+        found[f"{name}_loss"] = figures.loss
+        found[f"{name}_evaluations"] = float(figures.evaluations)
+    return found
+
+
+def _attack(experiment: Experiment, method: Method, **options: Any) -> AttackSettings:
+    task = experiment.task
+    if not isinstance(task, AdversarialClassification):
+        raise TypeError("robustness is measured of runs of the task 'adversarial'")
+    steps = PGD_STEPS if method == "pgd" else None
+    chosen: dict[str, Any] = {"eps": task.eps, "norm": task.norm, "steps": steps, **options}
+    return AttackSettings(method=method, **chosen)
+
+
+# --- Searches for latents and task vectors ------------------------------------------------------
+
+SEARCHED_IMAGES = 32
+EPISODES = 16
+LATENT_SEARCHES = {
+    "adam": ("adam", 40),
+    "warm_adam": ("adam-warm", 40),
+    "jiio_40": (Reconstruction.engine, 40),
+    "jiio_100": (Reconstruction.engine, 100),
+    "official": ("official", 40),
+}
+"""By the name of the measure: the engine and its iterations (JIIO, Table 3)."""
+
+
+def latent_times(experiment: Experiment, device: torch.device) -> Result:
+    """Seconds an image of the searches for latents, and the losses that they reach."""
+    task = experiment.task
+    ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
+    decoder = decoder_of(experiment.model).eval()
+    images = next(iter(Batches(experiment.test, SEARCHED_IMAGES)))[0].to(device)
+    clock = clock_of(device)
+    found: Result = {}
+    # Whoever comes first pays for what torch sets up once: not one of those that are compared.
+    find_latents(decoder, images, ridge=ridge, engine="adam", iterations=2)
+    for name, (engine, iterations) in LATENT_SEARCHES.items():
+        begin = clock()
+        result = find_latents(decoder, images, ridge=ridge, engine=engine, iterations=iterations)
+        found[f"{name}_seconds"] = (clock() - begin) / len(images)
+        found[f"{name}_loss"] = float(result.loss.mean())
+    return found
+
+
+def inner_loop_times(experiment: Experiment, device: torch.device) -> Result:
+    """Seconds an episode until its task vector is found, and the loss of its support there."""
+    task = experiment.task
+    if not isinstance(task, FewShot):
+        return {}
+    model = experiment.model.eval()
+    images, labels = next(iter(Batches(experiment.test, EPISODES)))
+    episodes = EpisodeBatch.of(images.to(device), labels.to(device))
+    clock = clock_of(device)
+    found: Result = {}
+    task.adapt(model, episodes, iterations=2)  # untimed, as above
+    for name, engine, iterations in (("adam", "adam", 20), ("jiio", task.engine, 40)):
+        search = replace(task, engine=engine, engine_options={}, step_size=None)
+        begin = clock()
+        result = search.adapt(model, episodes, iterations=iterations)
+        found[f"{name}_seconds"] = (clock() - begin) / len(images)
+        found[f"{name}_loss"] = float(result.loss.mean())
+    return found
+
+
+# --- Generators ---------------------------------------------------------------------------------
+
+FITTED_LATENTS = 1000
+GENERATED_IMAGES = 300
+RESTORED_IMAGES = 64
+ADAM_STEPS = 40
+DAMAGE_SEED = 0
+RIDGE = 0.01
+HIDDEN = 20 / 64
+"""The side of the hidden window, as a share of the image's."""
+DAMAGES: dict[str, Corruption] = {
+    "inpaint": Inpainting(window=HIDDEN),
+    "denoise_02": Denoising(noise=0.2),
+    "denoise_04": Denoising(noise=0.4),
+}
+
+
+def generation(experiment: Experiment, device: torch.device) -> Result:
+    """FID of samples and of reconstructions, and PSNR, by the encoder and by JIIO."""
+    found, _ = generate(experiment, device, latents=FITTED_LATENTS, images=GENERATED_IMAGES)
+    ways = {some.latents_by: some for some in found.reconstructions}
+    # A decoder alone has no other way than JIIO, which is then its own.
+    own = ways.get("encoder", ways.get("JIIO"))
+    searched = ways.get("JIIO")
+    return {
+        "sample_fid": found.sample_fid,
+        "reconstruction_fid": None if own is None else own.fid,
+        "reconstruction_psnr": None if own is None else own.psnr,
+        "jiio_reconstruction_fid": None if searched is None else searched.fid,
+        "jiio_reconstruction_psnr": None if searched is None else searched.psnr,
+    }
+
+
+def unsupervised_psnr(experiment: Experiment, device: torch.device) -> Result:
+    """The median PSNR of what a generator makes of damaged test images (Eq. 22)."""
+    model = experiment.model
+    if isinstance(experiment.task, ImageRestoration):
+        return {}
+    if not (is_generator(model) or isinstance(model, Autoencoder)):
+        return {}
+    images = next(iter(Batches(experiment.test, RESTORED_IMAGES)))[0].to(device)
+    # The paper searches the latents of autoencoders by Adam.
+    search: dict[str, Any] = (
+        {"engine": "adam", "iterations": ADAM_STEPS} if isinstance(model, Autoencoder) else {}
+    )
+    found: Result = {}
+    for name, damage in DAMAGES.items():
+        seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
+        restored = restore(model, seen.measured, seen.measurement, ridge=RIDGE, **search)
+        found[f"{name}_psnr"] = float(picture_psnr(restored.images, images).median())
+        found[f"{name}_converged"] = float(restored.converged.double().mean())
+    return found
+
+
+EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
+    "efficiency": efficiency,
+    "features": features,
+    "robustness": robustness,
+    "attack_times": attack_times,
+    "latent_times": latent_times,
+    "inner_loop_times": inner_loop_times,
+    "unsupervised_psnr": unsupervised_psnr,
+    "generation": generation,
+}
+"""What is measured besides an evaluation, by the names that tables use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from equilibria.data import Batches
 from equilibria.inputs.generation import decoder_of, find_latents, sheet_png
 from equilibria.inputs.restoration import Corruption, answer, is_generator, picture_of, restore
 from equilibria.models.autoencoders import Autoencoder
-from equilibria.papers.clocks import clock_of
-from equilibria.papers.restoring import DAMAGES, RIDGE, SEED
+from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, clock_of
+from equilibria.report.figures import figure_png
 from equilibria.report.generation import generate
 from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.training import Experiment
@@ -44,7 +45,6 @@ def restored(experiment: Experiment, device: torch.device) -> bytes:
 
 def costs(experiment: Experiment, device: torch.device) -> bytes:
     """The true loss over processor time and over iterations, engine by engine (3 and 4)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -54,7 +54,6 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     images = next(iter(Batches(experiment.test, TIMED)))[0].to(device)
     clock = clock_of(device)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     # The first search of all pays for what torch sets up once.
     find_latents(decoder, images, ridge=ridge, engine=ENGINES[0], iterations=BUDGETS[0])
@@ -78,15 +77,13 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
         axes.grid(alpha=0.3)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_formatter(NullFormatter())
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
-    return buffer.getvalue()
+    return figure_png(figure, 120)
 
 
 def _damaged_and_restored(
     model: torch.nn.Module, images: Tensor, damage: Corruption, *, supervised: bool
 ) -> list[Tensor]:
-    seen = damage.corrupt(images, torch.Generator().manual_seed(SEED))
+    seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
     picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
     if supervised and not is_generator(model):
         made = answer(model, seen)
@@ -112,3 +109,11 @@ def _stacked(pictures: list[bytes]) -> bytes:
     buffer = io.BytesIO()
     sheet.save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {
+    "generated": generated,
+    "restored": restored,
+    "costs": costs,
+}
+"""What is drawn of a finished run, by name: a PNG."""

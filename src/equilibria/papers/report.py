@@ -1,19 +1,26 @@
-"""The table as Markdown, as JSON with all numbers, and as a picture."""
+"""A finished table as Markdown, as JSON with all numbers, and as a picture; the list of all tables
+that were recorded; and when, with what and on what they were made."""
 
 from __future__ import annotations
 
-import io
 import json
+import os
+import platform
 import re
 import statistics
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from equilibria.papers.measures import MEASURES, collect, deviation
+import torch
+
+import equilibria
+from equilibria.papers.measures import MEASURES, Result, collect, deviation
 from equilibria.papers.runner import Findings, Plan
-from equilibria.papers.table import Column, Row
+from equilibria.papers.table import Row
+from equilibria.report.figures import figure_png
 from equilibria.training import write_atomically
 
 KIND = "equilibria reproduce"
@@ -41,32 +48,24 @@ def write_report(
     for ending, content in contents.items():
         files.append(output / f"{name}.{ending}")
         write_atomically(files[-1], content)
-    for drawn in drawings(made):
-        files.append(output / drawn.name)
-        write_atomically(files[-1], drawn.source.read_bytes())
+    for name, (_, source) in drawings(made).items():
+        files.append(output / name)
+        write_atomically(files[-1], source.read_bytes())
     return files
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A picture of one row's run with the first seed."""
+def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
+    """By file name: the first row that a picture is of, and where its run has it.
 
-    label: str
-    name: str
-    source: Path
-
-
-def drawings(made: Plan) -> list[Drawing]:
-    """The pictures there are; rows that share a run share its pictures."""
-    found: dict[Path, Drawing] = {}
+    The name is that of the run, so that rows and tables that share a run share its pictures.
+    """
+    found: dict[str, tuple[str, Path]] = {}
     for (label, _), job in made.jobs.items():
         for picture_name in job.pictures:
             source = job.picture(picture_name)
-            if source.is_file() and source not in found:
-                slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-                name = f"{base_name(made)}-{slug}-{picture_name}.png"
-                found[source] = Drawing(label, name, source)
-    return list(found.values())
+            if source.is_file():
+                found.setdefault(f"{job.folder.name}-{picture_name}.png", (label, source))
+    return found
 
 
 def cells(made: Plan, found: Findings) -> list[list[str]]:
@@ -74,7 +73,7 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     heading = ["row"]
     for column in made.table.columns:
         if column.measure is not None:
-            heading.append(_title(column))
+            heading.append(MEASURES[column.measure].title)
         heading.append(f"paper: {column.title}")
     rows = [[*heading, "parameters", "CPU min", "converged"]]
     for row in made.table.rows:
@@ -115,7 +114,7 @@ def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]
     ]
     notes = [f"- Not run, {why}: {'; '.join(rows)}." for why, rows in _left_out(made).items()]
     notes += [f"- Failed: {place}: {error}" for place, error in found.failures.items()]
-    shown = [f"{drawn.label}\n\n![{drawn.label}]({drawn.name})\n" for drawn in drawings(made)]
+    shown = [f"{label}\n\n![{label}]({name})\n" for name, (label, _) in drawings(made).items()]
     pictures = ["", f"Pictures of the run with seed {made.seeds[0]}:", "", *shown] if shown else []
     return "\n".join([*lines, *([""] if notes else []), *notes, *pictures, ""])
 
@@ -140,7 +139,6 @@ def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any])
 
 def picture(made: Plan, found: Findings) -> bytes:
     """Ours left, a dot a seed, bar: mean ± standard deviation; the paper's figures right."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     table = made.table
@@ -148,7 +146,6 @@ def picture(made: Plan, found: Findings) -> bytes:
     assert column.measure is not None
     measure = MEASURES[column.measure]
     figure = Figure(figsize=(9.5, 0.32 * len(table.rows) + 1.5), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(table.rows):
         values = [measure.scale * v for v in collect(found.of(row), row.measure(column) or "")]
@@ -170,10 +167,7 @@ def picture(made: Plan, found: Findings) -> bytes:
         axes.grid(color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.title.set_fontsize(10)
-    buffer = io.BytesIO()
-    # Without the version of the library in it, equal figures are equal files.
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
-    return buffer.getvalue()
+    return figure_png(figure, 130)
 
 
 def number(text: str) -> float | None:
@@ -182,17 +176,12 @@ def number(text: str) -> float | None:
     return None if found is None else float(found.group())
 
 
-def _title(column: Column) -> str:
-    assert column.measure is not None
-    return MEASURES[column.measure].title
-
-
-def _ours(measure: str | None, results: Sequence[dict[str, float | None]]) -> str:
+def _ours(measure: str | None, results: Sequence[Result]) -> str:
     values = [] if measure is None else collect(results, measure)
     return MEASURES[measure].show(values) if measure is not None and values else NOTHING
 
 
-def _costs(results: Sequence[dict[str, float | None]]) -> list[str]:
+def _costs(results: Sequence[Result]) -> list[str]:
     """Parameters, CPU minutes, converged share."""
     parameters = collect(results, "parameters")
     minutes = collect(results, "training_minutes")
@@ -251,3 +240,71 @@ def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
         "mean": {name: statistics.fmean(v) for name, v in values.items() if v},
         "deviation": {name: deviation(v) for name, v in values.items() if v},
     }
+
+
+def write_index(folder: Path) -> str:
+    """A Markdown table of every recorded table in a folder, for a page beside that folder."""
+    lines = [
+        "| table | what | setting | date | commit | seeds | command |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(folder.glob("*.json")):
+        found = _recorded(path)
+        if found is None:
+            continue
+        page = f"{folder.name}/{path.stem}.md"
+        cells = [
+            f"[{found['id']}]({page})",
+            f"{found['paper']}: {found['title']}",
+            found["setting"],
+            found["date"],
+            found["commit"] or "",
+            ", ".join(map(str, found["seeds"])),
+            f"`{found['command']}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _recorded(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        return None
+    is_ours = isinstance(content, dict) and content.get("kind") == KIND
+    return content if is_ours else None
+
+
+def provenance() -> dict[str, Any]:
+    """When, with what and on what results were made; names neither the machine nor its folders."""
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": commit(),
+        "versions": {
+            "equilibria": equilibria.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": f"{os.cpu_count()} cores ({platform.machine()})",
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that the package is in, with a + if files differ from it.
+
+    None for an installed package, and where there is no git.
+    """
+    root = Path(equilibria.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return answer.stdout.strip() or None

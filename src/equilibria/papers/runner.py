@@ -11,9 +11,9 @@ from torch import nn
 
 from equilibria.data import DataSet, MissingDataError, Source, dataset_card, load_dataset
 from equilibria.models import model_options, model_outline, parameter_count
-from equilibria.papers.job import Job, Result, make_job, run_job
+from equilibria.papers.jobs import Job, Outcome, attempt, make_job, run_jobs
+from equilibria.papers.measures import Result
 from equilibria.papers.table import PaperTable, Row, Setting
-from equilibria.papers.workers import Outcome, run_jobs
 from equilibria.training import (
     EpochMetrics,
     Recipe,
@@ -44,12 +44,11 @@ class Plan:
 
     def row_of(self, job: Job) -> str:
         """Where a job belongs, for people."""
-        found = [
+        return next(
             f"{label}, seed {seed}"
             for (label, seed), other in self.jobs.items()
             if other.folder == job.folder
-        ]
-        return found[0]
+        )
 
 
 @dataclass
@@ -118,11 +117,7 @@ def carry_out(
             if on_epoch is not None:
                 on_epoch(job, metrics)
 
-        try:
-            outcome = Outcome(job, run_job(job, device, told))
-        except Exception as error:
-            outcome = Outcome(job, None, f"{type(error).__name__}: {error}")
-        yield outcome
+        yield attempt(job, device, told)
 
 
 def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
@@ -143,13 +138,12 @@ def model_sizes(made: Plan) -> dict[str, int]:
     loaded: dict[str, DataSet[Source] | None] = {}
     sizes: dict[str, int] = {}
     for (label, _), job in made.jobs.items():
-        if label in sizes:
-            continue
-        recipe = recipe_from_data(job.recipe)
-        key = repr(recipe.data)
-        if key not in loaded:
-            loaded[key] = _data_if_here(recipe)
-        sizes[label] = parameter_count(_outline(recipe, loaded[key]))
+        if label not in sizes:
+            recipe = recipe_from_data(job.recipe)
+            key = repr(recipe.data)
+            if key not in loaded:
+                loaded[key] = _data_if_here(recipe)
+            sizes[label] = parameter_count(_outline(recipe, loaded[key]))
     return sizes
 
 

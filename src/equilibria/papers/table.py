@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 Setting = Literal["full", "quick"]
@@ -70,6 +71,17 @@ class PaperTable:
     full_remarks: tuple[str, ...] = ()
     quick_remarks: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        titles = {column.title for column in self.columns}
+        if self.plotted and self.plotted not in titles:
+            raise ValueError(f"{self.id}: no column {self.plotted!r} to plot")
+        for row in self.rows:
+            unknown = {*row.paper, *row.measures} - titles
+            if unknown:
+                raise ValueError(f"{self.id}, {row.label}: no column {unknown.pop()!r}")
+            if None in (row.full, row.quick) and not row.missing:
+                raise ValueError(f"{self.id}, {row.label}: say why it has no recipe (missing)")
+
     def remarks(self, setting: Setting) -> tuple[str, ...]:
         return self.full_remarks if setting == "full" else self.quick_remarks
 
@@ -83,44 +95,40 @@ class PaperTable:
         return list(dict.fromkeys(recipe["data"]["name"] for recipe in recipes if recipe))
 
 
-_tables: dict[str, PaperTable] = {}
+@cache
+def _tables() -> dict[str, PaperTable]:
+    """All that are known, by id; those of the papers are read when the first one is asked for."""
+    from equilibria.papers.reading import read_papers
+
+    return {table.id: table for table in read_papers()}
 
 
 def register_table(table: PaperTable, *, replace: bool = False) -> None:
     """Make a table known by its id."""
-    if table.id in _tables and not replace:
+    if table.id in _tables() and not replace:
         raise ValueError(f"there is a table {table.id!r} already")
-    titles = {column.title for column in table.columns}
-    if table.plotted and table.plotted not in titles:
-        raise ValueError(f"{table.id}: no column {table.plotted!r} to plot")
-    for row in table.rows:
-        unknown = {*row.paper, *row.measures} - titles
-        if unknown:
-            raise ValueError(f"{table.id}, {row.label}: no column {unknown.pop()!r}")
-        if None in (row.full, row.quick) and not row.missing:
-            raise ValueError(f"{table.id}, {row.label}: say why it has no recipe")
-    _tables[table.id] = table
+    _tables()[table.id] = table
 
 
 def list_tables() -> list[PaperTable]:
     """All of them, paper by paper, in the order of their numbers."""
-    return sorted(_tables.values(), key=_place)
+    papers = [table.paper for table in _tables().values()]
 
+    def place(table: PaperTable) -> tuple[int, int, str]:
+        number = re.search(r"-t(\d+)", table.id)
+        return papers.index(table.paper), int(number.group(1)) if number else 0, table.id
 
-def _place(table: PaperTable) -> tuple[int, int, str]:
-    papers = [other.paper for other in _tables.values()]
-    number = re.search(r"-t(\d+)", table.id)
-    return papers.index(table.paper), int(number.group(1)) if number else 0, table.id
+    return sorted(_tables().values(), key=place)
 
 
 def find_table(table_id: str) -> PaperTable:
     """The table of this id, or that of a figure; an unknown one is an error with the nearest."""
-    if table_id in _tables:
-        return _tables[table_id]
-    by_figure = {figure: table for table in _tables.values() for figure in table.figures}
-    if table_id in by_figure:
-        return by_figure[table_id]
-    near = difflib.get_close_matches(table_id.lower(), [*_tables, *by_figure], n=1, cutoff=0.4)
+    tables = _tables()
+    by_figure = {figure: table for table in tables.values() for figure in table.figures}
+    found = tables.get(table_id) or by_figure.get(table_id)
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(table_id.lower(), [*tables, *by_figure], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known = ", ".join(table.id for table in list_tables())
     raise ValueError(f"there is no table {table_id!r}{hint} There are: {known}.")

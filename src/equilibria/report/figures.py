@@ -62,6 +62,13 @@ def image_png(image: Tensor) -> bytes:
     return buffer.getvalue()
 
 
+def figure_png(figure: Any, dots_per_inch: int) -> bytes:
+    """As a PNG; without the version of the library in it, equal figures are equal files."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
+    return buffer.getvalue()
+
+
 def _draw_convergence(
     axes: list[Any], theme: Theme, picard: Convergence, other: Convergence | None
 ) -> None:

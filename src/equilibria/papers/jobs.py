@@ -1,15 +1,19 @@
-"""One run of a table: train, evaluate, measure, and keep the numbers in its folder."""
+"""The runs of tables: train, evaluate, measure, keep the numbers in a folder; one by one or beside
+each other."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import multiprocessing
 import shutil
+import signal
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +22,12 @@ import torch
 from equilibria.data import Batches
 from equilibria.equilibrium import BatchCouplingWarning
 from equilibria.models import parameter_count
-from equilibria.papers.efficiency import efficiency
-from equilibria.papers.features import features
-from equilibria.papers.generation import generation
-from equilibria.papers.pictures import costs, generated, restored
-from equilibria.papers.restoring import unsupervised_psnr
-from equilibria.papers.robustness import attack_times, robustness
-from equilibria.papers.searches import inner_loop_times, latent_times
+from equilibria.papers.measures import EXTRAS, Result
+from equilibria.papers.pictures import PICTURES
 from equilibria.solvers import ConvergenceWarning
 from equilibria.training import (
     EpochMetrics,
     Experiment,
-    Recipe,
     RunFolder,
     load_weights,
     recipe_from_data,
@@ -37,25 +35,6 @@ from equilibria.training import (
 )
 from equilibria.training.solves import TrainingSolves
 
-Result = dict[str, float | None]
-"""Numbers by name; None where a model has no such number."""
-
-EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
-    "efficiency": efficiency,
-    "features": features,
-    "robustness": robustness,
-    "attack_times": attack_times,
-    "latent_times": latent_times,
-    "inner_loop_times": inner_loop_times,
-    "unsupervised_psnr": unsupervised_psnr,
-    "generation": generation,
-}
-PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {
-    "generated": generated,
-    "restored": restored,
-    "costs": costs,
-}
-"""What is drawn of a finished run, by name: a PNG."""
 DIGITS_OF_HASH = 10
 
 
@@ -82,6 +61,15 @@ class Job:
                 return None
             found |= json.loads(file.read_text(encoding="utf-8"))
         return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: with a result, or with an error."""
+
+    job: Job
+    result: Result | None
+    error: str = ""
 
 
 def make_job(
@@ -114,9 +102,8 @@ def run_job(
         finished = job.result()
         if finished is not None:
             return finished
-        recipe = recipe_from_data(job.recipe)
-        experiment = Experiment.of(recipe)
-        _train_and_evaluate(job, recipe, experiment, device, on_epoch)
+        experiment = Experiment.of(recipe_from_data(job.recipe))
+        _train_and_evaluate(job.folder, experiment, device, on_epoch)
         for name in job.extras:
             file = job.folder / f"{name}.json"
             if not file.is_file():
@@ -129,22 +116,104 @@ def run_job(
     return result
 
 
-def _train_and_evaluate(
+def attempt(
     job: Job,
-    recipe: Recipe,
+    device: torch.device,
+    on_epoch: Callable[[EpochMetrics], None] | None = None,
+) -> Outcome:
+    """The outcome of a job; an error is one too."""
+    try:
+        return Outcome(job, run_job(job, device, on_epoch))
+    except Exception as error:
+        return Outcome(job, None, f"{type(error).__name__}: {error}")
+
+
+def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[Outcome, None, None]:
+    """The outcomes of all jobs, as they end, with so many processes of one thread on the CPU.
+
+    A job that fails or whose process dies is an outcome like others, and the rest goes on. When
+    the caller stops, the processes are ended; their checkpoints stay. A pool of the standard
+    library would do but for one thing: where a process dies (out of memory, a kill), it does not
+    say at which job. Here every process has its own pipe, so its job is known.
+    """
+    waiting = list(jobs)
+    crew: list[_Worker] = []
+    try:
+        while waiting or crew:
+            while waiting and len(crew) < workers:
+                crew.append(_Worker(waiting.pop(0)))
+            for connection in wait([worker.connection for worker in crew]):
+                worker = next(w for w in crew if w.connection is connection)
+                yield worker.outcome()
+                if waiting and worker.alive:
+                    worker.give(waiting.pop(0))
+                else:
+                    crew.remove(worker)
+                    worker.end()
+    finally:
+        for worker in crew:
+            worker.end()
+
+
+class _Worker:
+    """A process and the job it has."""
+
+    def __init__(self, job: Job) -> None:
+        # spawn: a fork of a process in which torch has threads may hang.
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+        self.alive = True
+        self.give(job)
+
+    def give(self, job: Job) -> None:
+        self.job = job
+        self.connection.send(job)
+
+    def outcome(self) -> Outcome:
+        try:
+            outcome: Outcome = self.connection.recv()
+        except (EOFError, OSError):
+            self.alive = False
+            self.process.join()
+            code = self.process.exitcode
+            return Outcome(self.job, None, f"its process died (exit code {code})")
+        return outcome
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _work(connection: Connection) -> None:
+    """Do jobs until the other end closes."""
+    # Whoever sits at the keyboard interrupts the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            connection.send(attempt(connection.recv(), torch.device("cpu")))
+        except (EOFError, OSError):  # Nobody is at the other end any more.
+            return
+
+
+def _train_and_evaluate(
+    folder: Path,
     experiment: Experiment,
     device: torch.device,
     on_epoch: Callable[[EpochMetrics], None] | None,
 ) -> None:
-    file = job.folder / "result.json"
-    run = RunFolder(job.folder)
+    file, run, recipe = folder / "result.json", RunFolder(folder), experiment.recipe
     if file.is_file():
         load_weights(experiment.model, run.weights)
         experiment.model.to(device)
         TrainingSolves(experiment.model, recipe.training, samples=0).prepare_evaluation()
         return
     if not run.config.exists():
-        run = RunFolder.create(job.folder, recipe.as_data())
+        run = RunFolder.create(folder, recipe.as_data())
     history = experiment.train(run, device, on_epoch=on_epoch)
     # In the batches of the training: what couples the samples of a batch is used to their number,
     # and large images fit into memory.

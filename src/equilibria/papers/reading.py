@@ -1,0 +1,208 @@
+"""The tables as they are written down: `tables/*.yaml`, a file a paper.
+
+The parts of recipes have names there: `data`, `training`, `models` and `tasks`, in the paper's own
+file or in `shared.yaml`. A part that begins with others says so: `from: NAME` or
+`from: [NAME, …]`. Models and tasks are a name and options beside it. A table, the `run` that
+several rows share, and a row each hold some of
+
+    model, data, training, task   a part or its name; for a model also a name of the library
+    options                       of the model, over those that it has
+    full, quick                   the same of one setting; a name alone: a model; null: no recipe
+
+and a recipe is made of the table's, then the run's, then the row's. The paper's figures, and
+measures in the place of the columns' own, stand in the order of the columns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from equilibria.papers.table import Column, PaperTable, RecipeData, Row, Setting
+
+FILES = ("opteq", "mopteqs", "geq", "jiio")
+"""In the order in which tables are listed."""
+KINDS = {"model": "models", "data": "data", "training": "training", "task": "tasks"}
+"""The parts of a recipe, and the section of a file in which they have names."""
+
+Part = str | list[str] | dict[str, Any]
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Parts(BaseModel):
+    """Of a recipe, as far as they are given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Part | None = None
+    data: Part | None = None
+    training: Part | None = None
+    task: Part | None = None
+    options: Part = {}
+
+
+class _Recipes(_Parts):
+    """Of both settings, and of one; a setting that is given as None has no recipe."""
+
+    full: _Parts | str | None = _Parts()
+    quick: _Parts | str | None = _Parts()
+
+
+class _Row(_Recipes):
+    label: str
+    paper: list[str | None] = []
+    measures: list[str | None] = []
+    run: str | None = None
+    missing: str = ""
+
+
+class _Table(_Recipes):
+    title: str
+    columns: dict[str, str | None]
+    rows: list[Any]
+    run: str | None = None
+    missing: str = ""
+    extras: tuple[str, ...] = ()
+    plotted: str = ""
+    pictures: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    seeds: int = 3
+    full_remarks: list[Any] = []
+    quick_remarks: list[Any] = []
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    paper: str
+    data: dict[str, Part] = {}
+    training: dict[str, Part] = {}
+    models: dict[str, Part] = {}
+    tasks: dict[str, Part] = {}
+    runs: dict[str, _Recipes] = {}
+    tables: dict[str, dict[str, Any]]
+
+    def part(self, kind: str, given: Part) -> dict[str, Any]:
+        """A part with all that it begins with."""
+        known = getattr(self, KINDS[kind])
+        if not isinstance(given, dict):
+            given = {"from": given}
+        bases = given.get("from", [])
+        whole: dict[str, Any] = {}
+        for name in [bases] if isinstance(bases, str) else bases:
+            if name not in known:
+                raise ValueError(_unknown(f"part of {KINDS[kind]}", name, known))
+            whole |= self.part(kind, known[name])
+        return whole | {key: value for key, value in given.items() if key != "from"}
+
+    def recipe(self, layers: Sequence[_Recipes], setting: Setting) -> RecipeData | None:
+        """What the layers say together, the later ones above the earlier."""
+        made: dict[str, dict[str, Any]] = {}
+        options: dict[str, Any] = {}
+        for layer in layers:
+            own = layer.full if setting == "full" else layer.quick
+            if own is None:
+                return None
+            for parts in (layer, _Parts(model=own) if isinstance(own, str) else own):
+                for kind in KINDS:
+                    given = getattr(parts, kind)
+                    if kind == "model" and isinstance(given, str) and given not in self.models:
+                        made[kind] = {"name": given}  # one of the library's
+                    elif given is not None:
+                        made[kind] = self.part(kind, given)
+                options |= self.part("model", parts.options)
+        for kind in ("model", "data", "training"):
+            if kind not in made:
+                raise ValueError(f"the {setting} setting has no {kind}")
+        made["model"] |= options
+        for kind in ("model", "task"):
+            if kind in made:
+                name = made[kind].pop("name")
+                made[kind] = {"name": name, "options": made[kind]}
+        return made
+
+
+def read_papers() -> list[PaperTable]:
+    """The tables of all papers."""
+    folder = resources.files("equilibria.papers") / "tables"
+    shared, *papers = (
+        (folder / f"{name}.yaml").read_text(encoding="utf-8") for name in ("shared", *FILES)
+    )
+    return [table for paper in papers for table in read_tables(paper, shared)]
+
+
+def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
+    """The tables of a paper's file; what is wrong there is an error that names table and row."""
+    given = yaml.safe_load(paper)
+    for section, parts in (yaml.safe_load(shared) or {}).items():
+        given[section] = parts | given.get(section, {})
+    file = _checked(_File, given, str(given.get("paper")))
+    return [_table(file, table_id, data) for table_id, data in file.tables.items()]
+
+
+def _table(file: _File, table_id: str, data: Mapping[str, Any]) -> PaperTable:
+    given = _checked(_Table, data, table_id)
+    kept = ("title", "extras", "plotted", "pictures", "figures", "seeds")
+    return PaperTable(
+        id=table_id,
+        paper=file.paper,
+        columns=tuple(Column(title=title, measure=m) for title, m in given.columns.items()),
+        rows=tuple(_row(file, given, row, table_id) for row in _flat(given.rows)),
+        full_remarks=tuple(_flat(given.full_remarks)),
+        quick_remarks=tuple(_flat(given.quick_remarks)),
+        **{name: getattr(given, name) for name in kept},
+    )
+
+
+def _row(file: _File, table: _Table, data: Mapping[str, Any], table_id: str) -> Row:
+    place = f"{table_id}, {data.get('label')}"
+    given = _checked(_Row, data, place)
+    titles, run = list(table.columns), given.run or table.run
+    try:
+        if max(len(given.paper), len(given.measures)) > len(titles):
+            raise ValueError(f"there are figures or measures for more than {len(titles)} columns")
+        if run is not None and run not in file.runs:
+            raise ValueError(_unknown("run", run, file.runs))
+        layers = [table, *([] if run is None else [file.runs[run]]), given]
+        full, quick = file.recipe(layers, "full"), file.recipe(layers, "quick")
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    return Row(
+        label=given.label,
+        paper={t: figure for t, figure in zip(titles, given.paper, strict=False) if figure},
+        full=full,
+        quick=quick,
+        missing=given.missing or table.missing if None in (full, quick) else "",
+        measures=dict(zip(titles, given.measures, strict=False)),
+    )
+
+
+def _checked(kind: type[M], data: Any, place: str) -> M:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        finding = error.errors()[0]
+        where = ".".join(map(str, finding["loc"]))
+        raise ValueError(
+            f"{place}: {where}: {finding['msg']}, not {finding['input']!r}; a paper's figure is in "
+            "quotes, as it is printed"
+        ) from None
+
+
+def _flat(items: Iterable[Any]) -> Iterator[Any]:
+    """Rows and remarks that are shared are lists inside of lists."""
+    for item in items:
+        if isinstance(item, list):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"there is no {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
