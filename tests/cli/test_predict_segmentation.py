@@ -117,17 +117,34 @@ def test_the_drawing_shows_each_class_where_it_is(
     assert orange_columns.mean() < green_columns.mean()
 
 
-def test_an_image_is_drawn_in_its_own_proportions(segmenter: Path, tmp_path: Path) -> None:
-    sizes = {}
-    for name, size in (("tall", (80, 160)), ("wide", (160, 80))):
+def test_what_is_drawn_is_what_the_frame_holds_at_its_own_resolution(
+    segmenter: Path, tmp_path: Path
+) -> None:
+    """However tall or wide the image, the model sees its center in the proportions of training."""
+    shapes = {}
+    for name, size in (("tall", (80, 160)), ("wide", (160, 60)), ("large", (320, 240))):
         file = save(boxes(1)[0][0], tmp_path / "images" / f"{name}.png", size)
         (found,) = json.loads(
             invoke("predict", segmenter, file, "--output", tmp_path / "drawn", "--json").output
         )
         with Image.open(found["drawn"]) as drawing:
-            sizes[name] = drawing.size
-    assert sizes["tall"][0] < 1.2 * sizes["tall"][1]
-    assert sizes["wide"][0] > 3 * sizes["wide"][1]
+            shapes[name] = drawing.size
+    assert shapes["tall"] == shapes["wide"] == shapes["large"]
+
+
+def test_an_image_is_framed_as_in_training_not_stretched(segmenter: Path, tmp_path: Path) -> None:
+    """A photograph with more wall to its left and right than the frame holds: as without them."""
+    image, _ = boxes(1)
+    wide = COLORS[0][:, None, None].expand(3, HEIGHT, 2 * WIDTH).clone()
+    wide[:, :, WIDTH // 2 : WIDTH // 2 + WIDTH] = image[0]
+    files = (
+        save(image[0], tmp_path / "images" / "narrow.png", (WIDTH, HEIGHT)),
+        save(wide, tmp_path / "images" / "wide.png", (2 * WIDTH, HEIGHT)),
+    )
+    result = invoke("predict", segmenter, *files, "--output", tmp_path / "drawn", "--json")
+    narrow, wider = json.loads(result.output)
+    assert narrow["classes"] == wider["classes"]
+    assert narrow["confidence"] == wider["confidence"]
 
 
 def test_images_of_one_name_do_not_overwrite_each_other_or_themselves(
@@ -160,7 +177,7 @@ def test_what_is_no_image_is_named(segmenter: Path, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     result = invoke("predict", segmenter, tmp_path / "text.png", "--output", tmp_path / "drawn")
     assert result.exit_code == 2
-    assert "text.png is not an image" in " ".join(result.output.split())
+    assert "text.png: cannot be read as an image" in " ".join(result.output.split())
 
 
 def test_gray_and_transparent_files_are_read_as_colored_ones(

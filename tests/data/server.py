@@ -23,6 +23,8 @@ class FileServer(ThreadingHTTPServer):
         self.knows_ranges = True
         self.says_length = True
         self.shifts_ranges = False
+        self.encoding: str | None = None
+        """What it says that answers are encoded in."""
         self.asked: list[tuple[str, str | None]] = []
         """The path and the range of every request."""
 
@@ -60,6 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = content[start:]
         if self.server.says_length:
             self.send_header("Content-Length", str(len(body)))
+        if self.server.encoding:
+            self.send_header("Content-Encoding", self.server.encoding)
         self.end_headers()
         if self.server.cuts:
             body = body[: self.server.cuts.pop(0)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equilibria.data import DataFileError
-from equilibria.data.archives import unpack
+from equilibria.data.download import unpack
 
 
 def tar(path: Path, *members: tuple[str, bytes, str], mode: str = "w:gz") -> Path:

@@ -159,7 +159,12 @@ def test_the_command_fails_in_a_sentence(
     assert message in capsys.readouterr().err
 
 
-def test_gzip_is_kept_as_published(tmp_path: Path, published: dict[str, Download]) -> None:
+@pytest.mark.parametrize("encoding", [None, "gzip", "x-gzip"])
+def test_gzip_is_kept_as_published(
+    server: FileServer, tmp_path: Path, published: dict[str, Download], encoding: str | None
+) -> None:
+    """Some servers call a gzipped file a plain one in an encoding, which is not to be undone."""
+    server.encoding = encoding
     download("mnist", tmp_path / "data")
     file = tmp_path / "data" / published["/train-images-idx3-ubyte.gz"].target
     assert len(gzip.decompress(file.read_bytes())) == 16 + 20 * 28 * 28

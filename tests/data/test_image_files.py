@@ -162,3 +162,24 @@ def test_no_segmented_image(tmp_path: Path) -> None:
     source = segmented(tmp_path, Framing.make(4))
     images, maps = source.fetch(torch.zeros(0, dtype=torch.long))
     assert (images.shape, maps.shape) == ((0, 3, 4, 4), (0, 4, 4))
+
+
+@pytest.mark.parametrize("size", [(40, 60), (60, 40), (33, 33), (8, 90)])
+@pytest.mark.parametrize("framing", [Framing.make((16, 20)), Framing.make(12, resize=16)])
+def test_the_region_is_what_becomes_the_frame(size: tuple[int, int], framing: Framing) -> None:
+    """A ramp from 0 to 255 says where a pixel comes from, in the image and in the frame."""
+    down, right = (np.linspace(0, 255, side) for side in size)
+    for ramp in (np.tile(down[:, None], (1, size[1])), np.tile(right, (size[0], 1))):
+        image = Image.fromarray(ramp.astype(np.uint8))
+        region = np.asarray(framing.region(image), dtype=float)
+        framed = np.asarray(framing.apply(image), dtype=float)
+        # A pixel of the coarser of the two is as far as their edges can lie apart.
+        step = 255 / min(size)
+        assert abs(region.mean() - framed.mean()) <= step
+        assert abs(region.min() - framed.min()) <= 1.5 * step
+        assert abs(region.max() - framed.max()) <= 1.5 * step
+
+
+def test_without_a_size_the_region_is_all() -> None:
+    image = Image.fromarray(random_bytes(5, 7))
+    assert Framing().region(image).size == (7, 5)

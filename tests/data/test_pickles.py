@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from equilibria.data.errors import DataFileError
-from equilibria.data.pickles import read_pickle
+from equilibria.data.readers import DataFileError, read_pickle
 from tests.data.formats import cifar_batch, python2_pickle, random_bytes
 
 

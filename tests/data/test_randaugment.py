@@ -132,15 +132,21 @@ MOVES = {
     "translate_y": lambda v: lambda x, y: (x, y + 31 * v),
     "rotate": rotation,
 }
+STRONGEST = {
+    "shear_x": 0.3,
+    "shear_y": 0.3,
+    "translate_x": 150 / 331,
+    "translate_y": 150 / 331,
+    "rotate": 30.0,
+}
 
 
 @pytest.mark.parametrize("name", MOVES)
 def test_moves_are_those_of_their_formula(name: str) -> None:
     images = photographs()
-    values = torch.tensor([0.0913, -0.2377, 0.2993], dtype=torch.float64)
-    if name == "rotate":
-        values = 100 * values
-    ours = getattr(randaugment, name)(images, values)
+    strengths = torch.tensor([0.3043, -0.7923, 0.9977], dtype=torch.float64)
+    values = STRONGEST[name] * strengths
+    ours = OPERATIONS[name](images, strengths)
     for image, one, value in zip(images, ours, values.tolist(), strict=True):
         assert torch.equal(one, slowly_moved(image, MOVES[name](value)))
 

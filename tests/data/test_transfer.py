@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from equilibria.data import DownloadError
-from equilibria.data.transfer import fetch_file, has_checksum
+from equilibria.data.download import fetch_file
 from tests.data.formats import random_bytes
 from tests.data.server import FileServer, running_server
 
@@ -55,11 +55,13 @@ def test_a_file_arrives_and_its_progress_is_told(server: FileServer, path: Path)
 
 
 def test_md5_is_known_too(server: FileServer, path: Path) -> None:
-    checksum = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
-    fetch_file(server.address("/file"), path, checksum)
-    assert has_checksum(path, checksum.upper().replace("MD5", "md5"))
-    with pytest.raises(ValueError, match="begins with md5: or sha256:"):
-        has_checksum(path, "crc32:0")
+    digest = hashlib.md5(CONTENT).hexdigest()
+    fetch_file(server.address("/file"), path, f"md5:{digest.upper()}")
+    assert path.read_bytes() == CONTENT
+    path.unlink()
+    with pytest.raises(DownloadError, match="its checksum is not crc32:0"):
+        fetch_file(server.address("/file"), path, "crc32:0")
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_cut_connection_goes_on_where_it_was(server: FileServer, path: Path) -> None:

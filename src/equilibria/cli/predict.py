@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.cli.console import fail
+from equilibria.data import image_to_tensor, open_image
 from equilibria.tasks import Segmentation
 from equilibria.training import Experiment, choose_device, trained, write_atomically
 
@@ -119,11 +120,9 @@ def predict(
     experiment: Experiment, files: list[Path], device: torch.device
 ) -> Iterator[Prediction]:
     names = experiment.data.class_names
-    channels, height, width = experiment.data.image_shape
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
-        images = [pixels(open_image(path, channels), (height, width)) for path in some]
-        batch = torch.stack(images).to(device)
+        batch = torch.stack([experiment.data.read_image(path) for path in some]).to(device)
         probabilities = experiment.model(experiment.prepare(batch)).softmax(dim=1).cpu()
         for i, path in enumerate(some):
             confidence, label = probabilities[i].max(dim=0)
@@ -141,15 +140,15 @@ def predict(
 def predict_pixels(
     experiment: Experiment, files: list[Path], device: torch.device, output: Path
 ) -> Iterator[PixelPrediction]:
-    """Segment images in the size of the training images; draw them in their own proportions."""
+    """Segment images framed as those of training; draw what is in the frame as large as it was."""
     from equilibria.report.segmentation import class_shares, prediction_png
 
     names = experiment.data.class_names
-    channels, height, width = experiment.data.image_shape
+    is_gray = experiment.data.channels == 1
     output.mkdir(parents=True, exist_ok=True)
     for path, drawn in zip(files, drawn_files(files, output), strict=True):
-        image = open_image(path, channels)
-        inputs = pixels(image, (height, width))[None].to(device)
+        inputs = experiment.data.read_image(path)[None].to(device)
+        image = experiment.data.frame.region(open_image(path, is_gray=is_gray))
         probabilities = experiment.model(experiment.prepare(inputs)).float().softmax(dim=1).cpu()
         size = drawn_size(image)
         confidence, classes = F.interpolate(
@@ -188,24 +187,9 @@ def drawn_size(image: Image) -> tuple[int, int]:
     return max(1, round(image.height * scale)), max(1, round(image.width * scale))
 
 
-def open_image(path: Path, channels: int) -> Image:
-    """The image in a file, gray for one channel and colored for three."""
-    import PIL.Image
-
-    try:
-        image = PIL.Image.open(path)
-        with image:
-            return image.convert("L" if channels == 1 else "RGB")
-    except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is not an image that can be read ({error})") from None
-
-
 def pixels(image: Image, size: tuple[int, int]) -> Tensor:
     """An image as `(channels, height, width)` of this height and width, with values in [0, 1]."""
-    height, width = size
-    fitted = image.resize((width, height))
-    values = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8)
-    return values.view(height, width, -1).permute(2, 0, 1).float() / 255
+    return image_to_tensor(image.resize(size[::-1])).float() / 255
 
 
 def _solve(experiment: Experiment, sample: int) -> tuple[int | None, bool | None]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.cli.predict import BATCH, open_image, pixels
+from equilibria.cli.predict import BATCH
+from equilibria.data import Framing, read_image
 from equilibria.inputs.generation import sheet_png
 from equilibria.inputs.restoration import (
     Corrupted,
@@ -211,11 +212,12 @@ def _measure(
         raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
     if request.damaged and isinstance(damage, SuperResolution):
         height, width = height // damage.factor, width // damage.factor
-    images = [pixels(open_image(path, channels), (height, width)) for path in files]
-    batch = torch.stack(images).to(device)
+    frame = Framing((height, width))
+    images = [read_image(path, frame, is_gray=channels == 1) for path in files]
+    batch = torch.stack(images).to(device).float() / 255
     if request.mask is not None:
-        bright = pixels(open_image(request.mask, 1), (height, width)).to(device)
-        mask = Mask((bright < 0.5).to(batch)[None])
+        bright = read_image(request.mask, frame, is_gray=True).to(device)
+        mask = Mask((bright < 128).to(batch)[None])
         if not bool(mask.known.any()) or bool(mask.known.all()):
             raise ValueError(
                 f"{request.mask} hides every pixel, or none: what is missing is bright in a mask"

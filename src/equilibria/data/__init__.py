@@ -9,21 +9,19 @@ from equilibria.data.augment import (
     RandomCrop,
     RandomFlip,
     RandomShift,
-)
-from equilibria.data.augmentation_names import (
     build_augmentation,
-    build_paired_augmentation,
-    list_augmentations,
-    list_paired_augmentations,
 )
 from equilibria.data.batches import Batches
-from equilibria.data.catalog import CORRUPTIONS
-from equilibria.data.dataset import DataSet
-from equilibria.data.digits import load_digits
-from equilibria.data.download import download
+from equilibria.data.download import DownloadError, download
 from equilibria.data.episodes import Episodes
-from equilibria.data.errors import DataFileError, DownloadError, MissingDataError
-from equilibria.data.image_files import Framing, ImageFiles, SegmentedFiles
+from equilibria.data.image_files import (
+    Framing,
+    ImageFiles,
+    SegmentedFiles,
+    image_to_tensor,
+    open_image,
+    read_image,
+)
 from equilibria.data.normalized import Normalized
 from equilibria.data.paired import (
     ImagesOnly,
@@ -31,8 +29,10 @@ from equilibria.data.paired import (
     PairedChain,
     RandomPairFlip,
     RandomScaleCrop,
+    build_paired_augmentation,
 )
 from equilibria.data.randaugment import RandAugment
+from equilibria.data.readers import DataFileError, MissingDataError
 from equilibria.data.registry import (
     DataSetCard,
     Download,
@@ -42,8 +42,16 @@ from equilibria.data.registry import (
     load_dataset,
     register_dataset,
 )
-from equilibria.data.source import Selection, Source, evenly_spread
-from equilibria.data.split import Split, read_into_memory, stratified_split
+from equilibria.data.sets.arrays import CORRUPTIONS, load_digits
+from equilibria.data.source import (
+    DataSet,
+    Selection,
+    Source,
+    Split,
+    evenly_spread,
+    read_into_memory,
+    stratified_split,
+)
 
 __all__ = [
     "CORRUPTIONS",
@@ -82,11 +90,12 @@ __all__ = [
     "dataset_card",
     "download",
     "evenly_spread",
-    "list_augmentations",
+    "image_to_tensor",
     "list_datasets",
-    "list_paired_augmentations",
     "load_dataset",
     "load_digits",
+    "open_image",
+    "read_image",
     "read_into_memory",
     "register_dataset",
     "stratified_split",

@@ -7,13 +7,18 @@ lives: a generator on the processor gives the same augmentation on every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from equilibria.data.randaugment import RandAugment
+from equilibria.registry import Registry
+
+T = TypeVar("T")
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """From images and a source of chance to images of the same shape."""
@@ -162,3 +167,29 @@ class Chain:
         for step in self.steps:
             images = step(images, generator)
         return images
+
+
+_augmentations: Registry[Augmentation] = Registry("augmentation")
+_augmentations.register("crop", RandomCrop)
+_augmentations.register("cutout", Cutout)
+_augmentations.register("flip", RandomFlip)
+_augmentations.register("noise", GaussianNoise)
+_augmentations.register("randaugment", RandAugment)
+_augmentations.register("shift", RandomShift)
+
+
+def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
+    """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`."""
+    return build_step(_augmentations, step)
+
+
+def build_step(registry: Registry[T], step: str | Mapping[str, Any]) -> T:
+    """What a name, or one name with its options, stands for in this registry."""
+    if isinstance(step, str):
+        return registry.create(step)
+    if len(step) != 1:
+        raise ValueError(
+            f"a step of augmentation is a name, or one name with options, not {dict(step)}"
+        )
+    ((name, options),) = step.items()
+    return registry.create(name, **(options or {}))

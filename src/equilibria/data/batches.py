@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from equilibria.data.source import Source
 
 
+@dataclass(frozen=True, eq=False)
 class Batches:
     """Goes through every sample of a source once; in a new order each time with `shuffle`.
 
@@ -21,28 +23,21 @@ class Batches:
     batch, which differ by one sample at most and may be empty.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        size: int,
-        *,
-        shuffle: torch.Generator | None = None,
-        drop_last: bool = False,
-        prefetch: int = 0,
-        part: tuple[int, int] = (0, 1),
-    ) -> None:
-        if size < 1:
-            raise ValueError(f"the batch size must be at least 1, not {size}")
-        if prefetch < 0:
-            raise ValueError(f"prefetch is a number of batches, 0 for none, not {prefetch}")
-        if not 0 <= part[0] < part[1]:
-            raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {part}")
-        self.source = source
-        self.size = size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.prefetch = prefetch
-        self.part = part
+    source: Source
+    size: int
+    _: KW_ONLY
+    shuffle: torch.Generator | None = None
+    drop_last: bool = False
+    prefetch: int = 0
+    part: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"the batch size must be at least 1, not {self.size}")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch is a number of batches, 0 for none, not {self.prefetch}")
+        if not 0 <= self.part[0] < self.part[1]:
+            raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {self.part}")
 
     def __len__(self) -> int:
         samples = len(self.source)

@@ -1,14 +1,39 @@
-"""Getting a data set from its publisher."""
+"""Getting a data set from its publisher: downloaded, checked, unpacked.
+
+A file is resumed where it was cut and gets its name only when its checksum is right. An archive is
+unpacked whole or not at all, with nothing written outside the folder that was named.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import errno
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path, PureWindowsPath
+from stat import S_IFMT, S_IFREG, S_ISDIR
+from typing import IO, TypeAlias
 from urllib.parse import urlsplit
 
-from equilibria.data.archives import unpack
-from equilibria.data.errors import DataFileError, DownloadError
+from equilibria.data.readers import DataFileError
 from equilibria.data.registry import Download, data_root, dataset_card
-from equilibria.data.transfer import Progress, fetch_file
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Told the file's name, the bytes that are here, and the bytes in all if the server says."""
+
+CHUNK = 1 << 16
+TIMEOUT = 30.0
+HEADERS = {"User-Agent": "equilibria", "Accept-Encoding": "identity"}
+
+
+class DownloadError(OSError):
+    """A download did not arrive."""
 
 
 def download(
@@ -32,7 +57,8 @@ def download(
             f"The folder of data sets is {base}; license: {card.license}"
         )
     for item in card.downloads:
-        _get(item, base, progress)
+        if not (base / item.target).exists():
+            _get(item, base, progress)
     found = card.find(base)
     if found is None:
         raise DataFileError(
@@ -44,11 +70,8 @@ def download(
 
 
 def _get(item: Download, base: Path, progress: Progress | None) -> None:
-    target = base / item.target
-    if target.exists():
-        return
     if item.unpack_into is None:
-        fetch_file(item.url, target, item.checksum, progress=progress)
+        fetch_file(item.url, base / item.target, item.checksum, progress=progress)
         return
     archive = base / Path(urlsplit(item.url).path).name
     if not archive.exists():
@@ -60,3 +83,171 @@ def _get(item: Download, base: Path, progress: Progress | None) -> None:
             f"cannot unpack {archive}: {error}. Make room, and run it again to go on from there"
         ) from error
     archive.unlink()
+
+
+def fetch_file(
+    url: str,
+    path: Path,
+    checksum: str,
+    *,
+    progress: Progress | None = None,
+    attempts: int = 4,
+    pause: float = 1.0,
+) -> None:
+    """Bring `url` to `path`; where the connection is cut, try again after so many seconds.
+
+    What has arrived is kept in `path` with `.part` added, so that a later call goes on from there,
+    until the checksum ("md5:…" or "sha256:…") is right.
+    """
+    import pooch
+
+    if not url.startswith(("https://", "http://")):
+        raise DownloadError(f"cannot download {url}: only http and https addresses are read")
+    part = path.with_name(path.name + ".part")
+
+    def downloader(url: str, output_file: str, _: object) -> None:
+        """For pooch, which checks what is in `output_file` and then moves it to its place."""
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(pause)
+            reason = _read_on(url, path, part, progress)
+            if reason is None:
+                os.replace(part, output_file)
+                return
+        kept = part.stat().st_size if part.exists() else 0
+        raise DownloadError(
+            f"cannot download {url}: {reason}. {kept:,} bytes are kept: when the network is back, "
+            f"run it again to go on from there, or put the file at {path} yourself"
+        )
+
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        pooch.retrieve(
+            url, known_hash=checksum, fname=path.name, path=path.parent, downloader=downloader
+        )
+    except DownloadError:
+        raise
+    except ValueError as error:
+        raise DownloadError(
+            f"what came from {url} is not the published file: its checksum is not {checksum}. "
+            "It was deleted; run it again, and if it happens twice, the file at that address "
+            "has changed"
+        ) from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise DownloadError(
+                f"the disk of {path.parent} is full. What has arrived is kept: make room, and run "
+                "it again to go on from there"
+            ) from error
+        raise DownloadError(
+            f"cannot write {path}: {error}; choose a folder that can be written"
+        ) from error
+
+
+def _read_on(url: str, path: Path, part: Path, progress: Progress | None) -> str | None:
+    """Read on from what is in `part`; None once all is there, or why the connection ended."""
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    here = part.stat().st_size if part.exists() else 0
+    wanted = {"Range": f"bytes={here}-"} if here else {}
+    try:
+        answer = requests.get(url, headers={**HEADERS, **wanted}, stream=True, timeout=TIMEOUT)
+    except requests.RequestException as error:
+        # The innermost of the errors that are wrapped in each other says what happened.
+        cause = getattr(error.args[0] if error.args else None, "reason", error)
+        return str(cause).rpartition("): ")[2]
+    with answer:
+        extent = answer.headers.get("Content-Range", "")
+        if answer.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and here:
+            if extent.rpartition("/")[2] == str(here):
+                return None
+            part.unlink()
+            return "the part that was here did not fit the file"
+        if not answer.ok:
+            reason = f"the server answers {answer.status_code} {answer.reason}"
+            if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                return reason
+            raise DownloadError(
+                f"cannot download {url}: {reason}. If it has moved, put it at {path} yourself"
+            )
+        if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
+            here = 0
+        elif not extent.startswith(f"bytes {here}-"):
+            part.unlink()
+            return "the server sent another part than the one asked for"
+        length = answer.headers.get("Content-Length", "")
+        total = here + int(length) if length.isdigit() else None
+        with part.open("ab" if here else "wb") as file:
+            try:
+                # As it was published: a file that is itself compressed stays so.
+                for chunk in answer.raw.stream(CHUNK, decode_content=False):
+                    file.write(chunk)
+                    here += len(chunk)
+                    if progress is not None:
+                        progress(path.name, here, total)
+            except HTTPError:
+                of_all = f" of {total:,}" if total is not None else ""
+                return f"the connection ended after {here:,}{of_all} bytes"
+    return None
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar or zip file into `folder`.
+
+    All of it arrives or nothing does: it is unpacked beside its place and moved there at the end.
+    An archive with links, devices, or names that lead elsewhere is refused; a file that is there
+    already is replaced.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
+        try:
+            for name, is_plain, content in _members(archive):
+                path = PureWindowsPath(name)
+                if path.anchor or ".." in path.parts or "\0" in name:
+                    raise DataFileError(
+                        archive, f"refused: its member {name!r} leads out of the folder"
+                    )
+                if not is_plain:
+                    raise DataFileError(
+                        archive, f"refused: its member {name!r} is a link or a device"
+                    )
+                place = Path(scratch) / name
+                (place if content is None else place.parent).mkdir(parents=True, exist_ok=True)
+                if content is not None:
+                    with place.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+        except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataFileError(archive, f"cannot be unpacked ({error})") from error
+        _merge(Path(scratch), folder)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
+    """The name of each member, whether it is a plain file or folder, and what is in a file."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                # The upper half holds the kind of file where the archive comes from Unix.
+                kind = S_IFMT(entry.external_attr >> 16)
+                is_plain = kind in (0, S_IFREG) or S_ISDIR(kind)
+                with zipped.open(entry) as content:
+                    yield entry.filename, is_plain, None if entry.is_dir() else content
+        return
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            inside = packed.extractfile(member) if member.isfile() else None
+            yield member.name, member.isfile() or member.isdir(), inside
+
+
+def _merge(scratch: Path, folder: Path) -> None:
+    """Move what was unpacked to its place; whole folders at once where none is there yet."""
+    for entry in scratch.iterdir():
+        place = folder / entry.name
+        if entry.is_dir() and place.is_dir():
+            if place.is_symlink() and not place.resolve().is_relative_to(folder.resolve()):
+                raise DataFileError(
+                    place, "a link that leads out of the folder", "remove it, then unpack again"
+                )
+            _merge(entry, place)
+        else:
+            os.replace(entry, place)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.data.split import BRIGHTEST
+from equilibria.data.image_files import BRIGHTEST
 
 QUARTER_TURNS = 4
 

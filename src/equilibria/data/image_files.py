@@ -1,4 +1,4 @@
-"""Images that stay on disk until they are asked for."""
+"""Images that stay on disk until they are asked for, and the frame that each is brought to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.data.errors import DataFileError
+from equilibria.data.readers import DataFileError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 BRIGHTEST = 255.0
+"""The largest byte, which is 1 in an image of floats."""
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".tif", ".tiff", ".webp"})
 READING_THREADS = 4
 
@@ -63,17 +64,32 @@ class Framing:
         if self.size is None:
             return image
         height, width = self.size
-        cover_height, cover_width = self.cover or self.size
-        scale = max(cover_width / image.width, cover_height / image.height)
-        # Rounding must not leave the image a pixel short of what is cut out.
-        scaled = (
-            max(cover_width, round(image.width * scale)),
-            max(cover_height, round(image.height * scale)),
-        )
+        scaled = self._scaled(image)
         if scaled != image.size:
             image = image.resize(scaled, Resampling.NEAREST if is_map else Resampling.BILINEAR)
         left, top = (scaled[0] - width) // 2, (scaled[1] - height) // 2
         return image.crop((left, top, left + width, top + height))
+
+    def region(self, image: Image) -> Image:
+        """What of the image is inside the frame, in the image's own resolution."""
+        if self.size is None:
+            return image
+        scaled_width, scaled_height = self._scaled(image)
+        height = max(1, round(self.size[0] * image.height / scaled_height))
+        width = max(1, round(self.size[1] * image.width / scaled_width))
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+    def _scaled(self, image: Image) -> tuple[int, int]:
+        """Width and height of the image where it covers the frame."""
+        assert self.size is not None
+        height, width = self.cover or self.size
+        scale = max(width / image.width, height / image.height)
+        # Rounding must not leave the image a pixel short of what is cut out.
+        return max(width, round(image.width * scale)), max(height, round(image.height * scale))
+
+
+AS_ON_DISK = Framing()
 
 
 @dataclass(frozen=True)
@@ -98,16 +114,14 @@ class ImageFiles:
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         chosen = [Path(self.paths[index]) for index in indices.tolist()]
-        return self._read(chosen), self.labels[indices]
+        if not chosen:
+            height, width = self.framing.size or (0, 0)
+            return torch.zeros(0, 1 if self.is_gray else 3, height, width), self.labels[indices]
 
-    def _read(self, paths: list[Path]) -> Tensor:
         def read(path: Path) -> Tensor:
             return read_image(path, self.framing, is_gray=self.is_gray)
 
-        if not paths:
-            height, width = self.framing.size or (0, 0)
-            return torch.zeros(0, 1 if self.is_gray else 3, height, width)
-        return _stack(paths, _in_threads(read, paths, self.threads)).float().div_(BRIGHTEST)
+        return _read_all(read, chosen, self.threads).float().div_(BRIGHTEST), self.labels[indices]
 
 
 @dataclass(frozen=True)
@@ -127,15 +141,14 @@ class SegmentedFiles:
         return len(self.paths)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = indices.tolist()
-        paths = [self.paths[index] for index in chosen]
-        images = ImageFiles(
-            tuple(paths), torch.zeros(len(paths)), self.framing, threads=self.threads
-        ).fetch(torch.arange(len(paths)))[0]
-        if not chosen:
+        unlabelled = torch.zeros(len(self))
+        images, _ = ImageFiles(self.paths, unlabelled, self.framing, threads=self.threads).fetch(
+            indices
+        )
+        maps = [self.maps[index] for index in indices.tolist()]
+        if not maps:
             return images, torch.zeros(0, *images.shape[2:], dtype=torch.long)
-        maps = [self.maps[index] for index in chosen]
-        values = _stack(maps, _in_threads(self._read_map, maps, self.threads))
+        values = _read_all(self._read_map, maps, self.threads)[:, 0]
         if values.shape[1:] != images.shape[2:]:
             raise DataFileError(
                 maps[0],
@@ -150,26 +163,34 @@ class SegmentedFiles:
             raise DataFileError(
                 path, f"not a map of labels: its pixels are {image.mode}, not one byte each"
             )
-        framed = self.framing.apply(image, is_map=True)
-        return torch.from_numpy(np.array(framed, dtype=np.uint8))
+        return image_to_tensor(self.framing.apply(image, is_map=True))
 
 
-def read_image(path: Path, framing: Framing, *, is_gray: bool = False) -> Tensor:
-    """One image as bytes, shape `(channels, height, width)`."""
-    image = framing.apply(_open(path).convert("L" if is_gray else "RGB"))
+def read_image(path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool = False) -> Tensor:
+    """One image, framed, as bytes of shape `(channels, height, width)`."""
+    return image_to_tensor(framing.apply(open_image(path, is_gray=is_gray)))
+
+
+def open_image(path: Path, *, is_gray: bool = False) -> Image:
+    """The image in a file, gray or in three colors."""
+    return _open(path).convert("L" if is_gray else "RGB")
+
+
+def image_to_tensor(image: Image) -> Tensor:
+    """The bytes of an image, shape `(channels, height, width)`."""
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
-    return pixels[None] if is_gray else pixels.permute(2, 0, 1)
-
-
-def list_images(folder: Path) -> list[Path]:
-    """The images of a folder, by name."""
-    return [folder / name for name in image_names(folder)]
+    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
 
 
 def image_names(folder: Path) -> list[str]:
     """The names of the images of a folder, in order."""
     names = os.listdir(folder)
     return sorted(name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES)
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The images of a folder, by name."""
+    return [folder / name for name in image_names(folder)]
 
 
 def _open(path: Path) -> Image:
@@ -184,14 +205,13 @@ def _open(path: Path) -> Image:
     return image
 
 
-def _in_threads(read: Callable[[Path], Tensor], paths: list[Path], threads: int) -> list[Tensor]:
+def _read_all(read: Callable[[Path], Tensor], paths: list[Path], threads: int) -> Tensor:
+    """The images of these files, one above the other."""
     if threads < 2 or len(paths) < 2:
-        return [read(path) for path in paths]
-    with ThreadPoolExecutor(min(threads, len(paths))) as readers:
-        return list(readers.map(read, paths))
-
-
-def _stack(paths: list[Path], images: list[Tensor]) -> Tensor:
+        images = [read(path) for path in paths]
+    else:
+        with ThreadPoolExecutor(min(threads, len(paths))) as readers:
+            images = list(readers.map(read, paths))
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:
             raise DataFileError(

@@ -6,15 +6,16 @@ moves a pixel moves its label along. Chance comes from the generator alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equilibria.data.augment import Augmentation, RandomFlip
+from equilibria.data.augment import Augmentation, GaussianNoise, RandomFlip, build_step
+from equilibria.registry import Registry
 
 PairedAugmentation: TypeAlias = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 """From images, label maps and a source of chance to images and label maps."""
@@ -56,12 +57,13 @@ class RandomScaleCrop:
             3, len(images), generator=generator, dtype=torch.float64, device=generator.device
         )
         scale = low + (high - low) * chance[0]
-        rows = _Axis.draw(images.shape[2], self.size[0], scale, chance[1]).to(images.device)
-        columns = _Axis.draw(images.shape[3], self.size[1], scale, chance[2]).to(images.device)
-        inside = rows.inside[:, :, None] & columns.inside[:, None, :]
-        sample = torch.arange(len(images), device=images.device)[:, None, None]
-        nearest = labels[sample, rows.nearest[:, :, None], columns.nearest[:, None, :]]
-        scaled = _interpolate(images, rows.place, columns.place)
+        (height, width), device = images.shape[2:], images.device
+        row_inside, row, y = _draw_axis(height, self.size[0], scale, chance[1], device)
+        column_inside, column, x = _draw_axis(width, self.size[1], scale, chance[2], device)
+        inside = row_inside[:, :, None] & column_inside[:, None, :]
+        sample = torch.arange(len(images), device=device)[:, None, None]
+        nearest = labels[sample, row[:, :, None], column[:, None, :]]
+        scaled = _interpolate(images, y, x)
         return (
             torch.where(inside[:, None], scaled, self.fill),
             torch.where(inside, nearest, self.ignore_index),
@@ -114,6 +116,21 @@ class PairedChain:
         return images, labels
 
 
+def _noise(deviation: float) -> PairedAugmentation:
+    return ImagesOnly(GaussianNoise(deviation))
+
+
+_augmentations: Registry[PairedAugmentation] = Registry("augmentation for segmentation")
+_augmentations.register("flip", RandomPairFlip)
+_augmentations.register("noise", _noise)
+_augmentations.register("scale_crop", RandomScaleCrop)
+
+
+def build_paired_augmentation(step: str | Mapping[str, Any]) -> PairedAugmentation:
+    """One for images with label maps, named alike: `{"scale_crop": {"size": [64, 64]}}`."""
+    return build_step(_augmentations, step)
+
+
 def check_pair(images: Tensor, labels: Tensor) -> None:
     """A clear error where label maps do not belong to the images."""
     if images.dim() != 4 or labels.shape != (len(images), *images.shape[2:]):
@@ -123,31 +140,23 @@ def check_pair(images: Tensor, labels: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """Where the pixels of a crop come from, along one side; shapes `(samples, size)`."""
+def _draw_axis(
+    length: int, size: int, scale: Tensor, chance: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the pixels of a crop come from, along one side; each of shape `(samples, size)`.
 
-    inside: Tensor
-    nearest: Tensor
-    place: Tensor
-    """The center of each pixel in the image, whose side goes from −1 to 1."""
-
-    @staticmethod
-    def draw(length: int, size: int, scale: Tensor, chance: Tensor) -> _Axis:
-        scaled = (length * scale).round().clamp_min(1)
-        spare = scaled - size
-        first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
-        place = first[:, None] + torch.arange(size, device=scale.device)
-        center = (place + 0.5) * (length / scaled)[:, None]
-        return _Axis(
-            inside=(place >= 0) & (place < scaled[:, None]),
-            nearest=center.floor().clamp(0, length - 1).long(),
-            place=2 * center / length - 1,
-        )
-
-    def to(self, device: torch.device) -> _Axis:
-        # Not every device has the float64 of the draw.
-        return _Axis(self.inside.to(device), self.nearest.to(device), self.place.float().to(device))
+    Whether they are inside the image, the nearest pixel's index, and the center of each in the
+    image, whose side goes from −1 to 1.
+    """
+    scaled = (length * scale).round().clamp_min(1)
+    spare = scaled - size
+    first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
+    place = first[:, None] + torch.arange(size, device=scale.device)
+    center = (place + 0.5) * (length / scaled)[:, None]
+    inside = (place >= 0) & (place < scaled[:, None])
+    nearest = center.floor().clamp(0, length - 1).long()
+    # Not every device has the float64 of the draw.
+    return inside.to(device), nearest.to(device), (2 * center / length - 1).float().to(device)
 
 
 def _interpolate(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

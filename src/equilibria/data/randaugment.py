@@ -125,26 +125,6 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     return _blend(smooth, images, factor)
 
 
-def shear_x(images: Tensor, slope: Tensor) -> Tensor:
-    """Moves the row y by −slope·y to the right; the top stays."""
-    return _affine(images, x_from_y=slope)
-
-
-def shear_y(images: Tensor, slope: Tensor) -> Tensor:
-    """Moves the column x by −slope·x downwards; the left edge stays."""
-    return _affine(images, y_from_x=slope)
-
-
-def translate_x(images: Tensor, share: Tensor) -> Tensor:
-    """Moves the image to the left by a share of its width."""
-    return _affine(images, x_offset=share * images.shape[3])
-
-
-def translate_y(images: Tensor, share: Tensor) -> Tensor:
-    """Moves the image upwards by a share of its height."""
-    return _affine(images, y_offset=share * images.shape[2])
-
-
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     """Turns the image counter-clockwise around its center."""
     angle = degrees.deg2rad()
@@ -174,10 +154,16 @@ OPERATIONS: dict[str, Operation] = {
     "contrast": lambda images, strength: contrast(images, 1 + 0.9 * strength),
     "brightness": lambda images, strength: brightness(images, 1 + 0.9 * strength),
     "sharpness": lambda images, strength: sharpness(images, 1 + 0.9 * strength),
-    "shear_x": lambda images, strength: shear_x(images, 0.3 * strength),
-    "shear_y": lambda images, strength: shear_y(images, 0.3 * strength),
-    "translate_x": lambda images, strength: translate_x(images, 150 / 331 * strength),
-    "translate_y": lambda images, strength: translate_y(images, 150 / 331 * strength),
+    # The row y moves by −0.3·strength·y to the right (the column x downwards): the edge at 0 stays.
+    "shear_x": lambda images, strength: _affine(images, x_from_y=0.3 * strength),
+    "shear_y": lambda images, strength: _affine(images, y_from_x=0.3 * strength),
+    # To the left, and upwards, by a share of the side.
+    "translate_x": lambda images, strength: _affine(
+        images, x_offset=150 / 331 * strength * images.shape[3]
+    ),
+    "translate_y": lambda images, strength: _affine(
+        images, y_offset=150 / 331 * strength * images.shape[2]
+    ),
 }
 """What each operation is at a strength between −1 and 1, the magnitude ÷ 30 with its sign."""
 

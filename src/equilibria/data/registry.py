@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from equilibria.data.dataset import DataSet, Kind
-from equilibria.data.errors import MissingDataError
-from equilibria.data.source import Source, choose_samples
-from equilibria.data.split import select
+from equilibria.data.readers import MissingDataError
+from equilibria.data.source import DataSet, Kind, Source, choose_samples, select
 from equilibria.registry import Registry
 
 ROOT_VARIABLE = "EQUILIBRIA_DATA"

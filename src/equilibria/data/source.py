@@ -1,12 +1,27 @@
-"""What batches are made from."""
+"""Samples by index, in memory or on disk; how to part them; and the data set that they make up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, overload
 
 import torch
 from torch import Tensor
+
+from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, read_image
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", bound="Source", covariant=True, default="Split")
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S", bound="Source", covariant=True)
+
+Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
 
 class Source(Protocol):
@@ -43,6 +58,95 @@ class Selection:
         return None if labels is None else labels[self.indices]
 
 
+@dataclass(frozen=True)
+class Split:
+    """Images, shape `(samples, channels, height, width)`, and their labels, shape `(samples,)`.
+
+    Images are float in [0, 1], or uint8 from 0 to 255, which take a quarter of the memory and
+    become float32 in `fetch`. A label may also be a map, one label a pixel.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.shape[0] != self.labels.shape[0]:
+            raise ValueError(
+                f"{self.images.shape[0]} images but {self.labels.shape[0]} labels: "
+                "give one label an image"
+            )
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of these indices; bytes become float32 in [0, 1]."""
+        images = self.images[indices]
+        if images.dtype == torch.uint8:
+            images = images.float().div_(BRIGHTEST)
+        return images, self.labels[indices].long()
+
+    def subset(self, indices: Tensor) -> Split:
+        return Split(self.images[indices], self.labels[indices])
+
+
+@dataclass(frozen=True)
+class DataSet(Generic[S]):
+    """A data set with its held-out part. Choose settings on a piece of `train`, never on `test`.
+
+    A part may be empty: CIFAR-10-C has nothing to train on. Labels of unlabelled images are zero.
+    """
+
+    name: str
+    train: S
+    test: S
+    class_names: tuple[str, ...]
+    kind: Kind = "classification"
+    validation: S | None = None
+    """A part of its own for choosing settings, where the authors of the data set made one."""
+    mean: tuple[float, ...] | None = None
+    """Of every channel of the training images, as published; None if nobody did."""
+    std: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    """The label of pixels that count neither in training nor in testing."""
+    license: str = ""
+    framing: Framing = AS_ON_DISK
+    """How its image files are brought to one size."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @cached_property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        source: Source = self.train if len(self.train) else self.test
+        if isinstance(source, Split):
+            _, channels, height, width = source.images.shape
+        else:
+            # An episode is a sample of many images.
+            first, _ = source.fetch(torch.zeros(1, dtype=torch.long))
+            channels, height, width = first.shape[-3:]
+        return channels, height, width
+
+    @property
+    def channels(self) -> int:
+        return self.image_shape[0]
+
+    @property
+    def frame(self) -> Framing:
+        """How a new image gets the size of these; where they come in one size, that is covered."""
+        return self.framing if self.framing.size else Framing(self.image_shape[1:])
+
+    def read_image(self, path: Path) -> Tensor:
+        """A new image file as `fetch` would give it, shape `(C, H, W)`: for prediction.
+
+        Gray or color, scaled and cut as the data set's own; one of their size is unchanged.
+        """
+        image = read_image(path, self.frame, is_gray=self.channels == 1)
+        return image.float().div_(BRIGHTEST)
+
+
 def known_labels(source: Source) -> Tensor | None:
     """The classes of all samples, where they are known without reading an image."""
     labels = getattr(source, "labels", None)
@@ -77,3 +181,49 @@ def evenly_spread(source: Source, count: int) -> Tensor:
     """The indices of at most `count` samples, from the first to the last."""
     count = min(count, len(source))
     return torch.linspace(0, len(source) - 1, count).round().long()
+
+
+def read_into_memory(source: Source, *, batch: int = 256) -> Split:
+    """All samples of a source that reads files, as bytes: read once instead of in every epoch."""
+    parts = torch.split(torch.arange(len(source)), batch)
+    images, labels = zip(*(_as_bytes(*source.fetch(part)) for part in parts), strict=True)
+    return Split(torch.cat(images), torch.cat(labels))
+
+
+def _as_bytes(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    small = labels.numel() == 0 or (int(labels.min()) >= 0 and int(labels.max()) <= BRIGHTEST)
+    return (images * BRIGHTEST).round().to(torch.uint8), labels.byte() if small else labels
+
+
+@overload
+def stratified_split(split: Split, share: float, seed: int) -> tuple[Split, Split]: ...
+
+
+@overload
+def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, Source]: ...
+
+
+def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, Source]:
+    """Part off `share` of the samples of every class: what remains, and what was held out.
+
+    Without known classes, of all samples.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1, not {share}")
+    labels = known_labels(split)
+    if labels is None:
+        labels = torch.zeros(len(split), dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    held_out = torch.zeros(len(split), dtype=torch.bool)
+    for label in torch.unique(labels).tolist():
+        members = (labels == label).nonzero().squeeze(1)
+        order = torch.randperm(len(members), generator=generator)
+        held_out[members[order[: round(share * len(members))]]] = True
+    return select(split, (~held_out).nonzero().squeeze(1)), select(
+        split, held_out.nonzero().squeeze(1)
+    )
+
+
+def select(source: Source, indices: Tensor) -> Source:
+    """Some samples: a copy of those in memory, so that it holds no others; else a view."""
+    return source.subset(indices) if isinstance(source, Split) else Selection(source, indices)

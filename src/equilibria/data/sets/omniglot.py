@@ -1,29 +1,37 @@
-"""Omniglot: handwritten characters of many alphabets, twenty drawings each."""
+"""Omniglot: handwritten characters of many alphabets, twenty drawings each; and episodes of them.
+
+`about` is what a data set's files do not say of it, from the catalog.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from equilibria.data.dataset import DataSet
-from equilibria.data.errors import DataFileError, MissingDataError
-from equilibria.data.image_files import READING_THREADS, Framing, ImageFiles, list_images
-from equilibria.data.registry import DataSetCard, Download, register_dataset
-from equilibria.data.source import Source
+from equilibria.data.episodes import Episodes
+from equilibria.data.image_files import (
+    BRIGHTEST,
+    READING_THREADS,
+    Framing,
+    ImageFiles,
+    list_images,
+)
+from equilibria.data.readers import DataFileError, MissingDataError
+from equilibria.data.source import DataSet, Source, read_into_memory
 
 PARTS = (
     ("images_background", "images_evaluation"),
     ("images_background_small1", "images_background_small2"),
 )
 """To train on and to test on: the whole, or the two small parts that the authors offer."""
-ADDRESS = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
-CHECKSUMS = {
-    "images_background": "68d2efa1b9178cc56df9314c21c6e718",
-    "images_evaluation": "6b91aef0f799c5bb55b94e3f2daec811",
-}
 TRAINING_DRAWINGS = 15
+TEST_SEED, VALIDATION_SEED = 1, 2
+"""Beside the seed of the training episodes: the same test for runs of every seed."""
 
 
 def load_omniglot(
@@ -34,6 +42,7 @@ def load_omniglot(
     alphabets: Sequence[str] | None = None,
     size: int = 28,
     threads: int = READING_THREADS,
+    about: dict[str, Any],
 ) -> DataSet[Source]:
     """Gray images, black on white, as on disk.
 
@@ -52,42 +61,36 @@ def load_omniglot(
         raise MissingDataError(
             f"{folder} lacks a pair of parts, {' or '.join(' and '.join(pair) for pair in PARTS)}"
         )
-    training = _characters(folder / names[0])
-    fresh = {
-        name: drawings
-        for name, drawings in _characters(folder / names[1]).items()
-        if _alphabet(name) not in {_alphabet(known) for known in training}
-    }
-    everything = _chosen([*training.items(), *fresh.items()], alphabets)
-
-    def class_of(name: str) -> str:
-        return _alphabet(name) if labels == "alphabets" else name
-
-    classes = list(dict.fromkeys(class_of(name) for name, _ in everything))
-    numbers = {name: number for number, name in enumerate(classes)}
+    training, testing = (_characters(folder / name) for name in names)
+    known = {_alphabet(name) for name in training}
+    fresh = {name: drawn for name, drawn in testing.items() if _alphabet(name) not in known}
+    characters = _chosen({**training, **fresh}, alphabets)
+    classes: dict[str, int] = {}
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
-    for name, drawings in everything:
-        label = numbers[class_of(name)]
-        if parting == "drawings":
-            held_back = len(drawings) - TRAINING_DRAWINGS
-            if held_back < 1:
-                raise DataFileError(
-                    drawings[0].parent,
-                    f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}",
-                    "unpack the whole archive",
-                )
-            train += [(path, label) for path in drawings[:TRAINING_DRAWINGS]]
-            test += [(path, label) for path in drawings[TRAINING_DRAWINGS:]]
-        else:
-            part = train if name in training else test
-            part += [(path, label) for path in drawings]
+    for name, drawings in characters.items():
+        label = classes.setdefault(_alphabet(name) if labels == "alphabets" else name, len(classes))
+        labelled = [(path, label) for path in drawings]
+        if parting == "characters":
+            (train if name in training else test).extend(labelled)
+            continue
+        if len(drawings) <= TRAINING_DRAWINGS:
+            raise DataFileError(
+                drawings[0].parent,
+                f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}",
+                "unpack the whole archive",
+            )
+        train += labelled[:TRAINING_DRAWINGS]
+        test += labelled[TRAINING_DRAWINGS:]
     framing = Framing.make(size)
+
+    def read(part: list[tuple[Path, int]]) -> ImageFiles:
+        numbers = torch.tensor([label for _, label in part], dtype=torch.long)
+        paths = tuple(path for path, _ in part)
+        return ImageFiles(paths, numbers, framing, is_gray=True, threads=threads)
+
     return DataSet[Source](
-        "omniglot",
-        _drawings(train, framing, threads),
-        _drawings(test, framing, threads),
-        tuple(classes),
+        train=read(train), test=read(test), class_names=tuple(classes), framing=framing, **about
     )
 
 
@@ -96,29 +99,29 @@ def _alphabet(name: str) -> str:
 
 
 def _chosen(
-    characters: list[tuple[str, list[Path]]], alphabets: Sequence[str] | None
-) -> list[tuple[str, list[Path]]]:
+    characters: dict[str, list[Path]], alphabets: Sequence[str] | None
+) -> dict[str, list[Path]]:
     """The characters of these alphabets, in this order."""
     if alphabets is None:
         return characters
-    known = list(dict.fromkeys(_alphabet(name) for name, _ in characters))
+    known = list(dict.fromkeys(map(_alphabet, characters)))
     for alphabet in alphabets:
         if alphabet not in known:
             raise ValueError(f"there is no alphabet {alphabet!r} here, only {', '.join(known)}")
-    return [
-        (name, drawings)
-        for alphabet in dict.fromkeys(alphabets)
-        for name, drawings in characters
+    return {
+        name: drawings
+        for alphabet in alphabets
+        for name, drawings in characters.items()
         if _alphabet(name) == alphabet
-    ]
+    }
 
 
 def _characters(folder: Path) -> dict[str, list[Path]]:
     """The drawings of every character, by `Alphabet/character01`."""
     found = {
         f"{alphabet.name}/{character.name}": list_images(character)
-        for alphabet in _folders(folder)
-        for character in _folders(alphabet)
+        for alphabet in sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        for character in sorted(entry for entry in alphabet.iterdir() if entry.is_dir())
     }
     for name, drawings in found.items():
         if not drawings:
@@ -128,36 +131,71 @@ def _characters(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _folders(folder: Path) -> Sequence[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+def load_omniglot_episodes(
+    folder: Path,
+    *,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 5,
+    episodes: int = 2000,
+    test_episodes: int = 400,
+    validation_share: float = 0.0,
+    size: int = 28,
+    rotations: bool = True,
+    seed: int = 0,
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """Episodes of `ways` characters, `shots` drawings of each to learn from and `queries` others.
+
+    Ink is 1, paper 0. `test` has characters that `train` has not (the two parts that the authors of
+    Omniglot made); with `validation_share` so many of the training characters are set aside for a
+    validation part, of `test_episodes` episodes too. With `rotations` a character turned by 90°,
+    180° or 270° is another class, in all parts, as in the literature. `seed` is that of the
+    training episodes; those of the other parts are always the same.
+    """
+    if not 0 <= validation_share < 1:
+        raise ValueError(f"validation_share must be in [0, 1), not {validation_share}")
+    data = load_omniglot(folder, size=size, about={"name": "omniglot"})
+    training, testing = (_by_class(folder, part) for part in (data.train, data.test))
+    drawn = Episodes(
+        training,
+        ways=ways,
+        shots=shots,
+        queries=queries,
+        episodes=episodes,
+        seed=seed,
+        rotations=rotations,
+    )
+    validation: Episodes | None = None
+    if validation_share:
+        chance = torch.Generator().manual_seed(VALIDATION_SEED)
+        order = torch.randperm(len(training), generator=chance)
+        aside = round(validation_share * len(training))
+        validation = replace(
+            drawn, images=training[order[:aside]], episodes=test_episodes, seed=VALIDATION_SEED
+        )
+        drawn = replace(drawn, images=training[order[aside:]])
+    return DataSet[Source](
+        train=drawn,
+        test=replace(drawn, images=testing, episodes=test_episodes, seed=TEST_SEED),
+        class_names=tuple(f"class {number}" for number in range(ways)),
+        validation=validation,
+        framing=data.framing,
+        **about,
+    )
 
 
-def _drawings(samples: list[tuple[Path, int]], framing: Framing, threads: int) -> ImageFiles:
-    labels = torch.tensor([label for _, label in samples], dtype=torch.long)
-    paths = tuple(path for path, _ in samples)
-    return ImageFiles(paths, labels, framing, is_gray=True, threads=threads)
-
-
-register_dataset(
-    DataSetCard(
-        "omniglot",
-        summary="handwritten characters of fifty alphabets",
-        classes=1623,
-        size="19,280 + 13,180, 105×105 black and white",
-        license="MIT",
-        folders=("omniglot-py",),
-        contents=("images_background*", "images_*[n2]"),
-        address="https://github.com/brendenlake/omniglot",
-        obtain="Get it with `equilibria datasets get omniglot`.",
-        downloads=tuple(
-            Download(
-                f"{ADDRESS}/{name}.zip",
-                f"md5:{digest}",
-                f"omniglot-py/{name}",
-                unpack_into="omniglot-py",
-            )
-            for name, digest in CHECKSUMS.items()
-        ),
-    ),
-    load_omniglot,
-)
+def _by_class(folder: Path, source: Source) -> Tensor:
+    """All drawings, ink bright, as bytes of shape (classes, drawings, 1, size, size)."""
+    split = read_into_memory(source)
+    counts = torch.bincount(split.labels.long())
+    counts = counts[counts > 0]
+    if int(counts.min()) != int(counts.max()):
+        raise DataFileError(
+            folder,
+            f"characters with {int(counts.min())} to {int(counts.max())} drawings",
+            "unpack the whole archive, which has the same number of every character",
+        )
+    order = split.labels.argsort(stable=True)
+    drawings = (BRIGHTEST - split.images[order].float()).to(torch.uint8)
+    return drawings.reshape(len(counts), -1, *drawings.shape[1:])

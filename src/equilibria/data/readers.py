@@ -1,0 +1,219 @@
+"""Readers of data files that run nothing of what is in them, and what goes wrong with files.
+
+The idx format of MNIST is a magic number, the sizes, the bytes; `.npy` files are read without
+pickles. CIFAR's batches are pickles, and a pickle is a program: its reader lets it build
+dictionaries, lists, numbers, texts and arrays of bytes, the last through stand-ins for the few
+numpy names that those batches mention; numpy's own reconstruction is never called. Any other name
+is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+UNSIGNED_BYTES = 0x08
+BYTE_TYPES: tuple[object, ...] = ("u1", "|u1", b"u1", b"|u1")
+
+
+class MissingDataError(FileNotFoundError):
+    """A data set is not where it was looked for."""
+
+
+class DataFileError(ValueError):
+    """A file of a data set is not what it should be."""
+
+    def __init__(self, path: Path | str, what: str, remedy: str = "") -> None:
+        self.path = Path(path)
+        remedy = remedy or "replace it by a fresh copy of the original"
+        super().__init__(f"{path}: {what}; {remedy}")
+
+
+def read_idx(folder: Path, name: str, *, dimensions: int) -> tuple[Tensor, Path]:
+    """The bytes of an idx file, `name` or `name.gz`, in so many dimensions; and which it was."""
+    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+    if path is None:
+        raise MissingDataError(f"neither {name} nor {name}.gz is in {folder}: copy it there")
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataFileError(path, f"cannot be unzipped ({error})") from error
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise DataFileError(path, f"cut off: {len(content)} bytes do not hold an idx header")
+    zeros, kind, found, *shape = struct.unpack(f">HBB{dimensions}I", content[:start])
+    if zeros != 0 or kind != UNSIGNED_BYTES or found != dimensions:
+        raise DataFileError(
+            path, f"not an idx file of bytes in {dimensions} dimensions (begins {content[:4]!r})"
+        )
+    if len(content) - start != math.prod(shape):
+        raise DataFileError(
+            path,
+            f"should hold {'×'.join(map(str, shape))} bytes, but {len(content) - start} follow",
+        )
+    return bytes_to_tensor(content[start:], shape), path
+
+
+def read_npy(path: Path) -> Any:
+    """The array of a `.npy` file, mapped: what is indexed is read from the disk."""
+    try:
+        # Of `np.load` the part for plain arrays alone: no pickles, no archives.
+        return np.lib.format.open_memmap(path, mode="r")
+    except (EOFError, ValueError) as error:
+        raise DataFileError(path, f"not a plain .npy file ({error})") from error
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """The dictionary that a file holds; arrays of bytes in it become tensors."""
+    stream = io.BytesIO(path.read_bytes())
+    try:
+        content = _Unpickler(stream, encoding="bytes").load()
+    except Exception as error:
+        # Damaged pickles raise nearly anything.
+        raise DataFileError(path, f"not a pickled batch of CIFAR ({error})") from error
+    if not isinstance(content, dict):
+        raise DataFileError(path, "not a pickled batch of CIFAR (it holds no dictionary)")
+    try:
+        return {_text(key): _plain(value) for key, value in content.items()}
+    except (RecursionError, TypeError, ValueError) as error:
+        raise DataFileError(path, f"not a pickled batch of CIFAR ({error})") from error
+
+
+def bytes_to_tensor(content: bytes, shape: tuple[int, ...] | list[int]) -> Tensor:
+    if not content:
+        return torch.zeros(shape, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(shape)
+
+
+class _PickledArray:
+    """An array as its pickle describes it; checked when it becomes a tensor."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, *arguments: object) -> None:
+        self.state: object = None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class _PickledType:
+    """The type of an array's elements."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: object = None, *arguments: object) -> None:
+        self.name = name
+
+    def __setstate__(self, state: object) -> None:
+        """The byte order, which bytes do not have."""
+
+
+class _StandIn:
+    """Takes the place of a name in the pickle, which may call it and nothing else."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: object) -> object:
+        return self.function(*arguments)
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("it tries to change what it may only use")
+
+
+def _not_a_function(*arguments: object) -> object:
+    raise pickle.UnpicklingError("it calls what is not a function")
+
+
+def _encode(text: object, *encoding: object) -> object:
+    """Python 3 writes bytes for Python 2 as text and an instruction to encode it."""
+    if not isinstance(text, str) or encoding not in (("latin1",), (b"latin1",)):
+        raise pickle.UnpicklingError("it encodes text in another way than latin1")
+    return text.encode("latin1")
+
+
+def _empty_bytes(*arguments: object) -> object:
+    """Python 3 writes empty bytes for Python 2 as a call without arguments."""
+    if arguments:
+        raise pickle.UnpicklingError("it makes bytes from something")
+    return b""
+
+
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _StandIn(_PickledArray),
+    ("numpy._core.multiarray", "_reconstruct"): _StandIn(_PickledArray),
+    ("numpy", "ndarray"): _StandIn(_not_a_function),
+    ("numpy", "dtype"): _StandIn(_PickledType),
+    ("_codecs", "encode"): _StandIn(_encode),
+    ("__builtin__", "bytes"): _StandIn(_empty_bytes),
+}
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler written in Python: the one in C takes memory as a file tells it to."""
+
+    def find_class(self, module: str, name: str) -> _StandIn:
+        try:
+            return ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which was refused and not run"
+            ) from None
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to objects outside the file")
+
+
+def _plain(value: object) -> object:
+    """Data of the pickle as data of this library."""
+    if isinstance(value, _PickledArray):
+        return _tensor(value)
+    if isinstance(value, list):
+        return [_plain(element) for element in value]
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, (str, int)):
+        return value
+    raise ValueError(f"it holds a {type(value).__name__}")
+
+
+def _tensor(array: _PickledArray) -> Tensor:
+    if not isinstance(array.state, tuple) or len(array.state) != 5:
+        raise ValueError("it holds an array without content")
+    _, shape, kind, is_fortran, content = array.state
+    if not isinstance(kind, _PickledType) or kind.name not in BYTE_TYPES:
+        raise ValueError("it holds an array of something else than bytes")
+    if not isinstance(shape, tuple) or not all(
+        isinstance(side, int) and side >= 0 for side in shape
+    ):
+        raise ValueError("it holds an array without a shape")
+    if not isinstance(content, bytes) or len(content) != math.prod(shape):
+        raise ValueError(f"its array of shape {shape} does not have that many bytes")
+    if is_fortran:
+        transposed = bytes_to_tensor(content, shape[::-1])
+        return transposed.permute(*reversed(range(len(shape)))).contiguous()
+    return bytes_to_tensor(content, shape)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"its keys are of type {type(value).__name__}, not text")

@@ -1,0 +1,191 @@
+"""Data sets that are read into memory: digits, MNIST's format, CIFAR and its corrupted copies.
+
+`about` is what a data set's files do not say of it, from the catalog.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equilibria.data.readers import (
+    DataFileError,
+    MissingDataError,
+    bytes_to_tensor,
+    read_idx,
+    read_npy,
+    read_pickle,
+)
+from equilibria.data.source import DataSet, Source, Split, stratified_split
+
+DIGITS_TEST_SHARE = 0.25
+DIGITS_SPLIT_SEED = 20220613
+"""Fixed, so that every run is tested on the same images whatever its own seed."""
+BRIGHTEST_DIGIT = 16.0
+
+CIFAR_SHAPE = (3, 32, 32)
+CIFAR_PIXELS = 3 * 32 * 32
+CIFAR10_TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFAR100_CLASSES = {"fine": 100, "coarse": 20}
+
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+"""The fifteen that the mean corruption error is over: noise, blur, weather, digital."""
+EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+SEVERITIES = 5
+
+
+def load_digits() -> DataSet:
+    """The handwritten digits that come with scikit-learn: 1797 images, 8×8, pixels in [0, 1].
+
+    A quarter of every class is the test set.
+    """
+    from sklearn.datasets import load_digits as read_digits
+
+    bunch = read_digits()
+    everything = Split(
+        images=torch.from_numpy(bunch.images).float().div(BRIGHTEST_DIGIT).unsqueeze(1),
+        labels=torch.from_numpy(bunch.target).long(),
+    )
+    train, test = stratified_split(everything, DIGITS_TEST_SHARE, DIGITS_SPLIT_SEED)
+    names = tuple(str(name) for name in bunch.target_names)
+    return DataSet("digits", train, test, names, license="CC BY 4.0")
+
+
+def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
+    """A data set in MNIST's format: images and labels in idx files, plain or gzipped."""
+
+    def read(part: str) -> Split:
+        images, images_file = read_idx(folder, f"{part}-images-idx3-ubyte", dimensions=3)
+        labels, labels_file = read_idx(folder, f"{part}-labels-idx1-ubyte", dimensions=1)
+        if len(images) != len(labels):
+            raise DataFileError(
+                labels_file,
+                f"{len(labels)} labels for the {len(images)} images of {images_file.name}",
+                "replace both by fresh copies",
+            )
+        return _split(labels_file, images.unsqueeze(1), labels, len(about["class_names"]))
+
+    return DataSet[Source](train=read("train"), test=read("t10k"), **about)
+
+
+def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
+    """CIFAR-10 from `cifar-10-batches-py` (pickled) or `cifar-10-batches-bin` (binary)."""
+
+    def read(*names: str) -> Split:
+        if _is_binary(folder):
+            parts = [_read_binary(folder / f"{name}.bin", 1, 0, 10) for name in names]
+        else:
+            parts = [_read_pickled(folder / name, "labels", 10) for name in names]
+        return Split(
+            torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
+        )
+
+    return DataSet[Source](train=read(*CIFAR10_TRAINING), test=read("test_batch"), **about)
+
+
+def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) -> DataSet[Source]:
+    """CIFAR-100 from `cifar-100-python` or `cifar-100-binary`; `labels` is "fine" or "coarse"."""
+    if labels not in CIFAR100_CLASSES:
+        raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), not {labels!r}")
+    classes = CIFAR100_CLASSES[labels]
+
+    def read(name: str) -> Split:
+        if _is_binary(folder):
+            return _read_binary(folder / f"{name}.bin", 2, int(labels == "fine"), classes)
+        return _read_pickled(folder / name, f"{labels}_labels", classes)
+
+    if _is_binary(folder):
+        path = folder / f"{labels}_label_names.txt"
+        names: Any = path.read_text().split()
+    else:
+        path = folder / "meta"
+        names = read_pickle(path).get(f"{labels}_label_names")
+    if not isinstance(names, list) or len(names) != classes:
+        raise DataFileError(path, f"does not name the {classes} {labels} classes")
+    return DataSet[Source](
+        train=read("train"), test=read("test"), class_names=tuple(map(str, names)), **about
+    )
+
+
+def load_cifar10_c(
+    folder: Path,
+    *,
+    corruption: str | None = None,
+    severity: int | None = None,
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """One of nineteen corruptions of CIFAR-10's test images, of one severity or (None) all five.
+
+    There is nothing to train on: `train` is empty.
+    """
+    known = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
+    if corruption not in known:
+        near = difflib.get_close_matches(str(corruption), known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"cifar10-c needs a corruption, not {corruption!r}; {hint}There are: {', '.join(known)}"
+        )
+    if severity is not None and not 1 <= severity <= SEVERITIES:
+        raise ValueError(f"severity is a number from 1 to {SEVERITIES}, not {severity}")
+    images_file, labels_file = folder / f"{corruption}.npy", folder / "labels.npy"
+    for path in (images_file, labels_file):
+        if not path.is_file():
+            raise MissingDataError(f"{path} is missing: unpack the whole of CIFAR-10-C.tar there")
+    images, labels = read_npy(images_file), read_npy(labels_file)
+    if images.ndim != 4 or images.shape[1:] != (32, 32, 3) or images.dtype != np.uint8:
+        raise DataFileError(images_file, f"{images.dtype} of shape {images.shape}, not images")
+    if labels.shape != images.shape[:1] or len(labels) % SEVERITIES:
+        raise DataFileError(
+            labels_file, f"labels of shape {labels.shape} for {len(images)} images, five severities"
+        )
+    part = slice(None)
+    if severity is not None:
+        share = len(labels) // SEVERITIES
+        part = slice((severity - 1) * share, severity * share)
+    pixels = np.ascontiguousarray(np.moveaxis(images[part], 3, 1))
+    test = Split(torch.from_numpy(pixels), torch.from_numpy(labels[part].astype(np.int64)))
+    return DataSet[Source](train=test.subset(torch.arange(0)), test=test, **about)
+
+
+def _is_binary(folder: Path) -> bool:
+    return any(folder.glob("*.bin"))
+
+
+def _read_pickled(path: Path, key: str, classes: int) -> Split:
+    batch = read_pickle(path)
+    pixels, labels = batch.get("data"), batch.get(key)
+    if not isinstance(pixels, Tensor) or pixels.dim() != 2 or pixels.shape[1] != CIFAR_PIXELS:
+        raise DataFileError(path, f"has no array 'data' with {CIFAR_PIXELS} bytes an image")
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(pixels)
+        or not all(isinstance(label, int) and 0 <= label < classes for label in labels)
+    ):
+        raise DataFileError(path, f"has no list of {len(pixels)} labels from 0 to {classes - 1}")
+    return Split(pixels.reshape(-1, *CIFAR_SHAPE), torch.tensor(labels, dtype=torch.long))
+
+
+def _read_binary(path: Path, labels: int, column: int, classes: int) -> Split:
+    """Rows of `labels` bytes and an image; the label in `column` is the one to take."""
+    content = path.read_bytes()
+    row = labels + CIFAR_PIXELS
+    if not content or len(content) % row:
+        raise DataFileError(path, f"cut off or foreign: {len(content)} bytes, not rows of {row}")
+    rows = bytes_to_tensor(content, (-1, row))
+    return _split(path, rows[:, labels:].reshape(-1, *CIFAR_SHAPE), rows[:, column], classes)
+
+
+def _split(path: Path, images: Tensor, labels: Tensor, classes: int) -> Split:
+    if len(labels) and int(labels.max()) >= classes:
+        raise DataFileError(path, f"holds the label {int(labels.max())} of {classes}")
+    return Split(images, labels.long())

@@ -1,0 +1,219 @@
+"""Data sets of image files: ImageNet and its subsets, faces without labels, labelled streets.
+
+`about` is what a data set's files do not say of it, from the catalog.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equilibria.data.image_files import (
+    READING_THREADS,
+    Framing,
+    ImageFiles,
+    SegmentedFiles,
+    image_names,
+    list_images,
+)
+from equilibria.data.readers import DataFileError, MissingDataError
+from equilibria.data.source import DataSet, Source
+
+CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
+FFHQ_FOLDERS = ("images1024x1024", "thumbnails128x128")
+FFHQ_TRAINING = 60_000
+"""The first 60,000 are to train on, as the authors recommend; the rest validate."""
+CITYSCAPES_IMAGE, CITYSCAPES_MAP = "_leftImg8bit.png", "_gtFine_labelIds.png"
+
+
+def load_class_folders(
+    folder: Path,
+    *,
+    size: int | Sequence[int] = 224,
+    resize: int | None = None,
+    threads: int = READING_THREADS,
+    classes: int | None = None,
+    names: dict[str, str] | None = None,
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """`train/` and `val/`, each with one folder a class: images of `size`, cut from the center.
+
+    Before that the shorter side is scaled to `resize`. A class is called what its folder is called,
+    or what `names` says.
+    """
+    framing = Framing.make(size, resize)
+    found = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
+    if classes is not None and len(found) != classes:
+        raise DataFileError(
+            folder / "train",
+            f"{len(found)} folders of classes, not {classes}",
+            "unpack the whole data set there",
+        )
+
+    def read(part: Path) -> ImageFiles:
+        strange = {entry.name for entry in part.iterdir() if entry.is_dir()} - set(found)
+        if strange:
+            raise DataFileError(
+                part / min(strange),
+                "a class that the training part lacks",
+                "sort the images into the folders of their classes, as in train/",
+            )
+        paths: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(found):
+            images = image_names(part / name) if (part / name).is_dir() else []
+            if not images:
+                raise DataFileError(
+                    part / name, "no images of this class", "unpack the whole data set there"
+                )
+            paths += [os.path.join(part, name, image) for image in images]
+            labels += [label] * len(images)
+        return ImageFiles(tuple(paths), torch.tensor(labels), framing, threads=threads)
+
+    return DataSet[Source](
+        train=read(folder / "train"),
+        test=read(folder / "val"),
+        class_names=tuple((names or {}).get(entry, entry) for entry in found),
+        framing=framing,
+        **about,
+    )
+
+
+def load_celeba(
+    folder: Path,
+    *,
+    size: int | Sequence[int] = 64,
+    threads: int = READING_THREADS,
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """The aligned faces, in the parts of `list_eval_partition.txt`."""
+    listing, images = folder / "list_eval_partition.txt", folder / "img_align_celeba"
+    paths: dict[str, list[Path | str]] = {part: [] for part in CELEBA_PARTS.values()}
+    for number, line in enumerate(listing.read_text().splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) != 2 or words[1] not in CELEBA_PARTS or Path(words[0]).name != words[0]:
+            raise DataFileError(listing, f"line {number} is not a file's name and 0, 1 or 2")
+        paths[CELEBA_PARTS[words[1]]].append(os.path.join(images, words[0]))
+    if not paths["train"] or not paths["test"]:
+        raise DataFileError(listing, "names no images to train on, or none to test on")
+    framing = Framing.make(size)
+    train, validation, test = (_unlabelled(paths[part], framing, threads) for part in paths)
+    return DataSet[Source](
+        train=train, test=test, validation=validation or None, framing=framing, **about
+    )
+
+
+def load_ffhq(
+    folder: Path,
+    *,
+    size: int | Sequence[int] = 128,
+    threads: int = READING_THREADS,
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """The faces of `images1024x1024/`, or else `thumbnails128x128/`; the last 10,000 to test on."""
+    held = next((folder / name for name in FFHQ_FOLDERS if (folder / name).is_dir()), None)
+    if held is None:
+        raise MissingDataError(f"{folder} has neither {' nor '.join(FFHQ_FOLDERS)}")
+    paths = list_images(held)
+    for piece in sorted(entry for entry in held.iterdir() if entry.is_dir()):
+        paths += list_images(piece)
+    train: list[Path | str] = []
+    test: list[Path | str] = []
+    for path in paths:
+        if not path.stem.isdigit():
+            raise DataFileError(
+                path, "not named by a number", "keep FFHQ's own names (00000.png …)"
+            )
+        (train if int(path.stem) < FFHQ_TRAINING else test).append(path)
+    if not train or not test:
+        raise DataFileError(
+            held,
+            f"{len(train)} images numbered below {FFHQ_TRAINING} and {len(test)} from there on",
+            "get the images of both parts",
+        )
+    framing = Framing.make(size)
+    return DataSet[Source](
+        train=_unlabelled(train, framing, threads),
+        test=_unlabelled(test, framing, threads),
+        framing=framing,
+        **about,
+    )
+
+
+def _unlabelled(paths: list[Path | str], framing: Framing, threads: int) -> ImageFiles:
+    labels = torch.zeros(len(paths), dtype=torch.long)
+    return ImageFiles(tuple(paths), labels, framing, threads=threads)
+
+
+def load_camvid(
+    folder: Path,
+    *,
+    size: int | Sequence[int] | None = None,
+    threads: int = READING_THREADS,
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """CamVid with eleven classes, as SegNet's authors laid it out."""
+    framing = Framing.make(size)
+    values = range(len(about["class_names"]))
+
+    def read(part: str) -> SegmentedFiles:
+        images = list_images(folder / part)
+        maps = [folder / f"{part}annot" / path.name for path in images]
+        return _segmented(folder / part, images, maps, values, framing, threads, about)
+
+    return DataSet[Source](
+        train=read("train"), test=read("test"), validation=read("val"), framing=framing, **about
+    )
+
+
+def load_cityscapes(
+    folder: Path,
+    *,
+    size: int | Sequence[int] | None = None,
+    threads: int = READING_THREADS,
+    values: Sequence[int],
+    about: dict[str, Any],
+) -> DataSet[Source]:
+    """Cityscapes with its nineteen evaluated classes.
+
+    The labels of its test images are not public: as is the custom, `test` is the part "val".
+    """
+    framing = Framing.make(size)
+
+    def read(part: str) -> SegmentedFiles:
+        place = folder / "leftImg8bit" / part
+        images = sorted(place.glob(f"*/*{CITYSCAPES_IMAGE}"))
+        cities = folder / "gtFine" / part
+        maps = [
+            cities / path.parent.name / path.name.replace(CITYSCAPES_IMAGE, CITYSCAPES_MAP)
+            for path in images
+        ]
+        return _segmented(place, images, maps, values, framing, threads, about)
+
+    return DataSet[Source](train=read("train"), test=read("val"), framing=framing, **about)
+
+
+def _segmented(
+    folder: Path,
+    images: list[Path],
+    maps: list[Path],
+    values: Sequence[int],
+    framing: Framing,
+    threads: int,
+    about: dict[str, Any],
+) -> SegmentedFiles:
+    """Pairs of files; pixels of `values[label]` have that label, others do not count."""
+    if not images:
+        raise DataFileError(folder, "no images in it", "unpack the whole data set there")
+    for path in maps:
+        if not path.is_file():
+            raise MissingDataError(f"{path} is missing: every image needs its map of labels")
+    classes = torch.full((256,), about["ignore_index"])
+    classes[list(values)] = torch.arange(len(values))
+    return SegmentedFiles(tuple(images), tuple(maps), framing, classes, threads)
