@@ -57,15 +57,15 @@ class ProbedCell(eq.Cell):
         self.couples_batch = cell.couples_batch
 
     def inject(self, x: Tensor) -> eq.Context:
-        return eq.Context(sample={"probe": self.probe}, parts=(self.cell.inject(x),))
+        return eq.Context(sample={"probe": self.probe}, parts={"cell": self.cell.inject(x)})
 
     def initial_state(self, x: Tensor, context: eq.Context) -> eq.State:
-        return self.cell.initial_state(x, context.parts[0])
+        return self.cell.initial_state(x, context.parts["cell"])
 
     def step(self, state: eq.State, context: eq.Context) -> eq.State:
-        image = self.cell.step(state, context.parts[0])
+        image = self.cell.step(state, context.parts["cell"])
         assert isinstance(image, Tensor)
         return image + context["probe"]
 
     def symmetry_weight(self, state: eq.State, context: eq.Context) -> eq.State:
-        return self.cell.symmetry_weight(state, context.parts[0])
+        return self.cell.symmetry_weight(state, context.parts["cell"])

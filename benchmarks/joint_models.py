@@ -7,13 +7,14 @@ folder, if there is one, and loaded from it the next time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import equilibria as eq
 from equilibria.data import load_dataset
 from equilibria.equilibrium import EquilibriumLayer, jacobian_penalty
 from equilibria.models import EquilibriumClassifier
@@ -178,31 +179,26 @@ def train(model: EquilibriumClassifier, images: Images, steps: int, *, decoder: 
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1
     )
-    penalties: list[Tensor] = []
-    if isinstance(model.layer.cell, MDEQCell):
-        model.layer.on_equilibrium = lambda _, state, context: penalties.append(
-            jacobian_penalty(model.layer.cell, state, context).mean()
-        )
+    penalizes = isinstance(model.layer.cell, MDEQCell)
     model.train()
-    # A loose solve is as good a teacher as a tight one.
-    precise, model.layer.solver = model.layer.solver, replace(model.layer.solver, tolerance=1e-2)
     for index in batches(len(images.train), BATCH, steps):
         batch, labels = images.train[index], images.train_labels[index]
-        outputs = model(front(batch))
+        # A loose solve is as good a teacher as a tight one.
+        with eq.solving(model, tolerance=1e-2, record="equilibria") as record:
+            outputs = model(front(batch))
         loss = (
             (outputs - batch).square().sum(dim=(1, 2, 3)).mean()
             if decoder
             else F.cross_entropy(outputs, labels)
         )
-        for penalty in penalties:
+        for found in record.equilibria if penalizes else ():
+            penalty = jacobian_penalty(found.layer.cell, found.state, found.context).mean()
             loss = loss + PENALTY * penalty
-        penalties.clear()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT if decoder else 1.0)
         optimizer.step()
         schedule.step()
-    model.layer.on_equilibrium, model.layer.solver = None, precise
 
 
 def batches(count: int, size: int, steps: int) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import equilibria as eq
 from benchmarks.joint_models import LATENT, Images, load_images, trained
 from benchmarks.peak import peak_mebibytes
 from equilibria.inputs.joint import Box, InputResult, L2Ball, optimize_input
@@ -77,29 +78,22 @@ class JointProblem:
 
     def run(self, method: Method) -> InputResult:
         """Everything that x takes, and nothing that only reports on it."""
-        own = self.model.layer.solver
-        self.model.layer.solver = own if method.solver is None else method.solver
-        try:
-            return self._found(method)
-        finally:
-            self.model.layer.solver = own
-
-    def _found(self, method: Method) -> InputResult:
-        return optimize_input(
-            self.model,
-            self.loss,
-            self.x0,
-            constraint=self.constraint,
-            engine=method.engine,
-            engine_options=method.options,
-            normalize=self.attack,
-            iterations=method.iterations,
-            step_size=method.step_size,
-            # Nobody stops early: a budget is a budget.
-            tolerance=1e-12,
-            verify=False,
-            polish=False,
-        )
+        with eq.solving(self.model, solver=method.solver):
+            return optimize_input(
+                self.model,
+                self.loss,
+                self.x0,
+                constraint=self.constraint,
+                engine=method.engine,
+                engine_options=method.options,
+                normalize=self.attack,
+                iterations=method.iterations,
+                step_size=method.step_size,
+                # Nobody stops early: a budget is a budget.
+                tolerance=1e-12,
+                verify=False,
+                polish=False,
+            )
 
     @torch.no_grad()
     def true_loss(self, x: Tensor) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -66,12 +66,12 @@ def fit(
     torch.manual_seed(settings.seed)
     classes = int(training.labels.max()) + 1
     model = contestant.build(in_channels=training.images.shape[1], num_classes=classes)
-    set_solves(model, TRAINING_TOLERANCE)
     started, started_cpu = time.perf_counter(), time.process_time()
-    history = train(model, TASK, training, settings, augmentation=augmentation, on_step=on_step)
+    with studied(model, TRAINING_TOLERANCE):
+        history = train(model, TASK, training, settings, augmentation=augmentation, on_step=on_step)
     elapsed, seconds = time.perf_counter() - started, time.process_time() - started_cpu
-    set_solves(model, EVALUATION_TOLERANCE)
-    result = evaluate(model, Batches(test, EVALUATION_BATCH))
+    with studied(model, EVALUATION_TOLERANCE):
+        result = evaluate(model, Batches(test, EVALUATION_BATCH))
     return Outcome(
         name=contestant.name,
         seed=settings.seed,
@@ -86,12 +86,9 @@ def fit(
     )
 
 
-def set_solves(model: nn.Module, tolerance: float) -> None:
-    """Give every equilibrium layer this tolerance and the studies' gradient rule."""
-    for layer in model.modules():
-        if isinstance(layer, eq.EquilibriumLayer):
-            layer.solver = replace(layer.solver, tolerance=tolerance)
-            layer.gradient = GRADIENT_RULE
+def studied(model: nn.Module, tolerance: float) -> AbstractContextManager[Any]:
+    """Inside, every equilibrium layer has this tolerance and the studies' gradient rule."""
+    return eq.solving(model, tolerance=tolerance, gradient=GRADIENT_RULE)
 
 
 class Display:

@@ -30,8 +30,10 @@ from equilibria.equilibrium import (
     Cell,
     EnergyCell,
     EquilibriumLayer,
+    Solving,
     jacobian_penalty,
     random_iterate,
+    solving,
     spectral_radius,
 )
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
@@ -170,6 +172,7 @@ __all__ = [
     "SigmoidKernel",
     "Solution",
     "Solver",
+    "Solving",
     "State",
     "Status",
     "SuperResolution",
@@ -205,5 +208,6 @@ __all__ = [
     "register_model",
     "register_solver",
     "restore",
+    "solving",
     "spectral_radius",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -13,11 +13,18 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Factories by name. A wrong name or option is an error that says what would be right."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        type_: type[T] | None = None,
+        factories: Mapping[str, Callable[..., T]] | None = None,
+    ) -> None:
         self.kind = kind
-        self._factories: dict[str, Callable[..., T]] = {}
+        self.type = type_
+        self._factories = dict(factories or {})
 
     def register(self, name: str, factory: Callable[..., T], *, replace: bool = False) -> None:
+        """Make a thing available by name; `factory` takes its options as keywords."""
         if name in self._factories and not replace:
             raise ValueError(
                 f"the {self.kind} {name!r} exists already; choose another name, "
@@ -26,36 +33,64 @@ class Registry(Generic[T]):
         self._factories[name] = factory
 
     def names(self) -> list[str]:
+        """The names there are, sorted."""
         return sorted(self._factories)
 
     def factory(self, name: str) -> Callable[..., T]:
         try:
             return self._factories[name]
         except KeyError:
-            raise ValueError(self._unknown(name)) from None
+            near = nearest(name, self.names(), count=3, cutoff=0.4)
+            known = ", ".join(self.names())
+            raise ValueError(f"unknown {self.kind} {name!r}{near} There are: {known}.") from None
 
     def create(self, name: str, **options: Any) -> T:
         factory = self.factory(name)
-        self._check_options(name, factory, options)
+        check_options(f"{self.kind} {name!r}", factory, options)
         try:
             return factory(**options)
         except TypeError as error:
             raise TypeError(f"{self.kind} {name!r}: {error}") from error
 
-    def _check_options(self, name: str, factory: Callable[..., T], options: Iterable[str]) -> None:
-        parameters = inspect.signature(factory).parameters
-        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-            return
-        for option in options:
-            if option not in parameters:
-                near = difflib.get_close_matches(option, parameters, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                known = ", ".join(parameters) or "none"
-                raise TypeError(
-                    f"{self.kind} {name!r} has no option {option!r}{hint} It has: {known}."
-                )
+    def resolve(self, choice: str | Mapping[str, Any] | T, **options: Any) -> T:
+        """What `choice` names, made with `options`; an object passes through and takes none.
 
-    def _unknown(self, name: object) -> str:
-        near = difflib.get_close_matches(str(name), self.names(), n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        return f"unknown {self.kind} {name!r}{hint} There are: {', '.join(self.names())}."
+        A mapping holds a name and options, as recipes write it: `{name: anderson, memory: 5}`.
+        """
+        if isinstance(choice, Mapping):
+            given = dict(choice)
+            if "name" not in given:
+                raise ValueError(f"a {self.kind} needs a name, e.g. {{name: …}}, not {given}")
+            return self.create(given.pop("name"), **{**given, **options})
+        if isinstance(choice, str):
+            return self.create(choice, **options)
+        if self.type is not None and not isinstance(choice, self.type):
+            raise TypeError(
+                f"{self.kind}: give a name or an object of {self.type.__name__}, not {choice!r}; "
+                f"names: {', '.join(self.names())}"
+            )
+        if options:
+            raise TypeError(
+                f"{', '.join(sorted(options))} given beside the {self.kind} {choice!r}, which has "
+                "its own: set them there"
+            )
+        return choice
+
+
+def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
+    """The words "; did you mean …?" for a name that is not known, or a full stop."""
+    near = difflib.get_close_matches(str(name), list(known), n=count, cutoff=cutoff)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+
+
+def check_options(what: str, factory: Callable[..., Any], options: Iterable[str]) -> None:
+    """Refuse an option that the factory does not have, naming the nearest one."""
+    parameters = inspect.signature(factory).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise TypeError(
+                f"{what} has no option {option!r}{nearest(option, parameters)} It has: {known}."
+            )

@@ -172,7 +172,7 @@ def test_models_shows_one() -> None:
     assert result.exit_code == 0
     assert "48,314" in result.output
     assert "Hidden objective: G(y) = 1ᵀf(y) + ½‖y‖²" in result.output
-    assert "cell.lifted.energy.terms.1.W.0" in result.output
+    assert "cell.lifted.energy.terms.heritage_diversity.W.0" in result.output
     assert "Guarantee: unique, q ≤ 0.81" in invoke("models", "popteq-small").output
     assert "Hidden objective: none" in invoke("models", "mdeq-small").output
     assert "Hidden objective" not in invoke("models", "resnet-small").output

@@ -57,7 +57,7 @@ def nested() -> Context:
     return Context(
         sample={"a": torch.randn(3, 2), "pair": (torch.randn(3), torch.randn(3, 1))},
         shared={"W": (torch.randn(2, 2),), "scale": torch.tensor(2.0)},
-        parts=(Context(sample={"b": torch.randn(3, 4)}), Context()),
+        parts={"first": Context(sample={"b": torch.randn(3, 4)}), "empty": Context()},
     )
 
 
@@ -65,7 +65,7 @@ def test_keep_indexes_samples_and_leaves_shared_alone() -> None:
     context = nested()
     kept = context.keep(torch.tensor([2, 0]))
     assert torch.equal(kept["a"], context["a"][[2, 0]])
-    assert torch.equal(kept.parts[0]["b"], context.parts[0]["b"][[2, 0]])
+    assert torch.equal(kept.parts["first"]["b"], context.parts["first"]["b"][[2, 0]])
     assert kept["scale"] is context["scale"]
     assert kept.weights("W")[0] is context.weights("W")[0]
 
@@ -73,7 +73,7 @@ def test_keep_indexes_samples_and_leaves_shared_alone() -> None:
 def test_replace_restores_the_structure() -> None:
     context = nested()
     doubled = context.replace([2 * tensor for tensor in context.tensors()])
-    assert torch.equal(doubled.parts[0]["b"], 2 * context.parts[0]["b"])
+    assert torch.equal(doubled.parts["first"]["b"], 2 * context.parts["first"]["b"])
     assert torch.equal(doubled["scale"], 2 * context["scale"])
     assert [t.shape for t in doubled.tensors()] == [t.shape for t in context.tensors()]
     skeleton = context.skeleton()

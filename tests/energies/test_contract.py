@@ -238,7 +238,7 @@ def test_the_adjoint_is_that_of_a_dense_solve(name: str) -> None:
 
 def _with_kept_signs(context: eq.Context, other: eq.Context) -> eq.Context:
     """`context`, with the signs of `other` (its coupling part holds nothing that is trained)."""
-    return eq.Context(parts=(context.parts[0], other.parts[1]))
+    return context.with_part("heritage_diversity", other.parts["heritage_diversity"])
 
 
 @pytest.mark.parametrize("activation", ["relu", "softplus"])

@@ -176,7 +176,13 @@ def test_the_algebra() -> None:
     one, two = eq.Quadratic(torch.eye(3)), Bump()
     nested = (one + two) + (0.5 * one + smoothness)
     assert isinstance(nested, Sum)
-    assert len(nested.summands()) == 4
+    assert [name for name, _ in nested.named_terms()] == [
+        "quadratic",
+        "bump",
+        "quadratic_2",
+        "smoothness",
+    ]
+    assert nested["bump"] is two
     assert isinstance(-one, Scaled)
     assert isinstance(one * 2, Scaled)
     assert sum([one, two]).couples_batch is False  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -207,7 +208,9 @@ def test_autocast_does_not_reach_the_regularizers(regularizer: Regularizer) -> N
         assert torch.equal(regularizer.gradient(z), gradient)
 
 
-def layer(regularizer: Regularizer, gamma: float, step: str = "auto") -> eq.EquilibriumLayer:
+def layer(
+    regularizer: Regularizer, gamma: float, step: str = "auto", gradient: Any = "auto"
+) -> eq.EquilibriumLayer:
     torch.manual_seed(0)
     W = eq.Dense(4, 6, norm="bound", zeta=0.8).double()
     with torch.no_grad():
@@ -215,12 +218,12 @@ def layer(regularizer: Regularizer, gamma: float, step: str = "auto") -> eq.Equi
     energy = eq.Input(eq.Dense(3, 6).double()) + eq.Quadratic(W)
     if gamma:
         energy = energy + FeatureRegularizer(W, regularizer, gamma, step)  # type: ignore[arg-type]
-    return eq.EquilibriumLayer(energy, solver=SOLVER, strict=True)
+    return eq.EquilibriumLayer(energy, solver=SOLVER, gradient=gradient, strict=True)
 
 
 def feature(run: eq.EquilibriumLayer, x: Tensor) -> Tensor:
     with torch.no_grad():
-        quadratic = run.cell.energy.summands()[1]  # type: ignore[union-attr, operator]
+        quadratic = run.cell.energy["quadratic"]  # type: ignore[union-attr, index, operator]
         return quadratic.W.adjoint(run(x))
 
 
@@ -238,7 +241,7 @@ def test_theorem_4_the_equilibrium_is_stationary_for_the_sum(
     state = run.solve(x).state
     assert (run.objective(x).residual(state) < 1e-9).all()
     energy = run.cell.energy  # type: ignore[union-attr]
-    inject, quadratic, term = energy.summands()  # type: ignore[operator]
+    inject, quadratic, term = (term for _, term in energy.named_terms())  # type: ignore[operator, union-attr]
     W = quadratic.W
     with torch.no_grad():
         z = W.adjoint(state)
@@ -277,8 +280,9 @@ def test_the_median_of_the_samples_chatters_and_the_deviation_does_not() -> None
     x = torch.randn(24, 3, dtype=torch.float64)
     for bandwidth, converges in (("deviation", True), ("median", False)):
         run = layer(HSIC(bandwidth), 0.5).train()  # type: ignore[arg-type]
-        run.strict, run.solver = False, eq.Picard(tolerance=1e-8, max_iterations=300)
-        assert bool(run.solve(x).converged) == converges
+        solver = eq.Picard(tolerance=1e-8, max_iterations=300)
+        with eq.solving(run, solver=solver, strict=False):
+            assert bool(run.solve(x).converged) == converges
 
 
 @pytest.mark.parametrize("regularizer", BATCH, ids=str)
@@ -293,8 +297,7 @@ def test_a_coupled_regularizer_makes_the_batch_one_problem(regularizer: Regulari
 
 @pytest.mark.parametrize("regularizer", [L2(), L1(), Incay(), *BATCH], ids=str)
 def test_gradients_through_a_regularized_equilibrium(regularizer: Regularizer) -> None:
-    run = layer(regularizer, 0.1)
-    run.gradient = eq.Implicit(tolerance=1e-12)
+    run = layer(regularizer, 0.1, gradient=eq.Implicit(tolerance=1e-12))
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     (exact,) = torch.autograd.grad(run(x).square().sum(), x)
     direction = torch.randn_like(x)

@@ -132,12 +132,12 @@ def psi(cell: OptEqCell, v: Tensor, x: Tensor) -> Tensor:
 
 def pre_activation(cell: OptEqCell, v: Tensor, x: Tensor) -> Tensor:
     context = cell.inject(x)
-    return cell.W(v, context.parts[1].weights("W")) + context.parts[0]["c"]
+    return cell.W(v, context.parts["quadratic"].weights("W")) + context.parts["input"]["c"]
 
 
 def feature_shape(cell: OptEqCell, x: Tensor) -> tuple[int, ...]:
     context = cell.inject(x)
-    return cell.W.input_shape(tuple(context.parts[0]["c"].shape[1:]))
+    return cell.W.input_shape(tuple(context.parts["input"]["c"].shape[1:]))
 
 
 @pytest.mark.parametrize(("shape", "activation", "mu"), CASES)
@@ -192,7 +192,7 @@ def test_the_layer_is_a_numerical_argmin_for_an_invertible_weight(activation: st
     with torch.no_grad():
         context = cell.inject(x)
         objective = cell.objective(context)
-        W = context.parts[1].weights("W")[0]
+        W = context.parts["quadratic"].weights("W")[0]
         v = torch.randn(1, 4, dtype=torch.float64)
         expected = cell.output(cell.activation(pre_activation(cell, v, x)), context)
 

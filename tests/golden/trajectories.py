@@ -139,7 +139,8 @@ def _trained(experiment: Experiment) -> dict[str, list[float]]:
     )
     model.eval()
     test = Batches(FirstInDouble(experiment.test, 2 * settings.batch_size), 16)
-    result = experiment.task.evaluate(model, test)
+    with experiment.solving():
+        result = experiment.task.evaluate(model, test)
     return {"losses": losses, "evaluation": [result.loss, result.score]}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.gradients import bicgstab, conjugate_gradients, gmres
+from equilibria.solvers import bicgstab, conjugate_gradients, gmres
 from tests.problems import LinearCell, linear_nonsymmetric, relu_active_set
 
 

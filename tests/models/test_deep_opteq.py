@@ -75,7 +75,7 @@ def test_the_envelope_and_its_gradient_against_numerical_minimization(activation
     x = x[:1]
     with torch.no_grad():
         context = cell.inject(x)
-    unit, part = cell.units()[0], context.parts[0]
+    unit, part = cell.units()[0], context.parts["0"]
     W, c = part.weights("W")[0].detach(), part["c"].detach()
     block = cell.objective(context).blocks(torch.randn(1, 4, dtype=torch.float64))[0]
     bounds = (0, None) if activation == "relu" else (-1 + 1e-9, 1 - 1e-9)
@@ -114,8 +114,8 @@ def test_corollary_1_the_equilibrium_of_two_layers_minimizes_an_objective() -> N
     state, objective = solved(cell, x)
     with torch.no_grad():
         context = cell.inject(x)
-    weights = [part.weights("W")[0].detach() for part in context.parts]
-    inputs = [part["c"].detach() for part in context.parts]
+    weights = [part.weights("W")[0].detach() for part in context.parts.values()]
+    inputs = [part["c"].detach() for part in context.parts.values()]
 
     def function(flat: np.ndarray) -> tuple[float, np.ndarray]:
         ys = torch.from_numpy(flat).view(2, 1, 4).requires_grad_()
@@ -163,7 +163,7 @@ def test_theorem_3_deep_and_thin_tends_to_wide_and_shallow() -> None:
                 y = (
                     sum(
                         unit.lower(unit.lift(y, part), part)
-                        for unit, part in zip(cell.units(), context.parts, strict=True)
+                        for unit, part in zip(cell.units(), context.parts.values(), strict=True)
                     )
                     / 3
                 )

@@ -205,7 +205,7 @@ def test_attention_is_the_weight_of_every_patch() -> None:
     fine, coarse = cell.attention(solution.state, context)
     assert fine.shape == (3, 2, 3, 3)
     assert coarse.shape == (3, 1, 2, 2)
-    kernel, part = cell.kernels()[0], context.parts[0]
+    kernel, part = cell.kernels()[0], context.parts["0"]
     r = part["c"] - kernel.W(solution.state[0], part.weights("W"))
     block = r[:, 5:10, 2:4, 4:6].square().flatten(1).sum(dim=1)
     torch.testing.assert_close(fine[:, 1, 1, 2], torch.exp(-0.3 * block))

@@ -75,7 +75,7 @@ def test_proposition_1(scales: tuple[int, ...]) -> None:
                 # M_{i-1:i} pairs the channels of P z_i with those of z_{i-1}.
                 sign_b = (z[i][:, k] * B[:, l]).sum(dim=(1, 2)).sign()[:, None, None]
                 h[:, k] -= lam / 2 * (sign_a * A[:, l] + sign_b * B[:, l])
-        c = context.parts[0].parts[i]["c"]
+        c = context.parts["branches"].parts[str(i)]["c"]
         expected = torch.relu(W[i](h) + c)
         torch.testing.assert_close(cell.step(tuple(y), context)[i], expected)
 
@@ -262,7 +262,10 @@ def test_frozen_signs_are_those_of_an_iterate() -> None:
             state = cell.step(state, context)
             context = cell.refresh(state, context)
     for name in ("pair0", "pair1", "pair2"):
-        assert torch.equal(context.parts[1][name], solution.context.parts[1][name])
+        assert torch.equal(
+            context.parts["heritage_diversity"][name],
+            solution.context.parts["heritage_diversity"][name],
+        )
     flips = cell.sign_flips(solution.state, solution.context)
     assert flips.shape == (2,)
 
@@ -293,8 +296,8 @@ def test_pe_perturbs_the_branches_after_the_first() -> None:
     assert cell.train().refresh_until == 4
     perturbed = layer.solve(x)
     assert perturbed.evaluations >= 4
-    seen = [part["c"] for part in perturbed.context.parts[0].parts]
-    before = [part["c"] for part in clean.context.parts[0].parts]
+    seen = [part["c"] for part in perturbed.context.parts["branches"].parts.values()]
+    before = [part["c"] for part in clean.context.parts["branches"].parts.values()]
     torch.testing.assert_close(seen[0], before[0])
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(seen[1:], before[1:], strict=True))
     # Branch i sees U(g − δ): the difference is U applied to signs of size ε of the branch before.

@@ -29,7 +29,7 @@ from equilibria.papers import (
 from equilibria.papers.measures import EXTRAS, MEASURES
 from equilibria.papers.pictures import PICTURES
 from equilibria.papers.reading import read_tables
-from equilibria.training import recipe_from_data, with_parts
+from equilibria.training import recipe_from_data
 
 IDS = [
     *("opteq-t3", "opteq-t4", "opteq-t5", "opteq-t7", "opteq-t8", "opteq-t9", "opteq-t10"),
@@ -114,7 +114,7 @@ def test_the_papers_sizes_can_be_built() -> None:
     found = distinct_recipes("full")
     for recipe in found:
         made = recipe_from_data(recipe).model
-        model_outline(made.name, **with_parts(made.options))
+        model_outline(made.name, **made.options)
     assert len(found) > 50
 
 

@@ -15,7 +15,7 @@ from equilibria.training import TrainingSettings
 from studies import digits, noisy_digits
 from studies._family import FAMILY, Contestant, contestants, left_out
 from studies._paired import Difference, deviation
-from studies._training import fit, set_solves
+from studies._training import fit, studied
 
 BUILDABLE = [contestant for contestant in FAMILY if contestant.missing is None]
 
@@ -39,9 +39,9 @@ def test_names_choose_models() -> None:
 
 def test_solves_of_every_layer_are_set() -> None:
     model = eq.create_model("opteq-small", in_channels=1)
-    set_solves(model, 1e-3)
-    assert model.layer.solver.tolerance == 1e-3
-    assert isinstance(model.layer.gradient, eq.OneStep)
+    with studied(model, 1e-3):
+        assert model.layer.solver.tolerance == 1e-3
+        assert isinstance(model.layer.gradient, eq.OneStep)
 
 
 @pytest.mark.parametrize("contestant", BUILDABLE, ids=lambda contestant: contestant.name)

@@ -62,10 +62,9 @@ def test_only_the_pass_that_is_trained_on_is_heard() -> None:
     """A Jacobian penalty hears of one equilibrium, not of those of the attack."""
     images, labels = batch()
     model = small_opteq()
-    heard: list[Tensor] = []
-    model.layer.on_equilibrium = lambda x, state, context: heard.append(x)
-    AdversarialClassification(eps=0.5, steps=3).training_step(model, images, labels)
-    assert len(heard) == 1
+    with eq.solving(model, record="equilibria") as record:
+        AdversarialClassification(eps=0.5, steps=3).training_step(model, images, labels)
+    assert len(record.equilibria) == 1
 
 
 def test_clean_training_is_ordinary_training() -> None:

@@ -292,7 +292,7 @@ def test_models_that_cannot_be_tuned_are_refused(images: Tensor) -> None:
     with pytest.raises(ValueError, match=r"requires_grad_\(\)"):
         tune(small_model().requires_grad_(False), images)
     first, second = small_model().layer, small_model(tolerance=1e-2).layer
-    with pytest.raises(ValueError, match="the same solver and adjoint first"):
+    with pytest.raises(ValueError, match="the same solver and gradient rule first"):
         tune(nn.Sequential(first, second), images)
 
 

@@ -10,7 +10,7 @@ from equilibria.registry import Registry
 
 A = TypeVar("A", bound=Activation)
 
-_ACTIVATIONS: Registry[Activation] = Registry("activation")
+_ACTIVATIONS: Registry[Activation] = Registry("activation", Activation)
 
 
 @overload
@@ -38,13 +38,7 @@ def register_activation(
 
 def get_activation(activation: str | Activation, **options: Any) -> Activation:
     """The activation called `activation`, made with `options`; an instance passes through."""
-    if isinstance(activation, Activation):
-        if options:
-            raise TypeError(f"{activation!r} is an instance: it takes no options {sorted(options)}")
-        return activation
-    if not isinstance(activation, str):
-        raise TypeError(f"an activation is a name or an Activation, got {activation!r}")
-    return _ACTIVATIONS.create(activation, **options)
+    return _ACTIVATIONS.resolve(activation, **options)
 
 
 def list_activations() -> list[str]:

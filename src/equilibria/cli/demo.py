@@ -89,10 +89,11 @@ def run_demo(*, output: Path, model_name: str, epochs: int, seed: int, device_na
     run.save_weights(model, {"model": model_name})
 
     evaluation = evaluate(model, Batches(data.test, EVALUATION_BATCH))
+    bound = model.contraction_bound(data.test.images[:1].to(device))
     summary = Summary(
         evaluation=evaluation,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        contraction=model.contraction_bound(data.test.images[:1].to(device)),
+        contraction=None if bound is None else float(bound.max()),
         objective=objective_change(model, Batches(data.test, EVALUATION_BATCH)),
         training_seconds=training_seconds,
     )

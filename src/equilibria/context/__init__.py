@@ -1,6 +1,6 @@
 """What a solve is about: the state that is iterated and the context it is iterated in."""
 
-from equilibria.context.context import Context, Entry
+from equilibria.context.context import Context, Entry, numbered
 from equilibria.context.eager import run_eagerly
 from equilibria.context.state import (
     Layout,
@@ -21,6 +21,7 @@ __all__ = [
     "State",
     "batch_size",
     "map_state",
+    "numbered",
     "run_eagerly",
     "state_tensors",
     "sum_per_sample",

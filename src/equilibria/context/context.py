@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,13 +16,13 @@ class Context:
 
     `sample` tensors have the batch first, so that finished samples can be dropped by indexing;
     `shared` ones (normalized weights, scales) belong to all samples. A composite, such as a sum of
-    energy terms, keeps the contexts of its `parts`. Nothing in a context is detached: gradients
-    reach the parameters and the input through it.
+    energy terms, keeps the contexts of its `parts` by their names. Nothing in a context is
+    detached: gradients reach the parameters and the input through it.
     """
 
     sample: Mapping[str, Entry] = field(default_factory=dict)
     shared: Mapping[str, Entry] = field(default_factory=dict)
-    parts: tuple[Context, ...] = ()
+    parts: Mapping[str, Context] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor called `name`."""
@@ -36,14 +36,20 @@ class Context:
 
     def weights(self, name: str) -> tuple[Tensor, ...]:
         """The effective weights of the operator called `name` (see `LinearOperator.weights`)."""
-        entry = self.shared[name]
-        return (entry,) if isinstance(entry, Tensor) else entry
+        return _tuple(self.shared[name])
+
+    def several(self, name: str) -> tuple[Tensor, ...]:
+        """The sample tensors called `name`, such as the inputs of a term that takes several."""
+        return _tuple(self.sample[name])
 
     def names(self) -> list[str]:
         return [*self.sample, *self.shared]
 
     def with_sample(self, **entries: Entry) -> Context:
         return Context({**self.sample, **entries}, self.shared, self.parts)
+
+    def with_part(self, name: str, part: Context) -> Context:
+        return Context(self.sample, self.shared, {**self.parts, name: part})
 
     def with_shared(self, entries: Mapping[str, Entry]) -> Context:
         return Context(self.sample, {**self.shared, **entries}, self.parts)
@@ -53,7 +59,7 @@ class Context:
         return Context(
             {name: _map_entry(lambda t: t[index], entry) for name, entry in self.sample.items()},
             self.shared,
-            tuple(part.keep(index) for part in self.parts),
+            {name: part.keep(index) for name, part in self.parts.items()},
         )
 
     def tensors(self) -> list[Tensor]:
@@ -76,15 +82,24 @@ class Context:
                     yield entry
                 else:
                     yield from entry
-        for part in self.parts:
+        for part in self.parts.values():
             yield from part._walk()
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Context:
         return Context(
             {name: _map_entry(function, entry) for name, entry in self.sample.items()},
             {name: _map_entry(function, entry) for name, entry in self.shared.items()},
-            tuple(part._map(function) for part in self.parts),
+            {name: part._map(function) for name, part in self.parts.items()},
         )
+
+
+def numbered(parts: Iterable[Context]) -> dict[str, Context]:
+    """Parts that have an order and no names, such as branches and layers."""
+    return {str(place): part for place, part in enumerate(parts)}
+
+
+def _tuple(entry: Entry) -> tuple[Tensor, ...]:
+    return (entry,) if isinstance(entry, Tensor) else entry
 
 
 def _map_entry(function: Callable[[Tensor], Tensor], entry: Entry) -> Entry:

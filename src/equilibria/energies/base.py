@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,13 +55,24 @@ class Energy(nn.Module):
     """For how many iterations `refresh` renews what the term then keeps fixed."""
 
     @property
+    def name(self) -> str:
+        """What the term is called in a sum: its class, in lower case."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @property
     def formula(self) -> str:
         """The term as people write it."""
         return f"{type(self).__name__}(y; x)"
 
-    def inject(self, x: Tensor) -> Context:
-        """What the term needs of the input, once a solve. By default the input itself, as `x`."""
-        return Context(sample={"x": x})
+    def _keep_inputs(self, *inputs: Tensor) -> Context:
+        """What the term needs of the input, once a solve. By default the input itself, as `x`.
+
+        A layer with several inputs, given as a tuple, calls it with all of them; a term may take
+        any number, `inject(self, image, graph)`.
+        """
+        return Context(sample={"x": inputs[0] if len(inputs) == 1 else inputs})
+
+    inject: Callable[..., Context] = _keep_inputs
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         """What the term needs of its parameters, once a solve; `layout`: the state's shapes."""
@@ -111,9 +125,10 @@ class Energy(nn.Module):
         return None
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """An upper bound of ‖∇²E‖ over all states and samples, or None if the term knows none.
+        """An upper bound of ‖∇²E‖ over all states, or None if the term knows none.
 
-        Times the Lipschitz constant of σ it bounds the contraction factor of the map.
+        One number, or one for each sample where the bound depends on the input. Times the
+        Lipschitz constant of σ it bounds the contraction factor of the map.
         """
         return None
 
@@ -126,10 +141,10 @@ class Energy(nn.Module):
                 f"expected {expected} ({hint}). Sum over all dimensions but the first."
             )
 
-    def __add__(self, other: Energy | Callable[[Tensor, Tensor], Tensor]) -> Sum:
+    def __add__(self, other: Energy | Callable[..., Tensor]) -> Sum:
         return Sum(self, _as_energy(other))
 
-    def __radd__(self, other: Energy | Callable[[Tensor, Tensor], Tensor] | int) -> Energy:
+    def __radd__(self, other: Energy | Callable[..., Tensor] | int) -> Energy:
         # `sum(terms)` starts from 0.
         if isinstance(other, int) and other == 0:
             return self
@@ -148,92 +163,115 @@ class Energy(nn.Module):
 
 
 class Sum(Energy):
-    """The sum of energy terms."""
+    """The sum of energy terms, each with a name: `energy["quadratic"]`.
 
-    def __init__(self, *terms: Energy) -> None:
+    A term is called after its class or its function; the second of a kind gets a number. The
+    context of the sum holds those of its terms under the same names.
+    """
+
+    def __init__(self, *terms: Energy, **named: Energy) -> None:
         super().__init__()
-        flat: list[Energy] = []
+        flat: dict[str, Energy] = {}
         for term in terms:
-            flat.extend(term.summands() if isinstance(term, Sum) else [term])
-        self.terms = nn.ModuleList(flat)
-        self.couples_batch = any(term.couples_batch for term in flat)
-        self.vanishes_at_zero = all(term.vanishes_at_zero for term in flat)
-        self.concave = all(term.concave for term in flat)
-        self.calibrates = any(term.calibrates for term in flat)
-        self.refresh_until = max((term.refresh_until for term in flat), default=0)
+            for name, one in term.named_terms() if isinstance(term, Sum) else [(term.name, term)]:
+                flat[_unused(name, flat)] = one
+        flat.update(named)
+        self.terms = nn.ModuleDict(flat)
+        self.couples_batch = any(term.couples_batch for term in flat.values())
+        self.vanishes_at_zero = all(term.vanishes_at_zero for term in flat.values())
+        self.concave = all(term.concave for term in flat.values())
+        self.calibrates = any(term.calibrates for term in flat.values())
+        self.refresh_until = max((term.refresh_until for term in flat.values()), default=0)
 
-    def summands(self) -> list[Energy]:
-        return [term for term in self.terms if isinstance(term, Energy)]
+    def __getitem__(self, name: str) -> Energy:
+        """The term called `name`."""
+        if name not in self.terms:
+            raise KeyError(f"the sum has no term {name!r}; it has {list(self.terms)}")
+        return cast(Energy, self.terms[name])
+
+    def named_terms(self) -> list[tuple[str, Energy]]:
+        return [(name, cast(Energy, term)) for name, term in self.terms.items()]
+
+    def _each(self, context: Context) -> Iterator[tuple[Energy, Context]]:
+        """Every term with its part of the context."""
+        return ((term, context.parts[name]) for name, term in self.named_terms())
+
+    def _parts(self, function: Callable[[Energy, Context], Context], context: Context) -> Context:
+        parts = {name: function(term, context.parts[name]) for name, term in self.named_terms()}
+        return Context(parts=parts)
 
     @property
     def formula(self) -> str:
-        joined = " + ".join(term.formula for term in self.summands())
+        joined = " + ".join(term.formula for _, term in self.named_terms())
         return joined.replace("+ −", "− ")
 
-    def inject(self, x: Tensor) -> Context:
-        return Context(parts=tuple(term.inject(x) for term in self.summands()))
+    def inject(self, *inputs: Tensor) -> Context:
+        return Context(parts={name: term.inject(*inputs) for name, term in self.named_terms()})
 
     def complete(self, context: Context, layout: Layout) -> Context:
-        parts = zip(self.summands(), context.parts, strict=True)
-        return Context(parts=tuple(term.complete(part, layout) for term, part in parts))
+        return self._parts(lambda term, part: term.complete(part, layout), context)
 
     def calibrate(self, image: State, context: Context) -> Context:
-        parts = zip(self.summands(), context.parts, strict=True)
-        return Context(parts=tuple(term.calibrate(image, part) for term, part in parts))
+        return self._parts(lambda term, part: term.calibrate(image, part), context)
 
     def refresh(self, state: State, context: Context) -> Context:
-        parts = zip(self.summands(), context.parts, strict=True)
-        return Context(parts=tuple(term.refresh(state, part) for term, part in parts))
+        return self._parts(lambda term, part: term.refresh(state, part), context)
 
     def initial_state(self, context: Context) -> State | None:
-        for term, part in zip(self.summands(), context.parts, strict=True):
-            start = term.initial_state(part)
-            if start is not None:
-                return start
-        return None
+        starts = (term.initial_state(part) for term, part in self._each(context))
+        return next((start for start in starts if start is not None), None)
 
     def first_descent(self, context: Context) -> State | None:
-        pairs = zip(self.summands(), context.parts, strict=True)
-        pulling = [(term, part) for term, part in pairs if not term.vanishes_at_zero]
-        if len(pulling) != 1:
-            return None
-        term, part = pulling[0]
-        return term.first_descent(part)
+        pulling = [pair for pair in self._each(context) if not pair[0].vanishes_at_zero]
+        return pulling[0][0].first_descent(pulling[0][1]) if len(pulling) == 1 else None
 
     def value(self, state: State, context: Context) -> Tensor:
-        parts = zip(self.summands(), context.parts, strict=True)
-        values = [(term, term.value(state, part)) for term, part in parts]
+        values = [term.value(state, part) for term, part in self._each(context)]
         if self.couples_batch:
-            return torch.stack([value.sum() for _, value in values]).sum()
-        return torch.stack([value for _, value in values]).sum(dim=0)
+            return torch.stack([value.sum() for value in values]).sum()
+        return torch.stack(values).sum(dim=0)
 
     def descent(self, state: State, context: Context) -> State:
-        total: tuple[Tensor, ...] | None = None
-        for term, part in zip(self.summands(), context.parts, strict=True):
-            descent = state_tensors(term.descent(state, part))
-            total = (
-                descent
-                if total is None
-                else tuple(a + b for a, b in zip(total, descent, strict=True))
-            )
+        total: State | None = None
+        for term, part in self._each(context):
+            descent = term.descent(state, part)
+            total = descent if total is None else map_state(torch.add, total, descent)
         if total is None:
             raise ValueError("a sum of energies needs at least one term")
-        return unflatten_state(state, total)
+        return unflatten_state(state, state_tensors(total))
 
     @property
     def curvature_limit(self) -> float | None:
-        limits = [term.curvature_limit for term in self.summands()]
+        limits = [term.curvature_limit for _, term in self.named_terms()]
         known = [limit for limit in limits if limit is not None]
         return sum(known) if len(known) == len(limits) else None
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         total: Tensor | None = None
-        for term, part in zip(self.summands(), context.parts, strict=True):
+        for term, part in self._each(context):
             bound = term.curvature_bound(part, layout)
             if bound is None:
                 return None
             total = bound if total is None else total + bound
         return total
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Weights of before version 0.2 count the terms instead of naming them."""
+        for place, (name, _) in enumerate(self.named_terms()):
+            counted = f"{prefix}terms.{place}."
+            for key in [key for key in state_dict if key.startswith(counted)]:
+                state_dict[f"{prefix}terms.{name}.{key.removeprefix(counted)}"] = state_dict.pop(
+                    key
+                )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _unused(name: str, taken: Mapping[str, object]) -> str:
+    numbers = itertools.count(2)
+    unused = name
+    while unused in taken:
+        unused = f"{name}_{next(numbers)}"
+    return unused
 
 
 class Scaled(Energy):
@@ -258,12 +296,16 @@ class Scaled(Energy):
             self.factor = factor
 
     @property
+    def name(self) -> str:
+        return self.term.name
+
+    @property
     def formula(self) -> str:
         factor = "a" if isinstance(self.factor, Tensor) else f"{self.factor:g}"
         return f"{factor.replace('-', '−')}·[{self.term.formula}]"
 
-    def inject(self, x: Tensor) -> Context:
-        return self.term.inject(x)
+    def inject(self, *inputs: Tensor) -> Context:
+        return self.term.inject(*inputs)
 
     def complete(self, context: Context, layout: Layout) -> Context:
         return self.term.complete(context, layout)
@@ -298,29 +340,35 @@ class Scaled(Energy):
 
 
 class FunctionEnergy(Energy):
-    """The term E(y; x) = function(y, x), where the function returns one number per sample."""
+    """The term E(y; x) = function(y, x), where the function returns one number per sample.
 
-    def __init__(
-        self, function: Callable[[Tensor, Tensor], Tensor], *, couples_batch: bool = False
-    ) -> None:
+    In a layer with several inputs the function takes them all: function(y, image, graph).
+    """
+
+    def __init__(self, function: Callable[..., Tensor], *, couples_batch: bool = False) -> None:
         super().__init__()
         self.function = function
         self.couples_batch = couples_batch
+
+    @property
+    def name(self) -> str:
+        name = getattr(self.function, "__name__", "function")
+        return name if name.isidentifier() else "function"  # "<lambda>" is no name
 
     @property
     def formula(self) -> str:
         return f"{getattr(self.function, '__name__', 'function')}(y, x)"
 
     def value(self, state: State, context: Context) -> Tensor:
-        return self.function(state, context["x"])  # type: ignore[arg-type]
+        return self.function(state, *context.several("x"))
 
     def extra_repr(self) -> str:
         return getattr(self.function, "__name__", repr(self.function))
 
 
 def energy_term(
-    function: Callable[[Tensor, Tensor], Tensor] | None = None, *, couples_batch: bool = False
-) -> FunctionEnergy | Callable[[Callable[[Tensor, Tensor], Tensor]], FunctionEnergy]:
+    function: Callable[..., Tensor] | None = None, *, couples_batch: bool = False
+) -> FunctionEnergy | Callable[[Callable[..., Tensor]], FunctionEnergy]:
     """Turn a function of (state, input) into an energy term, also as a decorator.
 
     @energy_term
@@ -334,7 +382,7 @@ def energy_term(
     return FunctionEnergy(function, couples_batch=couples_batch)
 
 
-def _as_energy(term: Energy | Callable[[Tensor, Tensor], Tensor] | int) -> Energy:
+def _as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:
     if isinstance(term, Energy):
         return term
     if callable(term):

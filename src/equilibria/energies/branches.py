@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Layout, State, state_tensors
+from equilibria.context import Context, Layout, State, numbered, state_tensors
 from equilibria.energies.base import Energy
 from equilibria.energies.terms import one_tensor
 
@@ -40,42 +41,42 @@ class Branches(Energy):
             return " + ".join(f"[branch: {formula}]" for formula in sorted(formulas))
         return f"Σᵢ [{indexed(formulas.pop())}]"
 
-    def inject(self, x: Tensor) -> Context:
-        return Context(parts=tuple(term.inject(x) for term in self.branches()))
+    def inject(self, *inputs: Tensor) -> Context:
+        return Context(parts=numbered(term.inject(*inputs) for term in self.branches()))
 
     def complete(self, context: Context, layout: Layout) -> Context:
-        triples = zip(self.branches(), context.parts, layout, strict=True)
-        return Context(parts=tuple(term.complete(part, (one,)) for term, part, one in triples))
+        triples = zip(self.branches(), context.parts.values(), layout, strict=True)
+        return Context(parts=numbered(term.complete(part, (one,)) for term, part, one in triples))
 
     def calibrate(self, image: State, context: Context) -> Context:
-        triples = zip(self.branches(), state_tensors(image), context.parts, strict=True)
-        return Context(parts=tuple(term.calibrate(one, part) for term, one, part in triples))
+        triples = zip(self.branches(), state_tensors(image), context.parts.values(), strict=True)
+        return Context(parts=numbered(term.calibrate(one, part) for term, one, part in triples))
 
     def refresh(self, state: State, context: Context) -> Context:
-        triples = zip(self.branches(), state_tensors(state), context.parts, strict=True)
-        return Context(parts=tuple(term.refresh(one, part) for term, one, part in triples))
+        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
+        return Context(parts=numbered(term.refresh(one, part) for term, one, part in triples))
 
     def initial_state(self, context: Context) -> State | None:
-        pairs = zip(self.branches(), context.parts, strict=True)
+        pairs = zip(self.branches(), context.parts.values(), strict=True)
         starts = [term.initial_state(part) for term, part in pairs]
         known = [one_tensor(start, self) for start in starts if start is not None]
         return tuple(known) if len(known) == len(starts) else None
 
     def first_descent(self, context: Context) -> State | None:
-        pairs = zip(self.branches(), context.parts, strict=True)
+        pairs = zip(self.branches(), context.parts.values(), strict=True)
         starts = [term.first_descent(part) for term, part in pairs]
         known = [one_tensor(start, self) for start in starts if start is not None]
         return tuple(known) if len(known) == len(starts) else None
 
     def value(self, state: State, context: Context) -> Tensor:
-        triples = zip(self.branches(), state_tensors(state), context.parts, strict=True)
+        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
         values = [term.value(y, part) for term, y, part in triples]
         if self.couples_batch:
             values = [value.sum() for value in values]
         return torch.stack(values).sum(dim=0)
 
     def descent(self, state: State, context: Context) -> State:
-        triples = zip(self.branches(), state_tensors(state), context.parts, strict=True)
+        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
         return tuple(one_tensor(term.descent(y, part), self) for term, y, part in triples)
 
     @property
@@ -85,10 +86,12 @@ class Branches(Energy):
         return max(known) if len(known) == len(limits) else None
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        triples = zip(self.branches(), context.parts, layout, strict=True)
+        triples = zip(self.branches(), context.parts.values(), layout, strict=True)
         bounds = [term.curvature_bound(part, (one,)) for term, part, one in triples]
         known = [bound for bound in bounds if bound is not None]
-        return torch.stack(known).max() if len(known) == len(bounds) else None
+        if len(known) < len(bounds):
+            return None
+        return functools.reduce(torch.maximum, known)
 
 
 def indexed(formula: str) -> str:

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Layout, State, sum_per_sample
@@ -98,8 +97,7 @@ class InnerProductKernel(Energy, ABC):
             return None
         squares = sum_per_sample(context["c"].square())
         shares = squares if self.form == "printed" else squares / context["n"]
-        # An empty batch has no curvature.
-        return factor * torch.cat([shares, shares.new_zeros(1)]).amax()
+        return factor * shares
 
     def extra_repr(self) -> str:
         return f"form={self.form!r}" + (f", rho={self.rho}" if self.form == "scaled" else "")

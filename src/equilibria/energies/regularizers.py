@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,7 @@ from equilibria.energies.batch_regularizers import HSIC, Decorrelation
 from equilibria.energies.prior import Regularizer
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import LinearOperator, as_operator
-
-__all__ = ["HSIC", "L1", "L2", "Decorrelation", "FeatureRegularizer", "Incay", "Regularizer"]
+from equilibria.registry import Registry
 
 Step = Literal["auto", "proximal", "gradient"]
 
@@ -85,11 +84,12 @@ class FeatureRegularizer(Energy):
     def __init__(
         self,
         W: LinearOperator | nn.Module | Tensor,
-        regularizer: Regularizer,
+        regularizer: str | Mapping[str, Any] | Regularizer,
         gamma: float,
         step: Step = "auto",
     ) -> None:
         super().__init__()
+        regularizer = get_regularizer(regularizer)
         if not gamma >= 0:
             raise ValueError(f"gamma must not be negative, not {gamma}")
         if step not in ("auto", "proximal", "gradient"):
@@ -131,3 +131,13 @@ class FeatureRegularizer(Energy):
 
     def extra_repr(self) -> str:
         return f"{self.regularizer}, gamma={self.gamma}"
+
+
+_regularizers: Registry[Regularizer] = Registry(
+    "regularizer",
+    Regularizer,
+    {"l1": L1, "l2": L2, "incay": Incay, "decorrelation": Decorrelation, "hsic": HSIC},
+)
+register_regularizer = _regularizers.register
+list_regularizers = _regularizers.names
+get_regularizer = _regularizers.resolve

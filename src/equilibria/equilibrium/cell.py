@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +41,20 @@ class Cell(nn.Module):
         """
         return {}
 
-    def inject(self, x: Tensor) -> Context:
-        """All that `step` needs of the input and the parameters. Nothing in it is detached."""
-        raise TypeError(f"{type(self).__name__} must define inject(self, x) -> Context")
+    def _inject_is_missing(self, *inputs: Tensor) -> Context:
+        """All that `step` needs of the input and the parameters. Nothing in it is detached.
 
-    def initial_state(self, x: Tensor, context: Context) -> State:
-        """Where a solve starts: zeros of the state's shape."""
-        raise TypeError(f"{type(self).__name__} must define initial_state(self, x, context)")
+        Define inject(self, x), or inject(self, image, noise_level) for a layer that is called with
+        a tuple of inputs.
+        """
+        raise TypeError(f"{type(self).__name__} must define inject(self, *inputs) -> Context")
+
+    def _initial_state_is_missing(self, *inputs_and_context: Tensor | Context) -> State:
+        """Where a solve starts: zeros of the state's shape. Called as (*inputs, context)."""
+        raise TypeError(f"{type(self).__name__} must define initial_state(self, *inputs, context)")
+
+    inject: Callable[..., Context] = _inject_is_missing
+    initial_state: Callable[..., State] = _initial_state_is_missing
 
     def first_image(self, context: Context) -> State | None:
         """T(0) (unrelaxed) where it costs nothing, so that a solve can start one step ahead."""
@@ -110,7 +118,10 @@ class Cell(nn.Module):
         return None
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """A proven bound q of the Lipschitz constant of `step` in the state, or None."""
+        """A proven bound q of the Lipschitz constant of `step` in the state, or None.
+
+        One number, or one for each sample where the bound depends on the input.
+        """
         return None
 
     def objective(self, context: Context) -> Objective:
@@ -166,9 +177,9 @@ class EnergyCell(Cell):
     def formula(self) -> str:
         return f"G(y) = 1ᵀf(y) + ½‖y‖² + {self.energy.formula}".replace("+ −", "− ")
 
-    def inject(self, x: Tensor) -> Context:
-        context = self.energy.inject(x)
-        start = self.initial_state(x, context)
+    def inject(self, *inputs: Tensor) -> Context:
+        context = self.energy.inject(*inputs)
+        start = self.initial_state(*inputs, context)
         context = self.energy.complete(context, Packing.of(start).layout)
         if not self.energy.calibrates:
             return context
@@ -180,8 +191,8 @@ class EnergyCell(Cell):
     def refresh(self, state: State, context: Context) -> Context:
         return self.energy.refresh(state, context)
 
-    def initial_state(self, x: Tensor, context: Context) -> State:
-        start = self.energy.initial_state(context)
+    def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
+        start = self.energy.initial_state(others_and_context[-1])
         return torch.zeros_like(x) if start is None else start
 
     def first_image(self, context: Context) -> State | None:

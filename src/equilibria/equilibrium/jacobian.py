@@ -45,8 +45,7 @@ def jacobian_penalty(
 
 def random_iterate(
     cell: Cell,
-    x: Tensor,
-    *,
+    *inputs: Tensor,
     max_iterations: int,
     start: State | None = None,
     generator: torch.Generator | None = None,
@@ -64,8 +63,8 @@ def random_iterate(
     """
     if max_iterations < 1:
         raise ValueError(f"max_iterations must be at least 1, not {max_iterations}")
-    context = cell.inject(x)
-    state = cell.initial_state(x, context) if start is None else start
+    context = cell.inject(*inputs)
+    state = cell.initial_state(*inputs, context) if start is None else start
     state = map_state(lambda tensor: tensor.detach(), state)
     device = None if generator is None else generator.device
     steps = int(torch.randint(1, max_iterations + 1, (), generator=generator, device=device))

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Packing, State, map_state, run_eagerly, state_tensors
+from equilibria.context import (
+    Context,
+    Packing,
+    State,
+    batch_size,
+    map_state,
+    run_eagerly,
+    state_tensors,
+)
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.equilibrium.objective import Objective
-from equilibria.gradients import BackwardLog, GradientRule, LinearSolution, get_gradient
+from equilibria.equilibrium.solving import Active, Solving
+from equilibria.gradients import Backward, BackwardLog, GradientRule
 from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
     FixedPointProblem,
+    LinearSolution,
     Solution,
     Solver,
     Status,
-    get_solver,
 )
+
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
+"""One tensor, or several: image and task vector, measurement and noise level, nodes and graph."""
 
 
 class BatchCouplingWarning(UserWarning):
@@ -43,9 +54,14 @@ class EquilibriumLayer(nn.Module):
             solver=Anderson(tolerance=1e-4), gradient=Implicit(),
         )
 
+    The input is a tensor, or a tuple of them where the cell takes several. How the layer solves is
+    its value `solving`, which nobody changes: `with solving(model, tolerance=1e-6):` does for a
+    block.
+
     strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
         Otherwise inference warns once with the share of samples, and `last_solution` holds the
         facts.
+    solving: all of solver, gradient, tolerance, max_iterations and strict in one value.
     compile_step: run the solver on `torch.compile(step)`, by default or with the backend named;
         derivatives use the step as it is.
     """
@@ -56,9 +72,12 @@ class EquilibriumLayer(nn.Module):
         *,
         cell: Cell | None = None,
         activation: str | Activation = "relu",
-        solver: str | Solver[Any] = "auto",
-        gradient: str | GradientRule = "auto",
-        strict: bool = False,
+        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+        gradient: str | Mapping[str, Any] | GradientRule | None = None,
+        tolerance: float | None = None,
+        max_iterations: int | None = None,
+        strict: bool | None = None,
+        solving: Solving | None = None,
         compile_step: bool | str = False,
     ) -> None:
         super().__init__()
@@ -67,19 +86,36 @@ class EquilibriumLayer(nn.Module):
         if (energy is None) == (cell is None):
             raise ValueError("give an energy or a cell, and not both")
         self.cell = cell if cell is not None else EnergyCell(_checked(energy), activation)
-        self.solver = get_solver(solver)
-        self.gradient = get_gradient(gradient)
-        self.strict = strict
+        given = {
+            "solver": solver,
+            "gradient": gradient,
+            "tolerance": tolerance,
+            "max_iterations": max_iterations,
+            "strict": strict,
+        }
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.solving = Solving(**chosen) if solving is None else solving.changed(**chosen)
         self.compile_step = compile_step
         self.last_solution: Solution | None = None
         """The last forward solve, without its state and context."""
-        self.start: State | None = None
-        """Where `forward` starts if it is not told; None: where the cell does."""
-        self.on_equilibrium: Callable[[Tensor, State, Context], None] | None = None
-        """Told of every forward pass: the input, the equilibrium, and its context, in the graph."""
-        self._backward_log = BackwardLog(strict)
+        self._backward_log = BackwardLog()
         self._warned = False
-        self._told_of_coupling = False
+        self._warned_of_coupling = False
+
+    @property
+    def solver(self) -> Solver[Any]:
+        """What solves at this moment: the layer's own solver, or that of a `solving` block."""
+        return Active(self, self.solving).solving.solver
+
+    @property
+    def gradient(self) -> GradientRule:
+        """What differentiates at this moment."""
+        return Active(self, self.solving).solving.gradient
+
+    @property
+    def strict(self) -> bool:
+        """Whether a failed solve is an error at this moment."""
+        return Active(self, self.solving).solving.strict
 
     @property
     def last_backward(self) -> LinearSolution | None:
@@ -92,70 +128,81 @@ class EquilibriumLayer(nn.Module):
         return self.cell.couples_batch or self.solver.couples_batch
 
     @run_eagerly
-    def forward(self, x: Tensor, start: State | None = None) -> Tensor:
+    def forward(self, x: Inputs, start: State | None = None) -> Tensor:
         """The feature at the equilibrium, differentiable in the input and the parameters.
 
         `start` is a state to start from, such as the `state` of an earlier solution.
         """
+        active = Active(self, self.solving)
+        solver, gradient = active.solving.solver, active.solving.gradient
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 # Energies differentiate inside a step, which inference tensors forbid.
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
-                x = x.clone() if x.is_inference() else x
-            start = self.start if start is None else start
-            problem = self._problem(x, start, from_zero=self.gradient.from_zero)
-            state, solution = self.gradient.equilibrium(
-                self.cell, problem, self.solver, self._backward_log
-            )
-            self._note(solution)
-            if self.on_equilibrium is not None:
-                self.on_equilibrium(x, state, solution.context)
+            inputs = _usable(x)
+            start = active.start() if start is None else start
+            problem = self._problem(inputs, start, active, from_zero=gradient.from_zero)
+            backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
+            state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
+            self._note(solution, active)
+            active.note_equilibrium(inputs, state, solution.context)
             return self.cell.output(state, solution.context)
 
     @torch.no_grad()
     def solve(
         self,
-        x: Tensor,
+        x: Inputs,
         start: State | None = None,
         *,
-        solver: str | Solver[Any] | None = None,
+        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
         trace: bool | Literal["states"] = False,
     ) -> Solution:
         """The equilibrium as a `Solution`, without gradients; optionally with another solver."""
+        active = Active(self, self.solving)
         with torch.inference_mode(False):
-            x = x.clone() if x.is_inference() else x
-            chosen = self.solver if solver is None else get_solver(solver)
-            solution = chosen.solve(self._problem(x, start), trace=trace)
-        self._note(solution)
+            chosen = active.solving.changed(solver=solver).solver
+            start = active.start() if start is None else start
+            solution = chosen.solve(self._problem(_usable(x), start, active), trace=trace)
+        self._note(solution, active)
         return solution
+
+    def report_equilibrium(self, x: Inputs, state: State) -> None:
+        """Tell the `solving` blocks of an equilibrium that was found by other means, as by JIIO."""
+        inputs = _usable(x)
+        Active(self, self.solving).note_equilibrium(inputs, state, self.cell.inject(*inputs))
 
     def output(self, solution: Solution) -> Tensor:
         """The feature that belongs to a solution."""
         return self.cell.output(solution.state, solution.context)
 
-    def objective(self, x: Tensor) -> Objective:
+    def objective(self, x: Inputs) -> Objective:
         """The hidden objective at an input."""
-        return self.cell.objective(self.cell.inject(x))
+        return self.cell.objective(self.cell.inject(*as_inputs(x)))
 
     @torch.no_grad()
-    def contraction_bound(self, x: Tensor) -> float | None:
-        """A proven bound of the contraction factor q of the map at this input, or None."""
-        context = self.cell.inject(x)
-        layout = Packing.of(self.cell.initial_state(x, context)).layout
-        bound = self.cell.contraction_bound(context, layout)
-        return None if bound is None else float(bound)
+    def contraction_bound(self, x: Inputs) -> Tensor | None:
+        """A proven bound of the contraction factor q of the map, for each sample, or None."""
+        inputs = as_inputs(x)
+        context = self.cell.inject(*inputs)
+        state = self.cell.initial_state(*inputs, context)
+        bound = self.cell.contraction_bound(context, Packing.of(state).layout)
+        return None if bound is None else bound.expand(batch_size(state))
 
     def _problem(
-        self, x: Tensor, start: State | None, *, from_zero: bool = False
+        self,
+        inputs: tuple[Tensor, ...],
+        start: State | None,
+        active: Active,
+        *,
+        from_zero: bool = False,
     ) -> FixedPointProblem:
-        self._tell_of_coupling(x)
-        x = in_fastest_format(x)
-        context = self.cell.inject(x)
+        self._warn_of_coupling(batch=len(inputs[0]))
+        context = self.cell.inject(*inputs)
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
-            start=self._start(x, context, start, from_zero),
+            start=self._start(inputs, context, start, from_zero),
             couples_batch=self.couples_batch,
             refresh=self._refresh() if self.cell.refresh_until else None,
             refresh_until=self.cell.refresh_until,
@@ -163,6 +210,7 @@ class EquilibriumLayer(nn.Module):
             contraction=self.cell.contraction_limit,
             solved_once=True,
             remedy=self.cell.remedy,
+            trace="states" if active.records_iterates else False,
         )
 
     def _refresh(self) -> Callable[[State, Context], Context]:
@@ -175,9 +223,11 @@ class EquilibriumLayer(nn.Module):
 
         return refresh
 
-    def _start(self, x: Tensor, context: Context, given: State | None, from_zero: bool) -> State:
-        expected = self.cell.initial_state(x, context)
-        if torch.is_autocast_enabled(x.device.type):
+    def _start(
+        self, inputs: tuple[Tensor, ...], context: Context, given: State | None, from_zero: bool
+    ) -> State:
+        expected = self.cell.initial_state(*inputs, context)
+        if torch.is_autocast_enabled(inputs[0].device.type):
             # The map computes in half precision; the iterates are kept in single.
             expected = map_state(_at_least_single, expected)
         first = None if from_zero or given is not None else self.cell.first_image(context)
@@ -200,11 +250,11 @@ class EquilibriumLayer(nn.Module):
             self.__dict__["_compiled_step"] = compiled
         return compiled
 
-    def _tell_of_coupling(self, x: Tensor) -> None:
+    def _warn_of_coupling(self, batch: int) -> None:
         """Training expects batches; a prediction that depends on its batch mates surprises."""
-        if self.training or not self.couples_batch or len(x) < 2 or self._told_of_coupling:
+        if self.training or not self.couples_batch or batch < 2 or self._warned_of_coupling:
             return
-        self._told_of_coupling = True
+        self._warned_of_coupling = True
         warnings.warn(
             "this layer couples the samples of a batch (a regularizer such as decorrelation or "
             "HSIC): the result of each depends on the others in its batch. Run samples one by one, "
@@ -213,14 +263,13 @@ class EquilibriumLayer(nn.Module):
             stacklevel=4,
         )
 
-    def _note(self, solution: Solution) -> None:
+    def _note(self, solution: Solution, active: Active) -> None:
         """Keep the facts of a solve, and say so where it failed."""
-        self.last_solution = replace(
-            solution, state=solution.residual.new_empty(0), context=Context(), trace=None
-        )
+        self.last_solution = solution.facts()
+        active.note(solution)
         if bool(solution.converged.all()):
             return
-        if self.strict:
+        if active.solving.strict:
             raise ConvergenceError(solution.summary())
         # Out of iterations is ordinary while training; a diverged sample never is.
         serious = not self.training or bool((solution.status == Status.DIVERGED).any())
@@ -229,13 +278,23 @@ class EquilibriumLayer(nn.Module):
             warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A compiled step belongs to the cell it was made of: copies compile their own. Whoever
-        # listens listens to this layer.
-        kept = {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
-        return {**kept, "on_equilibrium": None}
+        # A compiled step belongs to the cell it was made of: copies compile their own.
+        return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
 
     def extra_repr(self) -> str:
-        return f"solver={self.solver}, gradient={self.gradient}, strict={self.strict}"
+        own = self.solving
+        return f"solver={own.solver}, gradient={own.gradient}, strict={own.strict}"
+
+
+def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
+    return (x,) if isinstance(x, Tensor) else tuple(x)
+
+
+def _usable(x: Inputs) -> tuple[Tensor, ...]:
+    """Inputs that can be differentiated, in the format in which they are fastest."""
+    return tuple(
+        in_fastest_format(one.clone() if one.is_inference() else one) for one in as_inputs(x)
+    )
 
 
 def in_fastest_format(x: Tensor) -> Tensor:

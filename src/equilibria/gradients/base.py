@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
@@ -17,10 +17,10 @@ from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
     FixedPointProblem,
+    LinearSolution,
     Solution,
     Solver,
 )
-from equilibria.solvers.linear import LinearSolution
 
 
 class Symmetry(Enum):
@@ -52,22 +52,21 @@ class BackwardLog:
     A failure warns once, or raises where the layer is strict: a wrong gradient is never silent.
     """
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict
+    def __init__(self) -> None:
         self.latest: LinearSolution | None = None
         self._warned = False
         self._solutions: dict[bool, Tensor] = {}
 
-    def record(self, found: LinearSolution) -> None:
-        # The value is as large as the state: only how it was found is kept.
+    def record(self, found: LinearSolution, *, strict: bool) -> LinearSolution:
+        """Take in a solve; its facts are returned, without the value, which is as large as u."""
         self.latest = replace(found, value=found.value.new_empty(0))
-        if bool(found.converged.all()):
-            return
-        if self.strict:
-            raise ConvergenceError(found.summary())
-        if not self._warned:
-            self._warned = True
-            warnings.warn(found.summary(), ConvergenceWarning, stacklevel=2)
+        if not bool(found.converged.all()):
+            if strict:
+                raise ConvergenceError(found.summary())
+            if not self._warned:
+                self._warned = True
+                warnings.warn(found.summary(), ConvergenceWarning, stacklevel=3)
+        return self.latest
 
     def remember(self, solution: Tensor, *, transposed: bool) -> None:
         self._solutions[transposed] = solution.detach()
@@ -77,6 +76,20 @@ class BackwardLog:
         last = self._solutions.get(transposed)
         fits = last is not None and last.shape == rhs.shape and last.device == rhs.device
         return last.to(rhs.dtype) if last is not None and fits else None
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What a forward pass leaves for its backward solves: the log, and who else is told."""
+
+    log: BackwardLog = field(default_factory=BackwardLog)
+    strict: bool = False
+    told: Callable[[LinearSolution], None] | None = None
+
+    def record(self, found: LinearSolution) -> None:
+        facts = self.log.record(found, strict=self.strict)
+        if self.told is not None:
+            self.told(facts)
 
 
 class GradientRule(ABC):
@@ -89,7 +102,7 @@ class GradientRule(ABC):
 
     @abstractmethod
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
         """The equilibrium, attached to the graph of context and parameters, and its solve."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Packing, State, state_tensors, unflatten_state
-from equilibria.gradients.base import BackwardLog, GradientRule, Map, Symmetry, needs_graph
+from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, needs_graph
 from equilibria.gradients.local_step import Autocast, LocalStep, StepRecipe
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers.linear import (
@@ -59,7 +59,7 @@ class Implicit(GradientRule):
             raise ValueError(f"method must be one of {get_args(Method)}, not {self.method!r}")
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
         solution = solver.solve(problem)
         context = solution.context
@@ -76,7 +76,7 @@ class Implicit(GradientRule):
             symmetry=self._symmetry(cell),
             autocast=Autocast.current(states[0].device.type),
         )
-        solve = _LinearSolver(self, recipe, log, problem.epsilon)
+        solve = _LinearSolver(self, recipe, backward, problem.epsilon)
         outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
         return unflatten_state(solution.state, outputs), solution
 
@@ -97,7 +97,7 @@ class _LinearSolver:
 
     rule: Implicit
     recipe: StepRecipe
-    log: BackwardLog
+    backward: Backward
     epsilon: float
 
     def solve(self, local: LocalStep, rhs: Tensor, *, transposed: bool) -> Tensor:
@@ -108,9 +108,9 @@ class _LinearSolver:
             return vector - jacobian(vector).to(vector.dtype)
 
         found = self._run(operator, local, rhs, transposed)
-        self.log.record(found)
+        self.backward.record(found)
         if self.rule.warm_start:
-            self.log.remember(found.value, transposed=transposed)
+            self.backward.log.remember(found.value, transposed=transposed)
         return found.value
 
     def _run(
@@ -118,7 +118,9 @@ class _LinearSolver:
     ) -> LinearSolution:
         tolerance = max(self.rule.tolerance, self.epsilon)
         limit = self.rule.max_iterations
-        start = self.log.start(rhs, transposed=transposed) if self.rule.warm_start else None
+        start = (
+            self.backward.log.start(rhs, transposed=transposed) if self.rule.warm_start else None
+        )
         symmetry = self.recipe.symmetry
         fallback = ""
         # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.

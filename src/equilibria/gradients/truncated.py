@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from equilibria.context import State, map_state
-from equilibria.gradients.base import BackwardLog, GradientRule, Map, needs_graph
+from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 
 
@@ -31,7 +31,7 @@ class Phantom(GradientRule):
             raise ValueError(f"damping must be in (0, 1], not {self.damping}")
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
         solution = solver.solve(problem)
         return _record_steps(cell, solution, self.steps, self.damping), solution
@@ -48,7 +48,7 @@ class OneStep(GradientRule):
     exact: ClassVar[bool] = False
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
         solution = solver.solve(problem)
         return _record_steps(cell, solution, steps=1, damping=1.0), solution

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch.utils.checkpoint import checkpoint as run_checkpointed
 
 from equilibria.context import Context, State
-from equilibria.gradients.base import BackwardLog, GradientRule, Map, needs_graph
+from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers.last_iterate import solution_of_last_iterate
 
@@ -37,7 +37,7 @@ class Unrolled(GradientRule):
             raise ValueError(f"checkpoint must be at least 1 or None, not {self.checkpoint}")
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], log: BackwardLog
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
         point, context = problem.start, problem.context
         warm_up = min(problem.refresh_until, self.steps - 1) if problem.refresh else 0

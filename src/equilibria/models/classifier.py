@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from equilibria.context import State
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.equilibrium.objective import Objective
-from equilibria.gradients import LinearSolution
-from equilibria.solvers import Solution, Solver
+from equilibria.solvers import LinearSolution, Solution, Solver
 
 
 class EquilibriumClassifier(nn.Module):
@@ -46,8 +45,8 @@ class EquilibriumClassifier(nn.Module):
         """The hidden objective that the equilibrium of each image minimizes."""
         return self.layer.objective(self.stem(images))
 
-    def contraction_bound(self, images: Tensor) -> float | None:
-        """A proven bound of the contraction factor of the map, at the size of these images."""
+    def contraction_bound(self, images: Tensor) -> Tensor | None:
+        """A proven bound of the contraction factor of the map, for each image."""
         return self.layer.contraction_bound(self.stem(images))
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equilibria.activations import Activation
 from equilibria.context import State
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.gradients import GradientRule, LinearSolution
+from equilibria.gradients import GradientRule
 from equilibria.models.decoder_parts import (
     ImageHead,
     InjectedMDEQCell,
@@ -21,7 +21,7 @@ from equilibria.models.mdeq import branch_channels
 from equilibria.models.opteq import opteq_cell, optimal_space
 from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d
-from equilibria.solvers import Solution, Solver
+from equilibria.solvers import LinearSolution, Solution, Solver
 
 
 class EquilibriumDecoder(nn.Module):

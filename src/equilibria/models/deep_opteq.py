@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, get_activation
-from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.context import Context, Layout, State, numbered, sum_per_sample
 from equilibria.energies import Input, Regularizer
 from equilibria.equilibrium import Cell, EquilibriumLayer
 from equilibria.equilibrium.objective import Objective
@@ -162,17 +162,18 @@ class DeepOptEqCell(Cell):
         first = self.units()[0]
         layout = (first.W.input_shape(tuple(contexts[0]["c"].shape[1:])),)
         pairs = zip(self.units(), contexts, strict=True)
-        return Context(parts=tuple(c.with_shared(layer.prepare(layout)) for layer, c in pairs))
+        return Context(parts=numbered(c.with_shared(layer.prepare(layout)) for layer, c in pairs))
 
     def initial_state(self, x: Tensor, context: Context) -> Tensor:
-        injected = context.parts[0]["c"]
+        injected = context.parts["0"]["c"]
         shape = self.units()[0].W.input_shape(tuple(injected.shape[1:]))
         return injected.new_zeros(injected.shape[0], *shape)
 
     def step(self, state: State, context: Context) -> State:
         assert isinstance(state, Tensor)
         z = state
-        for layer, part, pull in zip(self.units(), context.parts, self.pulls(state), strict=True):
+        parts = context.parts.values()
+        for layer, part, pull in zip(self.units(), parts, self.pulls(state), strict=True):
             z = layer(z if pull is None else z + pull, part)
         return z
 
@@ -223,7 +224,7 @@ class DeepOptEqCell(Cell):
         """The product of the layers' Lipschitz constants; None with a regularizer."""
         if self.regularizer is not None:
             return None
-        pairs = zip(self.units(), context.parts, strict=True)
+        pairs = zip(self.units(), context.parts.values(), strict=True)
         bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
         return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
 
@@ -274,7 +275,8 @@ class DeepOptEqObjective(Objective):
         blocks = []
         z = state
         pulls = self.cell.pulls(state)
-        for layer, context, pull in zip(self.cell.units(), self.context.parts, pulls, strict=True):
+        parts = self.context.parts.values()
+        for layer, context, pull in zip(self.cell.units(), parts, pulls, strict=True):
             v = z if pull is None else z + pull
             y = layer.lift(v, context)
             p = layer.lower(y, context)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equilibria.activations import Activation
 from equilibria.energies import Input, Quadratic
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.gradients import GradientRule, LinearSolution
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import PooledLinearHead
 from equilibria.models.conv4 import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.film import CopiesFiLM, FiLMCell, PackedFiLM
@@ -23,7 +23,7 @@ from equilibria.models.mdeq import branch_channels
 from equilibria.models.mdeq_parts import MDEQHead, MDEQStem
 from equilibria.models.options import initialize_small, solver_from_options
 from equilibria.operators import Conv2d, Identity
-from equilibria.solvers import Solution, Solver
+from equilibria.solvers import LinearSolution, Solution, Solver
 
 
 class FewShotClassifier(nn.Module):

@@ -51,7 +51,7 @@ class GEQCell(BranchCell):
     def attention(self, state: State, context: Context) -> tuple[Tensor, ...]:
         """β of every patch: per branch a map (batch, groups of channels, rows, columns)."""
         kernels = self.kernels()
-        parts = context.parts if isinstance(self.energy, Branches) else (context,)
+        parts = context.parts.values() if isinstance(self.energy, Branches) else (context,)
         triples = zip(kernels, state_tensors(state), parts, strict=True)
         return tuple(kernel.attention(y, part) for kernel, y, part in triples)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import Context, State, state_tensors
+from equilibria.context import Context, State, numbered, state_tensors
 from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
 from equilibria.models.branches import BranchCell, Fusion
 
@@ -73,37 +73,37 @@ class MOptEqCell(BranchCell):
     @property
     def heritage_diversity(self) -> HeritageDiversity:
         assert isinstance(self.energy, Sum)
-        term = self.energy.summands()[1]
+        term = self.energy["heritage_diversity"]
         assert isinstance(term, HeritageDiversity)
         return term
 
     def inputs(self) -> list[Input]:
         """The terms by which g(x) enters each branch (those for which PE is defined)."""
         assert isinstance(self.energy, Sum)
-        branches = self.energy.summands()[0]
+        branches = self.energy["branches"]
         assert isinstance(branches, Branches)
         return [term for term in branches.branches() if isinstance(term, Input)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
         """zᵢ = Wᵢᵀyᵢ."""
-        return self.heritage_diversity.features(state, context.parts[1])
+        return self.heritage_diversity.features(state, context.parts["heritage_diversity"])
 
-    def inject(self, x: Tensor) -> Context:
-        return self.keep_clean(super().inject(x))
+    def inject(self, *inputs: Tensor) -> Context:
+        return self.keep_clean(super().inject(*inputs))
 
     def keep_clean(self, context: Context) -> Context:
         """For PE: what δ is subtracted from, beside `c`, which is what the branch sees."""
         if not self.perturbs:
             return context
-        branches, coupling = context.parts
-        kept = tuple(part.with_sample(clean=part["c"]) for part in branches.parts)
-        return Context(parts=(Context(parts=kept), coupling))
+        parts = context.parts["branches"].parts.values()
+        kept = Context(parts=numbered(part.with_sample(clean=part["c"]) for part in parts))
+        return context.with_part("branches", kept)
 
     def simplify(self, context: Context) -> Context:
         """Without the gradient of t, which is a per mille of all and a tenth of the cost."""
-        branches, coupling = context.parts
+        coupling = context.parts["heritage_diversity"]
         kept = {name: coupling[name].detach() for name in coupling.sample}
-        return Context(parts=(branches, coupling.with_sample(**kept)))
+        return context.with_part("heritage_diversity", coupling.with_sample(**kept))
 
     def refresh(self, state: State, context: Context) -> Context:
         """Signs and perturbations at a state."""
@@ -112,14 +112,13 @@ class MOptEqCell(BranchCell):
 
     def perturb(self, state: State, context: Context) -> Context:
         """The context in which branch i sees g(x) − δᵢ₋₁, δ of the state."""
-        branches, coupling = context.parts
         deltas = reconstructed_perturbations(self, state, self.epsilon)
-        first, *rest = branches.parts
+        first, *rest = context.parts["branches"].parts.values()
         perturbed = [
             part.with_sample(c=part["clean"] - term.U(delta))
             for term, part, delta in zip(self.inputs()[1:], rest, deltas, strict=False)
         ]
-        return Context(parts=(Context(parts=(first, *perturbed)), coupling))
+        return context.with_part("branches", Context(parts=numbered([first, *perturbed])))
 
     def sign_flips(self, state: State, context: Context) -> Tensor:
         """How many signs of M are not at rest, per sample.
@@ -130,7 +129,7 @@ class MOptEqCell(BranchCell):
         coupling = self.heritage_diversity.coupling
         now = coupling.signs(self.features(state, context))
         if self.heritage_diversity.refresh_until:
-            kept = context.parts[1]
+            kept = context.parts["heritage_diversity"]
             return coupling.sign_changes({name: kept[name] for name in now}, now)
         image = self.step(state, context)
         return coupling.sign_changes(now, coupling.signs(self.features(image, context)))

@@ -42,11 +42,12 @@ class MOptEqFeatureCell(Cell):
         zero = energy.initial_state(context)
         assert zero is not None
         context = energy.complete(context, Packing.of(zero).layout)
-        branches, coupling = context.parts
-        first = [self.lifted.activation(part["c"]) for part in branches.parts]
+        coupling = context.parts["heritage_diversity"]
+        parts = context.parts["branches"].parts.values()
+        first = [self.lifted.activation(part["c"]) for part in parts]
         features = term.features(tuple(first), coupling)
         coupling = term.calibrate_features(features, coupling)
-        context = self.lifted.keep_clean(Context(parts=(branches, coupling)))
+        context = self.lifted.keep_clean(context.with_part("heritage_diversity", coupling))
         # T(0), which the scales were taken at, is where the solve starts.
         return context.with_sample(start=tuple(z.detach() for z in features))
 
@@ -60,31 +61,33 @@ class MOptEqFeatureCell(Cell):
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, ...]:
         """yᵢ = σ(Wᵢhᵢ + cᵢ)."""
-        branches, coupling = context.parts
+        branches, coupling = context.parts["branches"], context.parts["heritage_diversity"]
         term = self.lifted.heritage_diversity
         messages = term.coupling.messages(state_tensors(state), coupling.sample)
-        images = zip(term.lift(messages, coupling), branches.parts, strict=True)
+        images = zip(term.lift(messages, coupling), branches.parts.values(), strict=True)
         return tuple(self.lifted.activation(image + part["c"]) for image, part in images)
 
     def step(self, state: State, context: Context) -> State:
         y = self.lift(state, context)
-        image = tuple(self.lifted.heritage_diversity.features(y, context.parts[1]))
+        image = tuple(
+            self.lifted.heritage_diversity.features(y, context.parts["heritage_diversity"])
+        )
         alpha = self.lifted.alpha
         if alpha == 1:
             return image
         return map_state(lambda z, mapped: z + alpha * (mapped - z), state, image)
 
     def refresh(self, state: State, context: Context) -> Context:
-        branches, coupling = context.parts
         term = self.lifted.heritage_diversity
         if term.refresh_until:
             signs = term.coupling.signs(state_tensors(state))
-            context = Context(context.sample, {}, (branches, coupling.with_sample(**signs)))
+            coupling = context.parts["heritage_diversity"].with_sample(**signs)
+            context = context.with_part("heritage_diversity", coupling)
         if not self.lifted.perturbs:
             return context
         with torch.no_grad():
             y = self.lift(state, context)
-        return Context(context.sample, {}, self.lifted.perturb(y, context).parts)
+        return self.lifted.perturb(y, context)
 
     def simplify(self, context: Context) -> Context:
         return self.lifted.simplify(context)

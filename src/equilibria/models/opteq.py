@@ -54,7 +54,7 @@ class OptEqCell(EnergyCell):
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
         assert isinstance(self.energy, Sum)
-        term = self.energy.summands()[1]
+        term = self.energy["quadratic"]
         quadratic = term.term if isinstance(term, Scaled) else term
         assert isinstance(quadratic, Quadratic)
         return quadratic.W
@@ -62,7 +62,7 @@ class OptEqCell(EnergyCell):
     def output(self, state: State, context: Context) -> Tensor:
         """z = Wᵀy/μ."""
         assert isinstance(state, Tensor)
-        return self.W.adjoint(state, context.parts[1].weights("W")) / self.mu
+        return self.W.adjoint(state, context.parts["quadratic"].weights("W")) / self.mu
 
     def objective(self, context: Context) -> Objective:
         """φ = G/μ (Theorem 1)."""

@@ -6,27 +6,16 @@ from typing import Any
 
 import torch
 
+from equilibria.equilibrium import Solving
 from equilibria.operators import LinearOperator
-from equilibria.solvers import Solver, get_solver
+from equilibria.solvers import Solver
 
 
 def solver_from_options(
     solver: str | Solver[Any], tolerance: float | None, max_iterations: int | None
 ) -> Solver[Any]:
-    """A solver by name with its limits; a solver object brings its own."""
-    options: dict[str, Any] = {}
-    if tolerance is not None:
-        options["tolerance"] = tolerance
-    if max_iterations is not None:
-        options["max_iterations"] = max_iterations
-    if isinstance(solver, Solver):
-        if options:
-            raise ValueError(
-                f"{' and '.join(options)} given beside a solver object: "
-                f"set them there, e.g. {type(solver).__name__}(tolerance=1e-4)"
-            )
-        return solver
-    return get_solver(solver, **options)
+    """A solver by name or as an object, with these limits where they are given."""
+    return Solving(solver=solver, tolerance=tolerance, max_iterations=max_iterations).solver  # type: ignore[arg-type]
 
 
 @torch.no_grad()

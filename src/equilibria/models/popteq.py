@@ -55,8 +55,8 @@ class POptEqCell(BranchCell):
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
         """zᵢ = Wᵢᵀyᵢ."""
-        triples = zip(self.W, state_tensors(state), context.parts, strict=True)
-        return [W.adjoint(y, part.parts[1].weights("W")) for W, y, part in triples]
+        triples = zip(self.W, state_tensors(state), context.parts.values(), strict=True)
+        return [W.adjoint(y, part.parts["quadratic"].weights("W")) for W, y, part in triples]
 
 
 def popteq(

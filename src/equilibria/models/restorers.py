@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
-from equilibria.energies import Energy, Input
+from equilibria.energies import Energy, Input, Sum
 from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer
 from equilibria.equilibrium.objective import Objective
-from equilibria.gradients import GradientRule, LinearSolution
+from equilibria.gradients import GradientRule
 from equilibria.models.blocks import check_images
 from equilibria.models.options import solver_from_options
 from equilibria.operators import AveragePool, Conv2d, LinearOperator
-from equilibria.solvers import Solution, Solver
+from equilibria.solvers import LinearSolution, Solution, Solver
 
 
 class DataTerm(Energy):
@@ -84,7 +84,8 @@ class RestoringCell(EnergyCell):
 
     @property
     def data(self) -> DataTerm:
-        term = self.energy.terms[1]  # type: ignore[index]
+        assert isinstance(self.energy, Sum)
+        term = self.energy["data_term"]
         assert isinstance(term, DataTerm)
         return term
 
@@ -101,7 +102,7 @@ class RestoringCell(EnergyCell):
 
     def output(self, state: State, context: Context) -> Tensor:
         """The restored image z = Wᵀy."""
-        weights = context.parts[1].weights("W")
+        weights = context.parts["data_term"].weights("W")
         return self.data.W.adjoint(one_tensor(state, self.data), weights)
 
 

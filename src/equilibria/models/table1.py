@@ -50,13 +50,13 @@ class AffineOptEqCell(Cell):
         shared = {"R": self.R, "R_inverse": torch.linalg.inv(self.R)}
         if self.t is not None:
             shared["t"] = self.t
-        return Context(shared=shared, parts=(self.inner.inject(x),))
+        return Context(shared=shared, parts={"inner": self.inner.inject(x)})
 
     def initial_state(self, x: Tensor, context: Context) -> Tensor:
-        return self.inner.initial_state(x, context.parts[0])
+        return self.inner.initial_state(x, context.parts["inner"])
 
     def step(self, state: State, context: Context) -> State:
-        image = self.inner.step(self.transform(state, context), context.parts[0])
+        image = self.inner.step(self.transform(state, context), context.parts["inner"])
         assert isinstance(image, Tensor)
         if "t" in context.shared:
             image = image - _per_channel(context["t"], image)
@@ -70,7 +70,7 @@ class AffineOptEqCell(Cell):
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """cond(R) times that of f: a bound for the Euclidean norm."""
-        bound = self.inner.contraction_bound(context.parts[0], layout)
+        bound = self.inner.contraction_bound(context.parts["inner"], layout)
         return None if bound is None else bound * torch.linalg.cond(context["R"], 2)
 
     def objective(self, context: Context) -> AffineObjective:
@@ -83,7 +83,7 @@ class AffineObjective(Objective):
     def __init__(self, cell: AffineOptEqCell, context: Context) -> None:
         self.cell = cell
         self.context = context
-        self.inner = DeepOptEqObjective(cell.inner, context.parts[0])
+        self.inner = DeepOptEqObjective(cell.inner, context.parts["inner"])
 
     def value(self, state: State) -> Tensor:
         return self.inner.value(self.cell.transform(state, self.context))

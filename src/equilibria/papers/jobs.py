@@ -33,7 +33,6 @@ from equilibria.training import (
     recipe_from_data,
     write_atomically,
 )
-from equilibria.training.solves import TrainingSolves
 
 DIGITS_OF_HASH = 10
 
@@ -104,13 +103,14 @@ def run_job(
             return finished
         experiment = Experiment.of(recipe_from_data(job.recipe))
         _train_and_evaluate(job.folder, experiment, device, on_epoch)
-        for name in job.extras:
-            file = job.folder / f"{name}.json"
-            if not file.is_file():
-                _write(file, EXTRAS[name](experiment, device))
-        for name in job.pictures:
-            if not job.picture(name).is_file():
-                write_atomically(job.picture(name), PICTURES[name](experiment, device))
+        with experiment.solving():
+            for name in job.extras:
+                file = job.folder / f"{name}.json"
+                if not file.is_file():
+                    _write(file, EXTRAS[name](experiment, device))
+            for name in job.pictures:
+                if not job.picture(name).is_file():
+                    write_atomically(job.picture(name), PICTURES[name](experiment, device))
     result = job.result()
     assert result is not None
     return result
@@ -210,7 +210,6 @@ def _train_and_evaluate(
     if file.is_file():
         load_weights(experiment.model, run.weights)
         experiment.model.to(device)
-        TrainingSolves(experiment.model, recipe.training, samples=0).prepare_evaluation()
         return
     if not run.config.exists():
         run = RunFolder.create(folder, recipe.as_data())
@@ -218,7 +217,8 @@ def _train_and_evaluate(
     # In the batches of the training: what couples the samples of a batch is used to their number,
     # and large images fit into memory.
     batches = Batches(experiment.test, recipe.training.batch_size)
-    evaluation = experiment.task.evaluate(experiment.model, batches)
+    with experiment.solving():
+        evaluation = experiment.task.evaluate(experiment.model, batches)
     solves = evaluation.solves
     cpu_seconds = sum(metrics.cpu_seconds for metrics in history)
     residuals = torch.cat(solves.residuals).double() if solves.residuals else None

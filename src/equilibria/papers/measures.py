@@ -150,16 +150,15 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
 
     was_training = model.training
     try:
-        solves.prepare_evaluation()
         model.eval()
-        forwards = [inference() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
-        solves.prepare_training(settings.epochs)
+        with solves.evaluation():
+            forwards = [inference() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
         model.train()
-        steps = [step() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
-        model.zero_grad(set_to_none=True)
-        peak = peak_bytes(step, device)
+        with solves.training(settings.epochs):
+            steps = [step() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
+            model.zero_grad(set_to_none=True)
+            peak = peak_bytes(step, device)
     finally:
-        solves.prepare_evaluation()
         model.train(was_training)
         model.zero_grad(set_to_none=True)
     total = statistics.median(there + back for there, back in steps)

@@ -19,7 +19,6 @@ from equilibria.training import (
     Recipe,
     fitting_options,
     recipe_from_data,
-    with_parts,
 )
 
 RUNS = "runs"
@@ -162,4 +161,4 @@ def _outline(recipe: Recipe, data: DataSet[Source] | None) -> nn.Module:
         fitting = fitting_options(name, data)
     known = model_options(name)
     fitting = {key: value for key, value in fitting.items() if key in known}
-    return model_outline(name, **{**fitting, **with_parts(recipe.model.options)})
+    return model_outline(name, **{**fitting, **recipe.model.options})

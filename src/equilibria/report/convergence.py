@@ -89,6 +89,7 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
         values = torch.stack([objective.value(state).reshape(-1) for state in states])
         polish = Picard(tolerance=ROUNDING, max_iterations=100 * len(states))
         minimum = objective.value(precise.solve(images, solution.state, solver=polish).state)
+    bound = precise.contraction_bound(images)
     return Convergence(
         solver=type(solver).__name__,
         stops=solution.iterations,
@@ -97,7 +98,7 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
         ),
         objective=values,
         minimum=minimum,
-        contraction=precise.contraction_bound(images),
+        contraction=None if bound is None else float(bound.max()),
     )
 
 

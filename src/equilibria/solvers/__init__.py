@@ -6,6 +6,8 @@ from equilibria.solvers.anderson_type_one import AndersonTypeOne
 from equilibria.solvers.auto import Auto
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.broyden import Broyden
+from equilibria.solvers.convergence import Iterate, RelativeResidual, StoppingCriterion
+from equilibria.solvers.linear import LinearSolution, bicgstab, conjugate_gradients, gmres
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.registry import get_solver, list_solvers, register_solver
@@ -28,13 +30,20 @@ __all__ = [
     "ConvergenceError",
     "ConvergenceWarning",
     "FixedPointProblem",
+    "Iterate",
+    "LinearSolution",
     "Memory",
     "Picard",
+    "RelativeResidual",
     "Solution",
     "Solver",
     "Status",
+    "StoppingCriterion",
     "Trace",
+    "bicgstab",
+    "conjugate_gradients",
     "get_solver",
+    "gmres",
     "list_solvers",
     "register_solver",
 ]

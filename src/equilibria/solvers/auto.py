@@ -39,6 +39,7 @@ class Auto(Anderson):
             "tolerance": self.tolerance,
             "max_iterations": self.max_iterations,
             "drop_share": self.drop_share,
+            "stop": self.stop,
         }
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from equilibria.context import State
+from equilibria.solvers.convergence import (
+    Iterate,
+    RelativeResidual,
+    Scale,
+    StoppingCriterion,
+)
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status, Trace
-
-DIVERGENCE_FACTOR = 1e6
-"""A residual this many times larger than the first residual and the first image has diverged."""
 
 
 class Memory(ABC):
@@ -45,6 +48,7 @@ class Solver(ABC, Generic[M]):
 
     tolerance: relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
     max_iterations: evaluations of the map after which a sample is given up.
+    stop: when a sample has converged, if not by the tolerance.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
     """
@@ -52,6 +56,7 @@ class Solver(ABC, Generic[M]):
     tolerance: float = 1e-4
     max_iterations: int = 100
     drop_share: float = 0.5
+    stop: StoppingCriterion | None = None
 
     def __post_init__(self) -> None:
         if not (self.tolerance > 0 and math.isfinite(self.tolerance)):
@@ -65,6 +70,10 @@ class Solver(ABC, Generic[M]):
     def couples_batch(self) -> bool:
         """Whether the solver itself relates the samples of a batch to each other."""
         return False
+
+    @property
+    def criterion(self) -> StoppingCriterion:
+        return RelativeResidual(self.tolerance) if self.stop is None else self.stop
 
     @property
     def method(self) -> str:
@@ -91,13 +100,14 @@ class Solver(ABC, Generic[M]):
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         """Solve `problem`, each sample to its own end."""
+        trace = trace or problem.trace
         point = problem.take_start()
         warm_up = 0
         while problem.refresh is not None and warm_up < problem.refresh_until:
             point = problem.evaluate(point)
             problem = problem.refreshed(point)
             warm_up += 1
-        progress = _Progress(point, self.tolerance, warm_up)
+        progress = _Progress(point, self.criterion, warm_up)
         recorder = _Recorder(problem, states=trace == "states") if trace else None
         may_drop = recorder is None or not recorder.wants_states
         memory = self.begin(point)
@@ -109,7 +119,7 @@ class Solver(ABC, Generic[M]):
             image = current.evaluate(point)
             sample_evaluations += image.shape[0]
             change = image - point
-            progress.observe(image, change)
+            progress.observe(current, image, change)
             if recorder is not None:
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
@@ -124,6 +134,7 @@ class Solver(ABC, Generic[M]):
                 current = current.keep(rows)
         return progress.solution(
             problem,
+            tolerance=self.tolerance,
             solver=self.method,
             evaluations=warm_up + iteration,
             sample_evaluations=sample_evaluations,
@@ -139,10 +150,11 @@ class _Progress:
     is copied and nothing but the residuals is computed.
     """
 
-    def __init__(self, start: Tensor, tolerance: float, iterations: int) -> None:
+    def __init__(self, start: Tensor, criterion: StoppingCriterion, iterations: int) -> None:
         problems = start.shape[0]
         self.problems = problems
-        self.tolerance = tolerance
+        self.criterion = criterion
+        self.scale = Scale()
         self.index: Tensor | None = None
         self.dropped: _Results | None = None
         infinite = start.new_full((problems,), torch.inf)
@@ -157,25 +169,15 @@ class _Progress:
         self.running_count = problems
         self.latest = infinite
         """The relative residual of this iteration; NaN for rows that had stopped before it."""
-        self.limit: Tensor | None = None
-        self.floor: Tensor | None = None
 
-    def observe(self, image: Tensor, change: Tensor) -> None:
+    def observe(self, problem: FixedPointProblem, image: Tensor, change: Tensor) -> None:
         """Take in T(y) and T(y) − y of every row."""
         rows = self.rows
-        absolute = torch.linalg.vector_norm(change, dim=1)
-        size = torch.linalg.vector_norm(image, dim=1)
-        if self.limit is None or self.floor is None:
-            largest = torch.maximum(absolute, size)
-            self.limit = DIVERGENCE_FACTOR * largest
-            # A fixed point at zero has no scale: rounding of what was seen first sets it.
-            info = torch.finfo(image.dtype)
-            self.floor = (info.eps * largest).clamp_min(info.tiny)
-        relative = absolute / torch.maximum(size, self.floor)
-        # NaN compares false with everything: only finite, bounded rows pass.
-        bounded = absolute <= self.limit
-        going = bounded & (relative > self.tolerance)
-        improved = bounded & (relative < rows.residual)
+        residuals = self.scale.measure(image, change)
+        absolute, relative = residuals.absolute, residuals.relative
+        reached = residuals.bounded & self.criterion.reached(Iterate(problem, image, residuals))
+        going = residuals.bounded & ~reached
+        improved = residuals.bounded & (relative < rows.residual)
         self.latest = relative
         if self.running_count < len(absolute):
             self.latest = torch.where(self.running, relative, torch.nan)
@@ -191,9 +193,8 @@ class _Progress:
         count = int(going.sum())
         if count < self.running_count:
             ended = self.running & ~going
-            converged = ended & bounded & (relative <= self.tolerance)
             rows.status[ended] = int(Status.DIVERGED)
-            rows.status[converged] = int(Status.CONVERGED)
+            rows.status[ended & reached] = int(Status.CONVERGED)
             self.running, self.running_count = going, count
 
     def drop_finished(self) -> Tensor:
@@ -207,8 +208,7 @@ class _Progress:
         self.index = self.index[rows]
         self.running = self.running[rows]
         self.latest = self.latest[rows]
-        if self.limit is not None and self.floor is not None:
-            self.limit, self.floor = self.limit[rows], self.floor[rows]
+        self.scale.keep(rows)
         return rows
 
     def scatter(self, values: Tensor, fill: float) -> Tensor:
@@ -223,6 +223,7 @@ class _Progress:
         self,
         problem: FixedPointProblem,
         *,
+        tolerance: float,
         solver: str,
         evaluations: int,
         sample_evaluations: int,
@@ -240,7 +241,7 @@ class _Progress:
             iterations=results.iterations,
             evaluations=evaluations,
             sample_evaluations=sample_evaluations,
-            tolerance=self.tolerance,
+            tolerance=tolerance,
             solver=solver,
             epsilon=problem.epsilon,
             context=problem.context,

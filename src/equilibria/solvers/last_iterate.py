@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from equilibria.context import Context, State
+from equilibria.solvers.convergence import final_status, relative_residual, row_norms
 from equilibria.solvers.problem import FixedPointProblem
-from equilibria.solvers.solution import Solution, Status
+from equilibria.solvers.solution import Solution
 
 
 @torch.no_grad()
@@ -22,19 +23,15 @@ def solution_of_last_iterate(
 ) -> Solution:
     """How far the last iterate `point` is from its image T(point), which is the state."""
     mapped = problem.pack(image)
-    absolute = torch.linalg.vector_norm(mapped - problem.pack(point), dim=1)
-    size = torch.linalg.vector_norm(mapped, dim=1)
-    relative = torch.where(absolute > 0, absolute / size, absolute)
-    status = torch.where(
-        relative <= tolerance, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS)
-    )
-    status = torch.where(torch.isfinite(absolute), status, int(Status.DIVERGED))
+    absolute = row_norms(mapped - problem.pack(point))
+    relative = relative_residual(absolute, row_norms(mapped))
+    status = final_status(relative <= tolerance, torch.isfinite(absolute))
     return Solution(
         state=problem.unpack(mapped),
-        status=status.to(torch.int8),
+        status=status,
         residual=relative,
         absolute_residual=absolute,
-        iterations=torch.full_like(status, steps),
+        iterations=torch.full_like(status, steps, dtype=torch.int64),
         evaluations=steps,
         sample_evaluations=steps * mapped.shape[0],
         tolerance=tolerance,

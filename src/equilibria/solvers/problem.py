@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class FixedPointProblem:
     """Whether the solver may let go of the start, which is as large as the state."""
     remedy: str = ""
     """What to do where the iterations run out, if the map's owner knows."""
+    trace: bool | Literal["states"] = False
+    """What is to be recorded of every iteration."""
 
     def __post_init__(self) -> None:
         first = state_tensors(self.start)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from equilibria.registry import Registry
@@ -13,29 +12,21 @@ from equilibria.solvers.auto import Auto
 from equilibria.solvers.base import Solver
 from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.picard import Picard
+from equilibria.solvers.sam import SAM
 
-_solvers: Registry[Solver[Any]] = Registry("solver")
-_solvers.register("picard", Picard)
-_solvers.register("accelerated", Accelerated)
-_solvers.register("anderson", Anderson)
-_solvers.register("anderson1", AndersonTypeOne)
-_solvers.register("broyden", Broyden)
-_solvers.register("auto", Auto)
-
-
-def register_solver(
-    name: str, factory: Callable[..., Solver[Any]], *, replace: bool = False
-) -> None:
-    """Make a solver available by name; `factory` takes the solver's options as keywords."""
-    _solvers.register(name, factory, replace=replace)
-
-
-def list_solvers() -> list[str]:
-    return _solvers.names()
-
-
-def get_solver(solver: str | Solver[Any], **options: Any) -> Solver[Any]:
-    """The solver called by a name, with options; a solver passes through."""
-    if isinstance(solver, Solver):
-        return solver
-    return _solvers.create(solver, **options)
+_solvers: Registry[Solver[Any]] = Registry(
+    "solver",
+    Solver,
+    {
+        "picard": Picard,
+        "accelerated": Accelerated,
+        "anderson": Anderson,
+        "anderson1": AndersonTypeOne,
+        "broyden": Broyden,
+        "sam": SAM,
+        "auto": Auto,
+    },
+)
+register_solver = _solvers.register
+list_solvers = _solvers.names
+get_solver = _solvers.resolve

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from equilibria.context import State, map_state
-from equilibria.energies import L2, Regularizer
+from equilibria.energies import Regularizer, get_regularizer
 from equilibria.solvers.last_iterate import solution_of_last_iterate
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
@@ -31,7 +31,7 @@ class SAM(Picard):
     of the last iterate; its status says whether that is a fixed point to `tolerance`.
     """
 
-    regularizer: Regularizer = field(default_factory=L2)
+    regularizer: Regularizer = "l2"  # type: ignore[assignment]
     lipschitz: float = 1.0
     rho: float = 0.6
     c: float = 0.15
@@ -39,6 +39,7 @@ class SAM(Picard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "regularizer", get_regularizer(self.regularizer))
         if not self.lipschitz > 0:
             raise ValueError(f"lipschitz must be positive, not {self.lipschitz}")
         if not (self.rho > 0 and self.c > 0 and self.rho + 2 * self.c < 1):
@@ -74,6 +75,7 @@ class SAM(Picard):
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         """All iterations of Eq. 11, and the image of the last iterate."""
+        trace = trace or problem.trace
         point = problem.unpack(problem.take_start())
         seen: list[Solution] = []
         for iteration in range(1, self.max_iterations + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -80,6 +80,10 @@ class Solution:
     def share_converged(self) -> float:
         """The share of problems that converged; 1 for an empty batch."""
         return float(self.converged.float().mean()) if self.status.numel() else 1.0
+
+    def facts(self) -> Solution:
+        """The same without state, context and trace, which are as large as the problem."""
+        return replace(self, state=self.residual.new_empty(0), context=Context(), trace=None)
 
     def message(self, problem: int) -> str:
         """A sentence on how one sample ended, with the remedy."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context
-from equilibria.equilibrium.layer import in_fastest_format
 from equilibria.inputs.generation import decoder_of, find_latents, psnr, squared_error
 from equilibria.inputs.joint import InputResult, list_engines, optimal_value
 from equilibria.models.decoder import EquilibriumDecoder
@@ -111,9 +110,7 @@ class Reconstruction:
 def _tell(decoder: EquilibriumDecoder, found: InputResult) -> None:
     """Leave with the layer what its own forward pass would leave: listeners and statistics."""
     layer = decoder.layer
-    if layer.on_equilibrium is not None:
-        injected = in_fastest_format(decoder.stem(found.x))
-        layer.on_equilibrium(injected, found.state, layer.cell.inject(injected))
+    layer.report_equilibrium(decoder.stem(found.x), found.state)
     layer.last_solution = Solution(
         state=found.residual.new_empty(0),
         status=found.status,

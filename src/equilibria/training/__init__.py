@@ -25,7 +25,6 @@ from equilibria.training.optimizer import (
     learning_rate_share,
     parameter_groups,
 )
-from equilibria.training.parts import with_parts
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import (
     DataRecipe,
@@ -39,7 +38,6 @@ from equilibria.training.recipe import (
 )
 from equilibria.training.run import RunFolder
 from equilibria.training.settings import TrainingSettings
-from equilibria.training.solves import set_tolerance
 from equilibria.training.tuning import tune
 from equilibria.training.tuning_report import (
     Measurement,
@@ -90,10 +88,8 @@ __all__ = [
     "recipe_from_data",
     "recommend",
     "save_weights",
-    "set_tolerance",
     "train",
     "trained",
     "tune",
-    "with_parts",
     "write_atomically",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -28,6 +29,7 @@ from equilibria.data import (
     read_into_memory,
     stratified_split,
 )
+from equilibria.equilibrium import Record, solving
 from equilibria.inputs.attacks import InPixels
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
@@ -41,11 +43,9 @@ from equilibria.tasks import (
 from equilibria.training.checkpoint import Checkpoints, load_weights
 from equilibria.training.loop import train
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.parts import with_parts
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import Recipe, load_recipe
 from equilibria.training.run import RunFolder
-from equilibria.training.solves import set_tolerance
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
@@ -136,7 +136,12 @@ class Experiment:
     def evaluate(self) -> Result:
         """On the test images."""
         batches = Batches(self.test, self.recipe.training.evaluation_batch_size)
-        return self.task.evaluate(self.model, batches)
+        with self.solving():
+            return self.task.evaluate(self.model, batches)
+
+    def solving(self) -> AbstractContextManager[Record]:
+        """The layers of the model as they solve in an evaluation."""
+        return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
 
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
         """Images as they are, not normalized, and labels, spread evenly over the test images."""
@@ -221,7 +226,7 @@ def _normalization(data: DataSet[Source]) -> Normalize:
 def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
     """The recipe's model for these images."""
     fitting = fitting_options(recipe.model.name, data)
-    return create_model(recipe.model.name, **{**fitting, **with_parts(recipe.model.options)})
+    return create_model(recipe.model.name, **{**fitting, **recipe.model.options})
 
 
 def fitting_options(model: str, data: DataSet[Source]) -> dict[str, Any]:
@@ -252,12 +257,16 @@ def trained(
                 f"{path} is missing: name the folder of a finished run, as `equilibria train` "
                 "writes one"
             )
-    experiment = Experiment.of(load_recipe(run.config))
+    recipe = load_recipe(run.config)
+    tolerance = recipe.training.evaluation_tolerance
+    if tolerance is not None and "tolerance" in model_options(recipe.model.name):
+        options = {**recipe.model.options, "tolerance": tolerance}
+        recipe = replace(recipe, model=replace(recipe.model, options=options))
+    experiment = Experiment.of(recipe)
     try:
         load_weights(experiment.model, file)
     except RuntimeError as error:
         name = experiment.recipe.model.name
         raise ValueError(f"{file} does not fit {name!r}: {error}") from None
-    set_tolerance(experiment.model, experiment.recipe.training.evaluation_tolerance)
     experiment.model.to(device).eval()
     return experiment

@@ -87,7 +87,6 @@ def train(
             metrics = training.run_epoch(epoch)
             if on_epoch is not None and processes.leads:
                 on_epoch(metrics)
-    training.solves.prepare_evaluation()
     return training.history
 
 
@@ -134,9 +133,8 @@ class _Training:
 
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()
-        with self.chance.of_torch(epoch, self.device):
+        with self.chance.of_torch(epoch, self.device), self.solves.training(epoch):
             totals = self._train_epoch(epoch)
-        self.solves.prepare_evaluation()
         # Statistics that a process took of its own part only: those that are kept are evaluated.
         self.processes.share(self.model.buffers())
         held_out = self._validate()
@@ -162,7 +160,6 @@ class _Training:
 
     def _train_epoch(self, epoch: int) -> _Totals:
         self.model.train()
-        self.solves.prepare_training(epoch)
         chance = self.chance.augmentation(epoch)
         batches = Batches(
             self.data,
@@ -209,10 +206,10 @@ class _Training:
             images, targets = self.paired_augmentation(images, targets, chance)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
-            self.solves.batch(indices, chance) as solves,
+            self.solves.batch(indices) as record,
         ):
             outcome = self._forward(images.to(self.device), targets.to(self.device))
-            jacobian = solves.jacobian_term()
+            jacobian = self.solves.jacobian_term(record, chance)
         totals.solves.observe(self.model)
         correct = outcome.correct
         totals.counts_correct = totals.counts_correct and correct is not None
@@ -258,7 +255,8 @@ class _Training:
         own = torch.arange(self.processes.rank, len(self.validation), self.processes.count)
         source = self.validation if self.processes.count == 1 else Selection(self.validation, own)
         batches = Batches(source, self.settings.evaluation_batch_size)
-        result = self.task.evaluate(self.model, batches)
+        with self.solves.evaluation():
+            result = self.task.evaluate(self.model, batches)
         return result.pooled(self.processes.total)
 
     def _keep(self, metrics: EpochMetrics) -> None:

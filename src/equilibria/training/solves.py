@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, state_tensors
-from equilibria.equilibrium import EquilibriumLayer, jacobian_penalty, random_iterate
-from equilibria.gradients import get_gradient
+from equilibria.context import State, state_tensors
+from equilibria.equilibrium import (
+    EquilibriumLayer,
+    Record,
+    jacobian_penalty,
+    random_iterate,
+    solving,
+)
 from equilibria.training.settings import TrainingSettings
 
 ITERATES = 12
@@ -21,89 +26,66 @@ class TrainingSolves:
     """Tolerances, gradient rule, starts and Jacobian terms of a model's layers, as settings say."""
 
     def __init__(self, model: nn.Module, settings: TrainingSettings, samples: int) -> None:
+        self.model = model
         self.settings = settings
-        self.layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
-        self.own = [layer.solver.tolerance for layer in self.layers]
-        self.starts = [_Starts(samples) for _ in self.layers] if settings.warm_start else []
-        if settings.gradient is not None:
-            for layer in self.layers:
-                layer.gradient = get_gradient(settings.gradient)
+        layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
+        self.starts = {layer: _Starts(samples) for layer in layers} if settings.warm_start else {}
 
-    def prepare_training(self, epoch: int) -> None:
-        self._set_tolerance(self.settings.tolerance_in(epoch))
+    def training(self, epoch: int) -> AbstractContextManager[Record]:
+        """Around the training steps of an epoch."""
+        settings = self.settings
+        tolerance = settings.tolerance_in(epoch)
+        return solving(self.model, tolerance=tolerance, gradient=settings.gradient)
 
-    def prepare_evaluation(self) -> None:
-        self._set_tolerance(self.settings.evaluation_tolerance)
+    def evaluation(self) -> AbstractContextManager[Record]:
+        """Around an evaluation."""
+        settings = self.settings
+        tolerance = settings.evaluation_tolerance
+        return solving(self.model, tolerance=tolerance, gradient=settings.gradient)
 
     def state(self) -> list[list[Tensor]]:
         """Where warm solves start, for a checkpoint."""
-        return [[starts.known, *starts.tensors] for starts in self.starts]
+        return [[starts.known, *starts.tensors] for starts in self.starts.values()]
 
     def load_state(self, state: list[list[Tensor]]) -> None:
-        for starts, (known, *tensors) in zip(self.starts, state, strict=True):
+        for starts, (known, *tensors) in zip(self.starts.values(), state, strict=True):
             starts.known, starts.tensors = known, tensors
 
-    def batch(self, indices: Tensor, chance: torch.Generator) -> _BatchOfSolves:
+    @contextmanager
+    def batch(self, indices: Tensor) -> Iterator[Record]:
         """Around the forward pass of the samples of these indices."""
-        return _BatchOfSolves(self, indices, chance)
+        starts = {layer: starts.of(indices) for layer, starts in self.starts.items()}
+        listens = bool(self.starts) or self.settings.jacobian_weight > 0
+        with solving(
+            self.model,
+            start=starts if self.starts else None,
+            record="equilibria" if listens else True,
+        ) as record:
+            yield record
+        for found in record.equilibria if self.starts else ():
+            self.starts[found.layer].keep(indices, found.state)
 
-    def _set_tolerance(self, tolerance: float | None) -> None:
-        for layer, own in zip(self.layers, self.own, strict=True):
-            layer.solver = replace(layer.solver, tolerance=own if tolerance is None else tolerance)
-
-
-class _BatchOfSolves:
-    """Gives the layers their starts, and listens for equilibria: to keep, and to penalize."""
-
-    def __init__(self, solves: TrainingSolves, indices: Tensor, chance: torch.Generator) -> None:
-        self.solves = solves
-        self.indices = indices
-        self.chance = chance
-        self.penalties: list[Tensor] = []
-
-    def __enter__(self) -> _BatchOfSolves:
-        settings = self.solves.settings
-        for place, layer in enumerate(self.solves.layers):
-            if settings.warm_start:
-                layer.start = self.solves.starts[place].of(self.indices)
-            if settings.warm_start or settings.jacobian_weight:
-                layer.on_equilibrium = self._listener(place, layer)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for layer in self.solves.layers:
-            layer.start = None
-            layer.on_equilibrium = None
-
-    def jacobian_term(self) -> Tensor | None:
-        """What the Jacobians add to the loss; None where nothing was asked for."""
-        if not self.penalties:
-            return None
-        return self.solves.settings.jacobian_weight * torch.stack(self.penalties).sum()
-
-    def _listener(
-        self, place: int, layer: EquilibriumLayer
-    ) -> Callable[[Tensor, State, Context], None]:
-        settings = self.solves.settings
-
-        def listen(x: Tensor, state: State, context: Context) -> None:
-            if settings.warm_start:
-                self.solves.starts[place].keep(self.indices, state)
-            if settings.jacobian_weight and len(x):
-                if settings.jacobian_at == "iterate":
-                    state, context = random_iterate(
-                        layer.cell, x, max_iterations=ITERATES, generator=self.chance
-                    )
-                penalty = jacobian_penalty(
-                    layer.cell,
-                    state,
-                    context,
-                    vectors=settings.jacobian_vectors,
-                    generator=self.chance,
+    def jacobian_term(self, record: Record, generator: torch.Generator) -> Tensor | None:
+        """What the Jacobians of a batch add to the loss; None where nothing was asked for."""
+        settings = self.settings
+        penalties = []
+        for found in record.equilibria if settings.jacobian_weight else ():
+            if not len(found.inputs[0]):
+                continue
+            state, context = found.state, found.context
+            if settings.jacobian_at == "iterate":
+                state, context = random_iterate(
+                    found.layer.cell, *found.inputs, max_iterations=ITERATES, generator=generator
                 )
-                self.penalties.append(penalty.mean())
-
-        return listen
+            penalty = jacobian_penalty(
+                found.layer.cell,
+                state,
+                context,
+                vectors=settings.jacobian_vectors,
+                generator=generator,
+            )
+            penalties.append(penalty.mean())
+        return settings.jacobian_weight * torch.stack(penalties).sum() if penalties else None
 
 
 class _Starts:
@@ -133,10 +115,3 @@ class _Starts:
         for kept, tensor in zip(self.tensors, found, strict=True):
             kept[indices] = tensor
         self.known[indices] = True
-
-
-def set_tolerance(model: nn.Module, tolerance: float | None) -> None:
-    """Give the solvers of a model this tolerance; None leaves them their own."""
-    for layer in model.modules():
-        if isinstance(layer, EquilibriumLayer) and tolerance is not None:
-            layer.solver = replace(layer.solver, tolerance=tolerance)

@@ -8,19 +8,17 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium import EquilibriumLayer, Record, solving
 from equilibria.gradients import (
-    BackwardLog,
     GradientRule,
     Implicit,
-    LinearSolution,
     OneStep,
     Phantom,
     Unrolled,
@@ -31,6 +29,7 @@ from equilibria.solvers import (
     Anderson,
     ConvergenceError,
     ConvergenceWarning,
+    LinearSolution,
     Solution,
     Solver,
     get_solver,
@@ -72,7 +71,11 @@ def tune(
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, not {repeats}")
-    names = [name for name in list_solvers() if name != "auto"] if solvers is None else solvers
+    names = (
+        [name for name in list_solvers() if name not in ("auto", "sam")]
+        if solvers is None
+        else solvers
+    )
     rule_names = list_gradients() if adjoints is None else adjoints
     if not (names and tolerances and rule_names):
         raise ValueError("nothing to measure: name a solver, a tolerance and a gradient rule")
@@ -169,6 +172,7 @@ class _Bench:
             self.model.train()
         self.images = images
         self.loss = loss
+        self.record = Record()
         self.layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
         self.present = self._present()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -194,26 +198,24 @@ class _Bench:
 
     def run(self, setting: Setting) -> None:
         """One training step, but for the update."""
-        self._put_in(setting)
         self.model.zero_grad(set_to_none=True)
-        number = self.loss(self.model(self.images))
-        number.backward()  # type: ignore[no-untyped-call]
+        with self._solving(setting) as self.record:
+            number = self.loss(self.model(self.images))
+            number.backward()  # type: ignore[no-untyped-call]
 
     def solve(self, solver: Solver[Any]) -> Solution:
         """A forward solve alone."""
-        self._put_in(Setting(solver, Implicit()))
-        with torch.no_grad():
+        with torch.no_grad(), self._solving(Setting(solver, Implicit())) as self.record:
             self.model(self.images)
         return self.solutions()[0]
 
-    def _put_in(self, setting: Setting) -> None:
-        for layer in self.layers:
-            layer.solver, layer.gradient, layer.strict = setting.solver, setting.gradient, False
-            layer.last_solution = None
-            # A fresh log: it does not raise, and holds no solution of this very batch to start
-            # from, which training on ever new batches would not have.
-            layer._backward_log = BackwardLog()
+    def _solving(self, setting: Setting) -> AbstractContextManager[Record]:
         torch.manual_seed(0)  # Every setting meets the same random draws.
+        rule = setting.gradient
+        if isinstance(rule, Implicit):
+            # The same batch again and again: training on ever new ones has no such start.
+            rule = replace(rule, warm_start=False)
+        return solving(self.model, solver=setting.solver, gradient=rule, strict=False, record=True)
 
     def fit(self, rule: GradientRule, solver: Solver[Any]) -> GradientRule:
         """The rule for this solver: as many steps are unrolled as the solver takes."""
@@ -255,7 +257,7 @@ class _Bench:
         )
 
     def solutions(self) -> list[Solution]:
-        found = [layer.last_solution for layer in self.layers if layer.last_solution is not None]
+        found = self.record.solutions
         if not found:
             raise ValueError(
                 "the model did not run its equilibrium layer on these images: give a model whose "
@@ -264,7 +266,7 @@ class _Bench:
         return found
 
     def backward_solutions(self) -> list[LinearSolution]:
-        return [layer.last_backward for layer in self.layers if layer.last_backward is not None]
+        return self.record.backward
 
     def gradient(self) -> Tensor:
         """Over all parameters, in one vector; zero where the loss does not depend on one."""

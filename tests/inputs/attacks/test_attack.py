@@ -90,25 +90,24 @@ def test_the_step_follows_the_true_gradient_whatever_rule_trains_the_model(gradi
 @pytest.mark.parametrize("method", METHODS)
 def test_the_model_is_left_as_it_was(method: Any) -> None:
     torch.manual_seed(0)
-    model = eq.create_model("mdeq-small", in_channels=1, channels=(8, 8), dropout=0.2)
-    model.layer.gradient = eq.get_gradient("one_step")
+    model = eq.create_model(
+        "mdeq-small", in_channels=1, channels=(8, 8), dropout=0.2, gradient="one_step"
+    )
     model.train()
     model.head.eval()
-    heard: list[Tensor] = []
-    model.layer.on_equilibrium = lambda x, state, context: heard.append(x)
     frozen = next(model.stem.parameters()).requires_grad_(False)
     model.head.classifier.bias.grad = torch.ones(10)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     solver, gradient = model.layer.solver, model.layer.gradient
     state = torch.get_rng_state()
-    attack(model, torch.rand(3, 1, 8, 8), torch.arange(3), eps=0.5, method=method)
+    with eq.solving(model, record="equilibria") as record:
+        attack(model, torch.rand(3, 1, 8, 8), torch.arange(3), eps=0.5, method=method)
     torch.set_rng_state(state)
     assert (model.training, model.stem.training, model.head.training) == (True, True, False)
     assert model.layer.cell.training
     assert (model.layer.solver, model.layer.gradient) == (solver, gradient)
-    assert model.layer.start is None
-    assert not heard
-    assert model.layer.on_equilibrium is not None
+    assert not record.equilibria
+    assert not record.solutions
     assert not frozen.requires_grad
     assert sum(not p.requires_grad for p in model.parameters()) == 1
     grads = [p.grad for p in model.parameters() if p.grad is not None]

@@ -33,7 +33,7 @@ def with_exact_gradient(kind: str) -> Any:
     """Foolbox takes the gradient that the model gives: the rule it trained with would be unfair."""
     model: Any = copy.deepcopy(digit_classifier(kind))
     if kind.startswith("opteq"):
-        model.layer.gradient = eq.Implicit()
+        model.layer.solving = model.layer.solving.changed(gradient=eq.Implicit())
     return model
 
 

@@ -73,7 +73,7 @@ def test_the_value_is_the_misfit_of_the_measurement(corruption: Corruption) -> N
     z = cell.output(state, context)
     misfit = (seen.measurement(z) - seen.measured).square().flatten(1).sum(dim=1)
     constant = seen.measured.square().flatten(1).sum(dim=1)
-    value = cell.data.value(state, context.parts[1])
+    value = cell.data.value(state, context.parts["data_term"])
     torch.testing.assert_close(value, 1.5 * (misfit - constant))
 
 

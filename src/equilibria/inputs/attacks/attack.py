@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from equilibria.context import run_eagerly
 from equilibria.inputs.attacks.budget import Norm
-from equilibria.inputs.attacks.guard import Effort, Guarded, guarded
+from equilibria.inputs.attacks.guard import Guarded, guarded
 from equilibria.inputs.attacks.losses import AttackLoss, attack_losses
 from equilibria.inputs.attacks.methods import Worst, ascend, joint
 from equilibria.inputs.attacks.result import AttackResult
@@ -82,9 +81,9 @@ def attack(
     images, labels = _checked(images, labels, settings)
     with guarded(model, tolerance=tolerance, warm_start=warm_start) as held:
         initial = _logits(held, images, labels)
-        held.effort = Effort()
+        before = held.effort
         found, status = _search(held, images, labels, settings, generator)
-        effort = replace(held.effort)
+        effort = held.effort - before
         logits = _logits(held, found, labels)
     return AttackResult(
         images=found,

@@ -95,8 +95,8 @@ def joint(
         normalize=True,
         **options,
     )
-    held.effort.evaluations += found.evaluations + found.check_evaluations
-    held.effort.vjps += found.vjps
+    held.others.evaluations += found.evaluations + found.check_evaluations
+    held.others.vjps += found.vjps
     if settings.restarts == 1:
         worst.images = found.x
         return found

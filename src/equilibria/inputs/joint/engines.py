@@ -103,7 +103,7 @@ def _explicit(inference: Inference, rule: Rule) -> Callable[..., Engine]:
     return make
 
 
-_engines: Registry[Engine] = Registry("engine")
+_engines: Registry[Engine] = Registry("engine", Engine)
 _engines.register("secant", _secant)
 _engines.register("anderson", _anderson)
 _engines.register("anderson2", _anderson_two)
@@ -127,4 +127,4 @@ def list_engines() -> list[str]:
 
 def get_engine(engine: str | Engine, **options: Any) -> Engine:
     """The engine called by a name, with options; an engine passes through."""
-    return engine if isinstance(engine, Engine) else _engines.create(engine, **options)
+    return _engines.resolve(engine, **options)

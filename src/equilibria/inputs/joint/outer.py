@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equilibria.context import State, map_state, state_tensors
-from equilibria.gradients import gmres
 from equilibria.inputs.joint.problem import InputProblem
 from equilibria.inputs.joint.result import InputResult
-from equilibria.solvers import ConvergenceError
+from equilibria.solvers import ConvergenceError, gmres
 
 Outer = Literal["implicit", "detached"]
 

@@ -17,11 +17,10 @@ from equilibria.context import (
     unflatten_state,
 )
 from equilibria.equilibrium.layer import in_fastest_format
-from equilibria.gradients import LinearSolution, gmres
 from equilibria.inputs.joint.checks import check_model, check_repeats, checked_losses
 from equilibria.inputs.joint.members import Members
 from equilibria.inputs.joint.region import Region
-from equilibria.solvers import FixedPointProblem, Solution
+from equilibria.solvers import FixedPointProblem, LinearSolution, Solution, gmres
 
 Loss = Callable[[Tensor], Tensor]
 """From the model's outputs to one number a sample."""

@@ -148,7 +148,7 @@ class Measured:
         return _measured(self.measurement, images, self.noise, generator)
 
 
-_corruptions: Registry[Corruption] = Registry("corruption")
+_corruptions: Registry[Corruption] = Registry("corruption", Corruption)
 _corruptions.register("inpaint", Inpainting)
 _corruptions.register("denoise", Denoising)
 _corruptions.register("deblur", Deblurring)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.solvers.convergence import final_status, relative_residual
 from equilibria.solvers.linear.result import LinearMap, LinearSolution
-from equilibria.solvers.solution import Status
 
 
 def bicgstab(
@@ -71,14 +71,10 @@ def bicgstab(
     true_norm = torch.linalg.vector_norm(residual, dim=1)
     evaluations += 1
     # The recursion's residual drifts from the true one by rounding: what is reported is the true.
-    status = torch.where(
-        true_norm <= 2 * goal, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS)
-    )
-    status = torch.where(broken, int(Status.DIVERGED), status)
     return LinearSolution(
         value=best,
-        status=status,
-        residual=torch.where(true_norm > 0, true_norm / scale, true_norm),
+        status=final_status(true_norm <= 2 * goal, ~broken),
+        residual=relative_residual(true_norm, scale),
         iterations=iterations,
         evaluations=evaluations,
         tolerance=tolerance,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.solvers.convergence import final_status, relative_residual
 from equilibria.solvers.linear.result import LinearMap, LinearSolution
-from equilibria.solvers.solution import Status
 
 
 def conjugate_gradients(
@@ -64,13 +64,10 @@ def conjugate_gradients(
         torch.addcmul(residual, conjugacy, direction, out=direction)
         square = following
         running = running & ~(square <= threshold)
-    status = torch.where(running, int(Status.OUT_OF_ITERATIONS), int(Status.CONVERGED))
-    status = torch.where(broken, int(Status.DIVERGED), status)
-    relative = torch.where(square > 0, square.sqrt() / scale, square)
     return LinearSolution(
         value=solution + residual,
-        status=status,
-        residual=relative,
+        status=final_status(~running, ~broken),
+        residual=relative_residual(square.sqrt(), scale),
         iterations=iterations,
         evaluations=evaluations,
         tolerance=tolerance,

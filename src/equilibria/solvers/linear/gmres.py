@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.solvers.convergence import final_status, relative_residual
 from equilibria.solvers.linear.result import LinearMap, LinearSolution
-from equilibria.solvers.solution import Status
 
 
 def gmres(
@@ -47,12 +47,10 @@ def gmres(
         residual = rhs - operator(solution)
         evaluations += 1
         norm = torch.linalg.vector_norm(residual, dim=1)
-    status = torch.where(norm <= goal, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
-    status = torch.where(torch.isfinite(norm), status, int(Status.DIVERGED))
     return LinearSolution(
         value=solution,
-        status=status,
-        residual=torch.where(norm > 0, norm / scale, norm),
+        status=final_status(norm <= goal, torch.isfinite(norm)),
+        residual=relative_residual(norm, scale),
         iterations=iterations,
         evaluations=evaluations,
         tolerance=tolerance,

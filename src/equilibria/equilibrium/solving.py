@@ -1,0 +1,221 @@
+"""How the layers of a model solve and differentiate, and how to change that for a while."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from equilibria.context import Context, State, map_state
+from equilibria.gradients import GradientRule, get_gradient
+from equilibria.solvers import LinearSolution, Solution, Solver, get_solver
+
+if TYPE_CHECKING:
+    from equilibria.equilibrium.layer import EquilibriumLayer
+
+Recording: TypeAlias = Literal["solves", "equilibria", "iterates"]
+Starts: TypeAlias = "Mapping[EquilibriumLayer, State | None] | Literal['last'] | None"
+
+
+@dataclass(frozen=True)
+class Solving:
+    """How a layer finds its equilibrium and differentiates through it.
+
+    solver, gradient: by name, as objects, or as a mapping with a name and options.
+    tolerance, max_iterations: of the solver; None leaves it its own.
+    strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
+    """
+
+    solver: Solver[Any] = "auto"  # type: ignore[assignment]
+    gradient: GradientRule = "auto"  # type: ignore[assignment]
+    tolerance: float | None = None
+    max_iterations: int | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        solver = get_solver(self.solver)
+        limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
+        given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        if given:
+            solver = dataclasses.replace(solver, **given)
+        for name, value in (
+            ("solver", solver),
+            ("gradient", get_gradient(self.gradient)),
+            ("tolerance", solver.tolerance),
+            ("max_iterations", solver.max_iterations),
+        ):
+            object.__setattr__(self, name, value)
+
+    def changed(
+        self,
+        *,
+        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+        gradient: str | Mapping[str, Any] | GradientRule | None = None,
+        tolerance: float | None = None,
+        max_iterations: int | None = None,
+        strict: bool | None = None,
+    ) -> Solving:
+        """The same but for what is given. A solver alone by its name keeps the limits of before."""
+        if solver is None or isinstance(solver, str):
+            tolerance = self.tolerance if tolerance is None else tolerance
+            max_iterations = self.max_iterations if max_iterations is None else max_iterations
+        return Solving(
+            solver=self.solver if solver is None else solver,  # type: ignore[arg-type]
+            gradient=self.gradient if gradient is None else gradient,  # type: ignore[arg-type]
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            strict=self.strict if strict is None else strict,
+        )
+
+
+@dataclass(frozen=True)
+class Equilibrium:
+    """One forward pass of a layer: its inputs and the equilibrium it found, in the graph."""
+
+    layer: EquilibriumLayer
+    inputs: tuple[Tensor, ...]
+    state: State
+    context: Context
+
+
+@dataclass
+class Record:
+    """What was solved inside a `solving` block, in the order in which it happened."""
+
+    keep: Recording | None = None
+    solutions: list[Solution] = field(default_factory=list)
+    """Forward solves; with their states and traces if "iterates" were asked for."""
+    backward: list[LinearSolution] = field(default_factory=list)
+    """Backward solves, without their values."""
+    equilibria: list[Equilibrium] = field(default_factory=list)
+    """Forward passes, if "equilibria" were asked for."""
+
+    @property
+    def evaluations(self) -> int:
+        """Calls of the map in all forward solves."""
+        return sum(solution.evaluations for solution in self.solutions)
+
+    def note(self, solution: Solution) -> None:
+        if self.keep is not None:
+            self.solutions.append(solution if self.keep == "iterates" else solution.facts())
+
+    def note_backward(self, solution: LinearSolution) -> None:
+        if self.keep is not None:
+            self.backward.append(solution)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One `solving` block: which layers it covers, and what is different for them."""
+
+    layers: frozenset[EquilibriumLayer]
+    changes: Mapping[str, Any]
+    start: Starts
+    last: dict[EquilibriumLayer, State]
+    record: Record
+    private: bool
+
+
+_blocks: ContextVar[tuple[Block, ...]] = ContextVar("equilibria_solving", default=())
+
+
+@contextmanager
+def solving(
+    model: nn.Module,
+    *,
+    solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+    gradient: str | Mapping[str, Any] | GradientRule | None = None,
+    tolerance: float | None = None,
+    max_iterations: int | None = None,
+    strict: bool | None = None,
+    start: Starts = None,
+    record: bool | Recording = False,
+    private: bool = False,
+) -> Iterator[Record]:
+    """Inside the block the layers of `model` solve as told; after it everything is as before.
+
+        with solving(model, tolerance=1e-6, record=True) as record:
+            model(images)
+        record.solutions, record.backward
+
+    Nothing is written to a layer: the change holds for this thread (or task) and this block alone,
+    whatever ends it. Blocks nest; an inner one wins, and all of them record. Backward passes of
+    what was computed inside are recorded too, even if they run after the block.
+
+    start: where solves start: a state for each layer (None: where its cell does), or "last", where
+        the layer's last solve in the block ended.
+    record: True or "solves": the facts of every solve. "equilibria": also the passes, in the graph.
+        "iterates": also every iterate.
+    private: blocks around this one neither record what happens inside nor say where solves start.
+    """
+    from equilibria.equilibrium.layer import EquilibriumLayer
+
+    changes = {
+        "solver": solver,
+        "gradient": gradient,
+        "tolerance": tolerance,
+        "max_iterations": max_iterations,
+        "strict": strict,
+    }
+    block = Block(
+        layers=frozenset(m for m in model.modules() if isinstance(m, EquilibriumLayer)),
+        changes={name: value for name, value in changes.items() if value is not None},
+        start=start,
+        last={},
+        record=Record("solves" if record is True else record or None),
+        private=private,
+    )
+    token = _blocks.set((*_blocks.get(), block))
+    try:
+        yield block.record
+    finally:
+        _blocks.reset(token)
+
+
+class Active:
+    """What holds for a layer at this moment: its own settings, as blocks around it change them."""
+
+    def __init__(self, layer: EquilibriumLayer, own: Solving) -> None:
+        self.layer = layer
+        covering = [block for block in _blocks.get() if layer in block.layers]
+        self.solving = own
+        for block in covering:
+            if block.changes:
+                self.solving = self.solving.changed(**block.changes)
+        hidden = max((i for i, block in enumerate(covering) if block.private), default=0)
+        self.blocks = covering[hidden:]
+
+    @property
+    def records_iterates(self) -> bool:
+        return any(block.record.keep == "iterates" for block in self.blocks)
+
+    def _starting(self) -> Block | None:
+        """The innermost block that says where solves start."""
+        return next((block for block in reversed(self.blocks) if block.start is not None), None)
+
+    def start(self) -> State | None:
+        block = self._starting()
+        if block is None or block.start is None:
+            return None
+        return (block.last if block.start == "last" else block.start).get(self.layer)
+
+    def note(self, solution: Solution) -> None:
+        for block in self.blocks:
+            block.record.note(solution)
+
+    def note_backward(self, solution: LinearSolution) -> None:
+        for block in self.blocks:
+            block.record.note_backward(solution)
+
+    def note_equilibrium(self, inputs: tuple[Tensor, ...], state: State, context: Context) -> None:
+        starting = self._starting()
+        if starting is not None and starting.start == "last":
+            starting.last[self.layer] = map_state(lambda tensor: tensor.detach(), state)
+        for block in self.blocks:
+            if block.record.keep == "equilibria":
+                block.record.equilibria.append(Equilibrium(self.layer, inputs, state, context))
