@@ -5,7 +5,7 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Sections 3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation, get_activation
 from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Regularizer
+from equilibria.energies import Input, Regularizer, get_regularizer
 from equilibria.equilibrium import Cell, EquilibriumLayer
 from equilibria.equilibrium.objective import Objective
 from equilibria.gradients import GradientRule, Symmetry
@@ -134,7 +134,7 @@ class DeepOptEqCell(Cell):
         self,
         layers: Sequence[UnitLayer],
         *,
-        regularizer: Regularizer | None = None,
+        regularizer: str | Mapping[str, Any] | Regularizer | None = None,
         gamma: float = 0.0,
         placement: Placement = "exact",
     ) -> None:
@@ -146,10 +146,10 @@ class DeepOptEqCell(Cell):
         if not gamma >= 0:
             raise ValueError(f"gamma must not be negative, not {gamma}")
         self.layers = nn.ModuleList(layers)
-        self.regularizer = regularizer
+        self.regularizer = None if regularizer is None else get_regularizer(regularizer)
         self.gamma = gamma
         self.placement = placement
-        self.couples_batch = regularizer is not None and regularizer.couples_batch
+        self.couples_batch = self.regularizer is not None and self.regularizer.couples_batch
         symmetric = len(layers) == 1 and regularizer is None
         self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
         self.monotone = symmetric
@@ -344,7 +344,7 @@ def deep_opteq(
     alpha: float = 0.8,
     learnable_alpha: bool = False,
     bias: bool = True,
-    regularizer: Regularizer | None = None,
+    regularizer: str | Mapping[str, Any] | Regularizer | None = None,
     gamma: float = 0.0,
     placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "bound",

@@ -5,7 +5,7 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 7.3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ def opteq_imagenet(
     alpha: float = 0.8,
     learnable_alpha: bool = True,
     bias: bool = True,
-    regularizer: Regularizer | None = None,
+    regularizer: str | Mapping[str, Any] | Regularizer | None = None,
     gamma: float = 0.0,
     placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "estimate",

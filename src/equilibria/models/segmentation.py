@@ -5,7 +5,7 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 7.5
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -94,7 +94,7 @@ def deep_opteq_segmentation(
     alpha: float = 0.8,
     learnable_alpha: bool = False,
     bias: bool = True,
-    regularizer: Regularizer | None = None,
+    regularizer: str | Mapping[str, Any] | Regularizer | None = None,
     gamma: float = 0.0,
     placement: Placement = "exact",
     norm: Literal["bound", "estimate"] | None = "bound",
