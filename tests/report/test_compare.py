@@ -13,8 +13,13 @@ import yaml
 from PIL import Image
 
 from equilibria.models import create_model, parameter_count
-from equilibria.report.compare import differing_settings, read_runs, store_evaluation
-from equilibria.report.compare_figure import COLORS, comparison_png
+from equilibria.report.compare import (
+    COLORS,
+    comparison_png,
+    differing_settings,
+    read_runs,
+    store_evaluation,
+)
 from equilibria.training import save_weights
 
 

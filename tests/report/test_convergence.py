@@ -7,7 +7,7 @@ import torch
 
 import equilibria as eq
 from equilibria.models import EquilibriumClassifier
-from equilibria.report import follow_solve, objective_change, tell_story
+from equilibria.report import follow_solve, model_formula, objective_change
 from equilibria.report.convergence import Convergence
 
 
@@ -77,7 +77,7 @@ def test_three_layers_have_an_inclusion_and_no_objective() -> None:
     assert not convergence.objective_falls
     assert convergence.residual[-1].max() < convergence.residual[0].min()
     assert objective_change(model, [(images, torch.zeros(3))]) is None
-    assert "no objective exists" in tell_story(model).reading
+    assert "no objective exists" in model_formula(model).reading
 
 
 def test_objective_change_is_the_mean_over_all_batches() -> None:
@@ -116,5 +116,5 @@ def test_rising_objective_is_seen() -> None:
     ],
 )
 def test_every_model_has_its_formula(name: str, options: dict[str, object], piece: str) -> None:
-    story = tell_story(classifier(name, **options))
-    assert piece in story.objective + story.equilibrium
+    formula = model_formula(classifier(name, **options))
+    assert piece in formula.objective + formula.equilibrium

@@ -12,12 +12,12 @@ import equilibria as eq
 from equilibria.data import Split
 from equilibria.report import (
     ClassifierReport,
-    Exhibit,
+    Example,
     Summary,
-    choose_exhibits,
+    choose_examples,
     follow_solve,
+    model_formula,
     objective_change,
-    tell_story,
 )
 from equilibria.report.figures import convergence_figure, image_png
 from equilibria.tasks import Evaluation, SolveStatistics, evaluate
@@ -76,7 +76,7 @@ def make_report(name: str = "opteq-small", title: str = "a model", **options: ob
         model_name=title,
         data_name="<digits>",
         class_names=["zero", "one & only", "<two>"],
-        story=tell_story(model),
+        formula=model_formula(model),
         summary=Summary(
             evaluation=evaluation,
             parameters=1234,
@@ -86,7 +86,7 @@ def make_report(name: str = "opteq-small", title: str = "a model", **options: ob
         ),
         picard=follow_solve(model, split.images, eq.Picard(tolerance=1e-6, max_iterations=300)),
         comparison=follow_solve(model, split.images, eq.Anderson(tolerance=1e-6)),
-        exhibits=choose_exhibits(split, evaluation),
+        examples=choose_examples(split, evaluation),
         history=[metrics],
         footer="seed 0",
     )
@@ -124,7 +124,7 @@ def test_report_holds_its_pieces(html: str) -> None:
     ):
         assert piece in page.text
     pictures = sum(reference.startswith("data:image/png") for reference in page.references)
-    assert pictures == html.count('class="exhibit ') >= 8
+    assert pictures == html.count('class="example ') >= 8
     assert sum(reference.startswith("data:image/svg") for reference in page.references) == 4
 
 
@@ -173,8 +173,8 @@ def test_gallery_shows_mistakes_first_then_class_after_class() -> None:
     split = Split(torch.arange(7.0).reshape(7, 1, 1, 1), labels)
 
     def shown(**limits: int) -> list[int]:
-        chosen: list[Exhibit] = choose_exhibits(split, evaluation_of(labels, predictions), **limits)
-        return [int(exhibit.image) for exhibit in chosen]
+        chosen: list[Example] = choose_examples(split, evaluation_of(labels, predictions), **limits)
+        return [int(example.image) for example in chosen]
 
     assert shown(count=6, mistakes=2) == [2, 5, 0, 3, 1, 4]
     assert shown(count=4, mistakes=6) == [2, 5, 6, 0]

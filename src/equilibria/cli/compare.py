@@ -16,6 +16,7 @@ from equilibria.cli.console import fail, figure_form
 from equilibria.cli.train import as_data
 from equilibria.report.compare import (
     ComparedRun,
+    comparison_png,
     differing_settings,
     read_runs,
     score_name,
@@ -129,8 +130,6 @@ def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:
 
 
 def _write(runs: Sequence[ComparedRun], output: Path) -> list[Path]:
-    from equilibria.report.compare_figure import comparison_png
-
     picture = comparison_png(runs)
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / PICTURE, picture)

@@ -17,10 +17,10 @@ from equilibria.models import EquilibriumClassifier, create_model, model_options
 from equilibria.report import (
     ClassifierReport,
     Summary,
-    choose_exhibits,
+    choose_examples,
     follow_solve,
+    model_formula,
     objective_change,
-    tell_story,
 )
 from equilibria.solvers import Picard
 from equilibria.tasks import Classification, Evaluation, evaluate
@@ -177,13 +177,13 @@ def report(
         model_name=model_name,
         data_name=data.name,
         class_names=data.class_names,
-        story=tell_story(model),
+        formula=model_formula(model),
         summary=summary,
         picard=follow_solve(model, followed, picard),
         comparison=(
             None if isinstance(own_solver, Picard) else follow_solve(model, followed, own_solver)
         ),
-        exhibits=choose_exhibits(data.test, evaluation),
+        examples=choose_examples(data.test, evaluation),
         history=history,
         footer=footer,
     )

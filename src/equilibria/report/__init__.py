@@ -6,24 +6,26 @@ from equilibria.report.convergence import (
     follow_solve,
     objective_change,
 )
-from equilibria.report.gallery import Exhibit, choose_exhibits
-from equilibria.report.report import ClassifierReport
-from equilibria.report.segmentation import (
-    segmentation_png,
+from equilibria.report.page import (
+    ClassifierReport,
+    Example,
+    Formula,
+    Summary,
+    choose_examples,
+    model_formula,
 )
-from equilibria.report.story import Story, tell_story
-from equilibria.report.summary import Summary
+from equilibria.report.segmentation import segmentation_png
 
 __all__ = [
     "ClassifierReport",
     "Convergence",
-    "Exhibit",
+    "Example",
+    "Formula",
     "ObjectiveChange",
-    "Story",
     "Summary",
-    "choose_exhibits",
+    "choose_examples",
     "follow_solve",
+    "model_formula",
     "objective_change",
     "segmentation_png",
-    "tell_story",
 ]

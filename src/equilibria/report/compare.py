@@ -1,4 +1,5 @@
-"""Training runs side by side: what they reached, what it cost, and where their recipes differ."""
+"""Training runs side by side: what they reached, what it cost, where their recipes differ, and
+their curves as a PNG."""
 
 from __future__ import annotations
 
@@ -13,26 +14,44 @@ import torch
 
 from equilibria.data import dataset_card
 from equilibria.models import create_model
+from equilibria.report.figures import (
+    LIGHT,
+    PAPER,
+    count_along,
+    dress_axes,
+    figure_png,
+    legend_below,
+    legend_columns,
+    plain_log_axis,
+)
 from equilibria.training import Checkpoints, Recipe, RunFolder, load_recipe, write_atomically
+
+COLORS = (
+    *(LIGHT.first, LIGHT.second, "#2b8a3e", "#9c36b5"),
+    *("#0c8599", "#c2255c", "#8a5a2b", LIGHT.third),
+)
+DASHES = ("-", "--", ":", "-.")
+"""Of the first eight runs, the next eight, and so on."""
+PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7
+"""In inches."""
+LINE = 0.22
+"""The height of a line of the legend, in inches."""
+CPU = "cpu_seconds"
+LEAST_FACTOR = 5.0
+"""Losses further apart than this are drawn on a logarithmic axis."""
 
 EVALUATION_KEYS = frozenset(
     [
-        "model",
-        "data",
-        "parameters",
-        "samples",
-        "accuracy",
-        "mean_iou",
-        "mean_accuracy",
-        "top5_accuracy",
-        "loss",
-        "mean_iterations",
-        "max_iterations",
-        "share_converged",
+        *("model", "data", "parameters", "samples", "accuracy", "mean_iou", "mean_accuracy"),
+        *("top5_accuracy", "loss", "mean_iterations", "max_iterations", "share_converged"),
         "max_residual",
     ]
 )
 """What every stored evaluation may hold; all else are measures of the task's own."""
+
+
+Curve = list[tuple[int, float]]
+"""Places in the metrics, and values."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class ComparedRun:
     def last(self, key: str) -> float | None:
         return self.epochs[-1].get(key) if self.epochs else None
 
-    def curve(self, key: str) -> list[tuple[int, float]]:
+    def curve(self, key: str) -> Curve:
         """A number over the epochs that have it."""
         return [
             (place, float(line[key]))
@@ -63,7 +82,7 @@ class ComparedRun:
         ]
 
     @property
-    def scores(self) -> list[tuple[int, float]]:
+    def scores(self) -> Curve:
         """On the validation images; runs from before the score existed have the accuracy."""
         return self.curve("validation_score") or (
             [] if self.kind == "segmentation" else self.curve("validation_accuracy")
@@ -163,6 +182,47 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     }
 
 
+def comparison_png(runs: Sequence[ComparedRun], *, dots_per_inch: int = 120) -> bytes:
+    """Loss, accuracy, validation score and iterations; over the epochs, and over processor time.
+
+    A panel is there if a run has what it shows. Runs that did not record their processor time are
+    left out of the second row.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
+
+    curves = _curves(runs)
+    if not curves:
+        raise ValueError("no run has finished an epoch: there is nothing to draw yet")
+    timed = [bool(run.running_total(CPU)) for run in runs]
+    rows = 2 if any(timed) else 1
+    names = [
+        run.name if is_timed or rows == 1 else f"{run.name} (CPU time not recorded)"
+        for run, is_timed in zip(runs, timed, strict=True)
+    ]
+    width = PANEL_WIDTH * len(curves)
+    columns = legend_columns(names, width)
+    with rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
+        legend_height = LINE * math.ceil(len(runs) / columns) + 0.1
+        figure = Figure(
+            figsize=(width, PANEL_HEIGHT * rows + legend_height),
+            facecolor=PAPER,
+            layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08),
+        )
+        panels = figure.subplots(rows, len(curves), squeeze=False, sharey="col")
+        for column, (title, lines) in enumerate(curves.items()):
+            for row, axis in enumerate(panels[:, column]):
+                _draw(axis, title, lines, runs, over_time=row == 1)
+        legend_below(
+            figure,
+            [Line2D([], [], label=name, **_style(at)) for at, name in enumerate(names)],
+            columns,
+        )
+        return figure_png(figure, dots_per_inch)
+
+
 def _read_run(folder: Path, name: str) -> ComparedRun:
     run = RunFolder(folder)
     if not run.config.is_file():
@@ -241,3 +301,51 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _curves(runs: Sequence[ComparedRun]) -> dict[str, list[Curve]]:
+    """By title of the panel: a curve a run, empty where the run lacks it."""
+    score = score_name(runs)
+    curves = {
+        "Training loss": [run.curve("loss") for run in runs],
+        "Training accuracy": [run.curve("accuracy") for run in runs],
+        f"Validation {score}": [run.scores for run in runs],
+        "Iterations, mean": [run.curve("mean_iterations") for run in runs],
+    }
+    return {title: lines for title, lines in curves.items() if any(lines)}
+
+
+def _draw(
+    axis: Any, title: str, lines: list[Curve], runs: Sequence[ComparedRun], *, over_time: bool
+) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    for place, (run, line) in enumerate(zip(runs, lines, strict=True)):
+        minutes = [seconds / 60 for seconds in run.running_total(CPU)]
+        if over_time and not minutes:
+            continue
+        along = [minutes[at] if over_time else run.epochs[at]["epoch"] for at, _ in line]
+        style = _style(place)
+        axis.plot(along, [value for _, value in line], **style)
+        # The dot says where a run is, and shows one of a single epoch.
+        if line:
+            axis.plot(along[-1], line[-1][1], marker="o", markersize=4, color=style["color"])
+    if over_time:
+        axis.set_xlabel("CPU minutes")
+        axis.set_xlim(left=0)
+    else:
+        axis.set_title(title)
+        count_along(axis, "epoch")
+    values = [value for line in lines for _, value in line]
+    if "accuracy" in title or "mIoU" in title or ("score" in title and max(values) <= 1):
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+    elif "Iterations" in title:
+        axis.set_ylim(0, 1.15 * max(values) or 1)
+    elif max(values) > LEAST_FACTOR * min(values) > 0:
+        plain_log_axis(axis)
+    dress_axes(axis, LIGHT)
+
+
+def _style(place: int) -> dict[str, Any]:
+    dashes = DASHES[place // len(COLORS) % len(DASHES)]
+    return {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 2.0}

@@ -14,6 +14,9 @@ from equilibria.report.convergence import Convergence
 from equilibria.training import EpochMetrics
 
 MOST_THIN_LINES = 24
+PAPER = "#ffffff"
+LETTER = 0.085
+"""The width of a letter of a legend, in inches."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _draw_convergence(
     axis.set_ylabel("‖yₖ − T(yₖ)‖")
     for axis in axes:
         axis.set_yscale("log")
-        _count_along(axis, "iteration k")
+        count_along(axis, "iteration k")
         axis.legend(
             frameon=False,
             labelcolor=theme.ink,
@@ -102,18 +105,13 @@ def _draw_convergence(
 
 
 def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics]) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     epochs = [metrics.epoch for metrics in history]
     # A single epoch is a point, which a line does not show.
     style = {"linewidth": 2.2, "marker": "o" if len(history) == 1 else None}
     axes[0].plot(epochs, [metrics.loss for metrics in history], color=theme.first, **style)
     axes[0].set_title("Training loss")
     axes[0].set_ylabel("cross-entropy")
-    axes[0].set_yscale("log")
-    axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes[0].yaxis.set_major_formatter("{x:g}")
-    axes[0].yaxis.set_minor_formatter(NullFormatter())
+    plain_log_axis(axes[0])
     if len(axes) > 1:
         iterations = [metrics.mean_iterations or 0.0 for metrics in history]
         axes[1].plot(epochs, iterations, color=theme.second, **style)
@@ -121,7 +119,7 @@ def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics
         axes[1].set_ylabel("mean")
         axes[1].set_ylim(0, 1.15 * max(iterations))
     for axis in axes:
-        _count_along(axis, "epoch")
+        count_along(axis, "epoch")
 
 
 def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
@@ -138,11 +136,38 @@ def _mean_line(axis: Any, values: Tensor, stops: Tensor, color: str, label: str)
     axis.plot(mean, color=color, linewidth=2.2, label=label)
 
 
-def _count_along(axis: Any, label: str) -> None:
+def count_along(axis: Any, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel(label)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def plain_log_axis(axis: Any) -> None:
+    """A logarithmic axis whose ticks are numbers that one reads at once: 1, 2, 5, 10."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend_columns(labels: Sequence[str], width: float, *, mark: float = 0.7) -> int:
+    """How many columns of a legend fit into a width; in inches, as that of the mark at a label."""
+    columns = int(width / (LETTER * max(map(len, labels)) + mark))
+    return max(1, min(len(labels), columns))
+
+
+def legend_below(figure: Any, handles: list[Any], columns: int, *, size: int = 10) -> None:
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=size,
+        labelcolor=LIGHT.ink,
+    )
 
 
 def _themed(panels: int, draw: Callable[[list[Any], Theme], None]) -> ThemedFigure:

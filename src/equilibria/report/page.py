@@ -1,123 +1,213 @@
-"""The frame of every report: one HTML file that needs nothing beside itself."""
+"""The report of a trained classifier: what it minimizes, how it did, and the page that shows it.
+
+The page itself is the template `page.html.jinja`.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
-from html import escape
-from string import Template
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from equilibria.report.figures import ThemedFigure
+import torch
+from torch import Tensor
 
-_PAGE = Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>$title</title>
-<style>
-:root { --page: #f6f8fa; --card: #ffffff; --ink: #1f2328; --soft: #59636e; --line: #d9dfe5;
-  --accent: #2563eb; --good: #1a7f37; --bad: #cf222e; --heat: 37, 99, 235; }
-@media (prefers-color-scheme: dark) { :root { --page: #0f1318; --card: #181d24; --ink: #e2e8ef;
-  --soft: #9aa5b1; --line: #2d353f; --accent: #7aa7ff; --good: #57c76f; --bad: #ff7b72;
-  --heat: 122, 167, 255; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.55;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 64rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: 1.9rem; margin: 0 0 .25rem; letter-spacing: -.01em; }
-h2 { font-size: 1.15rem; margin: 0 0 .6rem; }
-p { margin: 0 0 .8rem; } p:last-child { margin-bottom: 0; }
-.lead, figcaption, .note { color: var(--soft); }
-section { background: var(--card); border: 1px solid var(--line); border-radius: .75rem;
-  padding: 1.4rem 1.5rem; margin-top: 1.25rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: 1rem;
-  margin-top: 1.5rem; }
-.tile { background: var(--card); border: 1px solid var(--line); border-radius: .75rem;
-  padding: 1rem 1.2rem; }
-.tile b { display: block; font-size: 1.7rem; font-weight: 650; line-height: 1.2; }
-.tile span { color: var(--soft); font-size: .85rem; }
-.formula { font-family: "STIX Two Math", "Cambria Math", "DejaVu Serif", Georgia, serif;
-  font-size: 1.12rem; text-align: center; margin: .9rem 0; padding: .8rem 1rem; overflow-x: auto;
-  background: var(--page); border-radius: .5rem; white-space: pre-wrap; }
-figure { margin: 0; } figure img { width: 100%; height: auto; display: block; }
-figcaption { font-size: .88rem; margin-top: .5rem; }
-.gallery { display: grid; gap: .9rem;
-  grid-template-columns: repeat(auto-fill, minmax(8.6rem, 1fr)); }
-.exhibit { border: 1px solid var(--line); border-radius: .5rem; overflow: hidden;
-  font-size: .82rem; }
-.exhibit.wrong { border-color: var(--bad); }
-.exhibit img { width: 100%; aspect-ratio: 1; display: block; image-rendering: pixelated; }
-.exhibit div { padding: .45rem .6rem .55rem; line-height: 1.4; }
-.exhibit b { font-size: .95rem; } .right b { color: var(--good); } .wrong b { color: var(--bad); }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.facts { width: 100%; } .facts th { text-align: left; font-weight: 400; color: var(--soft); }
-.facts td { text-align: right; } .facts th, .facts td { padding: .42rem 0;
-  border-bottom: 1px solid var(--line); }
-.facts tr:last-child > * { border-bottom: 0; }
-.scroll { overflow-x: auto; }
-.confusion { margin: 0 auto; } .confusion td, .confusion th { width: 2.9rem; height: 2.4rem;
-  text-align: center; font-weight: 400; }
-.confusion th { color: var(--soft); } .confusion td { border: 1px solid var(--card);
-  border-radius: .35rem; }
-.confusion .zero { color: var(--line); } .confusion .miss { color: var(--bad); font-weight: 700; }
-footer { color: var(--soft); font-size: .85rem; margin-top: 1.5rem; text-align: center; }
-@media print { body { background: none; } section, .tile { break-inside: avoid; } }
-</style>
-</head>
-<body>
-<main>
-<header><h1>$title</h1><p class="lead">$lead</p></header>
-$body
-<footer>$footer</footer>
-</main>
-</body>
-</html>
-""")
+from equilibria.data import Split
+from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell
+from equilibria.report.convergence import Convergence, ObjectiveChange
+from equilibria.report.figures import convergence_figure, image_png, training_figure
+from equilibria.tasks import Evaluation
+from equilibria.training import EpochMetrics
+
+UNKNOWN = "not known"
 
 
-def page(*, title: str, lead: str, body: Iterable[str], footer: str) -> str:
-    """A whole page. `body` is HTML, the rest is text."""
-    return _PAGE.substitute(
-        title=escape(title), lead=escape(lead), body="\n".join(body), footer=escape(footer)
+@dataclass(frozen=True)
+class Formula:
+    """What a model minimizes, where it stops, and how to read this."""
+
+    objective: str
+    equilibrium: str
+    reading: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A trained classifier on its test set, in a few numbers."""
+
+    evaluation: Evaluation
+    parameters: int
+    contraction: float | None
+    objective: ObjectiveChange | None
+    training_seconds: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The table: what, and how much."""
+        evaluation, solves = self.evaluation, self.evaluation.solves
+        rows = [
+            (
+                "Test accuracy",
+                f"{evaluation.accuracy:.2%} ({evaluation.correct} of {evaluation.samples})",
+            ),
+            ("Parameters", f"{self.parameters:,}"),
+            ("Iterations, mean", _number(solves.mean_iterations, ".1f")),
+            ("Share converged", _number(solves.share_converged, ".1%")),
+            ("Relative residual, max", _number(solves.max_residual, ".1e")),
+            ("Contraction bound q", _number(self.contraction, ".3f")),
+        ]
+        if self.objective is not None:
+            rows += [
+                ("Hidden objective, first step", f"{self.objective.first:,.2f}"),
+                ("Hidden objective, equilibrium", f"{self.objective.equilibrium:,.2f}"),
+            ]
+        return [*rows, ("Training time", f"{self.training_seconds:.1f} s")]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image with what the model says of it."""
+
+    image: Tensor
+    label: int
+    prediction: int
+    confidence: float
+    iterations: int | None
+
+    @property
+    def is_right(self) -> bool:
+        return self.label == self.prediction
+
+
+@dataclass(frozen=True)
+class ClassifierReport:
+    """Everything that the report shows."""
+
+    model_name: str
+    data_name: str
+    class_names: Sequence[str]
+    formula: Formula
+    summary: Summary
+    picard: Convergence
+    comparison: Convergence | None
+    examples: Sequence[Example]
+    history: Sequence[EpochMetrics]
+    footer: str = ""
+
+    def html(self) -> str:
+        """One self-contained HTML page."""
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        environment = Environment(
+            loader=PackageLoader("equilibria", "report"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters |= {"data_uri": _data_uri, "image_png": image_png}
+        return environment.get_template("page.html.jinja").render(
+            report=self,
+            evaluation=self.summary.evaluation,
+            picard=self.picard,
+            convergence_figure=convergence_figure(self.picard, self.comparison),
+            training_figure=training_figure(self.history),
+        )
+
+    def headline(self) -> list[tuple[str, str]]:
+        """The few numbers to be seen first, as (label, value)."""
+        solves = self.summary.evaluation.solves
+        facts = [("test accuracy", f"{self.summary.evaluation.accuracy:.2%}")]
+        if solves.mean_iterations is not None and solves.share_converged is not None:
+            facts.append(("iterations, mean", f"{solves.mean_iterations:.1f}"))
+            facts.append(("of the solves converged", f"{solves.share_converged:.1%}"))
+        facts.append(("parameters", f"{self.summary.parameters:,}"))
+        return facts
+
+
+def choose_examples(
+    split: Split, evaluation: Evaluation, *, count: int = 12, mistakes: int = 6
+) -> list[Example]:
+    """Mistakes first, up to `mistakes` of them, then right ones, class after class."""
+    right = evaluation.predictions == split.labels
+    wrong = (~right).nonzero().squeeze(1).tolist()[:mistakes]
+    # The first of every class, then the second of every class, and so on.
+    seen: dict[int, int] = {}
+    keyed = []
+    for index in right.nonzero().squeeze(1).tolist():
+        label = int(split.labels[index])
+        seen[label] = seen.get(label, 0) + 1
+        keyed.append((seen[label], label, index))
+    chosen = wrong + [index for _, _, index in sorted(keyed)][: count - len(wrong)]
+    iterations = torch.cat(evaluation.solves.iterations) if evaluation.solves.iterations else None
+    # A batch whose samples are coupled is one problem: it has no iterations of a single sample.
+    per_sample = iterations is not None and len(iterations) == len(split)
+    return [
+        Example(
+            image=split.images[index],
+            label=int(split.labels[index]),
+            prediction=int(evaluation.predictions[index]),
+            confidence=float(evaluation.confidences[index]),
+            iterations=int(iterations[index]) if per_sample and iterations is not None else None,
+        )
+        for index in chosen
+    ]
+
+
+def model_formula(model: EquilibriumClassifier) -> Formula:
+    """The formula of the hidden objective of this model's cell."""
+    cell = model.layer.cell
+    if isinstance(cell, OptEqCell):
+        over_mu, half_over_mu = ("", "½‖Wᵀy‖²") if cell.mu == 1 else ("/μ", "‖Wᵀy‖²/2μ")
+        return Formula(
+            f"G(y; x) = 1ᵀf(y) + ½‖y‖² − ⟨Ux + b, y⟩ − {half_over_mu}",
+            f"y* = argmin G(y; x)   ⇔   y* = σ(WWᵀy*{over_mu} + Ux + b)",
+            "f is the penalty whose proximal operator is the activation σ (for ReLU: y ≥ 0), and x "
+            "the image after the stem. One iteration of the layer is one step of proximal gradient "
+            "descent on G.",
+        )
+    if isinstance(cell, DeepOptEqCell):
+        return _deep_formula(len(cell.units()))
+    if cell.formula is not None:
+        return Formula(
+            cell.formula,
+            "0 ∈ ∂G(y*)   ⇔   y* = σ(−∇E(y*)),   E = G − 1ᵀf − ½‖·‖²",
+            "f is the penalty whose proximal operator is the activation σ, and x the image after "
+            "the stem. The equilibrium is a stationary point of G.",
+        )
+    return Formula(
+        "y* = T(y*; x)",
+        "",
+        "This layer is an equilibrium without a hidden objective: its residual ‖y − T(y)‖ is all "
+        "that can be watched.",
     )
 
 
-def section(title: str, *content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>\n" + "\n".join(content) + "\n</section>"
-
-
-def paragraph(text: str, kind: str = "") -> str:
-    attribute = f' class="{escape(kind)}"' if kind else ""
-    return f"<p{attribute}>{escape(text)}</p>"
-
-
-def tiles(facts: Sequence[tuple[str, str]]) -> str:
-    """A few numbers to be seen first, as (label, value)."""
-    each = (
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
-        for label, value in facts
-    )
-    return f'<div class="tiles">{"".join(each)}</div>'
-
-
-def fact_table(rows: Sequence[tuple[str, str]]) -> str:
-    cells = (
-        f'<tr><th scope="row">{escape(label)}</th><td>{escape(value)}</td></tr>'
-        for label, value in rows
-    )
-    return f'<table class="facts">{"".join(cells)}</table>'
-
-
-def figure(picture: ThemedFigure, *, alternative: str, caption: str) -> str:
-    return (
-        '<figure><picture><source media="(prefers-color-scheme: dark)" '
-        f'srcset="{data_uri(picture.dark, "image/svg+xml")}">'
-        f'<img src="{data_uri(picture.light, "image/svg+xml")}" alt="{escape(alternative)}">'
-        f"</picture><figcaption>{escape(caption)}</figcaption></figure>"
+def _deep_formula(layers: int) -> Formula:
+    if layers == 1:
+        return Formula(
+            "Φ(z) = α M(z),   M the Moreau envelope of the convex φ",
+            "z* = argmin Φ(z)   ⇔   z* = αWᵀσ(Wz* + Ux + b) + (1 − α)z*",
+            "The layer is the proximal operator of Φ, so one iteration is one proximal step on it.",
+        )
+    if layers == 2:
+        return Formula(
+            "Φ(z₁, z₂) = α M₁(z₁) + α M₂(z₂) + ½‖z₁ − z₂‖²",
+            "(z₁*, z₂*) = argmin Φ   ⇔   z₁* = f₁(z₂*),  z₂* = f₂(z₁*)",
+            "M₁ and M₂ are the Moreau envelopes of the two layers' convex functions. One iteration "
+            "minimizes over z₁ and then over z₂, so the objective cannot rise.",
+        )
+    return Formula(
+        "0 = ∇Φ(z̃*) + (I − P) z̃*,   Φ(z̃) = Σ α Mᵢ(zᵢ)",
+        f"z* = f_{layers}(… f₂(f₁(z*)))",
+        f"With more than two layers (here {layers}) no objective exists: the equilibrium solves a "
+        "monotone inclusion, P shifting the blocks by one. The curves below therefore show how far "
+        "each iterate is from solving it, ‖z − T(z)‖, and no objective.",
     )
 
 
-def data_uri(content: bytes, media_type: str) -> str:
+def _data_uri(content: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)

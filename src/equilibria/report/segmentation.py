@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PAPER, INK = "#ffffff", "#24292f"
+from equilibria.report.figures import LIGHT, PAPER, figure_png, legend_below, legend_columns
+
 UNLABELLED = (0.82, 0.84, 0.87)
 WRONG = (0.85, 0.12, 0.12)
 FIRST_COLORS = (
@@ -25,8 +25,6 @@ LARGE_PANEL = 4.2
 """The side of a square panel of `prediction_png`, in inches."""
 DARKEST = 0.3
 """The gray of black, below its classes."""
-LETTER = 0.085
-"""The width of a letter of its legend, in inches."""
 
 
 def segmentation_png(
@@ -63,14 +61,15 @@ def segmentation_png(
         )
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must be in [0, 1], not {opacity}")
-    palette = torch.tensor(distinct_colors(len(class_names)) if colors is None else list(colors))
-    if len(palette) != len(class_names):
-        raise ValueError(f"{len(class_names)} classes but {len(palette)} colors")
+    colors = distinct_colors(len(class_names)) if colors is None else colors
+    if len(colors) != len(class_names):
+        raise ValueError(f"{len(class_names)} classes but {len(colors)} colors")
+    palette = torch.tensor(list(colors))
     pixels = images.detach().cpu().float().clamp(0, 1).expand(-1, 3, -1, -1).movedim(1, 3)
     truth, found = labels.cpu().long(), predictions.cpu().long()
 
     height = PANEL_WIDTH * shape[1] / shape[2] + 0.25
-    shown = _shown(truth, found, ignore_index)
+    shown = sorted({*truth.flatten().tolist(), *found.flatten().tolist()} - {ignore_index})
     has_unlabelled = bool((truth == ignore_index).any())
     legend_height = 0.25 * math.ceil((len(shown) + 1 + has_unlabelled) / LEGEND_COLUMNS)
     figure = Figure(
@@ -91,25 +90,16 @@ def segmentation_png(
             axis.imshow(panel.numpy(), interpolation="nearest")
             _dress(axis)
             if row == 0:
-                axis.set_title(title, color=INK, fontsize=10)
+                axis.set_title(title, color=LIGHT.ink, fontsize=10)
         judged = int((truth[row] != ignore_index).sum())
         share = int(wrong.sum()) / judged if judged else 0.0
-        axis.set_xlabel(f"{share:.1%} of pixels wrong", color=INK, fontsize=8)
-    entries = [Patch(color=_rgb(palette[index]), label=class_names[index]) for index in shown]
+        axis.set_xlabel(f"{share:.1%} of pixels wrong", color=LIGHT.ink, fontsize=8)
+    entries = [Patch(color=colors[index], label=class_names[index]) for index in shown]
     entries.append(Patch(color=WRONG, label="wrong"))
     if has_unlabelled:
         entries.append(Patch(color=UNLABELLED, label="unlabelled"))
-    figure.legend(
-        handles=entries,
-        loc="outside lower center",
-        ncols=min(len(entries), LEGEND_COLUMNS),
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
-    return buffer.getvalue()
+    legend_below(figure, entries, min(len(entries), LEGEND_COLUMNS), size=9)
+    return figure_png(figure, dots_per_inch)
 
 
 def prediction_png(
@@ -136,18 +126,17 @@ def prediction_png(
             f"{tuple(image.shape)} and {tuple(classes.shape)}"
         )
     height, width = classes.shape
-    palette = torch.tensor(distinct_colors(len(class_names)))
+    colors = distinct_colors(len(class_names))
     pixels = image.detach().cpu().float().clamp(0, 1).expand(3, -1, -1).movedim(0, 2)
     # Where the image is dark, colors would no longer look like those of the legend.
     pale = DARKEST + (1 - DARKEST) * pixels
-    overlay = _overlay(pale, classes.cpu().long(), palette, opacity, ignore_index=-1)
+    overlay = _overlay(pale, classes.cpu().long(), torch.tensor(colors), opacity, ignore_index=-1)
 
     # Panels of one area, whatever the proportions of the image.
     panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
     shares = class_shares(classes, len(class_names))
     labels = [f"{class_names[index]}  {share:.1%}" for index, share in shares]
-    columns = int(2 * panel_width / (LETTER * max(map(len, labels)) + 0.55))
-    columns = max(1, min(len(labels), columns))
+    columns = legend_columns(labels, 2 * panel_width, mark=0.55)
     legend_height = 0.25 * math.ceil(len(labels) / columns) + 0.15
     figure = Figure(
         figsize=(2 * panel_width, panel_width * height / width + legend_height + 0.3),
@@ -157,22 +146,14 @@ def prediction_png(
     for place, (title, panel) in enumerate((("image", pixels), ("classes", overlay))):
         axis = figure.add_subplot(1, 2, place + 1)
         axis.imshow(panel.numpy(), interpolation="antialiased")
-        axis.set_title(title, color=INK, fontsize=11)
+        axis.set_title(title, color=LIGHT.ink, fontsize=11)
         _dress(axis)
-    figure.legend(
-        handles=[
-            Patch(color=_rgb(palette[index]), label=label)
-            for (index, _), label in zip(shares, labels, strict=True)
-        ],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=10,
-        labelcolor=INK,
-    )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
-    return buffer.getvalue()
+    entries = [
+        Patch(color=colors[index], label=label)
+        for (index, _), label in zip(shares, labels, strict=True)
+    ]
+    legend_below(figure, entries, columns)
+    return figure_png(figure, dots_per_inch)
 
 
 def class_shares(classes: Tensor, count: int) -> list[tuple[int, float]]:
@@ -199,11 +180,6 @@ def distinct_colors(count: int) -> list[tuple[float, float, float]]:
     return [*(to_rgb(color) for color in FIRST_COLORS[:count]), *more]
 
 
-def _shown(truth: Tensor, found: Tensor, ignore_index: int) -> list[int]:
-    present = set(truth.flatten().tolist()) | set(found.flatten().tolist())
-    return sorted(present - {ignore_index})
-
-
 def _overlay(
     pixels: Tensor, classes: Tensor, palette: Tensor, opacity: float, ignore_index: int
 ) -> Tensor:
@@ -212,11 +188,6 @@ def _overlay(
     color = palette[classes.masked_fill(unlabelled, 0)]
     mixed = (1 - opacity) * pixels.mean(dim=2, keepdim=True) + opacity * color
     return torch.where(unlabelled[..., None], torch.tensor(UNLABELLED), mixed)
-
-
-def _rgb(color: Tensor) -> tuple[float, float, float]:
-    red, green, blue = color.tolist()
-    return red, green, blue
 
 
 def _errors(pixels: Tensor, wrong: Tensor, unlabelled: Tensor) -> Tensor:
