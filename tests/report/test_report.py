@@ -72,6 +72,7 @@ def make_report(name: str = "opteq-small", title: str = "a model", **options: ob
         learning_rate=0.1,
         seconds=1.0,
     )
+    bound = model.contraction_bound(split.images)
     report = ClassifierReport(
         model_name=title,
         data_name="<digits>",
@@ -80,7 +81,7 @@ def make_report(name: str = "opteq-small", title: str = "a model", **options: ob
         summary=Summary(
             evaluation=evaluation,
             parameters=1234,
-            contraction=model.contraction_bound(split.images),
+            contraction=None if bound is None else float(bound.max()),
             objective=objective_change(model, batches),
             training_seconds=1.5,
         ),
