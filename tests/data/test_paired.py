@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data.augment import Normalize
-from equilibria.data.paired import (
+from equilibria.data import (
     ImagesOnly,
+    Normalize,
     PairedAugmentation,
     PairedChain,
     RandomPairFlip,

@@ -5,15 +5,19 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
+    ImagesOnly,
     Normalize,
+    PairedAugmentation,
+    PairedChain,
     RandomCrop,
     RandomFlip,
+    RandomPairFlip,
+    RandomScaleCrop,
     RandomShift,
     build_augmentation,
+    build_paired_augmentation,
 )
-from equilibria.data.batches import Batches
 from equilibria.data.download import DownloadError, download
-from equilibria.data.episodes import Episodes
 from equilibria.data.image_files import (
     Framing,
     ImageFiles,
@@ -23,14 +27,6 @@ from equilibria.data.image_files import (
     read_image,
 )
 from equilibria.data.normalized import Normalized
-from equilibria.data.paired import (
-    ImagesOnly,
-    PairedAugmentation,
-    PairedChain,
-    RandomPairFlip,
-    RandomScaleCrop,
-    build_paired_augmentation,
-)
 from equilibria.data.randaugment import RandAugment
 from equilibria.data.readers import DataFileError, MissingDataError
 from equilibria.data.registry import (
@@ -43,7 +39,9 @@ from equilibria.data.registry import (
     register_dataset,
 )
 from equilibria.data.sets.arrays import CORRUPTIONS, load_digits
+from equilibria.data.sets.omniglot import Episodes
 from equilibria.data.source import (
+    Batches,
     DataSet,
     Selection,
     Source,

@@ -3,6 +3,9 @@
 Images are batches of shape `(samples, channels, height, width)`, floating-point, on any device,
 with values in [0, 1]. Chance comes from the generator alone, and is drawn where the generator
 lives: a generator on the processor gives the same augmentation on every device.
+
+For segmentation there are those that change images together with their label maps, of shape
+`(samples, height, width)`: what moves a pixel moves its label along.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ T = TypeVar("T")
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """From images and a source of chance to images of the same shape."""
+
+PairedAugmentation: TypeAlias = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+"""From images, label maps and a source of chance to images and label maps."""
 
 
 @dataclass(frozen=True)
@@ -169,22 +175,167 @@ class Chain:
         return images
 
 
-_augmentations: Registry[Augmentation] = Registry("augmentation")
-_augmentations.register("crop", RandomCrop)
-_augmentations.register("cutout", Cutout)
-_augmentations.register("flip", RandomFlip)
-_augmentations.register("noise", GaussianNoise)
-_augmentations.register("randaugment", RandAugment)
-_augmentations.register("shift", RandomShift)
+@dataclass(frozen=True)
+class RandomScaleCrop:
+    """Scales each image by a random factor and cuts `size` (height, width) out of it at random.
+
+    Factors are uniform between the two of `scales`. Images are interpolated bilinearly (with no
+    smoothing before they shrink), labels take the nearest pixel's. Where the scaled image is
+    smaller than `size`, it lies at a random place in it; around it the image is `fill` and the
+    label `ignore_index`. With scales=(1, 1) it is a random crop.
+    """
+
+    size: tuple[int, int]
+    scales: tuple[float, float] = (0.5, 2.0)
+    ignore_index: int = 255
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 1:
+            raise ValueError(f"size must be positive, not {self.size}")
+        if not 0 < self.scales[0] <= self.scales[1]:
+            raise ValueError(f"scales must be positive, the smaller one first, not {self.scales}")
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        _check_pair(images, labels)
+        range_of_labels = torch.iinfo(labels.dtype)
+        if not range_of_labels.min <= self.ignore_index <= range_of_labels.max:
+            raise ValueError(
+                f"labels of {labels.dtype} cannot hold the ignore_index {self.ignore_index}: "
+                "convert them, e.g. labels.long()"
+            )
+        low, high = self.scales
+        chance = torch.rand(
+            3, len(images), generator=generator, dtype=torch.float64, device=generator.device
+        )
+        scale = low + (high - low) * chance[0]
+        (height, width), device = images.shape[2:], images.device
+        row_inside, row, y = _draw_axis(height, self.size[0], scale, chance[1], device)
+        column_inside, column, x = _draw_axis(width, self.size[1], scale, chance[2], device)
+        inside = row_inside[:, :, None] & column_inside[:, None, :]
+        sample = torch.arange(len(images), device=device)[:, None, None]
+        nearest = labels[sample, row[:, :, None], column[:, None, :]]
+        scaled = _interpolate(images, y, x)
+        return (
+            torch.where(inside[:, None], scaled, self.fill),
+            torch.where(inside, nearest, self.ignore_index),
+        )
+
+
+@dataclass(frozen=True)
+class RandomPairFlip:
+    """Mirrors an image and its label map, left to right, with this probability."""
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        RandomFlip(self.probability)
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        _check_pair(images, labels)
+        flipped = RandomFlip(self.probability).draw(images, generator)
+        return (
+            torch.where(flipped, images.flip(3), images),
+            torch.where(flipped[:, 0], labels.flip(2), labels),
+        )
+
+
+@dataclass(frozen=True)
+class ImagesOnly:
+    """An augmentation that moves no pixel, such as noise or `Normalize`: the labels stay."""
+
+    augmentation: Augmentation
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        return self.augmentation(images, generator), labels
+
+
+@dataclass(frozen=True)
+class PairedChain:
+    """One paired augmentation after the other."""
+
+    steps: tuple[PairedAugmentation, ...]
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        for step in self.steps:
+            images, labels = step(images, labels, generator)
+        return images, labels
+
+
+def _check_pair(images: Tensor, labels: Tensor) -> None:
+    """A clear error where label maps do not belong to the images."""
+    if images.dim() != 4 or labels.shape != (len(images), *images.shape[2:]):
+        raise ValueError(
+            "expected images (samples, channels, height, width) and label maps (samples, height, "
+            f"width) of the same size, not {tuple(images.shape)} and {tuple(labels.shape)}"
+        )
+
+
+def _draw_axis(
+    length: int, size: int, scale: Tensor, chance: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the pixels of a crop come from, along one side; each of shape `(samples, size)`.
+
+    Whether they are inside the image, the nearest pixel's index, and the center of each in the
+    image, whose side goes from −1 to 1.
+    """
+    scaled = (length * scale).round().clamp_min(1)
+    spare = scaled - size
+    first = spare.clamp_max(0) + (chance * (spare.abs() + 1)).floor()
+    place = first[:, None] + torch.arange(size, device=scale.device)
+    center = (place + 0.5) * (length / scaled)[:, None]
+    inside = (place >= 0) & (place < scaled[:, None])
+    nearest = center.floor().clamp(0, length - 1).long()
+    # Not every device has the float64 of the draw.
+    return inside.to(device), nearest.to(device), (2 * center / length - 1).float().to(device)
+
+
+def _interpolate(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Bilinear; a pixel at the border has nothing beyond it to be mixed with."""
+    samples, height, width = len(images), rows.shape[1], columns.shape[1]
+    down = rows[:, :, None].expand(samples, height, width)
+    right = columns[:, None, :].expand(samples, height, width)
+    grid = torch.stack((right, down), dim=3).to(images.dtype)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _noise_beside_labels(deviation: float) -> PairedAugmentation:
+    return ImagesOnly(GaussianNoise(deviation))
+
+
+_alone: Registry[Augmentation] = Registry("augmentation")
+_alone.register("crop", RandomCrop)
+_alone.register("cutout", Cutout)
+_alone.register("flip", RandomFlip)
+_alone.register("noise", GaussianNoise)
+_alone.register("randaugment", RandAugment)
+_alone.register("shift", RandomShift)
+
+_paired: Registry[PairedAugmentation] = Registry("augmentation for segmentation")
+_paired.register("flip", RandomPairFlip)
+_paired.register("noise", _noise_beside_labels)
+_paired.register("scale_crop", RandomScaleCrop)
 
 
 def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
     """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`."""
-    return build_step(_augmentations, step)
+    return _build(_alone, step)
 
 
-def build_step(registry: Registry[T], step: str | Mapping[str, Any]) -> T:
-    """What a name, or one name with its options, stands for in this registry."""
+def build_paired_augmentation(step: str | Mapping[str, Any]) -> PairedAugmentation:
+    """One for images with label maps, named alike: `{"scale_crop": {"size": [64, 64]}}`."""
+    return _build(_paired, step)
+
+
+def _build(registry: Registry[T], step: str | Mapping[str, Any]) -> T:
     if isinstance(step, str):
         return registry.create(step)
     if len(step) != 1:

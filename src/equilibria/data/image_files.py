@@ -182,10 +182,14 @@ def image_to_tensor(image: Image) -> Tensor:
     return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
 
 
+def is_image(path: Path | str) -> bool:
+    """Whether a file's name ends as that of an image does."""
+    return os.path.splitext(path)[1].lower() in SUFFIXES
+
+
 def image_names(folder: Path) -> list[str]:
     """The names of the images of a folder, in order."""
-    names = os.listdir(folder)
-    return sorted(name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES)
+    return sorted(filter(is_image, os.listdir(folder)))
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -132,16 +133,14 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     middle_x, middle_y = images.shape[3] / 2, images.shape[2] / 2
     return _affine(
         images,
-        x_from_x=cosine,
-        x_from_y=-sine,
-        x_offset=middle_x - middle_x * cosine + middle_y * sine,
-        y_from_x=sine,
-        y_from_y=cosine,
-        y_offset=middle_y - middle_x * sine - middle_y * cosine,
+        (cosine, -sine, middle_x - middle_x * cosine + middle_y * sine),
+        (sine, cosine, middle_y - middle_x * sine - middle_y * cosine),
     )
 
 
-Operation = Callable[[Tensor, Tensor], Tensor]
+Entry: TypeAlias = Tensor | float
+"""Of an affine map: one number a sample, or one for all."""
+Operation: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 OPERATIONS: dict[str, Operation] = {
     "identity": lambda images, strength: images,
@@ -155,14 +154,14 @@ OPERATIONS: dict[str, Operation] = {
     "brightness": lambda images, strength: brightness(images, 1 + 0.9 * strength),
     "sharpness": lambda images, strength: sharpness(images, 1 + 0.9 * strength),
     # The row y moves by −0.3·strength·y to the right (the column x downwards): the edge at 0 stays.
-    "shear_x": lambda images, strength: _affine(images, x_from_y=0.3 * strength),
-    "shear_y": lambda images, strength: _affine(images, y_from_x=0.3 * strength),
+    "shear_x": lambda images, strength: _affine(images, (1, 0.3 * strength, 0), (0, 1, 0)),
+    "shear_y": lambda images, strength: _affine(images, (1, 0, 0), (0.3 * strength, 1, 0)),
     # To the left, and upwards, by a share of the side.
     "translate_x": lambda images, strength: _affine(
-        images, x_offset=150 / 331 * strength * images.shape[3]
+        images, (1, 0, 150 / 331 * strength * images.shape[3]), (0, 1, 0)
     ),
     "translate_y": lambda images, strength: _affine(
-        images, y_offset=150 / 331 * strength * images.shape[2]
+        images, (1, 0, 0), (0, 1, 150 / 331 * strength * images.shape[2])
     ),
 }
 """What each operation is at a strength between −1 and 1, the magnitude ÷ 30 with its sign."""
@@ -186,17 +185,8 @@ def _blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
     return (images + change).clamp(0, 1)
 
 
-def _affine(
-    images: Tensor,
-    *,
-    x_from_x: Tensor | float = 1.0,
-    x_from_y: Tensor | float = 0.0,
-    x_offset: Tensor | float = 0.0,
-    y_from_x: Tensor | float = 0.0,
-    y_from_y: Tensor | float = 1.0,
-    y_offset: Tensor | float = 0.0,
-) -> Tensor:
-    """The pixel at (x, y) from the one at an affine image of (x, y), black where there is none.
+def _affine(images: Tensor, to_x: tuple[Entry, ...], to_y: tuple[Entry, ...]) -> Tensor:
+    """The pixel at (x, y) from the one at (to_x · (x, y, 1), to_y · (x, y, 1)), or else black.
 
     Coordinates are those of pixel centers, x = column + ½; nearest neighbor, as in Pillow.
     """
@@ -204,14 +194,17 @@ def _affine(
     # Half precision cannot tell the pixels of a large image apart.
     kind = torch.promote_types(images.dtype, torch.float32)
 
-    def per_sample(value: Tensor | float) -> Tensor:
-        tensor = torch.as_tensor(value, dtype=kind, device=images.device)
-        return tensor.expand(samples)[:, None, None]
-
     x = torch.arange(width, device=images.device, dtype=kind) + 0.5
     y = (torch.arange(height, device=images.device, dtype=kind) + 0.5)[:, None]
-    columns = per_sample(x_from_x) * x + per_sample(x_from_y) * y + per_sample(x_offset)
-    rows = per_sample(y_from_x) * x + per_sample(y_from_y) * y + per_sample(y_offset)
+
+    def coordinate(of_x: Entry, of_y: Entry, offset: Entry) -> Tensor:
+        a, b, c = (
+            torch.as_tensor(entry, dtype=kind, device=images.device).expand(samples)[:, None, None]
+            for entry in (of_x, of_y, offset)
+        )
+        return a * x + b * y + c
+
+    columns, rows = coordinate(*to_x), coordinate(*to_y)
     column, row = columns.floor().long(), rows.floor().long()
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)

@@ -40,6 +40,11 @@ class DataFileError(ValueError):
         super().__init__(f"{path}: {what}; {remedy}")
 
 
+def incomplete(path: Path, what: str) -> DataFileError:
+    """Where a folder lacks some of the files that it was published with."""
+    return DataFileError(path, what, "unpack the whole data set there")
+
+
 def read_idx(folder: Path, name: str, *, dimensions: int) -> tuple[Tensor, Path]:
     """The bytes of an idx file, `name` or `name.gz`, in so many dimensions; and which it was."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)

@@ -1,11 +1,15 @@
-"""Samples by index, in memory or on disk; how to part them; and the data set that they make up."""
+"""Samples by index, in memory or on disk: data sets, how to part them, and batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +24,9 @@ else:
     from typing import TypeVar
 
     S = TypeVar("S", bound="Source", covariant=True)
+
+AnySource = TypeVar("AnySource", "Split", "Source")
+"""Of samples in memory some are samples in memory."""
 
 Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
@@ -195,15 +202,7 @@ def _as_bytes(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (images * BRIGHTEST).round().to(torch.uint8), labels.byte() if small else labels
 
 
-@overload
-def stratified_split(split: Split, share: float, seed: int) -> tuple[Split, Split]: ...
-
-
-@overload
-def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, Source]: ...
-
-
-def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, Source]:
+def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySource, AnySource]:
     """Part off `share` of the samples of every class: what remains, and what was held out.
 
     Without known classes, of all samples.
@@ -224,6 +223,72 @@ def stratified_split(split: Source, share: float, seed: int) -> tuple[Source, So
     )
 
 
-def select(source: Source, indices: Tensor) -> Source:
+def select(source: AnySource, indices: Tensor) -> AnySource:
     """Some samples: a copy of those in memory, so that it holds no others; else a view."""
     return source.subset(indices) if isinstance(source, Split) else Selection(source, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Goes through every sample of a source once; in a new order each time with `shuffle`.
+
+    `drop_last` leaves out a last batch that is not full. With `prefetch`, a thread reads so many
+    batches ahead; the batches are the same ones. `part` = (k, n) gives the k-th of n parts of every
+    batch, which differ by one sample at most and may be empty.
+    """
+
+    source: Source
+    size: int
+    _: KW_ONLY
+    shuffle: torch.Generator | None = None
+    drop_last: bool = False
+    prefetch: int = 0
+    part: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"the batch size must be at least 1, not {self.size}")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch is a number of batches, 0 for none, not {self.prefetch}")
+        if not 0 <= self.part[0] < self.part[1]:
+            raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {self.part}")
+
+    def __len__(self) -> int:
+        samples = len(self.source)
+        return samples // self.size if self.drop_last else -(-samples // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _, images, labels in self.indexed():
+            yield images, labels
+
+    def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The batches with the indices of their samples before them."""
+        samples = len(self.source)
+        order = (
+            torch.arange(samples)
+            if self.shuffle is None
+            else torch.randperm(samples, generator=self.shuffle)
+        )
+        place, parts = self.part
+        # An empty tensor splits into one empty piece, which is no batch.
+        whole = islice(torch.split(order, self.size), len(self))
+        wanted = (batch.tensor_split(parts)[place] for batch in whole)
+        yield from self._read_ahead(wanted) if self.prefetch else map(self._read, wanted)
+
+    def _read(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return indices, *self.source.fetch(indices)
+
+    def _read_ahead(self, wanted: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        with ThreadPoolExecutor(1, thread_name_prefix="equilibria-prefetch") as reader:
+            ahead = deque(
+                reader.submit(self._read, indices) for indices in islice(wanted, self.prefetch)
+            )
+            try:
+                while ahead:
+                    batch = ahead.popleft().result()
+                    for indices in islice(wanted, 1):
+                        ahead.append(reader.submit(self._read, indices))
+                    yield batch
+            finally:
+                for unread in ahead:
+                    unread.cancel()

@@ -80,17 +80,12 @@ def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
 
 def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
     """CIFAR-10 from `cifar-10-batches-py` (pickled) or `cifar-10-batches-bin` (binary)."""
-
-    def read(*names: str) -> Split:
-        if _is_binary(folder):
-            parts = [_read_binary(folder / f"{name}.bin", 1, 0, 10) for name in names]
-        else:
-            parts = [_read_pickled(folder / name, "labels", 10) for name in names]
-        return Split(
-            torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
-        )
-
-    return DataSet[Source](train=read(*CIFAR10_TRAINING), test=read("test_batch"), **about)
+    train = [_read_cifar(folder, name, ("labels",), "labels", 10) for name in CIFAR10_TRAINING]
+    joined = Split(
+        torch.cat([part.images for part in train]), torch.cat([part.labels for part in train])
+    )
+    test = _read_cifar(folder, "test_batch", ("labels",), "labels", 10)
+    return DataSet[Source](train=joined, test=test, **about)
 
 
 def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) -> DataSet[Source]:
@@ -98,13 +93,11 @@ def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) 
     if labels not in CIFAR100_CLASSES:
         raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), not {labels!r}")
     classes = CIFAR100_CLASSES[labels]
-
-    def read(name: str) -> Split:
-        if _is_binary(folder):
-            return _read_binary(folder / f"{name}.bin", 2, int(labels == "fine"), classes)
-        return _read_pickled(folder / name, f"{labels}_labels", classes)
-
-    if _is_binary(folder):
+    train, test = (
+        _read_cifar(folder, name, ("coarse_labels", "fine_labels"), f"{labels}_labels", classes)
+        for name in ("train", "test")
+    )
+    if (folder / "train.bin").is_file():
         path = folder / f"{labels}_label_names.txt"
         names: Any = path.read_text().split()
     else:
@@ -112,9 +105,7 @@ def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) 
         names = read_pickle(path).get(f"{labels}_label_names")
     if not isinstance(names, list) or len(names) != classes:
         raise DataFileError(path, f"does not name the {classes} {labels} classes")
-    return DataSet[Source](
-        train=read("train"), test=read("test"), class_names=tuple(map(str, names)), **about
-    )
+    return DataSet[Source](train=train, test=test, class_names=tuple(map(str, names)), **about)
 
 
 def load_cifar10_c(
@@ -157,13 +148,23 @@ def load_cifar10_c(
     return DataSet[Source](train=test.subset(torch.arange(0)), test=test, **about)
 
 
-def _is_binary(folder: Path) -> bool:
-    return any(folder.glob("*.bin"))
-
-
-def _read_pickled(path: Path, key: str, classes: int) -> Split:
+def _read_cifar(
+    folder: Path, name: str, columns: tuple[str, ...], wanted: str, classes: int
+) -> Split:
+    """A batch: pickled in `name`, or binary in `name.bin`, rows of these labels and an image."""
+    path = folder / f"{name}.bin"
+    if path.is_file():
+        content, row = path.read_bytes(), len(columns) + CIFAR_PIXELS
+        if not content or len(content) % row:
+            raise DataFileError(
+                path, f"cut off or foreign: {len(content)} bytes, not rows of {row}"
+            )
+        rows = bytes_to_tensor(content, (-1, row))
+        images = rows[:, len(columns) :].reshape(-1, *CIFAR_SHAPE)
+        return _split(path, images, rows[:, columns.index(wanted)], classes)
+    path = folder / name
     batch = read_pickle(path)
-    pixels, labels = batch.get("data"), batch.get(key)
+    pixels, labels = batch.get("data"), batch.get(wanted)
     if not isinstance(pixels, Tensor) or pixels.dim() != 2 or pixels.shape[1] != CIFAR_PIXELS:
         raise DataFileError(path, f"has no array 'data' with {CIFAR_PIXELS} bytes an image")
     if (
@@ -173,16 +174,6 @@ def _read_pickled(path: Path, key: str, classes: int) -> Split:
     ):
         raise DataFileError(path, f"has no list of {len(pixels)} labels from 0 to {classes - 1}")
     return Split(pixels.reshape(-1, *CIFAR_SHAPE), torch.tensor(labels, dtype=torch.long))
-
-
-def _read_binary(path: Path, labels: int, column: int, classes: int) -> Split:
-    """Rows of `labels` bytes and an image; the label in `column` is the one to take."""
-    content = path.read_bytes()
-    row = labels + CIFAR_PIXELS
-    if not content or len(content) % row:
-        raise DataFileError(path, f"cut off or foreign: {len(content)} bytes, not rows of {row}")
-    rows = bytes_to_tensor(content, (-1, row))
-    return _split(path, rows[:, labels:].reshape(-1, *CIFAR_SHAPE), rows[:, column], classes)
 
 
 def _split(path: Path, images: Tensor, labels: Tensor, classes: int) -> Split:

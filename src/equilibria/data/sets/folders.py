@@ -18,16 +18,16 @@ from equilibria.data.image_files import (
     ImageFiles,
     SegmentedFiles,
     image_names,
+    is_image,
     list_images,
 )
-from equilibria.data.readers import DataFileError, MissingDataError
+from equilibria.data.readers import DataFileError, MissingDataError, incomplete
 from equilibria.data.source import DataSet, Source
 
 CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
 FFHQ_FOLDERS = ("images1024x1024", "thumbnails128x128")
 FFHQ_TRAINING = 60_000
 """The first 60,000 are to train on, as the authors recommend; the rest validate."""
-CITYSCAPES_IMAGE, CITYSCAPES_MAP = "_leftImg8bit.png", "_gtFine_labelIds.png"
 
 
 def load_class_folders(
@@ -48,11 +48,7 @@ def load_class_folders(
     framing = Framing.make(size, resize)
     found = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
     if classes is not None and len(found) != classes:
-        raise DataFileError(
-            folder / "train",
-            f"{len(found)} folders of classes, not {classes}",
-            "unpack the whole data set there",
-        )
+        raise incomplete(folder / "train", f"{len(found)} folders of classes, not {classes}")
 
     def read(part: Path) -> ImageFiles:
         strange = {entry.name for entry in part.iterdir() if entry.is_dir()} - set(found)
@@ -67,9 +63,7 @@ def load_class_folders(
         for label, name in enumerate(found):
             images = image_names(part / name) if (part / name).is_dir() else []
             if not images:
-                raise DataFileError(
-                    part / name, "no images of this class", "unpack the whole data set there"
-                )
+                raise incomplete(part / name, "no images of this class")
             paths += [os.path.join(part, name, image) for image in images]
             labels += [label] * len(images)
         return ImageFiles(tuple(paths), torch.tensor(labels), framing, threads=threads)
@@ -132,11 +126,8 @@ def load_ffhq(
             )
         (train if int(path.stem) < FFHQ_TRAINING else test).append(path)
     if not train or not test:
-        raise DataFileError(
-            held,
-            f"{len(train)} images numbered below {FFHQ_TRAINING} and {len(test)} from there on",
-            "get the images of both parts",
-        )
+        counts = f"{len(train)} images numbered below {FFHQ_TRAINING}, {len(test)} from there on"
+        raise incomplete(held, counts)
     framing = Framing.make(size)
     return DataSet[Source](
         train=_unlabelled(train, framing, threads),
@@ -151,69 +142,46 @@ def _unlabelled(paths: list[Path | str], framing: Framing, threads: int) -> Imag
     return ImageFiles(tuple(paths), labels, framing, threads=threads)
 
 
-def load_camvid(
+def load_streets(
     folder: Path,
     *,
     size: int | Sequence[int] | None = None,
     threads: int = READING_THREADS,
-    about: dict[str, Any],
-) -> DataSet[Source]:
-    """CamVid with eleven classes, as SegNet's authors laid it out."""
-    framing = Framing.make(size)
-    values = range(len(about["class_names"]))
-
-    def read(part: str) -> SegmentedFiles:
-        images = list_images(folder / part)
-        maps = [folder / f"{part}annot" / path.name for path in images]
-        return _segmented(folder / part, images, maps, values, framing, threads, about)
-
-    return DataSet[Source](
-        train=read("train"), test=read("test"), validation=read("val"), framing=framing, **about
-    )
-
-
-def load_cityscapes(
-    folder: Path,
-    *,
-    size: int | Sequence[int] | None = None,
-    threads: int = READING_THREADS,
+    parts: dict[str, str],
+    images: str,
+    maps: dict[str, str],
     values: Sequence[int],
     about: dict[str, Any],
 ) -> DataSet[Source]:
-    """Cityscapes with its nineteen evaluated classes.
+    """Images with a map of labels each: CamVid, Cityscapes.
 
-    The labels of its test images are not public: as is the custom, `test` is the part "val".
+    `images` is the pattern of the image files of a part, and `maps` says what to replace in an
+    image's path to get to its map. A pixel of the value `values[label]` has that label.
     """
     framing = Framing.make(size)
-
-    def read(part: str) -> SegmentedFiles:
-        place = folder / "leftImg8bit" / part
-        images = sorted(place.glob(f"*/*{CITYSCAPES_IMAGE}"))
-        cities = folder / "gtFine" / part
-        maps = [
-            cities / path.parent.name / path.name.replace(CITYSCAPES_IMAGE, CITYSCAPES_MAP)
-            for path in images
-        ]
-        return _segmented(place, images, maps, values, framing, threads, about)
-
-    return DataSet[Source](train=read("train"), test=read("val"), framing=framing, **about)
-
-
-def _segmented(
-    folder: Path,
-    images: list[Path],
-    maps: list[Path],
-    values: Sequence[int],
-    framing: Framing,
-    threads: int,
-    about: dict[str, Any],
-) -> SegmentedFiles:
-    """Pairs of files; pixels of `values[label]` have that label, others do not count."""
-    if not images:
-        raise DataFileError(folder, "no images in it", "unpack the whole data set there")
-    for path in maps:
-        if not path.is_file():
-            raise MissingDataError(f"{path} is missing: every image needs its map of labels")
     classes = torch.full((256,), about["ignore_index"])
     classes[list(values)] = torch.arange(len(values))
-    return SegmentedFiles(tuple(images), tuple(maps), framing, classes, threads)
+
+    def read(part: str) -> SegmentedFiles:
+        found = sorted(path for path in folder.glob(images.format(part=part)) if is_image(path))
+        if not found:
+            raise incomplete(folder / images.format(part=part), "no images there")
+        places = []
+        for path in found:
+            place = path.relative_to(folder).as_posix()
+            for old, new in maps.items():
+                place = place.replace(old.format(part=part), new.format(part=part))
+            if not (folder / place).is_file():
+                raise MissingDataError(
+                    f"{folder / place} is missing: every image needs its map of labels"
+                )
+            places.append(folder / place)
+        return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads)
+
+    return DataSet[Source](
+        train=read(parts["train"]),
+        test=read(parts["test"]),
+        validation=read(parts["validation"]) if "validation" in parts else None,
+        framing=framing,
+        **about,
+    )

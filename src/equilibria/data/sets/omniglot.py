@@ -1,19 +1,22 @@
 """Omniglot: handwritten characters of many alphabets, twenty drawings each; and episodes of them.
 
+In a few-shot episode there are a few classes, some samples of each to learn from, others to be
+asked about: Vinyals et al., "Matching Networks for One Shot Learning", NeurIPS 2016.
+
 `about` is what a data set's files do not say of it, from the catalog.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.data.episodes import Episodes
 from equilibria.data.image_files import (
     BRIGHTEST,
     READING_THREADS,
@@ -21,7 +24,7 @@ from equilibria.data.image_files import (
     ImageFiles,
     list_images,
 )
-from equilibria.data.readers import DataFileError, MissingDataError
+from equilibria.data.readers import MissingDataError, incomplete
 from equilibria.data.source import DataSet, Source, read_into_memory
 
 PARTS = (
@@ -32,6 +35,7 @@ PARTS = (
 TRAINING_DRAWINGS = 15
 TEST_SEED, VALIDATION_SEED = 1, 2
 """Beside the seed of the training episodes: the same test for runs of every seed."""
+QUARTER_TURNS = 4
 
 
 def load_omniglot(
@@ -75,11 +79,8 @@ def load_omniglot(
             (train if name in training else test).extend(labelled)
             continue
         if len(drawings) <= TRAINING_DRAWINGS:
-            raise DataFileError(
-                drawings[0].parent,
-                f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}",
-                "unpack the whole archive",
-            )
+            few = f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}"
+            raise incomplete(drawings[0].parent, few)
         train += labelled[:TRAINING_DRAWINGS]
         test += labelled[TRAINING_DRAWINGS:]
     framing = Framing.make(size)
@@ -125,10 +126,83 @@ def _characters(folder: Path) -> dict[str, list[Path]]:
     }
     for name, drawings in found.items():
         if not drawings:
-            raise DataFileError(folder / name, "no drawings in it", "unpack the whole archive")
+            raise incomplete(folder / name, "no drawings in it")
     if not found:
-        raise DataFileError(folder, "no alphabets in it", "unpack the whole archive")
+        raise incomplete(folder, "no alphabets in it")
     return found
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Episodes drawn from classes of images; an episode is a sample of this source.
+
+    Images have shape `(B, ways · (shots + queries), C, H, W)`: first `shots` images of each of
+    `ways` classes (the support), then `queries` others of each. Labels are 0 … ways − 1 in that
+    order within both parts, so that they tell where the support ends. Which class is called what is
+    chance. An episode depends on `seed` and its index alone.
+
+    images: bytes, shape (classes, drawings, C, H, W).
+    rotations: every class also turned by 90°, 180° and 270°, as three more classes.
+    """
+
+    images: Tensor
+    ways: int
+    shots: int
+    queries: int
+    episodes: int
+    seed: int
+    rotations: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ways < 2:
+            raise ValueError(f"ways must be at least 2, not {self.ways}")
+        for name in ("shots", "queries", "episodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        classes, drawings, _, height, width = self.images.shape
+        if self.shots + self.queries > drawings:
+            raise ValueError(
+                f"{self.shots} shots and {self.queries} queries are more than the {drawings} "
+                "samples of a class: lower one of them"
+            )
+        if self.ways > classes:
+            raise ValueError(f"there are {classes} classes, too few for ways={self.ways}")
+        if self.rotations and height != width:
+            raise ValueError(f"rotations needs square images, not {height}×{width}")
+
+    @property
+    def classes(self) -> int:
+        """How many classes episodes are drawn from, rotated ones included."""
+        return len(self.images) * (QUARTER_TURNS if self.rotations else 1)
+
+    @property
+    def targets(self) -> Tensor:
+        """The labels of any episode."""
+        names = torch.arange(self.ways)
+        return torch.cat([names.repeat_interleave(n) for n in (self.shots, self.queries)])
+
+    def __len__(self) -> int:
+        return self.episodes
+
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if not len(indices):
+            shape = (0, len(self.targets), *self.images.shape[2:])
+            return torch.zeros(shape), self.targets.new_zeros(shape[:2])
+        images = torch.stack([self._episode(index) for index in indices.tolist()])
+        return images.float().div_(BRIGHTEST), self.targets.repeat(len(indices), 1)
+
+    def _episode(self, index: int) -> Tensor:
+        chance = np.random.default_rng((self.seed, index))
+        chosen = chance.choice(self.classes, self.ways, replace=False)
+        support, query = [], []
+        for kind in chosen.tolist():
+            character, turns = kind % len(self.images), kind // len(self.images)
+            drawings = self.images[character]
+            order = chance.permutation(len(drawings))[: self.shots + self.queries]
+            drawn = torch.rot90(drawings[torch.from_numpy(order)], turns, dims=(-2, -1))
+            support.append(drawn[: self.shots])
+            query.append(drawn[self.shots :])
+        return torch.cat(support + query)
 
 
 def load_omniglot_episodes(
@@ -191,11 +265,8 @@ def _by_class(folder: Path, source: Source) -> Tensor:
     counts = torch.bincount(split.labels.long())
     counts = counts[counts > 0]
     if int(counts.min()) != int(counts.max()):
-        raise DataFileError(
-            folder,
-            f"characters with {int(counts.min())} to {int(counts.max())} drawings",
-            "unpack the whole archive, which has the same number of every character",
-        )
+        found = f"{int(counts.min())} to {int(counts.max())} drawings"
+        raise incomplete(folder, f"characters with {found}, not all with the same number")
     order = split.labels.argsort(stable=True)
     drawings = (BRIGHTEST - split.images[order].float()).to(torch.uint8)
     return drawings.reshape(len(counts), -1, *drawings.shape[1:])
