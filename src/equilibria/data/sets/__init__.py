@@ -25,9 +25,8 @@ READERS: dict[str, Callable[..., Any]] = {
 
 def _register_catalog() -> None:
     text = resources.files(__name__).joinpath("catalog.yaml").read_text(encoding="utf-8")
-    for name, entry in yaml.load(
-        text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    ).items():
+    catalog = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for name, entry in catalog.items():
         read = READERS[entry.pop("reader")]
         constants = entry.pop("constants", {})
         if "folders" in entry:
