@@ -1,0 +1,275 @@
+"""How a layer solves is a value; a block changes it for a while, records, and puts it back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import equilibria as eq
+from equilibria.solvers import Iterate, StoppingCriterion
+
+
+def layer(**options: object) -> eq.EquilibriumLayer:
+    torch.manual_seed(0)
+    W = eq.Dense(4, 6, norm="bound", zeta=0.8).double()
+    energy = eq.Input(eq.Dense(3, 6).double()) + eq.Quadratic(W)
+    return eq.EquilibriumLayer(energy, **options)  # type: ignore[arg-type]
+
+
+def inputs(samples: int = 5) -> Tensor:
+    return torch.randn(samples, 3, dtype=torch.float64)
+
+
+def test_a_value_of_names_objects_and_limits() -> None:
+    made = eq.Solving("anderson", {"name": "phantom", "steps": 3}, tolerance=1e-7)
+    assert made.solver == eq.Anderson(tolerance=1e-7)
+    assert made.gradient == eq.Phantom(steps=3)
+    assert (made.tolerance, made.max_iterations) == (1e-7, eq.Anderson().max_iterations)
+    assert eq.Solving(eq.Picard(max_iterations=7)).max_iterations == 7
+    assert eq.Solving(eq.Picard(), tolerance=1e-3).solver == eq.Picard(tolerance=1e-3)
+
+
+def test_changing_a_value() -> None:
+    own = eq.Solving("anderson", tolerance=1e-6, max_iterations=50)
+    assert own.changed(solver="picard").solver == eq.Picard(tolerance=1e-6, max_iterations=50)
+    assert own.changed(solver=eq.Picard()).solver == eq.Picard()
+    assert own.changed(tolerance=1e-2).solver == eq.Anderson(tolerance=1e-2, max_iterations=50)
+    assert own.changed(gradient="one_step", strict=True).strict
+    assert own.changed() == own
+
+
+def test_a_block_changes_the_solves_inside_and_nothing_else() -> None:
+    run, x = layer(), inputs()
+    before = dict(run.__dict__)
+    with eq.solving(run, solver="picard", tolerance=1e-9, gradient="one_step", record=True) as seen:
+        assert run.solver == eq.Picard(tolerance=1e-9, max_iterations=100)
+        assert isinstance(run.gradient, eq.OneStep)
+        run(x)
+        run.solve(x)
+    assert [solution.solver for solution in seen.solutions] == ["Picard", "Picard"]
+    assert all((solution.residual <= 1e-9).all() for solution in seen.solutions)
+    assert run.solver == run.solving.solver == eq.Auto()
+    run(x)
+    assert len(seen.solutions) == 2
+    changed = {name for name, value in run.__dict__.items() if before[name] is not value}
+    assert changed <= {"last_solution"}
+
+
+def test_an_exception_ends_the_block_too() -> None:
+    run = layer()
+    with pytest.raises(RuntimeError, match="stop"), eq.solving(run, tolerance=0.1):
+        raise RuntimeError("stop")
+    assert run.solver.tolerance == eq.Auto().tolerance
+
+
+def test_inner_blocks_win_and_all_record() -> None:
+    run, x = layer(), inputs()
+    with eq.solving(run, solver="picard", tolerance=1e-3, record=True) as outer:
+        with eq.solving(run, tolerance=1e-8, record=True) as inner:
+            run(x)
+        run(x)
+    assert [solution.tolerance for solution in outer.solutions] == [1e-8, 1e-3]
+    assert [solution.tolerance for solution in inner.solutions] == [1e-8]
+    assert {solution.solver for solution in outer.solutions} == {"Picard"}
+
+
+def test_a_private_block_is_not_heard_outside() -> None:
+    run, x = layer(), inputs()
+    start = torch.ones(5, 6, dtype=torch.float64)
+    with eq.solving(run, tolerance=1e-3, start={run: start}, record=True) as outer:
+        with eq.solving(run, private=True, record=True) as inner:
+            assert run.solver.tolerance == 1e-3  # how to solve is still the outer block's say
+            cold = run.solve(x)
+        run.solve(x)
+    assert (len(inner.solutions), len(outer.solutions)) == (1, 1)
+    assert torch.equal(cold.iterations, run.solve(x, solver=eq.Auto(tolerance=1e-3)).iterations)
+
+
+def test_threads_do_not_see_each_others_blocks() -> None:
+    run = layer()
+    inside, done = threading.Event(), threading.Event()
+    seen: list[float] = []
+
+    def other() -> None:
+        inside.wait(60)
+        seen.append(run.solver.tolerance)
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with eq.solving(run, tolerance=0.5):
+        inside.set()
+        assert done.wait(60)
+        assert run.solver.tolerance == 0.5
+    thread.join()
+    assert seen == [eq.Auto().tolerance]
+
+
+def test_only_layers_of_the_model_are_covered() -> None:
+    first, second = layer(), layer()
+    model = nn.Sequential(first)
+    with eq.solving(model, tolerance=0.5):
+        assert (first.solver.tolerance, second.solver.tolerance) == (0.5, 1e-4)
+
+
+def test_backward_solves_are_recorded_even_after_the_block() -> None:
+    run = layer()
+    with eq.solving(run, record=True) as seen:
+        value = run(inputs().requires_grad_()).sum()
+        assert not seen.backward
+    value.backward()
+    assert len(seen.backward) == 1
+    assert bool(seen.backward[0].converged.all())
+
+
+def test_equilibria_are_recorded_in_the_graph() -> None:
+    run, x = layer(), inputs().requires_grad_()
+    with eq.solving(run, record="equilibria") as seen:
+        feature = run(x)
+    (found,) = seen.equilibria
+    assert found.layer is run
+    assert torch.equal(run.cell.output(found.state, found.context), feature)
+    assert found.state.requires_grad
+
+
+def test_iterates_are_recorded_on_request() -> None:
+    run, x = layer(solver=eq.Picard(tolerance=1e-6)), inputs()
+    with eq.solving(run, record="iterates") as seen:
+        run(x)
+    (solution,) = seen.solutions
+    assert solution.trace is not None
+    assert solution.trace.states is not None
+    assert len(solution.trace.states) == solution.evaluations
+    torch.testing.assert_close(solution.trace.states[-1], solution.state)
+
+
+def test_solves_start_where_the_last_one_ended() -> None:
+    run, x = layer(solver=eq.Picard(tolerance=1e-10)), inputs()
+    with eq.solving(run, start="last", record=True) as seen:
+        run(x)
+        run(x)
+    first, second = seen.solutions
+    assert (first.iterations > 5).all()
+    assert (second.iterations <= 1).all()
+
+
+def test_a_strict_block_raises_forward_and_backward() -> None:
+    run, x = layer(), inputs().requires_grad_()
+    hard = eq.solving(run, solver="picard", tolerance=1e-12, max_iterations=2)
+    with eq.solving(run, strict=True), hard, pytest.raises(eq.ConvergenceError):
+        run(x)
+    with eq.solving(run, strict=True, gradient=eq.Implicit(tolerance=1e-12, max_iterations=1)):
+        value = run(x).square().sum()
+    with pytest.raises(eq.ConvergenceError):
+        value.backward()
+
+
+def test_nobody_can_write_to_a_layer() -> None:
+    run = layer()
+    for name in ("solver", "gradient", "strict"):
+        with pytest.raises(AttributeError):
+            setattr(run, name, "picard")
+
+
+class SmallestEntry(StoppingCriterion):
+    """Stops a sample when one entry of its state exceeds a level: nothing to do with residuals."""
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+
+    def reached(self, iterate: Iterate) -> Tensor:
+        state = iterate.problem.unpack(iterate.image)
+        assert isinstance(state, Tensor)
+        return state.amax(dim=1) > self.level
+
+
+@pytest.mark.parametrize("solver", ["picard", "anderson", "auto"])
+def test_when_to_stop_is_an_object(solver: str) -> None:
+    """And each sample stops by it on its own, also after others were dropped from the batch."""
+    run = layer()
+    x = inputs(12) * torch.logspace(-2, 1, 12, dtype=torch.float64)[:, None]
+    plain = run.solve(x, solver=eq.get_solver(solver, tolerance=1e-10))
+    criterion = SmallestEntry(0.5)
+    found = run.solve(x, solver=eq.get_solver(solver, stop=criterion, tolerance=1e-10))
+    largest = plain.state.amax(dim=1)  # type: ignore[union-attr]
+    # The iteration grows towards the equilibrium from below, where the map is monotone or nearly.
+    clear = (largest < 0.45) | (largest > 0.6)
+    assert torch.equal(found.converged[clear], (largest > 0.5)[clear])
+    assert (found.iterations[largest > 0.6] <= plain.iterations[largest > 0.6]).all()
+
+
+def modulated(y: Tensor, x: Tensor, shift: Tensor) -> Tensor:
+    return 0.1 * (y - shift).square().sum(dim=1) + 0 * x.sum(dim=1)
+
+
+class Scaled(eq.Cell):
+    """y = tanh(a·x + W y) with a scale a for each sample: two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.W = nn.Parameter(0.1 * torch.randn(4, 4, generator=generator, dtype=torch.float64))
+
+    def inject(self, x: Tensor, scale: Tensor) -> eq.Context:
+        return eq.Context(sample={"c": scale[:, None] * x})
+
+    def initial_state(self, x: Tensor, scale: Tensor, context: eq.Context) -> Tensor:
+        return torch.zeros_like(x)
+
+    def step(self, state: eq.State, context: eq.Context) -> eq.State:
+        assert isinstance(state, Tensor)
+        return torch.tanh(context["c"] + state @ self.W)
+
+
+def test_several_inputs_each_with_its_gradient() -> None:
+    run = eq.EquilibriumLayer(
+        Scaled(),
+        solver=eq.Anderson(tolerance=1e-13, max_iterations=300),
+        gradient=eq.Implicit(tolerance=1e-13),
+    )
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    scale = torch.rand(6, dtype=torch.float64).add(0.5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda *both: run(both), (x, scale))
+    together = run.solve((x, scale))
+    for i in range(6):
+        alone = run.solve((x[i : i + 1], scale[i : i + 1]))
+        torch.testing.assert_close(alone.state[0], together.state[i])  # type: ignore[index]
+
+
+def test_a_function_of_several_inputs_is_an_energy() -> None:
+    """With every term of a sum given all inputs; y* = relu(c + 0.2·shift)/1.2 here."""
+    torch.manual_seed(0)
+
+    class First(eq.Input):
+        def inject(self, *inputs: Tensor) -> eq.Context:
+            return super().inject(inputs[0])
+
+    U = eq.Dense(3, 4).double()
+    run = eq.EquilibriumLayer(
+        First(U) + eq.energy_term(modulated), solver=eq.Anderson(tolerance=1e-12)
+    )
+    x = torch.randn(5, 3, dtype=torch.float64)
+    shift = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    feature = run((x, shift))
+    torch.testing.assert_close(feature, ((U(x) + 0.2 * shift) / 1.2).relu())
+    (gradient,) = torch.autograd.grad(feature.sum(), shift)
+    torch.testing.assert_close(gradient, (feature > 0).double() * 0.2 / 1.2, rtol=1e-4, atol=1e-6)
+
+
+def test_an_energy_bound_of_each_sample() -> None:
+    torch.manual_seed(0)
+    kernel = eq.PolynomialKernel(eq.Dense(3, 6).double(), 2, form="printed")
+    run = eq.EquilibriumLayer(
+        kernel + eq.Quadratic(eq.Dense(2, 6, norm="bound", zeta=0.5).double())
+    )
+    x = inputs(4) * torch.tensor([0.1, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None]
+    bound = run.contraction_bound(x)
+    assert bound is not None
+    assert bound.shape == (4,)
+    for i in range(4):
+        alone = run.contraction_bound(x[i : i + 1])
+        assert alone is not None
+        torch.testing.assert_close(alone[0], bound[i])
