@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu, softshrink
 
-from equilibria.activations.base import Activation
-from equilibria.activations.registry import register_activation
+from equilibria.activations.base import Activation, register_activation
 
 
 @register_activation

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from equilibria.activations.base import Activation
+from equilibria.activations.base import Activation, register_activation
 from equilibria.activations.dilogarithm import dilogarithm_exp, softplus, softplus_primitive
-from equilibria.activations.registry import register_activation
 
 
 @dataclass(frozen=True)

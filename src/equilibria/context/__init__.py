@@ -1,7 +1,6 @@
 """What a solve is about: the state that is iterated and the context it is iterated in."""
 
-from equilibria.context.context import Context, Entry, numbered
-from equilibria.context.eager import run_eagerly
+from equilibria.context.context import Context, Entry, numbered, run_eagerly
 from equilibria.context.state import (
     Layout,
     Packing,

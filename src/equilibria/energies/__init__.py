@@ -1,23 +1,27 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
 from equilibria.energies.base import Energy, FunctionEnergy, Scaled, Sum, energy_term
-from equilibria.energies.batch_regularizers import HSIC, Decorrelation
-from equilibria.energies.branch_coupling import BranchCoupling, diversity, heritage
-from equilibria.energies.branches import Branches
 from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.heritage_diversity import HeritageDiversity
+from equilibria.energies.heritage_diversity import (
+    BranchCoupling,
+    HeritageDiversity,
+    diversity,
+    heritage,
+)
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
-from equilibria.energies.prior import Regularizer
 from equilibria.energies.regularizers import (
+    HSIC,
     L1,
     L2,
+    Decorrelation,
     FeatureRegularizer,
     Incay,
+    Regularizer,
     get_regularizer,
     list_regularizers,
     register_regularizer,
 )
-from equilibria.energies.terms import Input, Quadratic
+from equilibria.energies.terms import Branches, Input, Quadratic
 
 __all__ = [
     "HSIC",

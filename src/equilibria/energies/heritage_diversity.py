@@ -1,19 +1,234 @@
-"""MOptEqs' energy term: heritage and diversity between the features Wᵢᵀyᵢ of branches.
+"""Hierarchical Heritage and Diversity (HH&D) between the features Wᵢᵀyᵢ of neighboring branches.
 
-Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1, Eq. 5.
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1, Eqs. 3 to 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors
+from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
 from equilibria.energies.base import Energy
-from equilibria.energies.branch_coupling import BranchCoupling, Sign
-from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators import AveragePool, Identity, LinearOperator, as_operator
+
+Sign = Literal["smooth", "freeze", "hard"]
+Features = Sequence[Tensor]
+"""zᵢ of every branch."""
+Kept = Mapping[str, Entry]
+"""What a solve keeps for every pair of branches: t (sign="smooth") or the signs ("freeze")."""
+
+SIZE_FLOOR = 1.0
+"""In t, the mean square of all channels is added to that of each, times this: a channel that is
+weak at the first image may grow, and a tiny t would give it the kink back."""
+
+
+def resampling(fine: int, coarse: int) -> LinearOperator:
+    """P from a map of scale `coarse` to one of scale `fine` (1 = full resolution).
+
+    Going down it is average pooling by s, going up Pᵀ: nearest upsampling divided by s². With this
+    pair P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ = 1/s.
+    """
+    if coarse == fine:
+        return Identity()
+    small, large = sorted((fine, coarse))
+    if large % small:
+        raise ValueError(
+            f"scales {fine} and {coarse} of neighboring branches do not divide each other"
+        )
+    pool = AveragePool(large // small)
+    return pool.T if coarse > fine else pool
+
+
+class _Pair(NamedTuple):
+    """Branch i and its successor j = i + 1 (the last one's successor is the first)."""
+
+    i: int
+    j: int
+    name: str
+    resample: LinearOperator
+    """P_{i:j}, from branch j to the shape of branch i."""
+
+
+class BranchCoupling(nn.Module):
+    """½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) over the loop of branches, as a function of the features.
+
+    With A = P_{i:i+1} zᵢ₊₁ and the C×C matrix M = A zᵢᵀ of inner products between channels,
+    H = tr M (corresponding channels, to be similar) and D = Σ_{k≠l} |M_kl| (all others, to differ).
+    M and its signs S = sign(M), without the diagonal, are computed once a pair, and serve both
+    neighbors: with K = ½(I − λS) the pair sends KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
+
+    D has kinks, and minimizing it drives M there, so that the plain iteration chatters. `sign`:
+
+    - "smooth": √(M² + t²) − t in place of |M|. t = τ‖A_k‖‖z_l‖ (norms with a floor) is taken once a
+      solve at its first image and stays in the graph. Converges, and gradients are exact.
+    - "freeze": S is renewed in the first iterations and then kept; the energy is then quadratic,
+      and its curvature bounded.
+    - "hard": as printed. A solve may stop at a floor, which its status reports.
+
+    heritage=False is the paper's ablation "−H": H is replaced by ‖zᵢ‖², so that without diversity
+    (λ = 0) the branches are independent OptEqs.
+    """
+
+    def __init__(
+        self,
+        scales: Sequence[int],
+        *,
+        diversity: float,
+        heritage: bool = True,
+        sign: Sign = "smooth",
+        tau: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if not diversity >= 0:
+            raise ValueError(f"diversity must not be negative, not {diversity}")
+        if sign not in ("smooth", "freeze", "hard"):
+            raise ValueError(f"sign must be 'smooth', 'freeze' or 'hard', not {sign!r}")
+        if not tau > 0:
+            raise ValueError(f"tau must be positive, not {tau}")
+        successors = (*scales[1:], scales[0])
+        self.resample = nn.ModuleList(map(resampling, scales, successors))
+        self.diversity = diversity
+        self.heritage = heritage
+        self.sign = sign
+        self.tau = tau
+
+    def extra_repr(self) -> str:
+        return f"diversity={self.diversity}, heritage={self.heritage}, sign={self.sign!r}"
+
+    def scales(self, features: Features) -> dict[str, Entry]:
+        """t of every pair."""
+        entries: dict[str, Entry] = {}
+        for pair in self._pairs():
+            rows, columns = _sizes(pair.resample(features[pair.j])), _sizes(features[pair.i])
+            entries[pair.name] = self.tau * rows[:, :, None] * columns[:, None]
+        return entries
+
+    @torch.no_grad()
+    def signs(self, features: Features) -> dict[str, Tensor]:
+        """S of every pair."""
+        return {
+            pair.name: off_diagonal(self._products(pair, features)).sign() for pair in self._pairs()
+        }
+
+    def value(self, features: Features, kept: Kept) -> Tensor:
+        """The energy of each sample."""
+        total = torch.zeros((), dtype=features[0].dtype, device=features[0].device)
+        for pair in self._pairs():
+            if self.diversity:
+                M = self._products(pair, features)
+                total = total + self.diversity * sum_per_sample(self._size(M, kept.get(pair.name)))
+            z = features[pair.i]
+            other = pair.resample(features[pair.j]) if self.heritage else z
+            total = total - heritage(z, other)
+        return 0.5 * total
+
+    def messages(self, features: Features, kept: Kept) -> list[Tensor]:
+        """hᵢ of Proposition 1: minus the gradient of `value` at every zᵢ."""
+        h: list[Tensor | None] = [None] * len(features)
+
+        def send(branch: int, message: Tensor) -> None:
+            present = h[branch]
+            h[branch] = message if present is None else present + message
+
+        for pair in self._pairs():
+            z, other = features[pair.i], features[pair.j]
+            if not self.heritage:
+                send(pair.i, z)
+            if not self.diversity:
+                if self.heritage:
+                    send(pair.i, 0.5 * pair.resample(other))
+                    send(pair.j, 0.5 * pair.resample.adjoint(z))
+                continue
+            A = pair.resample(other)
+            K = self._mixing(_products(A, z), kept.get(pair.name))
+            send(pair.i, _mix(A, K))
+            send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
+        return [message for message in h if message is not None]
+
+    def sign_changes(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
+        """How many signs differ, per sample."""
+        counts = [(before[name] != after[name]).flatten(1).sum(dim=1) for name in before]
+        return torch.stack(counts).sum(dim=0)
+
+    def curvature(self, channels: int) -> float | None:
+        """A bound of the curvature in the features, or None where signs move with them."""
+        if self.diversity and self.sign != "freeze":
+            return None
+        limits = [op.norm_limit or 1.0 for op in self.resample if isinstance(op, LinearOperator)]
+        before = [limits[-1], *limits[:-1]]
+        around = max(0.5 * (a + b) for a, b in zip(limits, before, strict=True))
+        spread = self.diversity * (channels - 1)
+        return around * (1 + spread) if self.heritage else 1 + around * spread
+
+    def _pairs(self) -> Iterator[_Pair]:
+        count = len(self.resample)
+        for i, resample in enumerate(self.resample):
+            assert isinstance(resample, LinearOperator)
+            yield _Pair(i, (i + 1) % count, f"pair{i}", resample)
+
+    def _products(self, pair: _Pair, features: Features) -> Tensor:
+        """M = A zᵢᵀ."""
+        return _products(pair.resample(features[pair.j]), features[pair.i])
+
+    def _size(self, M: Tensor, kept: Entry | None) -> Tensor:
+        """What D sums, with zeros on the diagonal."""
+        if self.sign == "hard":
+            return off_diagonal(M).abs()
+        assert isinstance(kept, Tensor)
+        if self.sign == "freeze":
+            return kept * M
+        return off_diagonal((M.square() + kept.square()).sqrt() - kept)
+
+    def _mixing(self, M: Tensor, kept: Entry | None) -> Tensor:
+        """K = ½(I − λS), without I in the ablation."""
+        if self.sign == "hard":
+            S = off_diagonal(M).sign()
+        else:
+            assert isinstance(kept, Tensor)
+            S = kept if self.sign == "freeze" else off_diagonal(M * torch.rsqrt(M**2 + kept**2))
+        K = (-0.5 * self.diversity) * S
+        if not self.heritage:
+            return K
+        return K + 0.5 * torch.eye(M.shape[1], dtype=M.dtype, device=M.device)
+
+
+def heritage(z: Tensor, other: Tensor) -> Tensor:
+    """H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample, for maps of one shape."""
+    return sum_per_sample(z * other)
+
+
+def diversity(z: Tensor, other: Tensor) -> Tensor:
+    """D(z, other) (Eq. 4): Σ_{k≠l} |⟨z_k, other_l⟩| of each sample, for maps of one shape."""
+    return sum_per_sample(off_diagonal(_products(other, z)).abs())
+
+
+def off_diagonal(M: Tensor) -> Tensor:
+    """RD: the matrix with its diagonal removed."""
+    keep = 1 - torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
+    return M * keep
+
+
+def _products(A: Tensor, z: Tensor) -> Tensor:
+    """M_kl = ⟨A_k, z_l⟩ of each sample."""
+    return A.flatten(2) @ z.flatten(2).mT
+
+
+def _mix(A: Tensor, K: Tensor) -> Tensor:
+    """KᵀA: channel l of the result is Σ_k K_kl A_k."""
+    # Pixel by pixel, which for channels_last is the order in memory: nothing is copied.
+    mixed = A.flatten(2).mT @ K
+    return mixed.mT.reshape(A.shape)
+
+
+def _sizes(z: Tensor) -> Tensor:
+    """‖z_k‖ of each channel, with a floor."""
+    squares = z.flatten(2).square().sum(dim=2)
+    mean = squares.mean(dim=1, keepdim=True)
+    return (squares + SIZE_FLOOR * mean + torch.finfo(z.dtype).eps ** 2).sqrt()
 
 
 class HeritageDiversity(Energy):

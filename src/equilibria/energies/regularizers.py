@@ -1,26 +1,317 @@
 """Feature regularizers R(z) (OptEq Table 2), and the energy term that puts one into the objective.
 
 The operators of Table 2 are corrected: the gradient step of feature incay must expand, not shrink,
-and that of decorrelation has I − Proj, a factor 2 and the step size. Those that relate the samples
-of a batch to each other are in `batch_regularizers`.
+and that of decorrelation has I − Proj, a factor 2 and the step size. Decorrelation and HSIC see a
+matrix with a row for each channel, averaged over the image, and a column for each sample: R(z) is
+then one number for the batch, and the feature of a sample depends on the others.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
-from equilibria.energies.batch_regularizers import HSIC, Decorrelation
-from equilibria.energies.prior import Regularizer
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.precision import full_precision
 from equilibria.registry import Registry
+
+
+class Regularizer(ABC):
+    """A prior R(z) on the feature z.
+
+    A regularizer is a value: frozen, without parameters. `step` is how it enters a fixed-point map
+    (Theorem 4): the proximal operator where there is one, else a gradient step z − γ∇R(z).
+    """
+
+    couples_batch: ClassVar[bool] = False
+    """Whether R relates the samples of a batch to each other: inference then depends on it."""
+    convex: ClassVar[bool] = True
+    """Without convexity an equilibrium is only stationary for the objective with R."""
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """R(z) of each sample; one number where R couples the batch."""
+
+    @abstractmethod
+    def gradient(self, z: Tensor) -> Tensor:
+        """∇R(z)."""
+
+    def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
+        """argmin_u γR(u) + ½‖u − z‖², or None where it has no closed form."""
+        return None
+
+    def step(self, z: Tensor, gamma: float) -> Tensor:
+        """T_R(z): the proximal operator, or a gradient step."""
+        proximal = self.proximal(z, gamma)
+        return z - gamma * self.gradient(z) if proximal is None else proximal
+
+
+NORMAL_MEDIAN = 0.9538725524089398
+"""The median of |a − b| for independent a, b ~ N(0, 1)."""
+
+CONSTANT = 32
+"""A channel that varies by fewer units in the last place than this is taken as constant."""
+
+Bandwidth = Literal["deviation", "median"]
+
+
+@dataclass(frozen=True)
+class Decorrelation(Regularizer):
+    """½‖DZZᵀD − I‖² (Eq. 13): channels that are orthogonal over the batch. Not convex.
+
+    Z holds a row for each channel, averaged over the image, and a column for each sample; D scales
+    the rows to unit length. A channel that is zero in the whole batch counts as it is.
+    """
+
+    couples_batch: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
+
+    def value(self, z: Tensor) -> Tensor:
+        with full_precision(z):
+            unit, _ = self._unit_rows(z)
+            return 0.5 * self._excess(unit).square().sum()
+
+    def gradient(self, z: Tensor) -> Tensor:
+        with full_precision(z):
+            unit, lengths = self._unit_rows(z)
+            ascent = 2 * self._excess(unit) @ unit
+            tangent = ascent - (ascent * unit).sum(dim=1, keepdim=True) * unit
+            rows = torch.where(lengths > 0, tangent / lengths.clamp_min(_tiny(lengths)), 0.0)
+            return _spread_over_image(rows, z)
+
+    def _unit_rows(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        rows = _channel_rows(z)
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        return rows / lengths.clamp_min(_tiny(lengths)), lengths
+
+    def _excess(self, unit: Tensor) -> Tensor:
+        return unit @ unit.mT - torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
+
+
+class _Standardized(NamedTuple):
+    """Rows u_i = (z_i − mean)/s_i, the bandwidths s_i, and their gradients ∂s_i/∂z_i."""
+
+    rows: Tensor
+    scale: Tensor
+    slope: Tensor
+
+
+@dataclass(frozen=True)
+class HSIC(Regularizer):
+    """Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) (Section 7.2.1): channels independent over the batch.
+
+    K_i is the Gaussian kernel matrix exp(−(z_ia − z_ib)²/2s_i²) of channel i, averaged over the
+    image; H centers. With K̃ = HKH it is ½(‖Σ K̃_i‖² − Σ‖K̃_i‖²)/(B−1)², in O(mB²) operations and
+    memory for m channels rather than O(m²B²). Not convex.
+
+    bandwidth: s, a number, or how it follows from the channel (the paper does not say):
+        "deviation": 0.954 standard deviations, the median distance between samples where the
+            channel is normal. The median heuristic, made smooth.
+        "median": the median distance between the samples at hand.
+        Both are differentiated: R does not change when a channel is scaled, so that it cannot be
+        lowered by shrinking features, as it can with a fixed s or one that is held constant in the
+        gradient (which is then that of no function). But the gradient of the sample median jumps
+        whenever another pair of samples becomes the middle one, and an iteration chatters there
+        instead of converging: "median" is for comparison, not for equilibria.
+    features: with D given, the kernel is approximated by D random frequencies (cosine and sine of
+        each), in O(mBD) memory beside the smaller of two Gram matrices. Frequencies are drawn from
+        `seed`, one from each of D equally likely strata, which keeps the kernel unbiased and in one
+        dimension leaves far less noise than independent ones. "median" still looks at all pairs.
+
+    A constant channel depends on nothing and contributes nothing.
+    """
+
+    couples_batch: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
+    bandwidth: float | Bandwidth = "deviation"
+    features: int | None = None
+    seed: int = 0
+    frequencies: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bandwidth, str):
+            if self.bandwidth not in ("deviation", "median"):
+                raise ValueError(
+                    f"bandwidth must be a number, 'deviation' or 'median', not {self.bandwidth!r}"
+                )
+        elif not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):
+            raise ValueError(f"bandwidth must be positive and finite, not {self.bandwidth}")
+        if self.features is not None:
+            if self.features < 1:
+                raise ValueError(f"features must be at least 1, not {self.features}")
+            object.__setattr__(self, "frequencies", _stratified_normal(self.features, self.seed))
+
+    def value(self, z: Tensor) -> Tensor:
+        with full_precision(z):
+            unit = self._standardize(_channel_rows(z)).rows
+            if self.features is None:
+                value = _kernel_dependence(unit)
+            else:
+                value = _feature_dependence(_fourier_features(unit, self.frequencies))
+            return value / _pairs(unit)
+
+    def gradient(self, z: Tensor) -> Tensor:
+        with full_precision(z):
+            unit, scale, slope = self._standardize(_channel_rows(z))
+            if self.features is None:
+                gradient = _kernel_dependence_gradient(unit)
+            else:
+                gradient = _feature_dependence_gradient(unit, self.frequencies)
+            gradient = gradient / _pairs(unit)
+            # The chain rule through u = (z − mean)/s(z); R is invariant to the mean as it is.
+            along = (gradient * unit).sum(dim=1, keepdim=True)
+            return _spread_over_image((gradient - along * slope) / scale, z)
+
+    def _standardize(self, rows: Tensor) -> _Standardized:
+        centered = rows - rows.mean(dim=1, keepdim=True)
+        if not isinstance(self.bandwidth, str):
+            scale = torch.full_like(rows[:, :1], self.bandwidth)
+            return _Standardized(centered / scale, scale, torch.zeros_like(rows))
+        # Differences of equal numbers are not zero once a mean has been subtracted.
+        rounding = CONSTANT * torch.finfo(rows.dtype).eps * _largest(rows)
+        degrees = max(rows.shape[1] - 1, 1)
+        variance = centered.square().sum(dim=1, keepdim=True) / degrees
+        varies = variance > rounding.square()
+        scale = NORMAL_MEDIAN * torch.where(varies, variance, 1.0).sqrt()
+        slope = torch.where(varies, NORMAL_MEDIAN**2 * centered / (degrees * scale), 0.0)
+        if self.bandwidth == "median" and rows.shape[1] > 1:
+            median, its_slope = _median_distance(rows)
+            # More than half of the distances may vanish in a channel that is not constant.
+            sound = median > rounding
+            scale = torch.where(sound, median, scale)
+            slope = torch.where(sound, its_slope, slope)
+        return _Standardized(centered / scale, scale, slope)
+
+
+def _kernel_dependence(unit: Tensor) -> Tensor:
+    """½(‖Σ K̃_i‖² − Σ‖K̃_i‖²) for kernels of bandwidth 1."""
+    centered = _center(_kernels(_differences(unit)))
+    return 0.5 * (centered.sum(dim=0).square().sum() - centered.square().sum())
+
+
+def _kernel_dependence_gradient(unit: Tensor) -> Tensor:
+    """−2 Σ_b [(ΣK̃ − K̃_i) ⊙ K_i]_ab (u_ia − u_ib)."""
+    differences = _differences(unit)
+    kernels = _kernels(differences)
+    centered = _center(kernels)
+    others = centered.sum(dim=0) - centered
+    return -2 * (others * kernels * differences).sum(dim=2)
+
+
+def _differences(unit: Tensor) -> Tensor:
+    return unit[:, :, None] - unit[:, None, :]
+
+
+def _kernels(differences: Tensor) -> Tensor:
+    return torch.exp(-0.5 * differences.square())
+
+
+def _center(kernels: Tensor) -> Tensor:
+    kernels = kernels - kernels.mean(dim=1, keepdim=True)
+    return kernels - kernels.mean(dim=2, keepdim=True)
+
+
+def _fourier_features(unit: Tensor, frequencies: tuple[float, ...]) -> Tensor:
+    """φ(u), centered over the batch; ⟨φ(a), φ(b)⟩ = mean of cos ω(a − b) ≈ exp(−(a − b)²/2)."""
+    cosine, sine = _waves(unit, frequencies)
+    features = torch.cat([cosine, sine], dim=2)
+    return features - features.mean(dim=1, keepdim=True)
+
+
+def _waves(unit: Tensor, frequencies: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    phases = unit[:, :, None] * unit.new_tensor(frequencies)
+    norm = 1 / math.sqrt(len(frequencies))
+    return norm * phases.cos(), norm * phases.sin()
+
+
+def _feature_dependence(features: Tensor) -> Tensor:
+    """½(‖Σ φ_iφ_iᵀ‖² − Σ‖φ_iφ_iᵀ‖²)."""
+    return 0.5 * (_gram(_join(features)).square().sum() - _gram(features).square().sum())
+
+
+def _feature_dependence_gradient(unit: Tensor, frequencies: tuple[float, ...]) -> Tensor:
+    features = _fourier_features(unit, frequencies)
+    channels, batch, size = features.shape
+    across = _times_gram(_join(features)).reshape(batch, channels, size).transpose(0, 1)
+    by_cosine, by_sine = (2 * (across - _times_gram(features))).chunk(2, dim=2)
+    cosine, sine = _waves(unit, frequencies)
+    gradient: Tensor = (by_sine * cosine - by_cosine * sine) @ unit.new_tensor(frequencies)
+    return gradient
+
+
+def _gram(x: Tensor) -> Tensor:
+    """XXᵀ or XᵀX, the smaller one: their norms are the same."""
+    return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
+
+
+def _times_gram(x: Tensor) -> Tensor:
+    """XXᵀX, by the smaller of the two Gram matrices."""
+    return _gram(x) @ x if x.shape[-2] <= x.shape[-1] else x @ _gram(x)
+
+
+def _join(features: Tensor) -> Tensor:
+    """(channels, batch, features) as (batch, channels · features)."""
+    return features.transpose(0, 1).flatten(1)
+
+
+def _stratified_normal(count: int, seed: int) -> tuple[float, ...]:
+    """|ω| for ω ~ N(0, 1), one from each of `count` equally likely intervals; cosines are even."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    offsets = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
+    strata = torch.arange(count, dtype=torch.float64, device="cpu")
+    quantiles = (strata + offsets) / count
+    frequencies: list[float] = torch.special.ndtri(0.5 + 0.5 * quantiles).tolist()
+    return tuple(frequencies)
+
+
+def _median_distance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The (lower) median of |z_a − z_b| over a < b in each row, and its gradient."""
+    size = rows.shape[1]
+    one, other = torch.triu_indices(size, size, offset=1, device=rows.device)
+    differences = rows[:, one] - rows[:, other]
+    median, pair = differences.abs().median(dim=1, keepdim=True)
+    sign = differences.gather(1, pair).sign()
+    slope = torch.zeros_like(rows).scatter(1, one[pair], sign)
+    return median, slope.scatter(1, other[pair], -sign)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """max |z| of each row, which may be empty."""
+    if rows.shape[1] == 0:
+        return rows.new_zeros(rows.shape[0], 1)
+    return rows.detach().abs().amax(dim=1, keepdim=True)
+
+
+def _pairs(unit: Tensor) -> int:
+    """(B − 1)²; one sample has no pairs, and its value is zero without a division by zero."""
+    return int(max(unit.shape[1] - 1, 1)) ** 2
+
+
+def _channel_rows(z: Tensor) -> Tensor:
+    """The channels of z as rows, averaged over the image, in float32 at least."""
+    dtype = torch.promote_types(z.dtype, torch.float32)
+    return (z.flatten(2).mean(dim=2, dtype=dtype) if z.dim() > 2 else z.to(dtype)).mT
+
+
+def _spread_over_image(rows: Tensor, z: Tensor) -> Tensor:
+    """The gradient in z of what has the gradient `rows` in `_channel_rows(z)`."""
+    pixels = math.prod(z.shape[2:])
+    shape = (z.shape[0], z.shape[1], *[1] * (z.dim() - 2))
+    return (rows.mT / pixels).reshape(shape).expand_as(z).to(z.dtype)
+
+
+def _tiny(like: Tensor) -> float:
+    return torch.finfo(like.dtype).tiny
+
 
 Step = Literal["auto", "proximal", "gradient"]
 

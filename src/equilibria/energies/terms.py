@@ -1,13 +1,23 @@
-"""The two terms of OptEq's energy −⟨Ux + b, y⟩ − ½‖Wᵀy‖²."""
+"""The two terms of OptEq's energy −⟨Ux + b, y⟩ − ½‖Wᵀy‖², and their sum over several branches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import re
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.context import (
+    Context,
+    Entry,
+    Layout,
+    State,
+    numbered,
+    state_tensors,
+    sum_per_sample,
+)
 from equilibria.energies.base import Energy
 from equilibria.operators import LinearOperator, as_operator
 
@@ -105,3 +115,88 @@ def one_tensor(state: State, term: Energy) -> Tensor:
     if isinstance(state, Tensor):
         return state
     raise TypeError(f"{type(term).__name__} acts on a state of one tensor, not of {len(state)}")
+
+
+class Branches(Energy):
+    """Σᵢ Eᵢ(yᵢ; x): one term a branch, on the state (y₁, …, y_L). All see the same input x.
+
+    A branch of lower resolution pools the input in its own U, e.g. `Conv2d(…) @ AveragePool(2)`.
+    """
+
+    def __init__(self, terms: Sequence[Energy]) -> None:
+        super().__init__()
+        if not terms:
+            raise ValueError("a model with branches needs at least one")
+        self.terms = nn.ModuleList(terms)
+        self.couples_batch = any(term.couples_batch for term in terms)
+        self.vanishes_at_zero = all(term.vanishes_at_zero for term in terms)
+        self.concave = all(term.concave for term in terms)
+        self.calibrates = any(term.calibrates for term in terms)
+        self.refresh_until = max(term.refresh_until for term in terms)
+
+    def branches(self) -> list[Energy]:
+        return [term for term in self.terms if isinstance(term, Energy)]
+
+    @property
+    def formula(self) -> str:
+        formulas = {term.formula for term in self.branches()}
+        if len(formulas) > 1:
+            return " + ".join(f"[branch: {formula}]" for formula in sorted(formulas))
+        return f"Σᵢ [{indexed(formulas.pop())}]"
+
+    def inject(self, *inputs: Tensor) -> Context:
+        return Context(parts=numbered(term.inject(*inputs) for term in self.branches()))
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        triples = zip(self.branches(), context.parts.values(), layout, strict=True)
+        return Context(parts=numbered(term.complete(part, (one,)) for term, part, one in triples))
+
+    def calibrate(self, image: State, context: Context) -> Context:
+        triples = zip(self.branches(), state_tensors(image), context.parts.values(), strict=True)
+        return Context(parts=numbered(term.calibrate(one, part) for term, one, part in triples))
+
+    def refresh(self, state: State, context: Context) -> Context:
+        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
+        return Context(parts=numbered(term.refresh(one, part) for term, one, part in triples))
+
+    def initial_state(self, context: Context) -> State | None:
+        pairs = zip(self.branches(), context.parts.values(), strict=True)
+        starts = [term.initial_state(part) for term, part in pairs]
+        known = [one_tensor(start, self) for start in starts if start is not None]
+        return tuple(known) if len(known) == len(starts) else None
+
+    def first_descent(self, context: Context) -> State | None:
+        pairs = zip(self.branches(), context.parts.values(), strict=True)
+        starts = [term.first_descent(part) for term, part in pairs]
+        known = [one_tensor(start, self) for start in starts if start is not None]
+        return tuple(known) if len(known) == len(starts) else None
+
+    def value(self, state: State, context: Context) -> Tensor:
+        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
+        values = [term.value(y, part) for term, y, part in triples]
+        if self.couples_batch:
+            values = [value.sum() for value in values]
+        return torch.stack(values).sum(dim=0)
+
+    def descent(self, state: State, context: Context) -> State:
+        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
+        return tuple(one_tensor(term.descent(y, part), self) for term, y, part in triples)
+
+    @property
+    def curvature_limit(self) -> float | None:
+        limits = [term.curvature_limit for term in self.branches()]
+        known = [limit for limit in limits if limit is not None]
+        return max(known) if len(known) == len(limits) else None
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        triples = zip(self.branches(), context.parts.values(), layout, strict=True)
+        bounds = [term.curvature_bound(part, (one,)) for term, part, one in triples]
+        known = [bound for bound in bounds if bound is not None]
+        if len(known) < len(bounds):
+            return None
+        return functools.reduce(torch.maximum, known)
+
+
+def indexed(formula: str) -> str:
+    """The formula of one branch, its symbols with the index i."""
+    return re.sub(r"(?<![A-Za-z])(Wₕ|[WUby])(?![a-wz])", r"\1ᵢ", formula)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint as run_checkpointed
 from equilibria.context import Context, State
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.solvers import FixedPointProblem, Solution, Solver
-from equilibria.solvers.last_iterate import solution_of_last_iterate
+from equilibria.solvers.convergence import solution_of_last_iterate
 
 
 @dataclass(frozen=True)

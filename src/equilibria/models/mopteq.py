@@ -23,7 +23,7 @@ from equilibria.energies import (
     diversity,
     heritage,
 )
-from equilibria.energies.branch_coupling import Sign
+from equilibria.energies.heritage_diversity import Sign
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.gradients import GradientRule
 from equilibria.models.blocks import ImageStem

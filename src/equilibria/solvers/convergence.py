@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equilibria.context import Context, State
 from equilibria.solvers.problem import FixedPointProblem
-from equilibria.solvers.solution import Status
+from equilibria.solvers.solution import Solution, Status
 
 DIVERGENCE_FACTOR = 1e6
 """A residual this many times larger than the first residual and the first image has diverged."""
@@ -105,3 +106,35 @@ class RelativeResidual(StoppingCriterion):
 
     def reached(self, iterate: Iterate) -> Tensor:
         return iterate.residuals.relative <= self.tolerance
+
+
+@torch.no_grad()
+def solution_of_last_iterate(
+    problem: FixedPointProblem,
+    context: Context,
+    point: State,
+    image: State,
+    *,
+    steps: int,
+    tolerance: float,
+    solver: str,
+) -> Solution:
+    """How far the last iterate `point` is from its image T(point), which is the state."""
+    mapped = problem.pack(image)
+    absolute = row_norms(mapped - problem.pack(point))
+    relative = relative_residual(absolute, row_norms(mapped))
+    status = final_status(relative <= tolerance, torch.isfinite(absolute))
+    return Solution(
+        state=problem.unpack(mapped),
+        status=status,
+        residual=relative,
+        absolute_residual=absolute,
+        iterations=torch.full_like(status, steps, dtype=torch.int64),
+        evaluations=steps,
+        sample_evaluations=steps * mapped.shape[0],
+        tolerance=tolerance,
+        solver=solver,
+        epsilon=problem.epsilon,
+        context=context,
+        remedy=problem.remedy,
+    )

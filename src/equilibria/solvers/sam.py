@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equilibria.context import State, map_state
 from equilibria.energies import Regularizer, get_regularizer
-from equilibria.solvers.last_iterate import solution_of_last_iterate
+from equilibria.solvers.convergence import solution_of_last_iterate
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Trace
