@@ -14,10 +14,10 @@ from equilibria.activations import (
     Activation,
     LeakyReLU,
     ReLU,
+    base,
     get_activation,
     list_activations,
     register_activation,
-    registry,
 )
 
 
@@ -46,7 +46,7 @@ class Nameless(Activation):
 
 @pytest.fixture(autouse=True)
 def _registry_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ACTIVATIONS", copy.deepcopy(registry._ACTIVATIONS))
+    monkeypatch.setattr(registry, "_ACTIVATIONS", copy.deepcopy(base._ACTIVATIONS))
 
 
 def test_built_in_names() -> None:
