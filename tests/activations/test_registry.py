@@ -46,7 +46,7 @@ class Nameless(Activation):
 
 @pytest.fixture(autouse=True)
 def _registry_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ACTIVATIONS", copy.deepcopy(base._ACTIVATIONS))
+    monkeypatch.setattr(base, "_ACTIVATIONS", copy.deepcopy(base._ACTIVATIONS))
 
 
 def test_built_in_names() -> None:
