@@ -48,7 +48,7 @@ from equilibria.gradients import (
     list_gradients,
     register_gradient,
 )
-from equilibria.inputs.attacks import AttackResult, InPixels, attack
+from equilibria.inputs.attacks import AttackResult, attack
 from equilibria.inputs.joint import (
     Box,
     Constraint,
@@ -151,7 +151,6 @@ __all__ = [
     "HeritageDiversity",
     "Identity",
     "Implicit",
-    "InPixels",
     "Incay",
     "Inpainting",
     "Input",

@@ -15,7 +15,6 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
-    Normalize,
     RandomCrop,
     RandomFlip,
     RandomShift,
@@ -101,17 +100,6 @@ def test_noise_has_the_deviation_asked_for() -> None:
     assert abs(float(noise.std()) - 0.1) < 0.005
 
 
-def test_normalize_brings_each_channel_to_mean_zero_and_deviation_one() -> None:
-    images = torch.rand(10, 3, 8, 8, dtype=torch.float64)
-    mean = tuple(images.mean(dim=(0, 2, 3)).tolist())
-    std = tuple(images.std(dim=(0, 2, 3), correction=0).tolist())
-    normal = Normalize(mean, std)(images)
-    torch.testing.assert_close(normal.mean(dim=(0, 2, 3)), torch.zeros(3, dtype=torch.float64))
-    torch.testing.assert_close(
-        normal.std(dim=(0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64)
-    )
-
-
 @pytest.mark.parametrize("augmentation", RANDOM, ids=str)
 def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.device) -> None:
     images = torch.rand(16, 3, 8, 8).to(device)
@@ -180,9 +168,3 @@ def test_bad_options_are_refused() -> None:
         RandomFlip(1.5)
     with pytest.raises(ValueError, match="size"):
         Cutout(-1)
-    with pytest.raises(ValueError, match="std must be positive"):
-        Normalize((0.5,), (0.0,))
-    with pytest.raises(ValueError, match="for each channel"):
-        Normalize((0.5, 0.5), (0.1,))
-    with pytest.raises(ValueError, match="3 channels"):
-        Normalize((0.5,), (0.1,))(torch.rand(1, 3, 2, 2))

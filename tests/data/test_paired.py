@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data import (
-    ImagesOnly,
-    Normalize,
+from equilibria.data.augment import (
+    GaussianNoise,
     PairedAugmentation,
     PairedChain,
+    PairedNoise,
     RandomPairFlip,
     RandomScaleCrop,
 )
@@ -132,9 +132,9 @@ def test_the_seed_decides_everything(
 
 def test_what_moves_nothing_leaves_labels_alone() -> None:
     images, labels = blocks()
-    changed, kept = ImagesOnly(Normalize((0.5,) * 3, (0.1,) * 3))(images, labels, chance())
+    changed, kept = PairedNoise(0.1)(images, labels, chance())
     assert kept is labels
-    torch.testing.assert_close(changed, (images - 0.5) / 0.1)
+    torch.testing.assert_close(changed, GaussianNoise(0.1)(images, chance()))
 
 
 def test_kinds_are_kept_and_empty_batches_work() -> None:

@@ -74,7 +74,7 @@ def run_attack(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH_OF_A_FILE)
-    model = experiment.model_of_pixels()
+    model = experiment.model
     found: list[tuple[AttackFigures, AttackResult]] = []
     passed_over: list[str] = []
     batches = math.ceil(len(images) / batch_size)

@@ -123,7 +123,7 @@ def predict(
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
         batch = torch.stack([experiment.data.read_image(path) for path in some]).to(device)
-        probabilities = experiment.model(experiment.prepare(batch)).softmax(dim=1).cpu()
+        probabilities = experiment.model(batch).softmax(dim=1).cpu()
         for i, path in enumerate(some):
             confidence, label = probabilities[i].max(dim=0)
             iterations, converged = _solve(experiment, i)
@@ -149,7 +149,7 @@ def predict_pixels(
     for path, drawn in zip(files, drawn_files(files, output), strict=True):
         inputs = experiment.data.read_image(path)[None].to(device)
         image = experiment.data.frame.region(open_image(path, is_gray=is_gray))
-        probabilities = experiment.model(experiment.prepare(inputs)).float().softmax(dim=1).cpu()
+        probabilities = experiment.model(inputs).float().softmax(dim=1).cpu()
         size = drawn_size(image)
         confidence, classes = F.interpolate(
             probabilities, size, mode="bilinear", align_corners=False

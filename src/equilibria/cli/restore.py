@@ -33,11 +33,6 @@ def run_restoration(request: RestorationRequest) -> None:
         files = find_images(request.images) if request.images else []
         weights: Literal["last", "best"] = "best" if request.best else "last"
         experiment = trained(request.folder, device=device, weights=weights)
-        if experiment.normalize is not None:
-            raise ValueError(
-                "the run was trained on normalized images, which cannot be restored as pictures: "
-                "train with data.normalize: false"
-            )
         damage = chosen_damage(request, experiment)
         if request.test is not None:
             _tell_of_test_images(request, experiment, damage, device)

@@ -178,7 +178,7 @@ def _drawn(experiment: Experiment, device: torch.device) -> bytes:
         raise ValueError("--draw shows the classes of pixels, and this run knows none")
     chosen = evenly_spread(experiment.test, DRAWN_IMAGES)
     images, labels = experiment.data.test.fetch(chosen)
-    logits = experiment.model(experiment.prepare(images).to(device))
+    logits = experiment.model(images.to(device))
     return segmentation_png(
         images,
         labels,

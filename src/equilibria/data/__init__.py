@@ -5,8 +5,6 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
-    ImagesOnly,
-    Normalize,
     PairedAugmentation,
     PairedChain,
     RandomCrop,
@@ -26,7 +24,6 @@ from equilibria.data.image_files import (
     open_image,
     read_image,
 )
-from equilibria.data.normalized import Normalized
 from equilibria.data.randaugment import RandAugment
 from equilibria.data.readers import DataFileError, MissingDataError
 from equilibria.data.registry import (
@@ -66,10 +63,7 @@ __all__ = [
     "Framing",
     "GaussianNoise",
     "ImageFiles",
-    "ImagesOnly",
     "MissingDataError",
-    "Normalize",
-    "Normalized",
     "PairedAugmentation",
     "PairedChain",
     "RandAugment",

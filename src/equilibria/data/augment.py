@@ -137,33 +137,6 @@ class GaussianNoise:
 
 
 @dataclass(frozen=True)
-class Normalize:
-    """(image − mean) / std, channel by channel. Nothing random: apply it to test images as well.
-
-    It ends the range [0, 1] that the other augmentations keep, so it comes last.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std):
-            raise ValueError(
-                f"give a mean and a std for each channel, not {len(self.mean)} and {len(self.std)}"
-            )
-        if not all(std > 0 for std in self.std):
-            raise ValueError(f"std must be positive, not {self.std}")
-
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        if images.shape[1] != len(self.mean):
-            raise ValueError(
-                f"the images have {images.shape[1]} channels, mean and std {len(self.mean)}"
-            )
-        mean, std = (images.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
-        return (images - mean) / std
-
-
-@dataclass(frozen=True)
 class Chain:
     """One augmentation after the other."""
 
@@ -245,15 +218,15 @@ class RandomPairFlip:
 
 
 @dataclass(frozen=True)
-class ImagesOnly:
-    """An augmentation that moves no pixel, such as noise or `Normalize`: the labels stay."""
+class PairedNoise:
+    """Normal noise of this standard deviation on the images: it moves no pixel, the labels stay."""
 
-    augmentation: Augmentation
+    deviation: float
 
     def __call__(
         self, images: Tensor, labels: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        return self.augmentation(images, generator), labels
+        return GaussianNoise(self.deviation)(images, generator), labels
 
 
 @dataclass(frozen=True)
@@ -307,10 +280,6 @@ def _interpolate(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _noise_beside_labels(deviation: float) -> PairedAugmentation:
-    return ImagesOnly(GaussianNoise(deviation))
-
-
 _alone: Registry[Augmentation] = Registry("augmentation")
 _alone.register("crop", RandomCrop)
 _alone.register("cutout", Cutout)
@@ -321,7 +290,7 @@ _alone.register("shift", RandomShift)
 
 _paired: Registry[PairedAugmentation] = Registry("augmentation for segmentation")
 _paired.register("flip", RandomPairFlip)
-_paired.register("noise", _noise_beside_labels)
+_paired.register("noise", PairedNoise)
 _paired.register("scale_crop", RandomScaleCrop)
 
 

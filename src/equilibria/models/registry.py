@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from equilibria.models.normalization import normalize_first
 from equilibria.registry import Registry
 
 
@@ -61,12 +62,19 @@ def list_models() -> list[str]:
     return _models.names()
 
 
-def create_model(name: str, **overrides: Any) -> nn.Module:
+def create_model(
+    name: str,
+    *,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    **overrides: Any,
+) -> nn.Module:
     """The model called `name`, with options overridden.
 
-    All models take num_classes and in_channels, equilibrium models also tolerance and
-    max_iterations; `model_options(name)` lists the rest. An unknown name or option is an error that
-    names the nearest one.
+    A model takes pixels in [0, 1]; `normalize`, the mean and the standard deviation of every
+    channel, brings them to mean 0 and variance 1 in its first layer. All
+    models take num_classes and in_channels, equilibrium models also tolerance and max_iterations;
+    `model_options(name)` lists the rest. An unknown name or option is an error that names the
+    nearest one.
     """
     factory = _models.factory(name)
     known = model_options(name)
@@ -81,7 +89,10 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
             raise TypeError(
                 f"model {name!r} has no option {option!r}{hint} It has: {', '.join(known)}."
             )
-    return factory(**{**_presets[name], **overrides})
+    model = factory(**{**_presets[name], **overrides})
+    if normalize is not None:
+        normalize_first(model, *normalize)
+    return model
 
 
 def model_outline(name: str, **overrides: Any) -> nn.Module:

@@ -130,7 +130,7 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
     """
     model, settings = experiment.model, experiment.recipe.training
     images, targets = next(iter(Batches(experiment.training, settings.batch_size)))
-    images, targets = experiment.prepare(images).to(device), targets.to(device)
+    images, targets = images.to(device), targets.to(device)
     solves = TrainingSolves(model, settings, samples=len(images))
     clock = clock_of(device)
 
@@ -252,7 +252,7 @@ def robustness(experiment: Experiment, device: torch.device) -> Result:
     found: Result = {}
     for name in ("pgd", "jiio"):
         settings = _attack(experiment, name)
-        figures, _ = measure(experiment.model_of_pixels(), images, labels, settings, ATTACK_BATCH)
+        figures, _ = measure(experiment.model, images, labels, settings, ATTACK_BATCH)
         found[f"{name}_accuracy"] = figures.robust_accuracy
     return found
 
@@ -269,10 +269,10 @@ def attack_times(experiment: Experiment, device: torch.device) -> Result:
     }
     found: Result = {}
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
-    measure(experiment.model_of_pixels(), images, labels, ways["pgd"], len(images))
+    measure(experiment.model, images, labels, ways["pgd"], len(images))
     for name, settings in ways.items():
         begin = clock()
-        figures, _ = measure(experiment.model_of_pixels(), images, labels, settings, len(images))
+        figures, _ = measure(experiment.model, images, labels, settings, len(images))
         found[f"{name}_seconds"] = (clock() - begin) / len(images)
         found[f"{name}_loss"] = figures.loss
         found[f"{name}_evaluations"] = float(figures.evaluations)

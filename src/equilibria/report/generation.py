@@ -93,8 +93,6 @@ def generate(
             f"{experiment.recipe.model.name} draws no images: name the run of a generator or an "
             "autoencoder (equilibria train mnist-generator)"
         )
-    if experiment.normalize is not None:
-        raise ValueError("images are drawn with values in [0, 1]: train with data.normalize=false")
     known = _some(experiment, latents, test=False)[0].to(device)
     originals = _some(experiment, images, test=True)[0].to(device)
     fitted = fit_density(density, _latents(experiment, known), seed=seed)

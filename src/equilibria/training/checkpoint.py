@@ -50,10 +50,14 @@ def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | Non
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load what `save_weights` wrote into a model of the same shape; anything else is an error."""
+    """Load what `save_weights` wrote into a model of the same shape; anything else is an error.
+
+    Weights from before models normalized their images lack mean and std: the model keeps its own.
+    """
     from safetensors.torch import load
 
-    model.load_state_dict(load(path.read_bytes()), strict=True)
+    own = {n: v for n, v in model.state_dict().items() if n in ("normalize.mean", "normalize.std")}
+    model.load_state_dict({**own, **load(path.read_bytes())}, strict=True)
 
 
 class CheckpointWarning(UserWarning):

@@ -16,9 +16,6 @@ from equilibria.data import (
     Batches,
     Chain,
     DataSet,
-    ImagesOnly,
-    Normalize,
-    Normalized,
     PairedAugmentation,
     PairedChain,
     Source,
@@ -30,7 +27,6 @@ from equilibria.data import (
     stratified_split,
 )
 from equilibria.equilibrium import Record, solving
-from equilibria.inputs.attacks import InPixels
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Classification,
@@ -50,6 +46,9 @@ from equilibria.training.run import RunFolder
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
 
+DRAWING = ("generator", "autoencoder", "restoration")
+"""Tasks whose models give pictures back."""
+
 
 class Augmentations(TypedDict, total=False):
     """The arguments of `train` that say what happens to training images."""
@@ -66,7 +65,6 @@ class Experiment:
     model: nn.Module
     data: DataSet[Source]
     task: Task
-    normalize: Normalize | None
     augmentations: Augmentations
     training: Source
     validation: Source | None
@@ -80,11 +78,6 @@ class Experiment:
         data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
         torch.manual_seed(recipe.training.seed)
         model = build_model(recipe, data)
-        normalize = _normalization(data) if recipe.data.normalize else None
-
-        def normalized(source: Source) -> Source:
-            return source if normalize is None else Normalized(source, normalize)
-
         training, validation = _parts(recipe, data)
         if recipe.data.in_memory:
             training = read_into_memory(training)
@@ -93,11 +86,10 @@ class Experiment:
             model=model,
             data=data,
             task=_task(recipe, data),
-            normalize=normalize,
-            augmentations=_augmentations(recipe, data, normalize),
+            augmentations=_augmentations(recipe, data),
             training=training,
-            validation=None if validation is None else normalized(validation),
-            test=normalized(data.test),
+            validation=validation,
+            test=data.test,
         )
 
     def train(
@@ -144,18 +136,8 @@ class Experiment:
         return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
 
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
-        """Images as they are, not normalized, and labels, spread evenly over the test images."""
+        """Images and labels, spread evenly over the test images."""
         return self.data.test.fetch(evenly_spread(self.data.test, count))
-
-    def model_of_pixels(self) -> nn.Module:
-        """The model with its normalization, if there is one, before it."""
-        if self.normalize is None:
-            return self.model
-        return InPixels(self.model, self.prepare)
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """Images with values in [0, 1] as the model takes them."""
-        return images if self.normalize is None else self.normalize(images)
 
 
 def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
@@ -184,20 +166,14 @@ def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
     )
 
 
-def _augmentations(
-    recipe: Recipe, data: DataSet[Source], normalize: Normalize | None
-) -> Augmentations:
-    """What happens to a training batch, normalization last: the other steps expect [0, 1]."""
+def _augmentations(recipe: Recipe, data: DataSet[Source]) -> Augmentations:
+    """What happens to a training batch."""
     steps = recipe.data.augmentation
     if data.kind == "segmentation":
-        paired = [build_paired_augmentation(step) for step in steps]
-        if normalize is not None:
-            paired.append(ImagesOnly(normalize))
-        return {"paired_augmentation": PairedChain(tuple(paired)) if paired else None}
-    alone = [build_augmentation(step) for step in steps]
-    if normalize is not None:
-        alone.append(normalize)
-    return {"augmentation": Chain(tuple(alone)) if alone else None}
+        paired = tuple(build_paired_augmentation(step) for step in steps)
+        return {"paired_augmentation": PairedChain(paired) if paired else None}
+    alone = tuple(build_augmentation(step) for step in steps)
+    return {"augmentation": Chain(alone) if alone else None}
 
 
 def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None]:
@@ -215,18 +191,21 @@ def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None
     return stratified_split(data.train, share, VALIDATION_SEED)
 
 
-def _normalization(data: DataSet[Source]) -> Normalize:
+def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
+    """The recipe's model for these images, normalized in its first layer if the recipe says so."""
+    options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
+    if not recipe.data.normalize:
+        return create_model(recipe.model.name, **options)
+    if recipe.task.name in DRAWING:
+        raise ValueError(
+            f"the task {recipe.task.name!r} draws pictures with values in [0, 1]: set "
+            "data.normalize to false"
+        )
     if data.mean is None or data.std is None:
         raise ValueError(
             f"no mean and variance are published for {data.name}: set data.normalize to false"
         )
-    return Normalize(data.mean, data.std)
-
-
-def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
-    """The recipe's model for these images."""
-    fitting = fitting_options(recipe.model.name, data)
-    return create_model(recipe.model.name, **{**fitting, **recipe.model.options})
+    return create_model(recipe.model.name, normalize=(data.mean, data.std), **options)
 
 
 def fitting_options(model: str, data: DataSet[Source]) -> dict[str, Any]:

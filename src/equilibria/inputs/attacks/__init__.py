@@ -5,7 +5,6 @@ from equilibria.inputs.attacks.budget import Budget, Norm
 from equilibria.inputs.attacks.figure import attack_png
 from equilibria.inputs.attacks.losses import AttackLoss
 from equilibria.inputs.attacks.measure import AttackFigures, measure, wilson_interval
-from equilibria.inputs.attacks.pixels import InPixels
 from equilibria.inputs.attacks.result import AttackResult, joined
 from equilibria.inputs.attacks.settings import AttackSettings, Method
 
@@ -15,7 +14,6 @@ __all__ = [
     "AttackResult",
     "AttackSettings",
     "Budget",
-    "InPixels",
     "Method",
     "Norm",
     "adversarial_images",

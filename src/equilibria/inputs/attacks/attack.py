@@ -175,8 +175,8 @@ def _checked(images: Tensor, labels: Tensor, settings: AttackSettings) -> tuple[
     if settings.clip is not None and not (settings.clip[0] <= low and high <= settings.clip[1]):
         raise ValueError(
             f"images go from {low:.3g} to {high:.3g}, outside the range {settings.clip}: attack "
-            "images as they were before a normalization (InPixels puts it into the model), or give "
-            "the range as clip, None for no range"
+            "images as they were before a normalization (create_model(..., normalize=(mean, std)) "
+            "puts it into the model), or give the range as clip, None for no range"
         )
     with torch.inference_mode(False):
         return images.detach().clone(), labels.detach().to(images.device, torch.int64).clone()
