@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
 import torch
+from PIL import Image
 
 import equilibria as eq
 from equilibria.data import Split
@@ -19,7 +21,7 @@ from equilibria.report import (
     model_formula,
     objective_change,
 )
-from equilibria.report.figures import convergence_figure, image_png
+from equilibria.report.figures import convergence_figure, image_grid_png, image_png
 from equilibria.tasks import Evaluation, SolveStatistics, evaluate
 from equilibria.training import EpochMetrics
 
@@ -156,6 +158,20 @@ def test_figures_are_the_same_on_every_run() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_become_png(channels: int) -> None:
     assert image_png(torch.rand(channels, 4, 4)).startswith(b"\x89PNG")
+
+
+def test_a_grid_shows_every_image_in_its_place() -> None:
+    first = torch.zeros(3, 1, 4, 4)
+    first[1] = 0.5
+    picture = Image.open(io.BytesIO(image_grid_png([first, torch.ones(2, 1, 4, 4)], scale=1)))
+    assert picture.size == (3 * 6 - 2, 2 * 6 - 2)
+    assert picture.getpixel((0, 0)) == 0
+    assert picture.getpixel((6, 0)) == 128
+    assert picture.getpixel((0, 6)) == 255
+    colored = Image.open(io.BytesIO(image_grid_png([torch.rand(1, 3, 4, 4)])))
+    assert (colored.mode, colored.size) == ("RGB", (8, 8))
+    with pytest.raises(ValueError, match="gray or colored"):
+        image_grid_png([torch.zeros(1, 2, 4, 4)])
 
 
 def evaluation_of(labels: torch.Tensor, predictions: torch.Tensor) -> Evaluation:

@@ -21,9 +21,9 @@ from equilibria.inputs.attacks import (
     AttackResult,
     AttackSettings,
     Method,
-    attack_png,
     measure,
 )
+from equilibria.report.figures import attack_png
 from equilibria.training import Experiment, choose_device, trained, write_atomically
 
 WIDTH_OF_A_FILE = 160

@@ -36,7 +36,7 @@ def run_generation(request: GenerationRequest) -> None:
         experiment = trained(
             request.folder, device=device, weights="best" if request.best else "last"
         )
-        found, sheets = generate(
+        found, samples, reconstructions = generate(
             experiment,
             device,
             folder=request.folder,
@@ -46,8 +46,8 @@ def run_generation(request: GenerationRequest) -> None:
             images=request.images,
             seed=request.seed,
         )
-        write_atomically(request.output, sheets.samples)
-        write_atomically(reconstruction_file(request.output), sheets.reconstructions)
+        write_atomically(request.output, samples)
+        write_atomically(reconstruction_file(request.output), reconstructions)
     except (OSError, TypeError, ValueError) as error:
         fail(str(error))
     if request.as_json:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from equilibria.cli.predict import BATCH
 from equilibria.data import Framing, read_image
-from equilibria.inputs.generation import sheet_png
 from equilibria.inputs.restoration import (
     Corrupted,
     Corruption,
@@ -29,6 +28,7 @@ from equilibria.inputs.restoration import (
     picture_psnr,
     restore,
 )
+from equilibria.report.figures import image_grid_png
 from equilibria.solvers import Status
 from equilibria.tasks.reconstruction import Reconstruction
 from equilibria.tasks.restoration import ImageRestoration
@@ -155,8 +155,10 @@ def restored_files(
             if images is not found.images:
                 columns.append(found.images[row])
             columns.append(images[row])
-            write_atomically(restored, sheet_png([images[row : row + 1]], scale=1))
-            write_atomically(sheet, sheet_png([torch.stack(columns)], scale=_magnification(images)))
+            write_atomically(restored, image_grid_png([images[row : row + 1]], scale=1))
+            write_atomically(
+                sheet, image_grid_png([torch.stack(columns)], scale=_magnification(images))
+            )
             yield RestoredImage(
                 file=str(file),
                 restored=str(restored),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from equilibria.cli.restore_files import RestorationRequest, RestoredBatch, restored_batch
 from equilibria.data import evenly_spread
-from equilibria.inputs.generation import sheet_png
 from equilibria.inputs.restoration import Corruption, picture_psnr
+from equilibria.report.figures import image_grid_png
 from equilibria.training import Experiment, write_atomically
 
 BATCH = 64
@@ -111,5 +111,5 @@ def _draw(folder: Path, rows: list[Tensor | None]) -> Path:
     path = folder / "test-images.png"
     folder.mkdir(parents=True, exist_ok=True)
     sheet = [row[:COLUMNS] for row in rows if row is not None]
-    write_atomically(path, sheet_png(sheet, scale=SCALE))
+    write_atomically(path, image_grid_png(sheet, scale=SCALE))
     return path

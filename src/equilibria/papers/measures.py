@@ -359,7 +359,7 @@ DAMAGES: dict[str, Corruption] = {
 
 def generation(experiment: Experiment, device: torch.device) -> Result:
     """FID of samples and of reconstructions, and PSNR, by the encoder and by JIIO."""
-    found, _ = generate(experiment, device, latents=FITTED_LATENTS, images=GENERATED_IMAGES)
+    found, *_ = generate(experiment, device, latents=FITTED_LATENTS, images=GENERATED_IMAGES)
     ways = {some.latents_by: some for some in found.reconstructions}
     # A decoder alone has no other way than JIIO, which is then its own.
     own = ways.get("encoder", ways.get("JIIO"))

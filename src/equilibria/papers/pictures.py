@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from equilibria.data import Batches
-from equilibria.inputs.generation import decoder_of, find_latents, sheet_png
+from equilibria.inputs.generation import decoder_of, find_latents
 from equilibria.inputs.restoration import Corruption, answer, is_generator, picture_of, restore
 from equilibria.models.autoencoders import Autoencoder
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, clock_of
-from equilibria.report.figures import figure_png
+from equilibria.report.figures import figure_png, image_grid_png
 from equilibria.report.generation import generate
 from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.training import Experiment
@@ -26,8 +26,10 @@ ENGINES = ("secant", "anderson", "anderson2", "broyden", "damped", "official", "
 
 def generated(experiment: Experiment, device: torch.device) -> bytes:
     """Originals, their reconstructions, and samples (Figures 2, 5 and 6)."""
-    _, sheets = generate(experiment, device, samples=48, latents=500, images=32, judge=False)
-    return _stacked([sheets.reconstructions, sheets.samples])
+    _, samples, reconstructions = generate(
+        experiment, device, samples=48, latents=500, images=32, judge=False
+    )
+    return _stacked([reconstructions, samples])
 
 
 @torch.no_grad()
@@ -40,7 +42,7 @@ def restored(experiment: Experiment, device: torch.device) -> bytes:
     rows: list[Tensor] = [images]
     for damage in damages:
         rows += _damaged_and_restored(model, images, damage, supervised=supervised)
-    return sheet_png(rows)
+    return image_grid_png(rows)
 
 
 def costs(experiment: Experiment, device: torch.device) -> bytes:

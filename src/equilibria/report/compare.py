@@ -193,7 +193,13 @@ def comparison_png(runs: Sequence[ComparedRun], *, dots_per_inch: int = 120) -> 
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    curves = _curves(runs)
+    every = {
+        "Training loss": [run.curve("loss") for run in runs],
+        "Training accuracy": [run.curve("accuracy") for run in runs],
+        f"Validation {score_name(runs)}": [run.scores for run in runs],
+        "Iterations, mean": [run.curve("mean_iterations") for run in runs],
+    }
+    curves = {title: lines for title, lines in every.items() if any(lines)}
     if not curves:
         raise ValueError("no run has finished an epoch: there is nothing to draw yet")
     timed = [bool(run.running_total(CPU)) for run in runs]
@@ -215,11 +221,8 @@ def comparison_png(runs: Sequence[ComparedRun], *, dots_per_inch: int = 120) -> 
         for column, (title, lines) in enumerate(curves.items()):
             for row, axis in enumerate(panels[:, column]):
                 _draw(axis, title, lines, runs, over_time=row == 1)
-        legend_below(
-            figure,
-            [Line2D([], [], label=name, **_style(at)) for at, name in enumerate(names)],
-            columns,
-        )
+        marks = [Line2D([], [], label=name, **_style(at)) for at, name in enumerate(names)]
+        legend_below(figure, marks, columns)
         return figure_png(figure, dots_per_inch)
 
 
@@ -301,18 +304,6 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _curves(runs: Sequence[ComparedRun]) -> dict[str, list[Curve]]:
-    """By title of the panel: a curve a run, empty where the run lacks it."""
-    score = score_name(runs)
-    curves = {
-        "Training loss": [run.curve("loss") for run in runs],
-        "Training accuracy": [run.curve("accuracy") for run in runs],
-        f"Validation {score}": [run.scores for run in runs],
-        "Iterations, mean": [run.curve("mean_iterations") for run in runs],
-    }
-    return {title: lines for title, lines in curves.items() if any(lines)}
 
 
 def _draw(

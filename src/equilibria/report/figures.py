@@ -1,4 +1,4 @@
-"""Figures as SVG, each for a light and a dark page; matplotlib is imported where it is used."""
+"""Figures: as SVG for light and dark pages, and as PNG; matplotlib is imported where it is used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equilibria.inputs.attacks import AttackResult
 from equilibria.report.convergence import Convergence
 from equilibria.training import EpochMetrics
 
@@ -17,6 +18,10 @@ MOST_THIN_LINES = 24
 PAPER = "#ffffff"
 LETTER = 0.085
 """The width of a letter of a legend, in inches."""
+GAP = 2
+"""Pixels between the images of a grid."""
+ATTACKED_IMAGES = 8
+WRONG = "#c62828"
 
 
 @dataclass(frozen=True)
@@ -44,25 +49,121 @@ class ThemedFigure:
 
 def convergence_figure(picard: Convergence, other: Convergence | None = None) -> ThemedFigure:
     """Objective (where there is one) and residual along a Picard solve; `other` for comparison."""
-    panels = 1 if picard.objective is None else 2
-    return _themed(panels, lambda axes, theme: _draw_convergence(axes, theme, picard, other))
+
+    def draw(axes: list[Any], theme: Theme) -> None:
+        excess = picard.excess()
+        if excess is not None:
+            _bundle(axes[0], excess, picard.stops, theme.first, picard.solver)
+            axes[0].set_title("Hidden objective above its minimum")
+            axes[0].set_ylabel("objective − minimum")
+        axis = axes[-1]
+        _bundle(axis, picard.residual, picard.stops, theme.first, picard.solver)
+        if other is not None:
+            _mean_line(axis, other.residual, other.stops, theme.second, other.solver)
+        proven = picard.proven_residual()
+        if proven is not None:
+            label = f"proven: qᵏ, q = {picard.contraction:.2f}"
+            axis.plot(proven, color=theme.third, linestyle="--", linewidth=1.4, label=label)
+        axis.set_title("Residual")
+        axis.set_ylabel("‖yₖ − T(yₖ)‖")
+        for axis in axes:
+            axis.set_yscale("log")
+            count_along(axis, "iteration k")
+            axis.legend(
+                frameon=False,
+                labelcolor=theme.ink,
+                fontsize=9,
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.2),
+                ncol=3,
+                columnspacing=1.2,
+            )
+
+    return _themed(1 if picard.objective is None else 2, draw)
 
 
 def training_figure(history: Sequence[EpochMetrics]) -> ThemedFigure:
     """Loss and, for equilibrium models, the mean number of iterations over the epochs."""
-    panels = 1 if history[0].mean_iterations is None else 2
-    return _themed(panels, lambda axes, theme: _draw_training(axes, theme, history))
+
+    def draw(axes: list[Any], theme: Theme) -> None:
+        epochs = [metrics.epoch for metrics in history]
+        # A single epoch is a point, which a line does not show.
+        style = {"linewidth": 2.2, "marker": "o" if len(history) == 1 else None}
+        axes[0].plot(epochs, [metrics.loss for metrics in history], color=theme.first, **style)
+        axes[0].set_title("Training loss")
+        axes[0].set_ylabel("cross-entropy")
+        plain_log_axis(axes[0])
+        if len(axes) > 1:
+            iterations = [metrics.mean_iterations or 0.0 for metrics in history]
+            axes[1].plot(epochs, iterations, color=theme.second, **style)
+            axes[1].set_title("Iterations to the equilibrium")
+            axes[1].set_ylabel("mean")
+            axes[1].set_ylim(0, 1.15 * max(iterations))
+        for axis in axes:
+            count_along(axis, "epoch")
+
+    return _themed(1 if history[0].mean_iterations is None else 2, draw)
 
 
 def image_png(image: Tensor) -> bytes:
     """A `(channels, height, width)` image with values in [0, 1] as a PNG of its own size."""
     from matplotlib.image import imsave
 
-    pixels = image.detach().cpu().float().clamp(0, 1)
-    array = pixels[0] if pixels.shape[0] == 1 else pixels.permute(1, 2, 0)
     buffer = io.BytesIO()
-    imsave(buffer, array.numpy(), cmap="gray", vmin=0, vmax=1, format="png")
+    imsave(buffer, _pixels(image), cmap="gray", vmin=0, vmax=1, format="png")
     return buffer.getvalue()
+
+
+def image_grid_png(rows: Sequence[Tensor], *, scale: int = 2) -> bytes:
+    """Batches of images with values in [0, 1], a row each, as a PNG."""
+    from PIL import Image
+
+    if not rows or any(row.dim() != 4 or row.shape[1] not in (1, 3) for row in rows):
+        raise ValueError("a grid takes batches of gray or colored images, one batch a row")
+    _, channels, height, width = rows[0].shape
+    columns = max(len(row) for row in rows)
+    grid = torch.ones(channels, len(rows) * (height + GAP) - GAP, columns * (width + GAP) - GAP)
+    for r, row in enumerate(rows):
+        for c, image in enumerate(row.detach().cpu().float().clamp(0, 1)):
+            top, left = r * (height + GAP), c * (width + GAP)
+            grid[:, top : top + height, left : left + width] = image
+    pixels = (grid * 255).round().to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
+    picture = Image.fromarray(pixels)
+    size = (picture.width * scale, picture.height * scale)
+    buffer = io.BytesIO()
+    picture.resize(size, Image.Resampling.NEAREST).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str]) -> bytes:
+    """Some images, what was added to them (magnified), and what the model then says."""
+    from matplotlib.figure import Figure
+
+    # Images that the attack turned, then those that withstood it.
+    before, after = result.initial_predictions, result.predictions
+    right = before == result.labels
+    order = [right & result.success, right & ~result.success, ~right]
+    chosen = [int(i) for kind in order for i in kind.nonzero().squeeze(1)][:ATTACKED_IMAGES]
+    change = (result.images - images.to(result.images)).cpu()
+    reach = float(change[chosen].abs().max()) or 1.0
+    figure = Figure(figsize=(1.5 * len(chosen), 5.4), layout="constrained")
+    for column, index in enumerate(chosen):
+        panels = (
+            ("image", images[index], int(before[index])),
+            ("change", 0.5 + 0.5 * change[index] / reach, None),
+            ("attacked", result.images[index], int(after[index])),
+        )
+        for row, (name, panel, predicted) in enumerate(panels):
+            axis = figure.add_subplot(3, len(chosen), row * len(chosen) + column + 1)
+            axis.imshow(_pixels(panel), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            caption = f"× {0.5 / reach:.2g}" if predicted is None else class_names[predicted]
+            is_right = predicted is None or predicted == int(result.labels[index])
+            axis.set_title(caption, fontsize=9, color=LIGHT.ink if is_right else WRONG)
+            if column == 0:
+                axis.set_ylabel(name, fontsize=10)
+    return figure_png(figure, 110)
 
 
 def figure_png(figure: Any, dots_per_inch: int) -> bytes:
@@ -72,54 +173,10 @@ def figure_png(figure: Any, dots_per_inch: int) -> bytes:
     return buffer.getvalue()
 
 
-def _draw_convergence(
-    axes: list[Any], theme: Theme, picard: Convergence, other: Convergence | None
-) -> None:
-    excess = picard.excess()
-    if excess is not None:
-        _bundle(axes[0], excess, picard.stops, theme.first, picard.solver)
-        axes[0].set_title("Hidden objective above its minimum")
-        axes[0].set_ylabel("objective − minimum")
-    axis = axes[-1]
-    _bundle(axis, picard.residual, picard.stops, theme.first, picard.solver)
-    if other is not None:
-        _mean_line(axis, other.residual, other.stops, theme.second, other.solver)
-    proven = picard.proven_residual()
-    if proven is not None:
-        label = f"proven: qᵏ, q = {picard.contraction:.2f}"
-        axis.plot(proven, color=theme.third, linestyle="--", linewidth=1.4, label=label)
-    axis.set_title("Residual")
-    axis.set_ylabel("‖yₖ − T(yₖ)‖")
-    for axis in axes:
-        axis.set_yscale("log")
-        count_along(axis, "iteration k")
-        axis.legend(
-            frameon=False,
-            labelcolor=theme.ink,
-            fontsize=9,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.2),
-            ncol=3,
-            columnspacing=1.2,
-        )
-
-
-def _draw_training(axes: list[Any], theme: Theme, history: Sequence[EpochMetrics]) -> None:
-    epochs = [metrics.epoch for metrics in history]
-    # A single epoch is a point, which a line does not show.
-    style = {"linewidth": 2.2, "marker": "o" if len(history) == 1 else None}
-    axes[0].plot(epochs, [metrics.loss for metrics in history], color=theme.first, **style)
-    axes[0].set_title("Training loss")
-    axes[0].set_ylabel("cross-entropy")
-    plain_log_axis(axes[0])
-    if len(axes) > 1:
-        iterations = [metrics.mean_iterations or 0.0 for metrics in history]
-        axes[1].plot(epochs, iterations, color=theme.second, **style)
-        axes[1].set_title("Iterations to the equilibrium")
-        axes[1].set_ylabel("mean")
-        axes[1].set_ylim(0, 1.15 * max(iterations))
-    for axis in axes:
-        count_along(axis, "epoch")
+def _pixels(image: Tensor) -> Any:
+    """A `(channels, height, width)` image as matplotlib takes it."""
+    pixels = image.detach().cpu().float().clamp(0, 1)
+    return (pixels[0] if len(pixels) == 1 else pixels.movedim(0, 2)).numpy()
 
 
 def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:

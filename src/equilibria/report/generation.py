@@ -15,19 +15,18 @@ from equilibria.inputs.generation import (
     decoder_of,
     fit_density,
     frechet_distance,
-    in_rows,
     psnr,
-    sheet_png,
     train_feature_network,
 )
 from equilibria.models.autoencoders import Autoencoder
 from equilibria.models.decoder import EquilibriumDecoder
+from equilibria.report.figures import image_grid_png
 from equilibria.tasks import Reconstruction
 from equilibria.training import Experiment, load_weights, save_weights
 
 BATCH = 256
 COLUMNS = 16
-"""Images in a row of a sheet."""
+"""Images in a row of a picture."""
 FEATURE_IMAGES = 10_000
 """Training images that the classifier behind the FID is trained on, at most."""
 
@@ -60,15 +59,6 @@ class Generation:
     """What the FIDs are distances of; None where the data set has no classes to learn it from."""
 
 
-@dataclass(frozen=True)
-class Sheets:
-    """The same as pictures."""
-
-    samples: bytes
-    reconstructions: bytes
-    """Originals above what was made of their latents, a row a way to find those."""
-
-
 @torch.no_grad()
 def generate(
     experiment: Experiment,
@@ -81,8 +71,11 @@ def generate(
     images: int = 500,
     seed: int = 0,
     judge: bool = True,
-) -> tuple[Generation, Sheets]:
+) -> tuple[Generation, bytes, bytes]:
     """Fit a density to the latents of training images, sample from it, reconstruct test images.
+
+    What that gives in numbers; the samples as a picture; and test images above what was made of
+    their latents, a row for each way to find those.
 
     folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
     judge: measure the FID; without it no classifier is needed.
@@ -95,7 +88,11 @@ def generate(
         )
     known = _some(experiment, latents, test=False)[0].to(device)
     originals = _some(experiment, images, test=True)[0].to(device)
-    fitted = fit_density(density, _latents(experiment, known), seed=seed)
+    # In the way that the model was trained with.
+    latents_of_known = (
+        _encoded(model, known) if isinstance(model, Autoencoder) else _searched(experiment, known)
+    )
+    fitted = fit_density(density, latents_of_known, seed=seed)
     count = max(samples, len(originals))
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
     network = _feature_network(experiment, folder, device) if judge else None
@@ -103,10 +100,6 @@ def generate(
     if _has_equilibrium(model):
         ways["JIIO"] = _searched(experiment, originals)
     rows = [originals, *(decode(model, found) for found in ways.values())]
-    sheets = Sheets(
-        samples=sheet_png(in_rows(drawn[:samples], COLUMNS)),
-        reconstructions=sheet_png([row[:COLUMNS] for row in rows]),
-    )
     result = Generation(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
@@ -121,15 +114,11 @@ def generate(
         if network is None
         else f"features of a classifier trained on {experiment.data.name}, not Inception's",
     )
-    return result, sheets
-
-
-def _latents(experiment: Experiment, images: Tensor) -> Tensor:
-    """The latents in the way that the model was trained with."""
-    model = experiment.model
-    if isinstance(model, Autoencoder):
-        return _encoded(model, images)
-    return _searched(experiment, images)
+    return (
+        result,
+        image_grid_png(torch.split(drawn[:samples], COLUMNS)),
+        image_grid_png([row[:COLUMNS] for row in rows]),
+    )
 
 
 def _encoded(model: Autoencoder, images: Tensor) -> Tensor:

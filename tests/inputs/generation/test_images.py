@@ -1,12 +1,9 @@
-"""PSNR, feature networks, sheets, and the latents of images."""
+"""PSNR, feature networks, and the latents of images."""
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
-from PIL import Image
 
 from equilibria.data import load_digits
 from equilibria.inputs.generation import (
@@ -15,7 +12,6 @@ from equilibria.inputs.generation import (
     find_latents,
     frechet_distance,
     psnr,
-    sheet_png,
     squared_error,
     train_feature_network,
 )
@@ -52,20 +48,6 @@ def test_features_tell_digits_from_noise() -> None:
 def test_a_feature_network_needs_classes() -> None:
     with pytest.raises(ValueError, match="at least two labelled classes"):
         train_feature_network(torch.rand(4, 1, 8, 8), torch.zeros(4).long(), num_classes=1)
-
-
-def test_a_sheet_shows_every_image_in_its_place() -> None:
-    first = torch.zeros(3, 1, 4, 4)
-    first[1] = 0.5
-    picture = Image.open(io.BytesIO(sheet_png([first, torch.ones(2, 1, 4, 4)], scale=1)))
-    assert picture.size == (3 * 6 - 2, 2 * 6 - 2)
-    assert picture.getpixel((0, 0)) == 0
-    assert picture.getpixel((6, 0)) == 128
-    assert picture.getpixel((0, 6)) == 255
-    colored = Image.open(io.BytesIO(sheet_png([torch.rand(1, 3, 4, 4)])))
-    assert (colored.mode, colored.size) == ("RGB", (8, 8))
-    with pytest.raises(ValueError, match="gray or colored"):
-        sheet_png([torch.zeros(1, 2, 4, 4)])
 
 
 def test_latents_are_found_and_the_ridge_holds_them_back() -> None:

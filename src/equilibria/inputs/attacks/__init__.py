@@ -2,7 +2,6 @@
 
 from equilibria.inputs.attacks.attack import adversarial_images, attack
 from equilibria.inputs.attacks.budget import Budget, Norm
-from equilibria.inputs.attacks.figure import attack_png
 from equilibria.inputs.attacks.losses import AttackLoss
 from equilibria.inputs.attacks.measure import AttackFigures, measure, wilson_interval
 from equilibria.inputs.attacks.result import AttackResult, joined
@@ -18,7 +17,6 @@ __all__ = [
     "Norm",
     "adversarial_images",
     "attack",
-    "attack_png",
     "joined",
     "measure",
     "wilson_interval",

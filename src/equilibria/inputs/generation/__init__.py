@@ -17,7 +17,6 @@ from equilibria.inputs.generation.latents import (
     squared_error_to,
 )
 from equilibria.inputs.generation.quality import psnr
-from equilibria.inputs.generation.sheets import in_rows, sheet_png
 
 __all__ = [
     "Density",
@@ -31,9 +30,7 @@ __all__ = [
     "fit_density",
     "frechet_distance",
     "gaussian_distance",
-    "in_rows",
     "psnr",
-    "sheet_png",
     "squared_error",
     "squared_error_to",
     "train_feature_network",
