@@ -25,6 +25,7 @@ from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.solving import Active, Solving
 from equilibria.gradients import Backward, BackwardLog, GradientRule
+from equilibria.registry import accepts_old_names
 from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
@@ -66,6 +67,7 @@ class EquilibriumLayer(nn.Module):
         derivatives use the step as it is.
     """
 
+    @accepts_old_names
     def __init__(
         self,
         energy: Energy | Cell | None = None,
