@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ def work(place: Place, folder: Path) -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     with joined_group(place, torch.device("cpu")) as group:
+        world = weakref.ref(distributed.group.WORLD)
         found["norms"] = norms_of_parts(group)
         found["gradients"] = summed_gradients(group)
         found["total"] = group.total(torch.tensor([group.rank, 5]))
@@ -194,6 +196,7 @@ def work(place: Place, folder: Path) -> None:
                 result = train_model(name, options, group, epochs=2)
             of_shares = [w for w in told if w.category is SharedBatchWarning]
             found[f"coupled {family}"] = {**result, "warnings": len(of_shares)}
+    found["left"] = world() is None
     torch.save(found, folder / f"{place.rank}.pt")
 
 
@@ -271,6 +274,12 @@ def test_sums_over_processes(together: list[dict[str, Any]]) -> None:
         assert gradients["2"] is None
         assert gradients["3"].item() == 3
         assert gradients["3"].dtype == torch.float64
+
+
+def test_nothing_is_left_of_the_group(together: list[dict[str, Any]]) -> None:
+    """Threads of a group that was kept ran into the interpreter's end, which aborted now and then
+    with "terminate called without an active exception"."""
+    assert [process["left"] for process in together] == [True, True]
 
 
 def test_place_in_the_environment() -> None:

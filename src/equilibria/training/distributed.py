@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -164,6 +165,10 @@ class ProcessGroup(Processes):
 @contextmanager
 def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
     """Meet the other processes; all of them leave together, unless one fails."""
+    # Its functions take the default group when they are imported, which making an optimizer may do.
+    # Imported in a group, they would keep it and its threads past `destroy_process_group`, and a
+    # thread that lives on into the interpreter's end aborts the process.
+    importlib.import_module("torch.distributed.nn.functional")
     nccl = device.type == "cuda" and distributed.is_nccl_available()
     if device.type == "cuda":
         torch.cuda.set_device(device)
