@@ -80,12 +80,16 @@ def test_no_text_names_a_machine() -> None:
     assert found == []
 
 
-def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert blocks
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_the_examples_of_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert blocks or page.name != "README.md"
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
-    assert "all 5 samples converged" in capsys.readouterr().out
+        exec(compile(block, page.name, "exec"), {})
+    if page.name == "README.md":
+        assert "all 5 samples converged" in capsys.readouterr().out
 
 
 def test_the_compiler_is_not_imported_before_it_is_used(imported_modules: set[str]) -> None:
