@@ -137,21 +137,21 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[Outcome, None, None
     say at which job. Here every process has its own pipe, so its job is known.
     """
     waiting = list(jobs)
-    crew: list[_Worker] = []
+    pool: list[_Worker] = []
     try:
-        while waiting or crew:
-            while waiting and len(crew) < workers:
-                crew.append(_Worker(waiting.pop(0)))
-            for connection in wait([worker.connection for worker in crew]):
-                worker = next(w for w in crew if w.connection is connection)
+        while waiting or pool:
+            while waiting and len(pool) < workers:
+                pool.append(_Worker(waiting.pop(0)))
+            for connection in wait([worker.connection for worker in pool]):
+                worker = next(w for w in pool if w.connection is connection)
                 yield worker.outcome()
                 if waiting and worker.alive:
                     worker.give(waiting.pop(0))
                 else:
-                    crew.remove(worker)
+                    pool.remove(worker)
                     worker.end()
     finally:
-        for worker in crew:
+        for worker in pool:
             worker.end()
 
 

@@ -112,11 +112,11 @@ def carry_out(
         return
     for job in jobs:
 
-        def told(metrics: EpochMetrics, job: Job = job) -> None:
+        def report_epoch(metrics: EpochMetrics, job: Job = job) -> None:
             if on_epoch is not None:
                 on_epoch(job, metrics)
 
-        yield attempt(job, device, told)
+        yield attempt(job, device, report_epoch)
 
 
 def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
