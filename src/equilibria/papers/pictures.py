@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from equilibria.data import Batches
-from equilibria.inputs.generation import decoder_of, find_latents
-from equilibria.inputs.restoration import Corruption, answer, is_generator, picture_of, restore
+from equilibria.inputs.restoration import answer, is_generator, picture_of, restore
 from equilibria.models.autoencoders import Autoencoder
-from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, clock_of
+from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.figures import figure_png, image_grid_png
 from equilibria.report.generation import generate
-from equilibria.tasks import ImageRestoration, Reconstruction
+from equilibria.tasks import ImageRestoration
 from equilibria.training import Experiment
 
 SHOWN = 12
@@ -36,12 +35,19 @@ def generated(experiment: Experiment, device: torch.device) -> bytes:
 def restored(experiment: Experiment, device: torch.device) -> bytes:
     """Originals, what was measured, what was restored; a generator for every damage (7 to 12)."""
     task, model = experiment.task, experiment.model.eval()
-    supervised = isinstance(task, ImageRestoration)
     damages = [task.damage] if isinstance(task, ImageRestoration) else list(DAMAGES.values())
     images = next(iter(Batches(experiment.test, SHOWN)))[0].to(device)
     rows: list[Tensor] = [images]
     for damage in damages:
-        rows += _damaged_and_restored(model, images, damage, supervised=supervised)
+        seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
+        picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
+        if isinstance(task, ImageRestoration) and not is_generator(model):
+            made = answer(model, seen)
+        elif is_generator(model) or isinstance(model, Autoencoder):
+            made = restore(model, seen.measured, seen.measurement, ridge=RIDGE).images
+        else:
+            raise TypeError(f"{type(model).__name__} restores no images")
+        rows += [made] if picture is None else [picture, made]
     return image_grid_png(rows)
 
 
@@ -50,22 +56,13 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    task = experiment.task
-    ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
-    decoder = decoder_of(experiment.model).eval()
-    images = next(iter(Batches(experiment.test, TIMED)))[0].to(device)
-    clock = clock_of(device)
+    searches = [(engine, iterations) for engine in ENGINES for iterations in BUDGETS]
+    found = timed_searches(experiment, device, TIMED, searches)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    # The first search of all pays for what torch sets up once.
-    find_latents(decoder, images, ridge=ridge, engine=ENGINES[0], iterations=BUDGETS[0])
     for engine in ENGINES:
-        times, losses = [], []
-        for iterations in BUDGETS:
-            begin = clock()
-            found = find_latents(decoder, images, ridge=ridge, engine=engine, iterations=iterations)
-            times.append(1000 * (clock() - begin) / len(images))
-            losses.append(float(found.loss.mean()))
+        seconds, losses = zip(*(found[engine, iterations] for iterations in BUDGETS), strict=True)
+        times = [1000 * value for value in seconds]
         left.plot(times, losses, marker="o", markersize=3, label=engine)
         right.plot(BUDGETS, losses, marker="o", markersize=3)
     left.set(xlabel="ms of processor time an image", ylabel="true loss", xscale="log", yscale="log")
@@ -80,20 +77,6 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_formatter(NullFormatter())
     return figure_png(figure, 120)
-
-
-def _damaged_and_restored(
-    model: torch.nn.Module, images: Tensor, damage: Corruption, *, supervised: bool
-) -> list[Tensor]:
-    seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
-    picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
-    if supervised and not is_generator(model):
-        made = answer(model, seen)
-    elif is_generator(model) or isinstance(model, Autoencoder):
-        made = restore(model, seen.measured, seen.measurement, ridge=RIDGE).images
-    else:
-        raise TypeError(f"{type(model).__name__} restores no images")
-    return [picture, made] if picture is not None else [made]
 
 
 def _stacked(pictures: list[bytes]) -> bytes:
