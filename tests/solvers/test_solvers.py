@@ -14,7 +14,6 @@ from torch import Tensor
 import equilibria as eq
 from equilibria.context import Context, map_state, state_tensors
 from equilibria.solvers import FixedPointProblem, Memory
-from equilibria.solvers.base import Nothing
 from tests.problems import PROBLEMS, WITH_OBJECTIVE, CoupledMean, layer, relu_active_set
 
 # SAM selects among fixed points, which needs a map with many: it has tests of its own.
@@ -334,11 +333,11 @@ def test_an_unknown_option_is_an_error() -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeavyBall(eq.Solver[Nothing]):
+class HeavyBall(eq.Solver[Memory]):
     """A third party's solver, in one class."""
 
-    def begin(self, start: Tensor) -> Nothing:
-        return Nothing()
+    def begin(self, start: Tensor) -> Memory:
+        return Memory()
 
     def propose(self, memory: Memory, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         return image + 0.1 * change

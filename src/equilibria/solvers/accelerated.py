@@ -17,10 +17,6 @@ class Momentum(Memory):
     time: Tensor
     """Nesterov's t_k of each row; 1 after a restart."""
 
-    def keep(self, rows: Tensor) -> None:
-        self.previous = self.previous[rows]
-        self.time = self.time[rows]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerated(Solver[Momentum]):

@@ -24,12 +24,6 @@ class History(Memory):
     valid: Tensor
     written: int = 0
 
-    def keep(self, rows: Tensor) -> None:
-        self.images = self.images[rows]
-        self.residuals = self.residuals[rows]
-        self.gram = self.gram[rows]
-        self.valid = self.valid[rows]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Anderson(Solver[History]):

@@ -27,15 +27,6 @@ class Differences(Memory):
     """The smallest residual of each row since its last restart."""
     written: int = -1
 
-    def keep(self, rows: Tensor) -> None:
-        self.points = self.points[rows]
-        self.residuals = self.residuals[rows]
-        self.products = self.products[rows]
-        self.valid = self.valid[rows]
-        self.last_point = self.last_point[rows]
-        self.last_residual = self.last_residual[rows]
-        self.smallest = self.smallest[rows]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AndersonTypeOne(Solver[Differences]):

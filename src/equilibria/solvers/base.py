@@ -21,19 +21,14 @@ from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status, Trace
 
 
-class Memory(ABC):
-    """What a solver remembers of earlier iterations, one row a problem."""
+class Memory:
+    """What a solver remembers of earlier iterations: tensors with one row a problem, or nothing."""
 
-    @abstractmethod
     def keep(self, rows: Tensor) -> None:
         """Forget the rows that are not in `rows`."""
-
-
-class Nothing(Memory):
-    """The memory of a solver that needs none."""
-
-    def keep(self, rows: Tensor) -> None:
-        return
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value[rows])
 
 
 M = TypeVar("M", bound=Memory)

@@ -26,12 +26,6 @@ class InverseJacobian(Memory):
     """The smallest residual of each row since its last restart."""
     written: int = 0
 
-    def keep(self, rows: Tensor) -> None:
-        self.left = self.left[rows]
-        self.right = self.right[rows]
-        self.step = None if self.step is None else self.step[rows]
-        self.smallest = self.smallest[rows]
-
     def pairs(self) -> tuple[Tensor, Tensor]:
         return self.left[:, : self.written], self.right[:, : self.written]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from equilibria.context import State, map_state
-from equilibria.solvers.base import Nothing, Solver
+from equilibria.solvers.base import Memory, Solver
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picard(Solver[Nothing]):
+class Picard(Solver[Memory]):
     """y ← (1 − damping)·y + damping·T(y), the iteration of the papers.
 
     For an energy model with ‖∇²E‖ ≤ 1 it is proximal gradient descent on the hidden objective with
@@ -27,10 +27,10 @@ class Picard(Solver[Nothing]):
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must be in (0, 1], not {self.damping}")
 
-    def begin(self, start: Tensor) -> Nothing:
-        return Nothing()
+    def begin(self, start: Tensor) -> Memory:
+        return Memory()
 
-    def propose(self, memory: Nothing, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
+    def propose(self, memory: Memory, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         return image if self.damping == 1 else point + self.damping * change
 
     def unrolled_step(self, point: State, image: State, iteration: int) -> State:
