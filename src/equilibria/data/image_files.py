@@ -113,15 +113,20 @@ class ImageFiles:
         return len(self.paths)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.read(indices)
+        return images.float().div_(BRIGHTEST), labels
+
+    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples as `fetch` gives them, but in bytes."""
         chosen = [Path(self.paths[index]) for index in indices.tolist()]
         if not chosen:
-            height, width = self.framing.size or (0, 0)
-            return torch.zeros(0, 1 if self.is_gray else 3, height, width), self.labels[indices]
+            shape = (1 if self.is_gray else 3, *(self.framing.size or (0, 0)))
+            return torch.zeros(0, *shape, dtype=torch.uint8), self.labels[indices]
 
         def read(path: Path) -> Tensor:
             return read_image(path, self.framing, is_gray=self.is_gray)
 
-        return _read_all(read, chosen, self.threads).float().div_(BRIGHTEST), self.labels[indices]
+        return _read_all(read, chosen, self.threads), self.labels[indices]
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,13 @@ class SegmentedFiles:
         return len(self.paths)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.read(indices)
+        return images.float().div_(BRIGHTEST), labels
+
+    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples as `fetch` gives them, but in bytes."""
         unlabelled = torch.zeros(len(self))
-        images, _ = ImageFiles(self.paths, unlabelled, self.framing, threads=self.threads).fetch(
+        images, _ = ImageFiles(self.paths, unlabelled, self.framing, threads=self.threads).read(
             indices
         )
         maps = [self.maps[index] for index in indices.tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -193,13 +193,22 @@ def evenly_spread(source: Source, count: int) -> Tensor:
 def read_into_memory(source: Source, *, batch: int = 256) -> Split:
     """All samples of a source that reads files, as bytes: read once instead of in every epoch."""
     parts = torch.split(torch.arange(len(source)), batch)
-    images, labels = zip(*(_as_bytes(*source.fetch(part)) for part in parts), strict=True)
-    return Split(torch.cat(images), torch.cat(labels))
+    images, labels = zip(*(_read(source, part) for part in parts), strict=True)
+    return Split(torch.cat(images), _in_bytes(torch.cat(labels)))
 
 
-def _as_bytes(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    small = labels.numel() == 0 or (int(labels.min()) >= 0 and int(labels.max()) <= BRIGHTEST)
-    return (images * BRIGHTEST).round().to(torch.uint8), labels.byte() if small else labels
+def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The samples in bytes where the source has them so, otherwise as `fetch` gives them."""
+    if isinstance(source, Selection):
+        return _read(source.source, source.indices[indices])
+    read: Callable[[Tensor], tuple[Tensor, Tensor]] = getattr(source, "read", source.fetch)
+    return read(indices)
+
+
+def _in_bytes(labels: Tensor) -> Tensor:
+    """Labels, of which maps have many, in bytes if they fit."""
+    fit = labels.numel() == 0 or (int(labels.min()) >= 0 and int(labels.max()) <= BRIGHTEST)
+    return labels.byte() if fit else labels
 
 
 def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySource, AnySource]:

@@ -268,5 +268,5 @@ def _by_class(folder: Path, source: Source) -> Tensor:
         found = f"{int(counts.min())} to {int(counts.max())} drawings"
         raise incomplete(folder, f"characters with {found}, not all with the same number")
     order = split.labels.argsort(stable=True)
-    drawings = (BRIGHTEST - split.images[order].float()).to(torch.uint8)
+    drawings = int(BRIGHTEST) - split.images[order]
     return drawings.reshape(len(counts), -1, *drawings.shape[1:])
