@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.joint_models import MODELS
 from benchmarks.joint_problems import JointProblem, Method, Setting, peak_memory
 from benchmarks.timing import interleaved_medians
-from equilibria.inputs.joint import InputResult
+from equilibria.inputs import InputResult
 from equilibria.solvers import Broyden
 
 BUDGETS = (4, 6, 8, 9, 10, 11, 12, 13, 14, 17, 20, 24, 28, 34, 40, 56, 80)

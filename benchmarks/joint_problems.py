@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import equilibria as eq
 from benchmarks.joint_models import LATENT, Images, load_images, trained
 from benchmarks.peak import peak_mebibytes
-from equilibria.inputs.joint import Box, InputResult, L2Ball, optimize_input
+from equilibria.inputs import Box, InputResult, L2Ball, optimize_input
 from equilibria.models import EquilibriumClassifier
 from equilibria.solvers import Solver
 

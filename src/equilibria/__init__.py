@@ -48,27 +48,26 @@ from equilibria.gradients import (
     list_gradients,
     register_gradient,
 )
-from equilibria.inputs.attacks import AttackResult, attack
-from equilibria.inputs.joint import (
+from equilibria.inputs import (
+    AttackResult,
     Box,
     Constraint,
+    Deblurring,
+    Denoising,
     Engine,
+    Inpainting,
     InputResult,
     L2Ball,
     LinfBall,
+    Restoration,
+    SuperResolution,
+    attack,
     get_engine,
     list_engines,
     optimal_input,
     optimal_value,
     optimize_input,
     register_engine,
-)
-from equilibria.inputs.restoration import (
-    Deblurring,
-    Denoising,
-    Inpainting,
-    Restoration,
-    SuperResolution,
     restore,
 )
 from equilibria.models import (

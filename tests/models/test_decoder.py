@@ -10,7 +10,7 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import state_tensors
-from equilibria.inputs.joint import optimal_value, optimize_input
+from equilibria.inputs import optimal_value, optimize_input
 from equilibria.models.decoder import EquilibriumDecoder, mdeq_decoder, opteq_decoder
 
 FACTORIES: dict[str, Any] = {"mdeq": mdeq_decoder, "opteq": opteq_decoder}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.inputs.joint import optimal_value, optimize_input
+from equilibria.inputs import optimal_value, optimize_input
 from equilibria.models.conv4 import conv4
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.film import FiLMCell, PackedFiLM, modulate

@@ -11,11 +11,13 @@ from torch import Tensor
 from equilibria.operators import (
     Adjoint,
     AveragePool,
+    Blur,
     Compose,
     Conv2d,
     Dense,
     Identity,
     LinearOperator,
+    Mask,
     SeparableConv2d,
     Shape,
 )
@@ -71,6 +73,8 @@ CASES = [
         (2, 5, 5),
     ),
     Case("pool", lambda: AveragePool(3), (2, 6, 9), (2, 6, 8)),
+    Case("mask", lambda: Mask(torch.eye(4, 5)[None, None]), (2, 4, 5), (2, 4, 4)),
+    Case("blur", lambda: Blur(0.9), (2, 6, 5), (2, 3, 6)),
     Case("identity", Identity, (4,), None),
     Case("adjoint", lambda: Conv2d(2, 3, 3, stride=2).T, (3, 3, 2), (2, 3, 2)),
     Case("adjoint-separable", lambda: SeparableConv2d(2, 3, 3).T, (3, 4, 4), (2, 4, 4)),

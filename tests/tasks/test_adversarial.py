@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.data import Batches, load_digits
-from equilibria.inputs.attacks import attack
+from equilibria.inputs import attack
 from equilibria.tasks.adversarial import AdversarialClassification
 from equilibria.training import TrainingSettings, train
 

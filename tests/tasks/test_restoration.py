@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs.restoration import Denoising, Inpainting, Measured, answer, misfit
+from equilibria.inputs import Denoising, Inpainting, Measured, answer, misfit
 from equilibria.tasks.restoration import ImageRestoration
-from tests.inputs.restoration.small_generator import SIDE, SmallDecoder, decoder, latents
+from tests.inputs.small_generator import SIDE, SmallDecoder, decoder, latents
 
 SOFT: dict[str, Any] = {"iterations": 60, "ridge": 0.1}
 

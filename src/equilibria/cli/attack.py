@@ -16,12 +16,12 @@ from rich.table import Table
 from torch import Tensor
 
 from equilibria.cli.console import fail
-from equilibria.inputs.attacks import (
+from equilibria.inputs import (
     AttackFigures,
     AttackResult,
     AttackSettings,
     Method,
-    measure,
+    measure_attack,
 )
 from equilibria.report.figures import attack_png
 from equilibria.training import Experiment, choose_device, trained, write_atomically
@@ -84,7 +84,7 @@ def run_attack(
             progress.update(task, description=settings.method)
             try:
                 found.append(
-                    measure(
+                    measure_attack(
                         model,
                         images.to(device),
                         labels.to(device),

@@ -21,7 +21,7 @@ from equilibria.cli.restore_files import (
     restored_files,
 )
 from equilibria.cli.restore_test_images import restored_test_images
-from equilibria.inputs.restoration import Corruption
+from equilibria.inputs import Corruption
 from equilibria.training import Experiment, choose_device, trained
 
 

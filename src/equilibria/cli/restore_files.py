@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from equilibria.cli.predict import BATCH
 from equilibria.data import Framing, read_image
-from equilibria.inputs.restoration import (
+from equilibria.inputs import (
     Corrupted,
     Corruption,
     Inpainting,
-    Mask,
     SuperResolution,
     answer,
     entries,
@@ -25,11 +24,12 @@ from equilibria.inputs.restoration import (
     is_generator,
     misfit,
     picture_of,
-    picture_psnr,
     restore,
 )
+from equilibria.operators import Mask
 from equilibria.report.figures import image_grid_png
 from equilibria.solvers import Status
+from equilibria.tasks.image_quality import picture_psnr
 from equilibria.tasks.reconstruction import Reconstruction
 from equilibria.tasks.restoration import ImageRestoration
 from equilibria.training import Experiment, write_atomically

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from equilibria.cli.restore_files import RestorationRequest, RestoredBatch, restored_batch
 from equilibria.data import evenly_spread
-from equilibria.inputs.restoration import Corruption, picture_psnr
+from equilibria.inputs import Corruption
 from equilibria.report.figures import image_grid_png
+from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training import Experiment, write_atomically
 
 BATCH = 64

@@ -1,1 +1,88 @@
 """Searches over inputs: joint inference and input optimization, attacks, latents, restoration."""
+
+from equilibria.inputs.attack_result import AttackFigures, AttackResult, joined, wilson_interval
+from equilibria.inputs.attack_settings import AttackSettings, Method, Norm
+from equilibria.inputs.attacks import adversarial_images, attack, measure_attack
+from equilibria.inputs.constraints import Box, Constraint, Intersection, L2Ball, LinfBall
+from equilibria.inputs.corruptions import (
+    Corrupted,
+    Corruption,
+    Deblurring,
+    Denoising,
+    Inpainting,
+    Measured,
+    Measurement,
+    SuperResolution,
+    answer,
+    get_corruption,
+    list_corruptions,
+    picture_of,
+    register_corruption,
+)
+from equilibria.inputs.engines import Engine, get_engine, list_engines, register_engine
+from equilibria.inputs.latents import (
+    ExplicitGenerator,
+    LatentSearch,
+    decode,
+    entries,
+    find_latents,
+    generator_of,
+    is_generator,
+    misfit,
+    squared_error,
+)
+from equilibria.inputs.optimize import optimize_input
+from equilibria.inputs.outer import Outer, optimal_input, optimal_value
+from equilibria.inputs.restore import Restoration, restore
+from equilibria.inputs.result import InputResult
+
+__all__ = [
+    "AttackFigures",
+    "AttackResult",
+    "AttackSettings",
+    "Box",
+    "Constraint",
+    "Corrupted",
+    "Corruption",
+    "Deblurring",
+    "Denoising",
+    "Engine",
+    "ExplicitGenerator",
+    "Inpainting",
+    "InputResult",
+    "Intersection",
+    "L2Ball",
+    "LatentSearch",
+    "LinfBall",
+    "Measured",
+    "Measurement",
+    "Method",
+    "Norm",
+    "Outer",
+    "Restoration",
+    "SuperResolution",
+    "adversarial_images",
+    "answer",
+    "attack",
+    "decode",
+    "entries",
+    "find_latents",
+    "generator_of",
+    "get_corruption",
+    "get_engine",
+    "is_generator",
+    "joined",
+    "list_corruptions",
+    "list_engines",
+    "measure_attack",
+    "misfit",
+    "optimal_input",
+    "optimal_value",
+    "optimize_input",
+    "picture_of",
+    "register_corruption",
+    "register_engine",
+    "restore",
+    "squared_error",
+    "wilson_interval",
+]

@@ -112,7 +112,7 @@ class EquilibriumRestorer(nn.Module):
     p is the picture of the measurement ŷ. The objective is strongly convex: there is one restored
     image, and `objective` tells its value. Called with a measurement alone it takes every pixel as
     seen; a measurement operator may say which are (`known`), or how much coarser they are
-    (`factor`, which must be the model's).
+    (`scale`, which must be the model's factor).
     """
 
     takes_measurement = True
@@ -146,7 +146,7 @@ class EquilibriumRestorer(nn.Module):
         return self.layer.solve(self.stem(measured, measurement))
 
     def _check(self, measurement: object | None) -> None:
-        factor = getattr(measurement, "factor", 1)
+        factor = getattr(measurement, "scale", 1)
         if measurement is not None and factor != self.factor:
             raise ValueError(
                 f"the model restores images of {self.factor} times the resolution, but the "

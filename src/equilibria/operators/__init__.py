@@ -5,19 +5,22 @@ from equilibria.operators.compose import Adjoint, Compose, Identity
 from equilibria.operators.conv import Conv2d
 from equilibria.operators.convert import as_operator
 from equilibria.operators.dense import Dense
-from equilibria.operators.pool import AveragePool
+from equilibria.operators.measurements import AveragePool, Blur, Mask, transpose
 from equilibria.operators.separable import SeparableConv2d
 
 __all__ = [
     "Adjoint",
     "AveragePool",
+    "Blur",
     "Compose",
     "Conv2d",
     "Dense",
     "Identity",
     "LinearOperator",
+    "Mask",
     "SeparableConv2d",
     "Shape",
     "Weights",
     "as_operator",
+    "transpose",
 ]

@@ -15,14 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from equilibria.data import Batches
-from equilibria.inputs.attacks import AttackSettings, Method, measure
-from equilibria.inputs.generation import decoder_of, find_latents
-from equilibria.inputs.restoration import (
+from equilibria.inputs import (
+    AttackSettings,
     Corruption,
     Denoising,
     Inpainting,
+    Method,
+    find_latents,
+    generator_of,
     is_generator,
-    picture_psnr,
+    measure_attack,
     restore,
 )
 from equilibria.models import EquilibriumClassifier
@@ -30,6 +32,7 @@ from equilibria.models.autoencoders import Autoencoder
 from equilibria.report.generation import generate
 from equilibria.tasks import AdversarialClassification, FewShot, ImageRestoration, Reconstruction
 from equilibria.tasks.episodes import EpisodeBatch
+from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training import Experiment
 from equilibria.training.solves import TrainingSolves
 
@@ -252,7 +255,7 @@ def robustness(experiment: Experiment, device: torch.device) -> Result:
     found: Result = {}
     for name in ("pgd", "jiio"):
         settings = _attack(experiment, name)
-        figures, _ = measure(experiment.model, images, labels, settings, ATTACK_BATCH)
+        figures, _ = measure_attack(experiment.model, images, labels, settings, ATTACK_BATCH)
         found[f"{name}_accuracy"] = figures.robust_accuracy
     return found
 
@@ -269,10 +272,10 @@ def attack_times(experiment: Experiment, device: torch.device) -> Result:
     }
     found: Result = {}
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
-    measure(experiment.model, images, labels, ways["pgd"], len(images))
+    measure_attack(experiment.model, images, labels, ways["pgd"], len(images))
     for name, settings in ways.items():
         begin = clock()
-        figures, _ = measure(experiment.model, images, labels, settings, len(images))
+        figures, _ = measure_attack(experiment.model, images, labels, settings, len(images))
         found[f"{name}_seconds"] = (clock() - begin) / len(images)
         found[f"{name}_loss"] = figures.loss
         found[f"{name}_evaluations"] = float(figures.evaluations)
@@ -308,7 +311,7 @@ def timed_searches(
     """By engine and iterations: seconds an image of a search for latents, and the loss reached."""
     task = experiment.task
     ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
-    decoder = decoder_of(experiment.model).eval()
+    decoder = generator_of(experiment.model, explicit=False).eval()
     shown = next(iter(Batches(experiment.test, images)))[0].to(device)
     clock = clock_of(device)
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.inputs.attacks import AttackResult
+from equilibria.inputs import AttackResult
 from equilibria.report.convergence import Convergence
 from equilibria.training import EpochMetrics
 

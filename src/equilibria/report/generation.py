@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from equilibria.data import evenly_spread
-from equilibria.inputs.generation import (
+from equilibria.inputs import ExplicitGenerator, decode, generator_of
+from equilibria.models.autoencoders import Autoencoder
+from equilibria.models.decoder import EquilibriumDecoder
+from equilibria.models.generators.densities import fit_density
+from equilibria.report.figures import image_grid_png
+from equilibria.tasks import Reconstruction
+from equilibria.tasks.image_quality import (
     FeatureNetwork,
-    decode,
-    decoder_of,
-    fit_density,
     frechet_distance,
     psnr,
     train_feature_network,
 )
-from equilibria.models.autoencoders import Autoencoder
-from equilibria.models.decoder import EquilibriumDecoder
-from equilibria.report.figures import image_grid_png
-from equilibria.tasks import Reconstruction
 from equilibria.training import Experiment, load_weights, save_weights
 
 BATCH = 256
@@ -97,7 +96,7 @@ def generate(
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
     network = _feature_network(experiment, folder, device) if judge else None
     ways = {"encoder": _encoded(model, originals)} if isinstance(model, Autoencoder) else {}
-    if _has_equilibrium(model):
+    if not isinstance(generator_of(model), ExplicitGenerator):
         ways["JIIO"] = _searched(experiment, originals)
     rows = [originals, *(decode(model, found) for found in ways.values())]
     result = Generation(
@@ -134,14 +133,6 @@ def _searched(experiment: Experiment, images: Tensor) -> Tensor:
         start = model.encode(some) if isinstance(model, Autoencoder) else None
         found.append(search.find(model, some, start=start, training=False).x)
     return torch.cat(found)
-
-
-def _has_equilibrium(model: EquilibriumDecoder | Autoencoder) -> bool:
-    try:
-        decoder_of(model)
-    except TypeError:
-        return False
-    return True
 
 
 def _some(experiment: Experiment, count: int, *, test: bool) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs.attacks import (
+from equilibria.inputs import (
     AttackResult,
     AttackSettings,
     Method,
@@ -32,7 +32,7 @@ class AdversarialClassification:
     """minimize Σᵢ max_{‖δᵢ‖ ≤ eps} ℓ(h(xᵢ + δᵢ), yᵢ) (JIIO Eq. 25).
 
     A step looks for the worst images near those of the batch, the model in evaluation mode and with
-    its exact gradient (`inputs.attacks`), and trains on what it finds by cross-entropy. The
+    its exact gradient (`attack`), and trains on what it finds by cross-entropy. The
     gradient there is that of Eq. 19, by the layer's own rule: an envelope needs no more.
 
     eps, norm: the budget, in the units of the images as the model takes them.

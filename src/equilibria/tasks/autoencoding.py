@@ -9,10 +9,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs.generation import psnr, squared_error
+from equilibria.inputs import squared_error
 from equilibria.models.autoencoders import Autoencoder
 from equilibria.tasks.base import TrainingStep
 from equilibria.tasks.image_evaluation import ImageEvaluation
+from equilibria.tasks.image_quality import psnr
 from equilibria.tasks.solve_statistics import SolveStatistics
 
 Kind = Literal["auto", "ae", "rae", "vae"]

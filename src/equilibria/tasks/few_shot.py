@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs.joint import InputResult, get_engine, optimal_input, optimize_input
+from equilibria.inputs import InputResult, get_engine, optimal_input, optimize_input
 from equilibria.models.few_shot import FewShotClassifier
 from equilibria.tasks.base import TrainingStep
 from equilibria.tasks.episodes import EpisodeBatch

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context
-from equilibria.inputs.generation import decoder_of, find_latents, psnr, squared_error
-from equilibria.inputs.joint import InputResult, list_engines, optimal_value
-from equilibria.models.decoder import EquilibriumDecoder
+from equilibria.inputs import (
+    InputResult,
+    find_latents,
+    generator_of,
+    list_engines,
+    optimal_value,
+    squared_error,
+)
 from equilibria.solvers import Solution
 from equilibria.tasks.base import TrainingStep
 from equilibria.tasks.image_evaluation import ImageEvaluation
+from equilibria.tasks.image_quality import psnr
 from equilibria.tasks.solve_statistics import SolveStatistics
 
 
@@ -61,7 +67,7 @@ class Reconstruction:
     ) -> InputResult:
         """The latents of images, with the iterations of training or of evaluation."""
         return find_latents(
-            decoder_of(model),
+            generator_of(model, explicit=False),
             images,
             start=start,
             ridge=self.ridge,
@@ -74,17 +80,17 @@ class Reconstruction:
         )
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
-        decoder = decoder_of(model)
+        decoder = generator_of(model, explicit=False)
         found = self.find(decoder, inputs, training=True)
         loss = optimal_value(found).mean()
-        _tell(decoder, found)
+        _report(found)
         return TrainingStep(loss=loss, samples=loss.new_tensor(len(inputs), requires_grad=False))
 
     def evaluate(
         self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
     ) -> ImageEvaluation:
         """Reconstruct images by JIIO alone, also with the decoder of an autoencoder."""
-        decoder = decoder_of(model)
+        decoder = generator_of(model, explicit=False)
         was_training = decoder.training
         device = next(decoder.parameters()).device
         solves = SolveStatistics()
@@ -107,10 +113,10 @@ class Reconstruction:
         return ImageEvaluation.of(errors, ratios, solves, {"latent_norm": latent_norm})
 
 
-def _tell(decoder: EquilibriumDecoder, found: InputResult) -> None:
-    """Leave with the layer what its own forward pass would leave: listeners and statistics."""
-    layer = decoder.layer
-    layer.report_equilibrium(decoder.stem(found.x), found.state)
+def _report(found: InputResult) -> None:
+    """Leave with the layer what its own forward pass would leave: equilibria and statistics."""
+    layer = found.problem.layer
+    layer.report_equilibrium(found.problem.stem(found.x), found.state)
     layer.last_solution = Solution(
         state=found.residual.new_empty(0),
         status=found.status,

@@ -11,22 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs.joint import optimal_input
-from equilibria.inputs.joint.outer import Outer
-from equilibria.inputs.restoration import (
+from equilibria.inputs import (
     Corrupted,
     Corruption,
     LatentSearch,
+    Outer,
     answer,
     get_corruption,
     is_generator,
-    latent_dim,
+    optimal_input,
     picture_of,
-    picture_psnr,
     restore,
 )
-from equilibria.inputs.restoration.quality import MOST_DECIBEL
 from equilibria.tasks.base import TrainingStep
+from equilibria.tasks.image_quality import MOST_DECIBEL, picture_psnr
 from equilibria.tasks.solve_statistics import SolveStatistics
 
 TRAINING_CHECK = 1e-3
@@ -112,12 +110,10 @@ class ImageRestoration:
 
     def _through(self, model: nn.Module, seen: Corrupted) -> Tensor:
         """h(z*) at the latents of the inner problem, in the graph of the parameters (Eq. 24)."""
-        start = seen.measured.new_zeros(len(seen.measured), latent_dim(model))
         found = self.search(self.iterations).run(
             model,
             seen.measured,
             seen.measurement,
-            start,
             polish=self.outer == "implicit",
             check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
         )

@@ -1,0 +1,128 @@
+"""What an attack is asked to do, and the geometry it does it in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equilibria.inputs.constraints import Box, Constraint, L2Ball, LinfBall
+
+Norm = Literal["l2", "linf"]
+AttackLoss = Literal["cross_entropy", "margin"]
+Method = Literal["pgd", "jiio", "fgsm"]
+DEFAULT_STEPS: dict[Method, int] = {"pgd": 20, "jiio": 40, "fgsm": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings:
+    """The options of `attack`, checked.
+
+    An image may be changed by ‖δ‖ ≤ eps in a norm, and stays an image: its values within `clip`.
+    """
+
+    eps: float
+    norm: Norm = "l2"
+    method: Method = "pgd"
+    steps: int | None = None
+    restarts: int = 1
+    step_size: float | None = None
+    random_start: bool = False
+    warm_start: bool = False
+    clip: tuple[float, float] | None = (0.0, 1.0)
+    loss: AttackLoss = "cross_entropy"
+    tolerance: float | None = None
+    joint_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, known in (("norm", Norm), ("loss", AttackLoss), ("method", Method)):
+            if getattr(self, name) not in get_args(known):
+                choices = ", ".join(get_args(known))
+                raise ValueError(f"{name} must be one of {choices}, not {getattr(self, name)!r}")
+        if not (self.eps >= 0 and math.isfinite(self.eps)):
+            raise ValueError(f"eps must be a number that is not negative, not {self.eps}")
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise ValueError(
+                f"clip must be the lowest and the highest value, not {self.clip}; None for no range"
+            )
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be at least 1, not {self.steps}")
+        if self.method == "fgsm" and self.steps not in (None, 1):
+            raise ValueError(f"fgsm is one step, not {self.steps}: use method='pgd' for more")
+        if self.method == "fgsm" and self.step_size is not None:
+            raise ValueError("the step of fgsm is as long as eps: leave out step_size")
+        if self.restarts < 1:
+            raise ValueError(f"restarts must be at least 1, not {self.restarts}")
+        for name in ("step_size", "tolerance"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be a positive number, not {value}")
+        if self.warm_start and self.method != "pgd":
+            raise ValueError(f"warm_start is for method='pgd', not {self.method!r}")
+        if self.joint_options and self.method != "jiio":
+            raise ValueError(f"joint_options are for method='jiio', not {self.method!r}")
+
+    def as_options(self) -> dict[str, Any]:
+        """The keywords that `attack` takes."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def chosen_steps(self) -> int:
+        return DEFAULT_STEPS[self.method] if self.steps is None else self.steps
+
+    def constraint(self, images: Tensor) -> Constraint:
+        ball = L2Ball if self.norm == "l2" else LinfBall
+        around = ball(images, self.eps)
+        return around if self.clip is None else around & Box(*self.clip)
+
+    def distance(self, images: Tensor, others: Tensor) -> Tensor:
+        """‖δ‖ of each image, in double precision."""
+        difference = (others.double() - images.double()).flatten(1)
+        order = 2 if self.norm == "l2" else math.inf
+        length: Tensor = torch.linalg.vector_norm(difference, ord=order, dim=1)
+        return length
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        """The direction of length 1 in which the loss grows most: g/‖g‖₂, or sign(g)."""
+        if self.norm == "linf":
+            return gradient.sign()
+        flat = gradient.flatten(1)
+        # Divided by the largest entry first: the square of a tiny gradient is zero.
+        largest = flat.abs().amax(dim=1, keepdim=True)
+        flat = flat / torch.where(largest > 0, largest, 1.0)
+        length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        return (flat / torch.where(length > 0, length, 1.0)).reshape(gradient.shape)
+
+    def random_point(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Uniform in the ball around each image, then brought into the range."""
+        device = images.device if generator is None else generator.device
+        count, size = len(images), images[0].numel()
+        if self.norm == "linf":
+            unit = 2 * torch.rand(count, size, generator=generator, device=device) - 1
+        else:
+            direction = torch.randn(count, size, generator=generator, device=device)
+            direction /= torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+            radius = torch.rand(count, 1, generator=generator, device=device) ** (1 / size)
+            unit = radius * direction
+        moved = images + self.eps * unit.to(images).reshape(images.shape)
+        return self.constraint(images).project(moved)
+
+
+def attack_losses(name: AttackLoss, logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample.
+
+    "cross_entropy" is what training minimizes. "margin" is the best wrong logit less the right one:
+    above zero where the prediction is wrong, and steep where cross-entropy has become flat.
+    """
+    if name == "cross_entropy":
+        # Where a model is certain, 1 − p is lost in single precision, and the gradient with it.
+        precise = logits if logits.device.type == "mps" else logits.double()
+        return F.cross_entropy(precise, labels, reduction="none").to(logits.dtype)
+    right = logits.gather(1, labels[:, None])[:, 0]
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return others.amax(dim=1) - right

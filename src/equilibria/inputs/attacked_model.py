@@ -1,0 +1,119 @@
+"""A model while it is attacked: its exact gradient, and nothing of it changed afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.equilibrium import EquilibriumLayer, Record, solving
+from equilibria.gradients import GradientRule, Implicit
+
+
+class AttackedModel:
+    """A model that is under attack, and the count of what it computes.
+
+    In calls for the whole batch: of the map and of products with its Jacobian; for a model without
+    an equilibrium its forward and backward passes.
+    """
+
+    def __init__(self, model: nn.Module, record: Record) -> None:
+        self.model = model
+        self.record = record
+        self.layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
+        self.forward_passes = self.backward_passes = 0
+        self.search_evaluations = self.search_vjps = 0
+        """What was computed beside the model's own passes, by JIIO."""
+
+    @property
+    def evaluations(self) -> int:
+        solved = self.record.evaluations if self.layers else self.forward_passes
+        return solved + self.search_evaluations
+
+    @property
+    def vjps(self) -> int:
+        pulled = sum(solution.evaluations for solution in self.record.backward)
+        return pulled + self.backward_passes + self.search_vjps
+
+    def logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        self.forward_passes += 1
+        return logits
+
+    def gradient(
+        self, images: Tensor, loss: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, losses and the gradient of each sample's loss in its own image."""
+        with torch.enable_grad():
+            leaf = images.detach().requires_grad_()
+            logits = self.logits(leaf)
+            losses = loss(logits)
+            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        self.backward_passes += 1
+        return logits.detach(), losses.detach(), gradient
+
+    @contextmanager
+    def cold(self) -> Iterator[None]:
+        """Solves inside start where the cell does, whatever was solved before."""
+        with solving(self.model, start={}):
+            yield
+
+
+@contextmanager
+def under_attack(
+    model: nn.Module, *, tolerance: float | None = None, warm_start: bool = False
+) -> Iterator[AttackedModel]:
+    """The model in evaluation mode, with exact gradients in its input alone.
+
+    Gradient rules that are cheap approximations (one step, phantom) become implicit ones: an attack
+    that follows a wrong gradient is weak, and takes a model for robust that is not. The backward
+    solve is as accurate as the forward one. Blocks around the attack (those of a training, with a
+    Jacobian penalty or warm starts) do not record it. Modes and parameters are as before in
+    the end. Layers of a model in training do not warn where they run out of iterations.
+
+    tolerance: of the solves; None leaves them their own.
+    warm_start: start a solve, and its backward one, where the one before ended.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
+    try:
+        with ExitStack() as stack:
+            record = stack.enter_context(
+                solving(
+                    model,
+                    tolerance=tolerance,
+                    start="last" if warm_start else {},
+                    record=True,
+                    private=True,
+                )
+            )
+            for layer in layers:
+                rule = _exact(layer.gradient, layer.solver.tolerance, warm_start)
+                stack.enter_context(solving(layer, gradient=rule))
+            for module, training in modes:
+                module.training = training and isinstance(module, EquilibriumLayer)
+            for parameter, _ in wanted:
+                parameter.requires_grad_(False)
+            device = next((p.device.type for p, _ in wanted), "cpu")
+            # Half precision cannot say when a solve has converged, nor which loss is larger.
+            stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(torch.inference_mode(False))
+            yield AttackedModel(model, record)
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, needs in wanted:
+            parameter.requires_grad_(needs)
+
+
+def _exact(rule: GradientRule, tolerance: float, warm_start: bool) -> GradientRule:
+    if not rule.exact:
+        rule = Implicit()
+    if not isinstance(rule, Implicit):
+        return rule
+    warm = rule.warm_start or warm_start
+    return replace(rule, tolerance=max(rule.tolerance, tolerance), warm_start=warm)

@@ -1,0 +1,246 @@
+"""Corruptions: how clean images become measurements, at random; and what a restorer gets of them.
+
+A measurement A is applied to images `(samples, channels, height, width)`. Those here are linear
+operators; any differentiable callable will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.operators import AveragePool, Blur, Identity, Mask
+from equilibria.registry import Registry
+
+Measurement = Callable[[Tensor], Tensor]
+"""A: from images to what is seen of them, sample by sample."""
+PAPER_WINDOW = 20 / 64
+"""The side of the hidden window in the paper, 20 pixels of 64."""
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """What is seen of images, and how."""
+
+    measured: Tensor
+    """ŷ = Ay + noise."""
+    measurement: Measurement
+    """A, which may differ from sample to sample."""
+    noise: float
+    """The standard deviation of what was added."""
+
+
+class Corruption(Protocol):
+    """A way to damage images."""
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the noise it adds."""
+        ...
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        """Measure images, with masks and noise drawn from `generator` (torch's own if None)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """Gaussian noise of standard deviation `noise` on every pixel."""
+
+    noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise)
+        if not self.noise:
+            raise ValueError("denoising needs noise: give it a positive standard deviation")
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        return _measured(Identity(), images, self.noise, generator)
+
+
+@dataclass(frozen=True)
+class Inpainting:
+    """A square window of every image is hidden, somewhere else in each.
+
+    window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
+    """
+
+    window: float = PAPER_WINDOW
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise)
+        if not self.window > 0:
+            raise ValueError(f"window must be positive, not {self.window}")
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        mask = Mask(self.draw(images, generator))
+        seen = _measured(mask, images, self.noise, generator)
+        return Corrupted(mask(seen.measured), mask, self.noise)
+
+    def draw(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Masks `(samples, 1, height, width)`: 0 in the window, 1 outside."""
+        samples, _, height, width = images.shape
+        side = self.pixels(min(height, width))
+        rows = _starts(samples, height - side + 1, images.device, generator)
+        columns = _starts(samples, width - side + 1, images.device, generator)
+        in_rows = _inside(torch.arange(height, device=images.device), rows, side)
+        in_columns = _inside(torch.arange(width, device=images.device), columns, side)
+        hidden = in_rows[:, None, :, None] & in_columns[:, None, None, :]
+        return (~hidden).to(images.dtype)
+
+    def pixels(self, size: int) -> int:
+        """The side of the window in an image of `size` pixels."""
+        side = round(self.window if self.window >= 1 else self.window * size)
+        if not 1 <= side < size:
+            raise ValueError(
+                f"a window of {self.window:g} hides {side} of {size} pixels a side: choose one "
+                "that hides some and leaves some"
+            )
+        return side
+
+
+@dataclass(frozen=True)
+class Deblurring:
+    """A Gaussian blur of standard deviation `width` pixels, and noise."""
+
+    width: float = 1.5
+    noise: float = 0.02
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise)
+        Blur(self.width)
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        return _measured(Blur(self.width), images, self.noise, generator)
+
+
+@dataclass(frozen=True)
+class SuperResolution:
+    """The mean over blocks of `factor`×`factor` pixels, and noise."""
+
+    factor: int = 2
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise)
+        if self.factor < 2:
+            raise ValueError(f"the factor of a downsampling must be at least 2, not {self.factor}")
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        if any(size % self.factor for size in images.shape[2:]):
+            raise ValueError(
+                f"images of {images.shape[2]}×{images.shape[3]} do not divide into blocks of "
+                f"{self.factor}×{self.factor}: choose another factor, or another size"
+            )
+        return _measured(AveragePool(self.factor), images, self.noise, generator)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Any differentiable measurement, with noise."""
+
+    measurement: Measurement
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_noise(self.noise)
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        return _measured(self.measurement, images, self.noise, generator)
+
+
+_corruptions: Registry[Corruption] = Registry(
+    "corruption",
+    Corruption,
+    {
+        "inpaint": Inpainting,
+        "denoise": Denoising,
+        "deblur": Deblurring,
+        "superres": SuperResolution,
+    },
+)
+
+
+def register_corruption(
+    name: str, factory: Callable[..., Corruption], *, replace: bool = False
+) -> None:
+    """Make a corruption available by name; `factory` takes its options as keywords."""
+    _corruptions.register(name, factory, replace=replace)
+
+
+def list_corruptions() -> list[str]:
+    return _corruptions.names()
+
+
+def get_corruption(name: str, **options: object) -> Corruption:
+    """The corruption called `name`: "inpaint", "denoise", "deblur", "superres" or your own."""
+    return _corruptions.create(name, **options)
+
+
+def picture_of(measurement: Measurement, measured: Tensor, size: tuple[int, ...]) -> Tensor | None:
+    """The measurement as an image of this height and width; None where it is no picture."""
+    picture = getattr(measurement, "picture", None)
+    if callable(picture):
+        shown: Tensor = picture(measured)
+        return shown
+    is_picture = measured.dim() == 4 and tuple(measured.shape[2:]) == tuple(size)
+    return measured if is_picture else None
+
+
+def answer(model: nn.Module, seen: Corrupted) -> Tensor:
+    """What a model that was trained to restore makes of measurements (G of Eq. 23)."""
+    if getattr(model, "takes_measurement", False):
+        restored: Tensor = model(seen.measured, seen.measurement)
+        return restored
+    picture = picture_of(seen.measurement, seen.measured, seen.measured.shape[2:])
+    if picture is None:
+        raise ValueError(
+            f"{type(model).__name__} restores pictures, but the measurement makes none: give it "
+            "a measurement with a `picture` method, or use a generator"
+        )
+    restored = model(picture)
+    return restored
+
+
+def _measured(
+    measurement: Measurement, images: Tensor, noise: float, generator: torch.Generator | None
+) -> Corrupted:
+    seen = measurement(images)
+    if noise:
+        drawn = _drawn(torch.randn, tuple(seen.shape), images.device, generator)
+        seen = seen + noise * drawn.to(seen.dtype)
+    return Corrupted(seen, measurement, noise)
+
+
+def _starts(
+    samples: int, places: int, device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    """Where the window of each sample begins."""
+    share = _drawn(torch.rand, (samples,), device, generator)
+    return (share * places).long().clamp_max(places - 1)
+
+
+def _drawn(
+    draw: Callable[..., Tensor],
+    shape: tuple[int, ...],
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Random numbers, drawn where the generator is: its numbers are then those of any device."""
+    where = device if generator is None else generator.device
+    return draw(shape, generator=generator, device=where).to(device)
+
+
+def _inside(places: Tensor, starts: Tensor, length: int) -> Tensor:
+    offset = places[None] - starts[:, None]
+    return (offset >= 0) & (offset < length)
+
+
+def _check_noise(noise: float) -> None:
+    if not 0 <= noise < float("inf"):
+        raise ValueError(f"noise is a standard deviation, 0 or more, not {noise}")

@@ -1,0 +1,227 @@
+"""Models as generators of images, and the latents that explain images best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, State
+from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.inputs.corruptions import Measurement
+from equilibria.inputs.engines import Engine
+from equilibria.inputs.optimize import optimize_input
+from equilibria.inputs.result import InputResult
+from equilibria.operators import Mask
+from equilibria.solvers import Picard, Solution
+
+ADAM = Engine(rule="adam", sweeps=3)
+"""Adam on the latents of an explicit generator: after three sweeps z and μ are exact."""
+
+
+class ExplicitGenerator(nn.Module):
+    """A generator without an equilibrium, in the form that input optimization takes.
+
+    The decoder is the stem; T(z; x) = stem(x) does not depend on z, so that one evaluation is the
+    equilibrium, and μ is the gradient of the loss.
+    """
+
+    def __init__(self, model: nn.Module, latent_dim: int) -> None:
+        super().__init__()
+        self.model = model
+        self.latent_dim = latent_dim
+        self.layer = EquilibriumLayer(cell=_ConstantCell(), solver=Picard(), gradient="one_step")
+        self.head = nn.Identity()
+
+    def stem(self, latents: Tensor) -> Tensor:
+        decode = getattr(self.model, "decode", self.model)
+        images: Tensor = decode(latents)
+        return images
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return self.stem(latents)
+
+    @property
+    def last_solution(self) -> Solution | None:
+        """None: nothing had to be solved."""
+        return None
+
+
+class _ConstantCell(Cell):
+    """T(z; x) = x."""
+
+    def inject(self, x: Tensor) -> Context:
+        return Context(sample={"image": x})
+
+    def initial_state(self, x: Tensor, context: Context) -> State:
+        return x.detach().new_zeros(x.shape)
+
+    def step(self, state: State, context: Context) -> State:
+        image: Tensor = context["image"]
+        return image
+
+
+def is_generator(model: nn.Module) -> bool:
+    """Whether a model itself maps latents, by an equilibrium, to images."""
+    parts = (callable(getattr(model, name, None)) for name in ("stem", "head"))
+    layered = isinstance(getattr(model, "layer", None), EquilibriumLayer)
+    return layered and all(parts) and isinstance(getattr(model, "latent_dim", None), int)
+
+
+def generator_of(model: nn.Module, *, explicit: bool = True) -> nn.Module:
+    """The generator in a model: itself, its `decoder`, or its `decode` method.
+
+    A model without an equilibrium must say its `latent_dim`; explicit=False refuses it.
+    """
+    if is_generator(model):
+        return model
+    decoder = getattr(model, "decoder", None)
+    if isinstance(decoder, nn.Module) and is_generator(decoder):
+        return decoder
+    if not explicit:
+        raise TypeError(
+            f"{type(model).__name__} is no EquilibriumDecoder: JIIO finds the latents of "
+            "equilibrium decoders (mdeq-decoder, opteq-decoder) and of autoencoders that have one "
+            "(mdeq-vae)"
+        )
+    if isinstance(size := getattr(model, "latent_dim", None), int):
+        return ExplicitGenerator(model, size)
+    raise TypeError(
+        f"{type(model).__name__} is no generator of images: it needs a `latent_dim`, and maps "
+        "latents of that size to images by itself, by its `decoder` or by its `decode`"
+    )
+
+
+def zero_latents(generator: nn.Module, images: Tensor) -> Tensor:
+    """A latent of each image to start a search from, where the generator lives."""
+    size = generator.latent_dim
+    assert isinstance(size, int)
+    parameter = next(generator.parameters(), images)
+    return torch.zeros(len(images), size, dtype=parameter.dtype, device=parameter.device)
+
+
+@torch.no_grad()
+def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
+    """The images of latent vectors, in batches."""
+    generator = generator_of(model)
+    return torch.cat([generator(some) for some in torch.split(latents, batch)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSearch:
+    """How the latents of images are searched for: x = argmin ‖ŷ − A h(z*)‖² + ridge ‖x‖² (Eq. 22).
+
+    engine: of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit networks.
+    ridge: ridge·‖x‖² is added to the misfit. Where latents are N(0, I), as a VAE's, the variance of
+        the noise makes the result the most probable latent.
+    noise: the standard deviation of the noise in the measurements. The search then ends once the
+        misfit is what such noise explains (the discrepancy principle): to go on would fit noise.
+    """
+
+    engine: str | Engine = "auto"
+    iterations: int = 100
+    ridge: float = 0.0
+    noise: float = 0.0
+    sweeps: int = 3
+    step_size: float | None = None
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("ridge", "noise"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def run(
+        self,
+        generator: nn.Module,
+        measured: Tensor,
+        measurement: Measurement | None = None,
+        start: Tensor | None = None,
+        **options: Any,
+    ) -> InputResult:
+        """Search from the latents `start` (by default zero); `options` go to `optimize_input`.
+
+        measurement: A; None where the images themselves are given.
+        """
+        explicit = isinstance(generator, ExplicitGenerator)
+        return optimize_input(
+            generator,
+            self._loss(measured, measurement),
+            zero_latents(generator, measured) if start is None else start,
+            penalty=self._penalty if self.ridge else None,
+            engine=(ADAM if explicit else "secant") if self.engine == "auto" else self.engine,
+            iterations=self.iterations,
+            sweeps=self.sweeps,
+            step_size=self.step_size,
+            tolerance=self.tolerance,
+            **options,
+        )
+
+    def engine_for(self, generator: nn.Module) -> str:
+        """The name of the engine that runs on this generator."""
+        if self.engine != "auto":
+            return self.engine if isinstance(self.engine, str) else "own"
+        return "adam" if isinstance(generator, ExplicitGenerator) else "secant"
+
+    def _loss(
+        self, measured: Tensor, measurement: Measurement | None
+    ) -> Callable[[Tensor], Tensor]:
+        """‖ŷ − A·‖² of each image, less what noise explains."""
+        if not self.noise:
+            return lambda images: misfit(images, measured, measurement)
+        explained = self.noise**2 * entries(measured, measurement)
+        return lambda images: (misfit(images, measured, measurement) - explained).clamp_min(0)
+
+    def _penalty(self, latents: Tensor) -> Tensor:
+        return self.ridge * latents.square().sum(dim=1)
+
+
+def find_latents(
+    decoder: nn.Module,
+    images: Tensor,
+    *,
+    start: Tensor | None = None,
+    check_tolerance: float | None = None,
+    **search: Any,
+) -> InputResult:
+    """x_i = argmin ‖y_i − D(x)‖² + ridge ‖x‖² for each image (the inner problem of Eq. 20).
+
+    start: where the search begins; None: at zero, as in the paper.
+    search: the options of `LatentSearch`, by default 40 iterations of "secant".
+    """
+    settings = LatentSearch(**{"engine": "secant", "iterations": 40, **search})
+    return settings.run(decoder, images, start=start, check_tolerance=check_tolerance)
+
+
+def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
+    """‖y − ŷ‖² of each image, the sum over its pixels."""
+    if outputs.shape != images.shape:
+        raise ValueError(
+            f"the model draws images of shape {tuple(outputs.shape)}, but these have "
+            f"{tuple(images.shape)}: set in_channels and image_size to those of the images"
+        )
+    return (outputs - images).square().flatten(1).sum(dim=1)
+
+
+def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = None) -> Tensor:
+    """‖ŷ − A·images‖² of each image."""
+    if measurement is None:
+        return squared_error(images, measured)
+    seen = measurement(images)
+    if seen.shape != measured.shape:
+        raise ValueError(
+            f"the measurement makes {tuple(seen.shape)} of images {tuple(images.shape)}, but the "
+            f"measured values have shape {tuple(measured.shape)}"
+        )
+    return squared_error(seen, measured)
+
+
+def entries(measured: Tensor, measurement: Measurement | None = None) -> Tensor:
+    """How many numbers were measured of each image."""
+    if isinstance(measurement, Mask):
+        seen: Tensor = measurement(torch.ones_like(measured))
+        return seen.flatten(1).sum(dim=1)
+    return measured.new_full((len(measured),), measured[0].numel())

@@ -1,0 +1,214 @@
+"""Joint inference and input optimization (JIIO).
+
+Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import run_eagerly
+from equilibria.inputs.constraints import Constraint, Region
+from equilibria.inputs.engines import Engine, get_engine
+from equilibria.inputs.groups import Groups
+from equilibria.inputs.problem import InputProblem, Loss, Penalty
+from equilibria.inputs.result import InputResult
+from equilibria.inputs.search import Search, SearchResult
+from equilibria.inputs.steps import Steps
+from equilibria.solvers import Status
+from equilibria.solvers.convergence import final_status
+
+NORMALIZED_SWEEPS, MEASURED_SWEEPS = 1, 3
+"""How often z and μ are swept for each step of x, with normalized steps and with others."""
+
+
+@run_eagerly
+@torch.no_grad()
+def optimize_input(
+    model: nn.Module,
+    loss: Loss,
+    x0: Tensor,
+    *,
+    constraint: Constraint | None = None,
+    penalty: Penalty | None = None,
+    engine: str | Engine = "secant",
+    engine_options: Mapping[str, Any] | None = None,
+    groups: Tensor | None = None,
+    sweeps: int | None = None,
+    iterations: int = 40,
+    step_size: float | None = None,
+    normalize: bool = False,
+    tolerance: float = 1e-4,
+    polish: bool = True,
+    verify: bool = True,
+    check_tolerance: float | None = None,
+) -> InputResult:
+    """Minimize loss(model(x)) over x, together with the inference z = T(z; x) and its adjoint μ.
+
+    The iteration is Eq. 11 of the paper: z ← T(z; x), μ ← Jᵀμ + ∂ℓ/∂z, x ← Π(x − α g) with
+    g = ∂/∂x (ℓ + μᵀT), all from one evaluation of T with one pull-back. A maximization, such as an
+    attack, minimizes the negative loss:
+
+        found = optimize_input(
+            model, lambda logits: -F.cross_entropy(logits, labels, reduction="none"), images,
+            constraint=L2Ball(images, 1.0) & Box(0, 1), normalize=True,
+        )
+
+    model: a module with a `stem`, a `layer` (an `EquilibriumLayer`) and a `head`; samples must be
+        independent of each other (no BatchNorm in training mode).
+    loss: from the outputs to one number a sample, shape (B,).
+    penalty: from x to one number a row of x0, added to the loss (a ridge on latents, say).
+    engine: "secant" (the default), "anderson" (type I with safeguards), "anderson2", "broyden",
+        "damped", "official", and the baselines "gradient", "gradient-warm", "adam", "adam-warm",
+        which solve for z and μ at every step; `engine_options` go to it.
+    groups: the row of x0 that each sample uses; the samples of a group share their x.
+    sweeps: updates of (z, μ) for each step of x; by default 1 with `normalize` and 3 without.
+    step_size: α. With `normalize` the length of the first step, by default 8 times the ball's
+        radius, which falls to a twentieth; otherwise a factor of the gradient. By default
+        (without a step size) "secant" takes quasi-Newton steps where nothing constrains x, and all
+        other cases take one over the curvature seen so far, which makes the result independent of
+        the loss's unit. Adam's learning rate.
+    normalize: divide the gradient by its 2-norm. Right for attacks, where the optimum is on the
+        ball; wrong for an optimum inside, which it can only circle.
+    tolerance: of the relative residuals of z, μ and x at which a problem has converged.
+    polish: solve for μ at the result, which Eq. 19 needs; otherwise μ is that of the search.
+    verify: solve tightly at the start and at the end, report true losses, and never return what is
+        worse than the start. False leaves that out, where only x matters and time does: the result
+        is then the last x, and its losses are those at the z of the search.
+    check_tolerance: of the solves for the true losses; by default 1e-6, or 1e-10 in float64.
+
+    Among what the search saw, the result is the point of lowest true loss, unless a problem has
+    converged: then it is that point. x0 and the model are left as they are.
+    """
+    _check(x0, sweeps, iterations, step_size, tolerance, check_tolerance)
+    chosen = get_engine(engine, **dict(engine_options or {}))
+    with torch.inference_mode(False), _frozen(model):
+        x0 = x0.detach().clone()
+        region = Region.everything(x0) if constraint is None else constraint.region(x0)
+        problem = InputProblem(model, loss, x0, region, Groups.of(x0, groups), penalty)
+        start = region.project(x0.flatten(1))
+        tight = check_tolerance or (1e-10 if problem.dtype == torch.float64 else 1e-6)
+        steps = Steps(
+            region,
+            step_size=step_size,
+            normalize=normalize,
+            rule=chosen.rule,
+            decay=chosen.decay,
+            iterations=iterations,
+        )
+        # A step on a ball is short and may lag; one that measures curvature must be exact.
+        swept = sweeps or (NORMALIZED_SWEEPS if normalize else MEASURED_SWEEPS)
+        search = Search(problem, chosen, steps, sweeps=swept, tolerance=tolerance)
+        if verify:
+            z, initial, _ = problem.check(start, None, tolerance=tight)
+            found = search.run(start, z, iterations)
+            x, z = _best(problem, found, start, z, initial, tight)
+        else:
+            found = search.run(start, None, iterations)
+            initial, x, z = found.first_loss, found.last.x, found.last.z
+        evaluations = problem.effort.evaluations
+        here, mu = problem.at(x, found.scale).linearize(z), found.last.mu
+        if polish:
+            # Where the search has left something that is no number, μ starts at zero.
+            usable = torch.isfinite(mu).all(dim=1, keepdim=True)
+            mu = here.solve_adjoint(torch.where(usable, mu, 0.0), tolerance=tight).value
+        evaluation = here.evaluation(mu)
+        input_residual = steps.residual(x, evaluation.gradient, found.scale)
+        residuals = (
+            evaluation.state_residual,
+            evaluation.adjoint_residual,
+            input_residual.nan_to_num(nan=torch.inf),
+        )
+        # z and μ are fresher than those the search stopped at: its verdict gets some leeway.
+        limit = torch.where(found.converged, 10 * tolerance, tolerance)
+        settled = torch.stack(residuals).amax(dim=0) <= limit
+        sound = (found.status != int(Status.DIVERGED)) & torch.isfinite(evaluation.loss)
+        scale = problem.groups.to_samples(found.scale)[:, None]
+        return InputResult(
+            x=x.reshape(problem.input_shape),
+            state=problem.packing.unpack(z),
+            adjoint=problem.packing.unpack(mu / scale),
+            loss=evaluation.loss,
+            initial_loss=initial,
+            status=final_status(settled, sound),
+            state_residual=residuals[0],
+            adjoint_residual=residuals[1],
+            input_residual=residuals[2],
+            iterations=found.iterations,
+            evaluations=evaluations,
+            vjps=problem.effort.vjps,
+            check_evaluations=problem.effort.check_evaluations,
+            engine=engine if isinstance(engine, str) else "own",
+            tolerance=tolerance,
+            problem=problem,
+        )
+
+
+def _best(
+    problem: InputProblem,
+    found: SearchResult,
+    start: Tensor,
+    z0: Tensor,
+    initial: Tensor,
+    tight: float,
+) -> tuple[Tensor, Tensor]:
+    """The x of lowest true loss among start, best iterate and last one, and its equilibrium."""
+    x, z, loss = start, z0, initial.nan_to_num(nan=torch.inf)
+    done = found.converged
+    best = torch.where(done[:, None], found.last.x, found.best_x)
+    candidates = [best]
+    if not bool((found.last.x == best).all()):
+        candidates.append(torch.where(done[:, None], best, found.last.x))
+    for candidate in candidates:
+        solved, true, residual = problem.check(candidate, found.last.z, tolerance=tight)
+        sound = problem.groups.largest(residual) <= max(tight, 1e-3)
+        better = sound & torch.isfinite(true) & ((true < loss) | done)
+        x = torch.where(better[:, None], candidate, x)
+        z = torch.where(problem.groups.to_samples(better)[:, None], solved, z)
+        loss = torch.where(better, true, loss)
+    return x, z
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """The parameters as constants: no graph is kept for them, and controlled norms are remembered.
+
+    They are as they were afterwards.
+    """
+    # A tensor that something else has computed cannot be switched off, and stays as it is.
+    switched = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+    try:
+        for parameter in switched:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in switched:
+            parameter.requires_grad_(True)
+
+
+def _check(
+    x0: object,
+    sweeps: int | None,
+    iterations: int,
+    step_size: float | None,
+    tolerance: float,
+    check_tolerance: float | None,
+) -> None:
+    for name, count in (("sweeps", sweeps), ("iterations", iterations)):
+        if count is not None and count < 1:
+            raise ValueError(f"{name} must be at least 1, not {count}")
+    lengths = {"step_size": step_size, "tolerance": tolerance, "check_tolerance": check_tolerance}
+    for name, value in lengths.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
+    if not isinstance(x0, Tensor) or not x0.is_floating_point():
+        raise TypeError("x0 must be a tensor of floating-point numbers")
+    if x0.dim() < 2 or len(x0) == 0:
+        raise ValueError(
+            f"x0 must have one row a problem and at least one row, not shape {tuple(x0.shape)}"
+        )

@@ -1,0 +1,349 @@
+"""Input optimization as one problem: z = T(z; x), its adjoint, and the gradient in x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from equilibria.context import Context, Packing, State, map_state, state_tensors
+from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium.layer import Inputs, as_inputs, in_fastest_format
+from equilibria.inputs.constraints import Region
+from equilibria.inputs.groups import Groups
+from equilibria.solvers import FixedPointProblem, LinearSolution, Solution, gmres
+
+Loss = Callable[[Tensor], Tensor]
+"""From the model's outputs to one number a sample."""
+Penalty = Callable[[Tensor], Tensor]
+"""From the inputs to one number an input."""
+
+
+@dataclass
+class Effort:
+    """What was computed so far, in calls for the whole batch."""
+
+    evaluations: int = 0
+    vjps: int = 0
+    check_evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of T with one pull-back: all three rows of Eq. 11, without step sizes."""
+
+    image: Tensor
+    """T(z; x), one row a sample."""
+    adjoint: Tensor
+    """Jᵀμ + ∂ℓ/∂z, one row a sample."""
+    gradient: Tensor
+    """∂/∂x of ℓ + μᵀT, one row a problem."""
+    loss: Tensor
+    """ℓ of each problem at this z, converged or not."""
+    state_residual: Tensor
+    """‖T(z; x) − z‖/‖T(z; x)‖ of each problem."""
+    adjoint_residual: Tensor
+    """The same of μ."""
+    finite: Tensor
+    """Whether all of this is finite, for each problem."""
+
+
+class InputProblem:
+    """minimize Σ ℓ(head(z*), x) over x for each problem, z* = T(z*; x).
+
+    A search keeps z and μ packed, one row a sample, and x flat, one row a problem: the samples of a
+    group share their x. `inject` and `losses` take x and the state in their own shapes. The stem
+    may return several tensors, the inputs of the cell.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        x0: Tensor,
+        region: Region,
+        groups: Groups,
+        penalty: Penalty | None,
+    ) -> None:
+        self.model = model
+        self.stem, self.layer, self.head = _checked_parts(model)
+        self.loss = loss
+        self.penalty = penalty
+        self.region = region
+        self.groups = groups
+        self.input_shape = x0.shape
+        self.effort = Effort()
+        context = _checked_context(model, lambda: self.inject(x0))
+        start = self.layer.cell.initial_state(*self.cell_inputs(x0), context)
+        self.zero_state = map_state(lambda t: t.detach(), start)
+        self.packing = Packing.of(self.zero_state)
+        self.dtype = state_tensors(self.zero_state)[0].dtype
+
+    def cell_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What the stem makes of x for each sample."""
+        injected = as_inputs(self.stem(self.groups.to_samples(x)))
+        return tuple(in_fastest_format(one) for one in injected)
+
+    def inject(self, x: Tensor) -> Context:
+        """The context of the inputs x, in the graph of x and the parameters."""
+        return self.layer.cell.inject(*self.cell_inputs(x))
+
+    def losses(self, state: State, context: Context, x: Tensor) -> Tensor:
+        """ℓ of each problem at a state, converged or not."""
+        outputs = self.head(self.layer.cell.output(state, context))
+        values = _checked_losses(self.loss(outputs), outputs, self.groups.samples, "loss")
+        total = self.groups.sum(values)
+        if self.penalty is not None:
+            extra = self.penalty(x)
+            total = total + _checked_losses(extra, x, self.groups.problems, "penalty")
+        return total
+
+    def at(self, x: Tensor, scale: Tensor) -> FixedInput:
+        """The problem at one x, its loss multiplied by `scale` for each problem."""
+        return FixedInput(self, x, scale)
+
+    @torch.no_grad()
+    def check(
+        self, x: Tensor, start: Tensor | None, *, tolerance: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The equilibrium at x, solved anew, its loss, and its relative residual a sample."""
+        shaped = x.reshape(self.input_shape)
+        context = self.inject(shaped)
+        allowed = max(self.layer.solver.max_iterations, 500)
+        solution = self._solved(context, start, tolerance, allowed)
+        self.effort.check_evaluations += solution.evaluations
+        loss = self.losses(solution.state, context, shaped)
+        return self.packing.pack(solution.state), loss, solution.residual
+
+    @torch.no_grad()
+    def solve(
+        self,
+        context: Context,
+        start: Tensor | None,
+        *,
+        tolerance: float,
+        max_iterations: int | None = None,
+    ) -> Tensor:
+        """The equilibrium of a context, as a part of the search."""
+        allowed = max_iterations or self.layer.solver.max_iterations
+        solution = self._solved(context, start, tolerance, allowed)
+        self.effort.evaluations += solution.evaluations
+        return self.packing.pack(solution.state)
+
+    def _solved(
+        self, context: Context, start: Tensor | None, tolerance: float, max_iterations: int
+    ) -> Solution:
+        """By the layer's own solver."""
+        solver = replace(self.layer.solver, tolerance=tolerance, max_iterations=max_iterations)
+        first = self._zero_start(context) if start is None else self.packing.unpack(start.clone())
+        return solver.solve(
+            FixedPointProblem(
+                step=self.layer.cell.step,
+                context=context,
+                start=first,
+                monotone=self.layer.cell.monotone,
+                contraction=self.layer.cell.contraction_limit,
+            )
+        )
+
+    def _zero_start(self, context: Context) -> State:
+        """Where a layer starts: at T(0) where that costs nothing and is finite, or at zero."""
+        first = self.layer.cell.first_image(context)
+        if first is None:
+            return map_state(torch.clone, self.zero_state)
+        return map_state(lambda t: t.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), first)
+
+    def leaves(self, z: Tensor) -> State:
+        """The state of the rows `z`, to differentiate in."""
+        return map_state(lambda t: t.detach().requires_grad_(), self.packing.unpack(z))
+
+
+class FixedInput:
+    """The problem at one x: `inject` runs once, however often z and μ are swept."""
+
+    def __init__(self, problem: InputProblem, x: Tensor, scale: Tensor) -> None:
+        self.problem = problem
+        self.scale = scale
+        with torch.enable_grad():
+            self.rows = x.detach().requires_grad_()
+            self.x = self.rows.reshape(problem.input_shape)
+            self.context = problem.inject(self.x)
+
+    def unit_scale(self, z: Tensor) -> Tensor:
+        """1/‖∂ℓ/∂z‖ of each problem, which makes μ of the order of 1 whatever the loss's unit."""
+        problem = self.problem
+        with torch.enable_grad():
+            state = problem.leaves(z)
+            total = problem.losses(state, self.context, self.x).sum()
+        slope = torch.autograd.grad(
+            total, state_tensors(state), retain_graph=True, materialize_grads=True
+        )
+        size = problem.groups.norm(problem.packing.pack(slope))
+        usable = (size > 0) & torch.isfinite(size)
+        return torch.where(usable, 1 / torch.where(usable, size, 1.0), 1.0)
+
+    @torch.no_grad()
+    def image(self, z: Tensor) -> Tensor:
+        """T(z; x) alone."""
+        self.problem.effort.evaluations += 1
+        cell, packing = self.problem.layer.cell, self.problem.packing
+        return packing.pack(cell.step(packing.unpack(z), self.context))
+
+    def linearize(self, z: Tensor) -> Linearization:
+        """One evaluation of T and of the loss, ready for pull-backs."""
+        return Linearization(self, z)
+
+
+class Linearization:
+    """T and the loss at one (z, x): any number of pull-backs share the evaluation."""
+
+    def __init__(self, here: FixedInput, z: Tensor) -> None:
+        self.problem = problem = here.problem
+        self.z, self.x = z, here.rows
+        problem.effort.evaluations += 1
+        with torch.enable_grad():
+            state = problem.leaves(z)
+            self.states = state_tensors(state)
+            self.images = state_tensors(problem.layer.cell.step(state, here.context))
+            losses = problem.losses(state, here.context, here.x)
+            total = (losses * here.scale).sum()
+        *slope, self.direct = torch.autograd.grad(
+            total, (*self.states, self.x), retain_graph=True, materialize_grads=True
+        )
+        self.slope = problem.packing.pack(tuple(slope))
+        """∂ℓ/∂z, one row a sample."""
+        self.image = problem.packing.pack(self.images).detach()
+        self.loss = losses.detach()
+
+    def pull(self, mu: Tensor) -> Tensor:
+        """Jᵀμ + ∂ℓ/∂z; the evaluation can be pulled through again."""
+        return self._pulled(mu, self.states, keep=True)[0] + self.slope
+
+    def evaluation(self, mu: Tensor) -> Evaluation:
+        """The last pull-back: the gradient in x as well."""
+        pulled, gradient = self._pulled(mu, (*self.states, self.x), keep=False)
+        assert gradient is not None
+        adjoint, gradient = pulled + self.slope, gradient + self.direct
+        groups = self.problem.groups
+        # A sum of numbers is one only if all are; it may also overflow, which is as bad.
+        states = groups.largest(self.image.abs().sum(dim=1) + adjoint.abs().sum(dim=1))
+        return Evaluation(
+            image=self.image,
+            adjoint=adjoint,
+            gradient=gradient,
+            loss=self.loss,
+            state_residual=groups.relative_residual(self.z, self.image),
+            adjoint_residual=groups.relative_residual(mu, adjoint),
+            finite=torch.isfinite(states + gradient.abs().sum(dim=1) + self.loss),
+        )
+
+    def solve_adjoint(
+        self, start: Tensor | None, *, tolerance: float, max_iterations: int = 200
+    ) -> LinearSolution:
+        """μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z."""
+        return gmres(
+            lambda vector: vector - self._pulled(vector, self.states, keep=True)[0],
+            self.slope,
+            start=start,
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+        )
+
+    def _pulled(
+        self, mu: Tensor, wanted: tuple[Tensor, ...], *, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        self.problem.effort.vjps += 1
+        packing = self.problem.packing
+        found = torch.autograd.grad(
+            self.images,
+            wanted,
+            state_tensors(packing.unpack(mu)),
+            retain_graph=keep,
+            materialize_grads=True,
+        )
+        count = len(self.states)
+        return packing.pack(found[:count]), found[count] if len(found) > count else None
+
+
+def _checked_parts(
+    model: nn.Module,
+) -> tuple[Callable[[Tensor], Inputs], EquilibriumLayer, Callable[[Tensor], Tensor]]:
+    """stem, layer and head of a model whose samples are independent of each other."""
+    stem, layer, head = (getattr(model, name, None) for name in ("stem", "layer", "head"))
+    if not (callable(stem) and callable(head) and isinstance(layer, EquilibriumLayer)):
+        raise TypeError(
+            f"{type(model).__name__} needs a stem, a layer (an EquilibriumLayer) and a head, as "
+            "every EquilibriumClassifier has; use nn.Identity() for a part that does nothing"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"{name} is a BatchNorm that uses the statistics of its batch, which makes the "
+                "input of one sample depend on the others: call model.eval() first, or use group "
+                "norms"
+            )
+    if layer.couples_batch:
+        raise ValueError(
+            f"{type(layer.cell).__name__} or its solver couples the samples of a batch, so their "
+            "inputs cannot be optimized one by one: call model.eval() if that is only so in "
+            "training, or choose terms, norms and a solver without coupling"
+        )
+    if layer.cell.refresh_until:
+        raise ValueError(
+            f"{type(layer.cell).__name__} renews its context during a solve (frozen signs, "
+            "perturbations), so its map is no function of the input alone: use sign='smooth' and "
+            "pe='off', or call model.eval() if it does so only in training"
+        )
+    return stem, layer, head
+
+
+def _checked_context(model: nn.Module, inject: Callable[[], Context]) -> Context:
+    """Refuse a model that draws at random or learns as it goes: every x-step would change it."""
+    # A statistic that has seen nothing takes the first input that comes: that is no change.
+    with torch.no_grad():
+        context = inject()
+    before = [buffer.clone() for buffer in model.buffers()]
+    for _ in range(2):
+        # Others are learned where gradients are wanted, as in the search.
+        with torch.enable_grad():
+            earlier, context = context, inject()
+        repeats = all(map(_same, context.tensors(), earlier.tensors()))
+        if repeats:
+            break
+    changed = [
+        (buffer, kept)
+        for buffer, kept in zip(model.buffers(), before, strict=True)
+        if not _same(buffer, kept)
+    ]
+    with torch.no_grad():
+        for buffer, kept in changed:
+            buffer.copy_(kept)
+    if changed or not repeats:
+        raise ValueError(
+            "the model gives two answers to one input: it draws at random, or learns running "
+            "statistics as it goes; call model.eval() first"
+        )
+    return context
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    with torch.no_grad():
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _checked_losses(values: object, given: Tensor, count: int, name: str) -> Tensor:
+    """One number a sample, or an error that says what came instead; `given` made the values."""
+    if not isinstance(values, Tensor) or values.shape != (count,):
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"{name} must return one number for each of the {count} rows it is given, a tensor of "
+            f"shape ({count},), not {got}; use reduction='none' and sum over what is left"
+        )
+    if torch.is_grad_enabled() and given.requires_grad and not values.requires_grad:
+        raise ValueError(
+            f"{name} does not depend on what it is given in a way that can be differentiated"
+        )
+    return values

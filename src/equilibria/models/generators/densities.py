@@ -1,0 +1,212 @@
+"""Densities fitted to latent vectors after training, to draw new ones from (JIIO, Appendix C.2)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import pairwise
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+DensityName = Literal["gmm", "vae-gmm"]
+VAE_LAYERS = 4
+"""Of each half, as in the paper."""
+
+
+class Density(Protocol):
+    """Something to draw latent vectors from."""
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor: ...
+
+    def log_likelihood(self, latents: Tensor) -> Tensor:
+        """ln p of each vector, where that is known; a bound below it otherwise."""
+        ...
+
+
+class MixtureDensity:
+    """A mixture of Gaussians with full covariances."""
+
+    def __init__(self, latents: Tensor, *, components: int = 20, seed: int = 0) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.mixture import GaussianMixture
+
+        rows = _checked(latents).double().cpu().numpy()
+        self.like = latents.new_empty(0)
+        # In units of the latents' spread, so that the regularization of covariances suits any.
+        self.mean = rows.mean(axis=0)
+        self.spread = float(rows.std()) or 1.0
+        self.mixture = GaussianMixture(
+            n_components=min(components, len(rows)), reg_covar=1e-4, random_state=seed
+        )
+        with warnings.catch_warnings():
+            # A mixture that has not quite converged is as good a density as one that has.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.mixture.fit((rows - self.mean) / self.spread)
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """New vectors; the same ones for the same seed."""
+        self.mixture.random_state = seed
+        drawn, _ = self.mixture.sample(count)
+        order = np.random.default_rng(seed).permutation(count)
+        return self.like.new_tensor(drawn[order] * self.spread + self.mean)
+
+    def log_likelihood(self, latents: Tensor) -> Tensor:
+        rows = (latents.double().cpu().numpy() - self.mean) / self.spread
+        values = self.mixture.score_samples(rows) - rows.shape[1] * np.log(self.spread)
+        return torch.as_tensor(values)
+
+
+class VAEMixtureDensity:
+    """A small VAE on the latents, and a mixture of Gaussians on the codes of that VAE.
+
+    The paper's has 4 layers of 2096 units in each half, codes of 384 numbers and 20 components.
+    """
+
+    def __init__(
+        self,
+        latents: Tensor,
+        *,
+        components: int = 20,
+        hidden: int = 256,
+        codes: int = 64,
+        noise: float = 0.2,
+        steps: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        self.vae: LatentVAE = train_latent_vae(
+            _checked(latents), hidden=hidden, codes=codes, noise=noise, steps=steps, seed=seed
+        )
+        drawn = self.vae.draw_codes(latents, seed=seed)
+        self.mixture = MixtureDensity(drawn, components=components, seed=seed)
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """New vectors; the same ones for the same seed."""
+        return self.vae.draw_vectors(self.mixture.sample(count, seed=seed), seed=seed)
+
+    def log_likelihood(self, latents: Tensor) -> Tensor:
+        """The evidence lower bound, by one draw of the codes."""
+        with torch.no_grad():
+            return self.vae.evidence(latents)
+
+
+def fit_density(name: str, latents: Tensor, **options: Any) -> Density:
+    """A density by name, fitted to latent vectors (one row each)."""
+    if name == "gmm":
+        return MixtureDensity(latents, **options)
+    if name == "vae-gmm":
+        return VAEMixtureDensity(latents, **options)
+    raise ValueError(f"density must be one of {', '.join(get_args(DensityName))}, not {name!r}")
+
+
+def _checked(latents: Tensor) -> Tensor:
+    if latents.dim() != 2 or len(latents) < 2:
+        raise ValueError(
+            f"a density is fitted to at least two latent vectors, one row each, not to a tensor of "
+            f"shape {tuple(latents.shape)}"
+        )
+    if not bool(torch.isfinite(latents).all()):
+        raise ValueError("some latent vectors are NaN or infinite: no density can be fitted")
+    return latents.detach()
+
+
+class LatentVAE(nn.Module):
+    """Codes of vectors, and vectors of codes, on vectors brought to mean 0 and spread 1.
+
+    noise: the deviation of a vector given its code, in units of the spread. It weighs the
+        reconstruction against the KL term, which the paper leaves open. With the noise of largest
+        likelihood most codes say nothing, and what is drawn lies too near the mean.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, vectors: Tensor, *, hidden: int, codes: int, noise: float) -> None:
+        super().__init__()
+        if not noise > 0:
+            raise ValueError(f"noise must be positive, not {noise}")
+        size = vectors.shape[1]
+        self.noise = noise
+        self.register_buffer("mean", vectors.mean(dim=0))
+        self.register_buffer("spread", vectors.std(dim=0).clamp_min(1e-6))
+        self.encoder = _perceptron([size, *[hidden] * (VAE_LAYERS - 1), 2 * codes])
+        self.decoder = _perceptron([codes, *[hidden] * (VAE_LAYERS - 1), size])
+
+    @torch.no_grad()
+    def draw_codes(self, vectors: Tensor, *, seed: int = 0) -> Tensor:
+        """A code of each vector, drawn from its posterior."""
+        mean, log_variance = self._posterior(vectors)
+        return _draw(mean, log_variance, _generator(vectors, seed))
+
+    @torch.no_grad()
+    def draw_vectors(self, codes: Tensor, *, seed: int = 0) -> Tensor:
+        """A vector of each code, its noise included."""
+        mean: Tensor = self.decoder(codes)
+        noise = torch.empty_like(mean).normal_(generator=_generator(codes, seed))
+        return (mean + self.noise * noise) * self.spread + self.mean
+
+    def evidence(self, vectors: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A draw of the evidence lower bound of each vector, in nats."""
+        error, divergence = self._terms(vectors, generator)
+        constant = (math.log(2 * math.pi * self.noise**2) / 2 + self.spread.log()).sum()
+        return -(error / (2 * self.noise**2) + divergence + constant)
+
+    def _terms(self, vectors: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self._posterior(vectors)
+        drawn = self.decoder(_draw(mean, log_variance, generator))
+        error = (drawn - (vectors - self.mean) / self.spread).square().sum(dim=1)
+        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(dim=1) / 2
+        return error, divergence
+
+    def _posterior(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self.encoder((vectors - self.mean) / self.spread).chunk(2, dim=1)
+        return mean, log_variance.clamp(-15, 15)
+
+
+def train_latent_vae(
+    vectors: Tensor,
+    *,
+    hidden: int = 256,
+    codes: int = 64,
+    noise: float = 0.2,
+    steps: int = 1000,
+    batch: int = 256,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> LatentVAE:
+    """A VAE fitted to vectors, one row each. The same seed gives the same one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = LatentVAE(vectors, hidden=hidden, codes=codes, noise=noise).to(vectors.device)
+    order = torch.Generator().manual_seed(seed)
+    chance = _generator(vectors, seed)
+    batch = min(batch, len(vectors))
+    optimizer = torch.optim.Adam(vae.parameters(), lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    with torch.enable_grad():
+        for _ in range(steps):
+            indices = torch.randint(len(vectors), (batch,), generator=order)
+            loss = -vae.evidence(vectors[indices.to(vectors.device)], chance).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return vae.eval().requires_grad_(False)
+
+
+def _generator(like: Tensor, seed: int) -> torch.Generator:
+    return torch.Generator(like.device).manual_seed(seed)
+
+
+def _draw(mean: Tensor, log_variance: Tensor, generator: torch.Generator | None) -> Tensor:
+    noise = torch.empty_like(mean).normal_(generator=generator)
+    return mean + (log_variance / 2).exp() * noise
+
+
+def _perceptron(sizes: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

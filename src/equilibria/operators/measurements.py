@@ -1,0 +1,178 @@
+"""What is measured of an image, as operators: a lower resolution, some of its pixels, a blur.
+
+`Identity` measures everything. `AveragePool` is also the map between the resolutions of a
+multi-scale model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equilibria.operators.base import LinearOperator, Shape, Weights, shape_error
+from equilibria.operators.precision import at_least_float32, full_precision
+
+
+class AveragePool(LinearOperator):
+    """P: the mean over s×s blocks; Pᵀ: nearest-neighbor upsampling divided by s².
+
+    P Pᵀ = I/s², so that ‖P‖ = 1/s exactly. (The papers' upsampling is this Pᵀ: only then are the
+    couplings between two resolutions the gradient of one energy.)
+    """
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        if scale < 1:
+            raise ValueError(f"scale must be a positive integer, got {scale}")
+        self.scale = scale
+
+    def extra_repr(self) -> str:
+        return f"{self.scale}"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        s = self.scale
+        if len(input_shape) != 3 or any(size < 1 or size % s for size in input_shape[1:]):
+            expected = f"(B, C, H, W) with H and W divisible by {s}"
+            raise shape_error(self, "input", expected, input_shape)
+        channels, height, width = input_shape
+        return (channels, height // s, width // s)
+
+    def input_shape(self, output_shape: Shape) -> Shape:
+        if len(output_shape) != 3 or min(output_shape[1:]) < 1:
+            raise shape_error(self, "output", "(B, C, H, W)", output_shape)
+        channels, height, width = output_shape
+        return (channels, height * self.scale, width * self.scale)
+
+    @property
+    def norm_limit(self) -> float:
+        return 1.0 / self.scale
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        self.output_shape(input_shape)
+        return self._constant(1.0 / self.scale)
+
+    def picture(self, measured: Tensor) -> Tensor:
+        """What was measured, as an image of the size of the original."""
+        return F.interpolate(measured, scale_factor=self.scale, mode="nearest")
+
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        return F.avg_pool2d(z, self.scale)
+
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        return self.picture(y / self.scale**2)
+
+
+def transpose(
+    measurement: Callable[[Tensor], Tensor], measured: Tensor, image_shape: tuple[int, ...]
+) -> Tensor:
+    """Aᵀ applied to measurements, by automatic differentiation: for any A that is linear."""
+    differentiable = torch.is_grad_enabled() and measured.requires_grad
+    with torch.enable_grad():
+        images = measured.new_zeros(image_shape).requires_grad_()
+        seen = measurement(images)
+    (pulled,) = torch.autograd.grad(seen, images, measured, create_graph=differentiable)
+    return pulled
+
+
+class _SameShape(LinearOperator):
+    """A map of images to images of the same shape."""
+
+    def input_shape(self, output_shape: Shape) -> Shape:
+        return self.output_shape(output_shape)
+
+
+class Mask(_SameShape):
+    """diag(known): pixels where `known` is 0 are hidden, and seen as 0.
+
+    known: zeros and ones that fit the images, such as `(1, 1, height, width)`, or
+        `(samples, 1, height, width)` for a batch whose samples have a mask each.
+    """
+
+    known: Tensor
+
+    def __init__(self, known: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("known", known)
+
+    def extra_repr(self) -> str:
+        return "×".join(map(str, self.known.shape))
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        shape, mask = tuple(input_shape), tuple(self.known.shape[1:])
+        if len(shape) != len(mask) or any(
+            m not in (1, s) for s, m in zip(shape, mask, strict=True)
+        ):
+            expected = f"({', '.join(['B', *map(str, mask)])}), or larger where that is 1"
+            raise shape_error(self, "input", expected, shape)
+        return shape
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        self.output_shape(input_shape)
+        return at_least_float32(self.known).abs().amax()
+
+    def fill(self, measured: Tensor, images: Tensor) -> Tensor:
+        """What was seen, completed by `images` where nothing was."""
+        known = self.known.to(images)
+        return known * measured + (1 - known) * images
+
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        return z * self.known.to(z)
+
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        return self._map(y, weights)
+
+
+class Blur(_SameShape):
+    """A Gaussian blur of standard deviation `width` pixels; images are reflected at the edge.
+
+    The kernel ends at three standard deviations. It is a product of one in each direction, so that
+    A Z = B_h Z B_wᵀ with a small matrix for the rows and one for the columns, and
+    ‖A‖ = ‖B_h‖·‖B_w‖.
+    """
+
+    def __init__(self, width: float) -> None:
+        super().__init__()
+        if not width > 0:
+            raise ValueError(f"the width of a blur must be positive, not {width}")
+        self.width = width
+        self.reach = max(1, ceil(3 * width))
+        """Pixels from the center of the kernel to its end."""
+
+    def extra_repr(self) -> str:
+        return f"{self.width:g}"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if len(input_shape) != 3 or min(input_shape[1:]) <= self.reach:
+            expected = f"(B, C, H, W) with sides of more than {self.reach} pixels"
+            raise shape_error(self, "input", expected, input_shape)
+        return tuple(input_shape)
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        _, height, width = self.output_shape(input_shape)
+        norms: list[Tensor] = [
+            torch.linalg.matrix_norm(self._matrix(side, self._constant(0.0)), 2)
+            for side in (height, width)
+        ]
+        return norms[0] * norms[1]
+
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        return self._matrix(z.shape[2], z) @ z @ self._matrix(z.shape[3], z).T
+
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        return self._matrix(y.shape[2], y).T @ y @ self._matrix(y.shape[3], y)
+
+    def _matrix(self, size: int, like: Tensor) -> Tensor:
+        """B: the weight of each of `size` pixels of a line in each blurred one."""
+        precise = at_least_float32(like.new_empty(0))
+        with full_precision(precise):
+            steps = torch.arange(-self.reach, self.reach + 1, device=like.device)
+            weights = torch.exp(-0.5 * (steps.to(precise) / self.width).square())
+            seen = (torch.arange(size, device=like.device)[:, None] + steps).abs()
+            reflected = size - 1 - (size - 1 - seen).abs()
+            matrix = precise.new_zeros(size, size)
+            matrix.scatter_add_(1, reflected, (weights / weights.sum()).expand(size, -1))
+        return matrix.to(like)

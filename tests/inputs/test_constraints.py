@@ -1,0 +1,105 @@
+"""Projections: nearest, and feasible to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equilibria.inputs import Box, Constraint, L2Ball, LinfBall
+
+seeds = st.integers(0, 2**31 - 1)
+magnitudes = st.floats(1e-3, 1e3)
+
+
+def random_rows(seed: int, spread: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return spread * torch.randn(5, 3, 2, generator=generator, dtype=dtype)
+
+
+@given(seeds, magnitudes, magnitudes)
+def test_an_l2_ball_holds_exactly(seed: int, spread: float, radius: float) -> None:
+    center, point = random_rows(seed, 1.0), random_rows(seed + 1, spread)
+    found = L2Ball(center, radius).project(point)
+    limit = torch.tensor(radius)
+    assert bool(((found - center).flatten(1).norm(dim=1) <= limit).all())
+    assert bool(((found.double() - center.double()).flatten(1).norm(dim=1) <= limit).all())
+
+
+@given(seeds, magnitudes, magnitudes)
+def test_an_linf_ball_in_a_box_holds_exactly(seed: int, spread: float, radius: float) -> None:
+    center, point = random_rows(seed, 1.0).clamp(-1, 1), random_rows(seed + 1, spread)
+    found = (LinfBall(center, radius) & Box(-1.0, 1.0)).project(point)
+    assert bool(((found - center).abs() <= torch.tensor(radius)).all())
+    assert bool((found.abs() <= 1).all())
+
+
+@given(seeds, magnitudes, st.floats(0.1, 3.0))
+def test_an_l2_ball_in_a_box_holds_exactly(seed: int, spread: float, radius: float) -> None:
+    center, point = random_rows(seed, 0.7), random_rows(seed + 1, spread)
+    low, high = torch.minimum(center, torch.tensor(-0.5)), torch.maximum(center, torch.tensor(0.5))
+    found = (L2Ball(center, radius) & Box(low, high)).project(point)
+    assert bool(((found - center).flatten(1).norm(dim=1) <= torch.tensor(radius)).all())
+    assert bool(((low <= found) & (found <= high)).all())
+
+
+@pytest.mark.parametrize("kind", ["l2", "linf", "box", "l2 and box", "linf and box"])
+def test_the_projection_is_the_nearest_point(kind: str) -> None:
+    """⟨y − Πy, p − Πy⟩ ≤ 0 for every p of the set, also where the center is outside the box."""
+    center, y = (random_rows(seed, 1.5, torch.float64) for seed in (0, 1))
+    sets: dict[str, Constraint] = {
+        "l2": L2Ball(center, 1.2),
+        "linf": LinfBall(center, 0.6),
+        "box": Box(-1.0, 1.0),
+        "l2 and box": L2Ball(center, 4.0) & Box(-1.0, 1.0),
+        "linf and box": LinfBall(center, 3.0) & Box(-1.0, 1.0),
+    }
+    constraint = sets[kind]
+    found = constraint.project(3 * y)
+    for seed in range(20):
+        other = constraint.project(random_rows(10 + seed, 2.0, torch.float64))
+        angle = ((3 * y - found) * (other - found)).flatten(1).sum(dim=1)
+        assert float(angle.max()) <= 1e-7
+
+
+@pytest.mark.parametrize("kind", ["l2", "l2 and box"])
+def test_the_projection_is_differentiable(kind: str) -> None:
+    center = 0.2 * random_rows(0, 1.0, torch.float64)
+    constraint: Constraint = L2Ball(center, 1.0)
+    if kind == "l2 and box":
+        constraint = constraint & Box(-0.5, 0.5)
+    region = constraint.region(center)
+    y = random_rows(1, 2.0, torch.float64).flatten(1).requires_grad_()
+    assert torch.autograd.gradcheck(region.project, (y,))
+
+
+def test_a_feasible_point_stays() -> None:
+    center = random_rows(0, 0.1)
+    point = center + 1e-3
+    assert torch.equal((L2Ball(center, 1.0) & Box(-3.0, 3.0)).project(point), point)
+
+
+def test_radii_may_differ() -> None:
+    center = torch.zeros(2, 3)
+    found = L2Ball(center, torch.tensor([1.0, 2.0])).project(torch.full((2, 3), 9.0))
+    torch.testing.assert_close(found.norm(dim=1), torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        (L2Ball(torch.zeros(2, 3), -1.0), "negative"),
+        (LinfBall(torch.zeros(2, 3), float("nan")), "negative or NaN"),
+        (L2Ball(torch.zeros(2, 3), torch.ones(5)), "one for each"),
+        (L2Ball(torch.full((2, 3), 5.0), 1.0) & Box(0.0, 1.0), "misses the box"),
+        (LinfBall(torch.full((2, 3), 5.0), 1.0) & Box(0.0, 1.0), "contradict"),
+        (Box(1.0, 0.0), "low <= high"),
+        (L2Ball(torch.zeros(2, 4), 1.0), "does not fit"),
+        (L2Ball(torch.zeros(2, 3), 1.0) & L2Ball(torch.ones(2, 3), 1.0), "two L2 balls"),
+    ],
+)
+def test_impossible_constraints_are_refused(constraint: Constraint, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        constraint.project(torch.zeros(2, 3))

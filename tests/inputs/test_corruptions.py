@@ -1,0 +1,109 @@
+"""Corruptions: damage that is what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from equilibria.inputs import (
+    Corruption,
+    Deblurring,
+    Denoising,
+    Inpainting,
+    Measured,
+    SuperResolution,
+    get_corruption,
+    list_corruptions,
+    picture_of,
+    register_corruption,
+)
+from equilibria.operators import Blur, Mask
+from tests.inputs.small_generator import chance
+
+
+def test_windows_have_the_size_asked_for_and_a_place_of_their_own() -> None:
+    images = torch.ones(200, 3, 64, 64)
+    seen = Inpainting().corrupt(images, chance())
+    assert isinstance(seen.measurement, Mask)
+    hidden = seen.measurement.known == 0
+    assert hidden.shape == (200, 1, 64, 64)
+    assert hidden.flatten(1).sum(dim=1).unique().tolist() == [20 * 20]  # the paper's window
+    rows = hidden[:, 0].any(dim=2)
+    assert rows.sum(dim=1).unique().tolist() == [20]
+    first = rows.int().argmax(dim=1)
+    assert len(first.unique()) > 30
+    assert int(first.min()) == 0
+    assert int(first.max()) == 44
+    assert torch.equal(seen.measured == 0, hidden.expand(-1, 3, -1, -1))
+    assert Inpainting(window=5).pixels(28) == 5
+    assert Inpainting().pixels(28) == 9
+
+
+def test_noise_has_the_deviation_asked_for_and_spares_what_is_hidden() -> None:
+    images = torch.full((50, 1, 32, 32), 0.5)
+    seen = Denoising(noise=0.3).corrupt(images, chance())
+    assert float((seen.measured - images).std()) == pytest.approx(0.3, rel=0.02)
+    assert seen.noise == 0.3
+    masked = Inpainting(noise=0.3).corrupt(images, chance())
+    assert isinstance(masked.measurement, Mask)
+    assert not masked.measured[masked.measurement.known == 0].any()
+    assert float((masked.measured - images)[masked.measurement.known == 1].std()) > 0.28
+
+
+@pytest.mark.parametrize("name", ["denoise", "inpaint", "deblur", "superres"])
+def test_damage_is_drawn_from_the_generator(name: str) -> None:
+    images = torch.rand(4, 1, 16, 16)
+    corruption = get_corruption(name, noise=0.1)
+    one, again, other = (corruption.corrupt(images, chance(seed)).measured for seed in (3, 3, 4))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    torch.manual_seed(3)
+    own = corruption.corrupt(images).measured
+    torch.manual_seed(3)
+    assert torch.equal(own, corruption.corrupt(images).measured)
+    picture = picture_of(corruption.corrupt(images).measurement, one, (16, 16))
+    assert picture is not None
+    assert picture.shape == images.shape
+
+
+def test_any_callable_measures() -> None:
+    images = torch.rand(2, 1, 6, 6)
+    seen = Measured(lambda x: x.mean(dim=(2, 3)) ** 2).corrupt(images)
+    torch.testing.assert_close(seen.measured, images.mean(dim=(2, 3)) ** 2)
+    assert picture_of(seen.measurement, seen.measured, (6, 6)) is None
+
+
+def test_corruptions_have_names() -> None:
+    assert list_corruptions() == ["deblur", "denoise", "inpaint", "superres"]
+    assert get_corruption("superres", factor=4) == SuperResolution(4)
+    with pytest.raises(ValueError, match="did you mean 'denoise'"):
+        get_corruption("denoice")
+    with pytest.raises(TypeError, match="corruption 'denoise'"):
+        get_corruption("denoise", window=3)
+    with pytest.raises(ValueError, match="exists already"):
+        register_corruption("denoise", Denoising)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Denoising(noise=0), "denoising needs noise"),
+        (lambda: Denoising(noise=-1), "standard deviation"),
+        (lambda: Inpainting(window=0), "window must be positive"),
+        (lambda: Inpainting(window=9).corrupt(torch.zeros(1, 1, 8, 8)), "hides 9 of 8"),
+        (lambda: Deblurring(width=0), "must be positive"),
+        (lambda: Blur(3)(torch.zeros(1, 1, 8, 8)), "more than 9 pixels"),
+        (lambda: SuperResolution(factor=1), "at least 2"),
+        (lambda: SuperResolution(3).corrupt(torch.zeros(1, 1, 8, 8)), "do not divide"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_corruptions_meet_the_protocol() -> None:
+    kinds: list[Corruption] = [Denoising(), Inpainting(), Deblurring(), SuperResolution()]
+    assert [kind.noise for kind in kinds] == [0.2, 0, 0.02, 0]

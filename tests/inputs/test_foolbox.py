@@ -1,0 +1,90 @@
+"""Our attacks beside Foolbox's, an implementation of other people, at the same budget."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.inputs import attack
+from tests.inputs.digit_models import digit_classifier, digits
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def foolbox() -> Any:
+    with warnings.catch_warnings():
+        # It imports a part of scipy by an old name.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            import foolbox
+        except ImportError:
+            pytest.skip("NO FOOLBOX: pip install foolbox to compare attacks with an outside one")
+    return foolbox
+
+
+def with_exact_gradient(kind: str) -> Any:
+    """Foolbox takes the gradient that the model gives: the rule it trained with would be unfair."""
+    model: Any = copy.deepcopy(digit_classifier(kind))
+    if kind.startswith("opteq"):
+        model.layer.solving = model.layer.solving.changed(gradient=eq.Implicit())
+    return model
+
+
+@pytest.mark.parametrize("kind", ["opteq", "resnet"])
+@pytest.mark.parametrize(("norm", "eps"), [("l2", 0.6), ("linf", 0.06)])
+def test_pgd_is_at_least_as_strong(foolbox: Any, kind: str, norm: Any, eps: float) -> None:
+    """Foolbox's PGD with its own steps and with longer ones, which suit so few steps better."""
+    model = with_exact_gradient(kind)
+    images, labels = digits(100)
+    ours = attack(model, images, labels, norm=norm, eps=eps, steps=STEPS)
+    theirs = {"l2": foolbox.attacks.L2PGD, "linf": foolbox.attacks.LinfPGD}[norm]
+    wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+    for options in ({}, {"rel_stepsize": 2.5 / STEPS}):
+        torch.manual_seed(0)
+        _, found, success = theirs(steps=STEPS, **options)(wrapped, images, labels, epsilons=eps)
+        with torch.no_grad():
+            loss = F.cross_entropy(model(found), labels)
+        assert bool(ours.distance.max() <= torch.tensor(eps))
+        assert float(ours.loss.mean()) >= float(loss)
+        assert ours.robust_accuracy <= 1 - float(success.double().mean())
+
+
+def test_adversarial_training_by_jiio_holds_against_an_outside_attack(foolbox: Any) -> None:
+    images, labels = digits(100)
+    robust = {}
+    for kind in ("opteq", "opteq-jiio"):
+        model = with_exact_gradient(kind)
+        wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+        torch.manual_seed(0)
+        theirs = foolbox.attacks.L2PGD(steps=STEPS, rel_stepsize=2.5 / STEPS)
+        _, _, success = theirs(wrapped, images, labels, epsilons=0.6)
+        robust[kind] = 1 - float(success.double().mean())
+        ours = attack(model, images, labels, norm="l2", eps=0.6, steps=STEPS).robust_accuracy
+        assert robust[kind] >= ours - 0.01, "our attack took the model for too robust"
+    assert robust["opteq-jiio"] > robust["opteq"] + 0.1
+
+
+@pytest.mark.parametrize("kind", ["opteq", "resnet"])
+@pytest.mark.parametrize(("norm", "eps"), [("l2", 0.6), ("linf", 0.06)])
+def test_fgsm_is_the_same(foolbox: Any, kind: str, norm: Any, eps: float) -> None:
+    """Where both take one step from the image, without a range that would clip it.
+
+    Of images that the model is all but certain of Foolbox's gradient is rounding: left out.
+    """
+    model = with_exact_gradient(kind)
+    images, labels = digits(100)
+    ours = attack(model, images, labels, norm=norm, eps=eps, method="fgsm", clip=(-9.0, 9.0))
+    theirs = {"l2": foolbox.attacks.FGM, "linf": foolbox.attacks.FGSM}[norm]
+    wrapped = foolbox.PyTorchModel(model, bounds=(-9, 9), device="cpu")
+    _, found, _ = theirs()(wrapped, images, labels, epsilons=eps)
+    clear = (ours.initial_loss > 1e-3).nonzero().squeeze(1)
+    assert len(clear) >= 15
+    near = (ours.images[clear] - found[clear]).abs() <= 1e-2 * eps
+    assert float(near.double().mean()) > 0.99

@@ -1,0 +1,161 @@
+"""Gradients of an optimum with respect to the model, against differences of re-optimized ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.inputs import (
+    Box,
+    InputResult,
+    L2Ball,
+    optimal_input,
+    optimal_value,
+    optimize_input,
+)
+from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
+
+X0 = inputs().clamp(-1, 1)
+CASES: dict[str, dict[str, Any]] = {
+    "ridge": {"penalty": ridge},
+    "ball": {"constraint": L2Ball(X0, 0.5)},
+    "ball and box": {"constraint": L2Ball(X0, 0.5) & Box(-1.0, 1.0)},
+}
+
+
+def optimum(model: eq.EquilibriumClassifier, case: str) -> InputResult:
+    found = optimize_input(
+        model, squared_distance(), X0, **CASES[case], iterations=400, tolerance=1e-9
+    )
+    assert bool(found.converged.all()), found.summary()
+    return found
+
+
+def difference_quotients(
+    model: eq.EquilibriumClassifier, value: Callable[[], float], step: float = 1e-5
+) -> list[float]:
+    """d value/dθ along a random direction of each parameter."""
+    quotients = []
+    for direction, parameter in zip(directions(model), model.parameters(), strict=True):
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter += sign * step * direction
+                values.append(value())
+                parameter -= sign * step * direction
+        quotients.append((values[0] - values[1]) / (2 * step))
+    return quotients
+
+
+def directions(model: eq.EquilibriumClassifier) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(p.shape, generator=generator).double() for p in model.parameters()]
+
+
+def along(model: eq.EquilibriumClassifier, gradients: Any) -> list[float]:
+    pairs = zip(directions(model), gradients, strict=True)
+    return [float((d * g).sum()) for d, g in pairs]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_the_optimal_value(case: str) -> None:
+    model = smooth_model()
+    found = optimum(model, case)
+    value = optimal_value(found)
+    torch.testing.assert_close(value.detach(), found.loss)
+    gradients = torch.autograd.grad(value.sum(), list(model.parameters()))
+    expected = difference_quotients(model, lambda: float(optimum(model, case).loss.sum()))
+    assert along(model, gradients) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_another_loss_at_the_optimum(case: str) -> None:
+    model = smooth_model()
+
+    def outer(x: Tensor) -> Tensor:
+        return (model(x).sin() * torch.arange(1, 4)).sum() + x.cos().sum()
+
+    found = optimum(model, case)
+    x = optimal_input(found, tolerance=1e-10)
+    assert torch.equal(x, found.x)
+    gradients = torch.autograd.grad(outer(x), list(model.parameters()))
+    expected = difference_quotients(model, lambda: float(outer(optimum(model, case).x)), 1e-4)
+    assert along(model, gradients) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    detached = torch.autograd.grad(
+        outer(optimal_input(found, "detached")), list(model.parameters())
+    )
+    assert along(model, detached) != pytest.approx(expected, rel=1e-2, abs=1e-3)
+
+
+def test_groups_are_differentiated_together() -> None:
+    model, groups = smooth_model(), torch.tensor([0, 1, 0])
+
+    def solve() -> InputResult:
+        return optimize_input(
+            model,
+            squared_distance(),
+            X0[:2],
+            groups=groups,
+            penalty=ridge,
+            iterations=400,
+            tolerance=1e-9,
+        )
+
+    found = solve()
+    gradients = torch.autograd.grad(
+        optimal_input(found, tolerance=1e-10).cos().sum(),
+        list(model.parameters()),
+        materialize_grads=True,
+        allow_unused=True,
+    )
+    expected = difference_quotients(model, lambda: float(solve().x.cos().sum()), 1e-4)
+    assert along(model, gradients) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_the_implicit_gradient_is_that_of_unrolling() -> None:
+    """Against gradient descent on x, differentiated step by step."""
+    model, loss = smooth_model(), squared_distance()
+    parameters = list(model.parameters())
+    x = X0.clone().requires_grad_()
+    for _ in range(100):
+        value = loss(model(x)).sum() + ridge(x).sum()
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        x = x - 0.9 * gradient
+    unrolled = torch.autograd.grad(x.sin().sum(), parameters)
+    found = optimum(model, "ridge")
+    implicit = torch.autograd.grad(optimal_input(found, tolerance=1e-10).sin().sum(), parameters)
+    for one, other in zip(implicit, unrolled, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_an_unpolished_adjoint_is_the_reason_for_polishing() -> None:
+    model = smooth_model()
+    options: dict[str, Any] = {"penalty": ridge, "iterations": 3}
+    parameters = list(model.parameters())
+
+    def gradient(**more: Any) -> Tensor:
+        found = optimize_input(model, squared_distance(), X0, **options, **more)
+        pieces = torch.autograd.grad(optimal_value(found).sum(), parameters)
+        return torch.cat([piece.flatten() for piece in pieces])
+
+    found = optimize_input(model, squared_distance(), X0, **options)
+    exact = torch.autograd.grad(squared_distance()(model(found.x)).sum(), parameters)
+    reference = torch.cat([piece.flatten() for piece in exact])
+    similarity = torch.nn.functional.cosine_similarity
+    assert float(similarity(gradient(), reference, dim=0)) > 1 - 1e-8
+    assert float(similarity(gradient(polish=False), reference, dim=0)) < 1 - 1e-6
+
+
+def test_an_unfinished_optimum_is_refused() -> None:
+    found = optimize_input(smooth_model(), squared_distance(), X0, iterations=2)
+    with pytest.raises(eq.ConvergenceError, match="needs one that has converged"):
+        optimal_input(found)
+    assert optimal_input(found, strict=False).requires_grad
+    assert not optimal_input(found, "detached").requires_grad
+    with pytest.raises(ValueError, match="'implicit' or 'detached'"):
+        optimal_input(found, "unrolled")  # type: ignore[arg-type]

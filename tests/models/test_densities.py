@@ -1,0 +1,76 @@
+"""Densities on latents: they learn where the latents are, and draw there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equilibria.models.generators.densities import fit_density
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gmm": {},
+    "vae-gmm": {"hidden": 64, "codes": 8, "steps": 500},
+}
+CENTRES = torch.tensor([[5.0, 0.0, 0.0], [0.0, -5.0, 0.0]])
+
+
+def two_clusters(count: int = 600) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    which = torch.randint(2, (count,), generator=generator)
+    return CENTRES[which] + 0.3 * torch.randn(count, 3, generator=generator)
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_samples_lie_where_the_latents_do(name: str) -> None:
+    density = fit_density(name, two_clusters(), components=4, **OPTIONS[name])
+    drawn = density.sample(300)
+    assert drawn.shape == (300, 3)
+    assert drawn.dtype == torch.float32
+    nearest = torch.cdist(drawn, CENTRES).min(dim=1)
+    assert nearest.values.median() < 1.0
+    share = nearest.indices.float().mean()
+    assert 0.35 < share < 0.65
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_the_likelihood_tells_latents_from_others(name: str) -> None:
+    latents = two_clusters()
+    density = fit_density(name, latents, components=4, **OPTIONS[name])
+    assert density.log_likelihood(latents).mean() > density.log_likelihood(latents + 3).mean() + 5
+
+
+def test_the_likelihood_of_one_gaussian_is_that_of_the_formula() -> None:
+    latents = 3 * torch.randn(5000, 2, dtype=torch.float64)
+    density = fit_density("gmm", latents, components=1)
+    exact = torch.distributions.MultivariateNormal(latents.mean(dim=0), latents.T.cov())
+    torch.testing.assert_close(
+        density.log_likelihood(latents[:5]), exact.log_prob(latents[:5]), rtol=0, atol=5e-3
+    )
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_the_same_seed_draws_the_same(name: str) -> None:
+    latents = two_clusters(200)
+    state = torch.random.get_rng_state()
+    one, other = (
+        fit_density(name, latents, components=2, seed=3, **OPTIONS[name]) for _ in range(2)
+    )
+    torch.testing.assert_close(one.sample(5, seed=1), other.sample(5, seed=1))
+    assert not torch.equal(one.sample(5, seed=1), one.sample(5, seed=2))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_few_latents_get_fewer_components() -> None:
+    assert fit_density("gmm", torch.randn(5, 2), components=20).sample(3).shape == (3, 2)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(ValueError, match="density must be one of gmm, vae-gmm"):
+        fit_density("kde", torch.randn(10, 2))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        fit_density("gmm", torch.full((10, 2), torch.nan))
+    with pytest.raises(ValueError, match="at least two latent vectors"):
+        fit_density("gmm", torch.randn(1, 2))
