@@ -12,13 +12,13 @@ INSTALLED_BENCH := $(VENV)/.installed-bench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-all lint bench clean
 
 help: ## List these targets.
 	@echo "Equilibria. The first of these commands creates $(VENV) and installs into it; later ones start at once."
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target says; \
-		do printf '%-14s %s\n' "$$target" "$$says"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target says; \
+		do printf '%-16s %s\n' "$$target" "$$says"; done
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS) (test processes)  ARGS= (passed on to the program, e.g. make test ARGS='-k relu')"
 
@@ -26,7 +26,10 @@ demo: $(INSTALLED) ## Run the demonstration: it trains a small model and writes 
 	$(BIN)/equilibria demo $(ARGS)
 
 # One thread a process: test processes that each take every core slow each other down.
-test: $(INSTALLED) ## Run the test suite.
+test: $(INSTALLED) ## Run the tests, all but those marked slow.
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+test-all: $(INSTALLED) ## Run every test, the slow ones too.
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: $(INSTALLED) ## Check style, types and the import rule between rooms.
