@@ -446,3 +446,31 @@ def test_the_problem_can_be_used_without_a_layer() -> None:
     assert solution.raise_if_failed() is solution
     with pytest.raises(eq.ConvergenceError, match="4 of 4 samples"):
         eq.Picard(max_iterations=2).solve(fixed).raise_if_failed()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_autocast_reaches_the_map_and_not_the_solver(solver: str) -> None:
+    """Anderson's and Broyden's products ran in bfloat16 there, and many solves did not end."""
+
+    class Elementwise(eq.Cell):
+        """Autocast leaves elementwise maps as they are, so the whole solve must be the same."""
+
+        def inject(self, x: Tensor) -> Context:
+            return Context(sample={"x": x})
+
+        def initial_state(self, x: Tensor, context: Context) -> Tensor:
+            return torch.zeros_like(x)
+
+        def step(self, state: Tensor, context: Context) -> Tensor:
+            inside.append(torch.is_autocast_enabled("cpu"))
+            return 0.8 * torch.tanh(state) + context["x"]
+
+    inside: list[bool] = []
+    x = torch.linspace(-2, 2, 40).reshape(5, 8)
+    plain = layer(Elementwise(), solver, tolerance=1e-5).solve(x)
+    inside.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        half = layer(Elementwise(), solver, tolerance=1e-5).solve(x)
+    assert all(inside)
+    assert torch.equal(half.iterations, plain.iterations)
+    assert torch.equal(half.state, plain.state)

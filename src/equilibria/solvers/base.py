@@ -106,6 +106,10 @@ class Solver(ABC, Generic[M]):
         recorder = _Recorder(problem, states=trace == "states") if trace else None
         may_drop = recorder is None or not recorder.wants_states
         memory = self.begin(point)
+        propose = self.propose
+        if torch.is_autocast_enabled(problem.device_type):
+            # The map computes in half precision; what is made of its images stays in single.
+            propose = torch.autocast(problem.device_type, enabled=False)(propose)
         current = problem
         sample_evaluations = warm_up * point.shape[0]
         iteration = 0
@@ -119,7 +123,7 @@ class Solver(ABC, Generic[M]):
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
                 break
-            point = self.propose(memory, point, image, change)
+            point = propose(memory, point, image, change)
             del change  # as large as the state, and not needed while the map is evaluated
             finished = image.shape[0] - progress.running_count
             if finished and may_drop and finished >= self.drop_share * image.shape[0]:
