@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +20,7 @@ from benchmarks.results import Duel, from_json
 from benchmarks.rows import ROWS, Row
 from benchmarks.rows import forward as forward_rows
 from equilibria.cli import app
-
-# Not `from equilibria.cli import bench`: that is the command.
-cli_bench = importlib.import_module("equilibria.cli.bench")
+from equilibria.cli import bench as cli_bench
 
 needs_peer = pytest.mark.skipif(
     not peer.is_installed(), reason="TorchDEQ is not installed: it comes with the extra 'bench'"
@@ -116,7 +114,13 @@ def invoke(*arguments: str) -> Result:
 
 def test_the_program_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setattr(cli_bench, "run_benchmarks", lambda given: calls.append(list(given)) or 3)
+
+    def run(given: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(given[2:])
+        return subprocess.CompletedProcess(given, 3)
+
+    monkeypatch.setattr(cli_bench, "checkout", lambda: Path("somewhere"))
+    monkeypatch.setattr(subprocess, "run", run)
     result = invoke("--quick", "--rows", "mixed", "growth", "--help")
     assert result.exit_code == 3
     assert calls == [["--quick", "--rows", "mixed", "growth", "--help"]]
@@ -132,7 +136,7 @@ def test_the_program_runs_the_checkout(
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__main__.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    assert cli_bench.run_benchmarks(["--list"]) == 0
+    assert invoke("--list").exit_code == 0
     assert "forward-dense" in capfd.readouterr().out
 
 

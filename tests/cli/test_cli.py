@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import equilibria
 from equilibria.cli import app
-from equilibria.training import EpochMetrics, NonFiniteError, StepProgress
+from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, load_recipe
 
 
 def invoke(*arguments: str) -> Result:
@@ -36,6 +36,7 @@ def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
     folder, result = finished
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
         "config.yaml",
         "metrics.jsonl",
         "model.safetensors",
@@ -102,19 +103,23 @@ def test_failed_training_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(*arguments: object, **options: object) -> None:
         raise NonFiniteError("the loss is nan: lower the learning rate")
 
-    monkeypatch.setattr("equilibria.cli.demo.train", fail)
+    monkeypatch.setattr("equilibria.training.experiment.train", fail)
     result = demo(tmp_path / "run")
     assert result.exit_code == 1
     assert "Error: the loss is nan: lower the learning rate" in result.output
 
 
-def test_model_that_is_no_equilibrium_classifier_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("equilibria.cli.demo.create_model", lambda name, **_: torch.nn.Identity())
-    result = demo(tmp_path / "run")
+def test_demo_follows_the_recipe_that_train_knows(finished: tuple[Path, Result]) -> None:
+    folder, _ = finished
+    config = load_recipe(folder / "config.yaml")
+    assert config == load_recipe("digits-opteq", ["training.epochs=1"])
+
+
+def test_model_that_is_no_equilibrium_classifier_is_refused(tmp_path: Path) -> None:
+    result = demo(tmp_path / "run", "--model", "resnet-small")
     assert result.exit_code == 2
     assert "try --model opteq-small" in result.output
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -135,7 +140,8 @@ def test_display_has_a_bar_on_a_terminal_only(terminal: bool) -> None:
         learning_rate=0.1,
         seconds=2.0,
     )
-    with TrainingDisplay(console, epochs=3).running() as display:
+    display = TrainingDisplay(console, epochs=3)
+    with display.progress:
         display.on_step(StepProgress(epoch=1, step=1, steps=3, loss=0.5))
         display.on_epoch(metrics)
     assert ("━" in screen.getvalue()) is terminal

@@ -7,19 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from torch import distributed
 from typer.testing import CliRunner
 
 import equilibria
 from equilibria.cli import app
-from equilibria.cli.launch import run_processes
-from equilibria.cli.train import TrainingRequest, train_in_group
 from equilibria.training import Place, RunFolder, joined_group
 
 pytestmark = [
@@ -27,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed"),
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 12
 # A smooth activation, no chance: two processes then do as one does, whatever is rounded.
 RECIPE = [
@@ -40,6 +37,9 @@ RECIPE = [
     "model.options.width=8",
     "model.options.activation=softplus",
 ]
+LISTENING = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+"""127.0.0.1 and ::1, as they stand in /proc/net on a little-endian machine."""
 BY_DEVICES = ["-m", "equilibria", "train", "--devices", "2"]
 BY_TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "equilibria", "train"]
 
@@ -64,12 +64,28 @@ def workers(parent: int) -> list[int]:
     )
 
 
+def listening(processes: list[int]) -> list[str]:
+    """The addresses at which processes listen, as the kernel writes them."""
+    found = []
+    for pid in processes:
+        sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and f"socket:[{fields[9]}]" in sockets:
+                    found.append(fields[1].split(":")[0])
+    return found
+
+
 def kill_one(process: subprocess.Popen[str], folder: Path, rank: int) -> tuple[str, str]:
     """Kill a worker after two more epochs; what the others say until they end."""
     before = len(RunFolder(folder).read_metrics())
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         if len(RunFolder(folder).read_metrics()) > before + 1:
+            if "--devices" in process.args:
+                addresses = listening([process.pid, *workers(process.pid)])
+                assert set(addresses) <= LOOPBACK, "nothing listens on the network"
             os.kill(workers(process.pid)[rank], signal.SIGKILL)
             break
         time.sleep(0.01)
@@ -116,36 +132,58 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(tmp_path: Path) ->
         assert together["validation_accuracy"] == single["validation_accuracy"]
 
 
-def fail_in_turn(place: Place, folder: Path) -> None:
-    """A wrong option, a loss that is not finite, and an error of the second process alone."""
-    assert place.meeting_point is not None
+def fail_alone(place: Place) -> None:
+    """An error of the second process alone, while the first waits for it."""
     torch.set_num_threads(1)
-    for number, (changes, code) in enumerate(
-        [
-            (["model.options.chanels=3"], 2),
-            (["training.learning_rate=1e30", "training.optimizer=sgd"], 1),
-        ]
-    ):
-        request = TrainingRequest("digits-opteq", changes, folder / str(number), False, "cpu")
-        other = replace(place, meeting_point=place.meeting_point.with_name(f"meeting-{number}"))
-        with pytest.raises(typer.Exit) as end:
-            train_in_group(other, request)
-        assert end.value.exit_code == code
     with joined_group(place, torch.device("cpu")) as group:
         if group.rank == 1:
             raise KeyError("the second process stumbles")
         group.total(torch.zeros(1))
 
 
-def test_every_error_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as end:
-        run_processes(2, fail_in_turn, tmp_path)
-    assert end.value.exit_code == 1
-    told = capfd.readouterr().err
-    assert told.count("did you mean 'channels'") == 1
-    assert told.count("lower the learning rate") == 1
-    assert told.count("KeyError: 'the second process stumbles'") == 1
-    assert told.count("Traceback") == 1
+@pytest.mark.parametrize(
+    ("what", "code", "message"),
+    [
+        (["model.options.chanels=3"], 2, "did you mean 'channels'"),
+        (["training.learning_rate=1e30", "training.optimizer=sgd"], 1, "lower the learning rate"),
+        (None, 1, "KeyError: 'the second process stumbles'"),
+    ],
+)
+def test_every_error_is_told_once(
+    what: list[str] | None, code: int, message: str, tmp_path: Path
+) -> None:
+    """In a process of its own: the launcher changes how that one takes signals."""
+    call = (
+        "launch(2, fail_alone)"
+        if what is None
+        else f"train('digits-opteq', {what!r}, Path({str(tmp_path)!r}) / 'run', devices=2)"
+    )
+    program = f"""
+import sys, typer
+from pathlib import Path
+from equilibria.cli.launch import launch
+from equilibria.cli.train import train
+from tests.cli.test_devices import fail_alone
+if __name__ == "__main__":
+    try:
+        {call}
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+"""
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    source = Path(equilibria.__file__).parents[1]
+    ended = subprocess.run(
+        [sys.executable, str(file)],
+        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.count(message) == 1
+    assert ended.stderr.count("Traceback") == (what is None)
 
 
 def test_mistakes_show_before_anything_starts(

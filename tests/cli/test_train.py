@@ -16,7 +16,7 @@ from PIL import Image
 
 import equilibria
 from equilibria.data import load_digits
-from equilibria.training import RunFolder
+from equilibria.training import RunFolder, find_recipe
 from tests.program import invoke
 
 TIMES = ("seconds", "cpu_seconds")
@@ -72,8 +72,34 @@ def test_predict_on_image_files(
     (tmp_path / "text.png").write_text("no image")
     wrong = invoke("predict", finished, tmp_path / "text.png")
     assert wrong.exit_code == 2
-    assert "not an image" in wrong.output
+    assert "cannot be read as an image" in " ".join(wrong.output.split())
     assert "no file or folder" in invoke("predict", finished, tmp_path / "nothing").output
+
+
+def test_a_recipe_is_shown_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = invoke("recipes", "digits-opteq").output
+    assert shown == find_recipe("digits-opteq").read_text(encoding="utf-8")
+    for arguments, file in (([], "digits-opteq.yaml"), (["mine.yaml"], "mine.yaml")):
+        assert invoke("recipes", "digits-opteq", "--copy", *arguments).exit_code == 0
+        assert (tmp_path / file).read_text(encoding="utf-8") == shown
+    (tmp_path / "mine.yaml").write_text("mine")
+    refused = invoke("recipes", "digits-opteq", "--copy", "mine.yaml")
+    assert refused.exit_code == 2
+    assert "mine.yaml is there already" in " ".join(refused.output.split())
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
+    assert "did you mean 'digits-opteq'" in invoke("recipes", "digits-optq").output
+    assert "add --copy" in invoke("recipes", "digits-opteq", "other.yaml").output
+
+
+def test_recipes_of_the_working_directory_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    invoke("recipes", "digits-opteq", "--copy", "recipes/mine.yaml")
+    assert find_recipe("mine") == tmp_path / "recipes" / "mine.yaml"
+    assert "mine" in invoke("recipes").output
 
 
 def test_recipes_and_runs_are_listed(finished: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from equilibria.cli.datasets import get_dataset, show_datasets
+from equilibria.cli.datasets import get_dataset
 from equilibria.data import (
     Download,
     DownloadError,
@@ -26,6 +26,7 @@ from equilibria.data import (
 from equilibria.data import registry as internals
 from tests.data.formats import write_cifar10, write_mnist
 from tests.data.server import FileServer, running_server
+from tests.program import invoke
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +124,10 @@ def test_a_download_needs_a_folder() -> None:
         download("mnist")
 
 
-def test_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_datasets()
-    assert "No folder of data sets is known" in capsys.readouterr().out
+def test_the_list(tmp_path: Path) -> None:
+    assert "No folder of data sets is known" in invoke("datasets").output
     write_cifar10(tmp_path / "cifar-10-batches-py")
-    show_datasets(tmp_path)
-    lines = capsys.readouterr().out.splitlines()
+    lines = invoke("datasets", "--root", tmp_path).output.splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()}
     assert set(list_datasets()) <= set(rows)
     assert "cifar-10-batches" in rows["cifar10"]

@@ -10,6 +10,7 @@ import torch
 import equilibria as eq
 from equilibria.models import EquilibriumClassifier, describe_model
 from tests.models.small import SHRUNK
+from tests.program import invoke
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,7 +99,6 @@ def test_all_presets_run_at_a_fraction_of_their_width(name: str) -> None:
 
 
 def test_the_page_of_models_is_up_to_date() -> None:
-    from equilibria.cli.models import markdown_table
-
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    assert markdown_table() in page, "run `equilibria models --markdown` and paste the table"
+    table = invoke("models", "--markdown").output
+    assert table in page, "run `equilibria models --markdown` and paste the table"

@@ -16,7 +16,7 @@ import pytest
 import torch
 import typer
 
-from equilibria.cli.reproduce import run_reproduction, show_tables
+from equilibria.cli.reproduce import reproduce as reproduce_command
 from equilibria.papers import (
     Column,
     PaperTable,
@@ -90,17 +90,14 @@ def registered() -> Iterator[PaperTable]:
 def reproduce(output: Path, table_id: str = "digits-t1", **changes: Any) -> int:
     """The exit code."""
     arguments: dict[str, Any] = {
-        "table_id": table_id,
+        "table": table_id,
         "quick": True,
         "output": output,
-        "seeds": None,
         "workers": 1,
-        "device_name": "cpu",
-        "root": None,
-        "dry_run": False,
+        "device": "cpu",
     }
     try:
-        run_reproduction(**{**arguments, **changes})
+        reproduce_command(**{**arguments, **changes})
     except typer.Exit as end:
         return int(end.exit_code)
     return 0
@@ -263,7 +260,7 @@ def test_the_list_says_whether_the_data_is_here(
     (tmp_path / "cifar-10-batches-bin").mkdir()
     for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
         (tmp_path / "cifar-10-batches-bin" / name).touch()
-    show_tables(tmp_path)
+    reproduce_command(root=tmp_path)
     lines = capsys.readouterr().out.splitlines()
     (found,) = [line.split() for line in lines if line.strip().startswith("geq-t1a")]
     assert found[-4:] == ["cifar10", "yes", "cifar10", "yes"]

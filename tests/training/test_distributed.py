@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 import equilibria as eq
-from equilibria.cli.launch import run_processes
 from equilibria.data import Split, load_digits
 from equilibria.energies import Decorrelation
 from equilibria.tasks import Classification, Segmentation
@@ -200,11 +199,15 @@ def work(place: Place, folder: Path) -> None:
     torch.save(found, folder / f"{place.rank}.pt")
 
 
+def start(rank: int, folder: Path) -> None:
+    work(Place(rank, 2, rank, 2, folder / "meeting-point"), folder)
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes found."""
     folder = tmp_path_factory.mktemp("together")
-    run_processes(2, work, folder)
+    torch.multiprocessing.spawn(start, args=(folder,), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

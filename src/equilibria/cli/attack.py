@@ -2,159 +2,129 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+import typer
 from rich.table import Table
-from torch import Tensor
 
-from equilibria.cli.console import fail
-from equilibria.inputs import (
-    AttackFigures,
-    AttackResult,
-    AttackSettings,
-    Method,
-    measure_attack,
+from equilibria.cli.app import Best, Device, JsonList, command
+from equilibria.cli.console import (
+    fail,
+    one_line_errors,
+    output_console,
+    print_json,
+    print_line,
+    progress_bar,
+    table_of,
 )
+from equilibria.inputs import AttackFigures, AttackSettings, Method, measure_attack
 from equilibria.report.figures import attack_png
-from equilibria.training import Experiment, choose_device, trained, write_atomically
+from equilibria.training import choose_device, trained, write_atomically
 
-WIDTH_OF_A_FILE = 160
-"""Columns where the output is not a terminal."""
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
-def run_attack(
-    *,
-    folder: Path,
-    norm: str,
-    eps: float,
-    method: str,
-    steps: int | None,
-    restarts: int,
-    step_size: float | None,
-    warm_start: bool,
-    loss: str,
-    samples: int,
-    batch_size: int,
-    best: bool,
-    draw: Path | None,
-    device_name: str,
-    as_json: bool,
+@command(
+    "attack",
+    "equilibria attack runs/opteq --eps 1",
+    "equilibria attack runs/opteq --norm linf --eps 0.1 --method all --draw attack.png",
+    "equilibria attack runs/opteq --eps 1 --method jiio --samples 500 --json",
+)
+def attack(
+    run: Annotated[Path, typer.Argument(help="Run of a classifier.")],
+    eps: Annotated[float, typer.Option(help="How far a pixel image may be moved.")],
+    norm: Annotated[str, typer.Option(help="In which that is measured: l2 or linf.")] = "l2",
+    method: Annotated[str, typer.Option(help="pgd, jiio, fgsm, or all of them.")] = "pgd",
+    steps: Annotated[int | None, typer.Option(min=1, help="20 for pgd, 40 for jiio.")] = None,
+    restarts: Annotated[
+        int, typer.Option(min=1, help="All but the first start at random; the worst counts.")
+    ] = 1,
+    step_size: Annotated[float | None, typer.Option(help="Length of a step.")] = None,
+    warm_start: Annotated[
+        bool, typer.Option("--warm-start", help="pgd: go on from the last equilibrium.")
+    ] = False,
+    loss: Annotated[str, typer.Option(help="cross_entropy or margin.")] = "cross_entropy",
+    samples: Annotated[int, typer.Option(min=1, help="Test images to attack.")] = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 250,
+    draw: Annotated[
+        Path | None, typer.Option(help="PNG of images, perturbations and predictions.")
+    ] = None,
+    best: Best = False,
+    as_json: JsonList = False,
+    device: Device = "auto",
 ) -> None:
-    """Attack a finished run on test images, in pixels with values in [0, 1]."""
-    common: dict[str, Any] = {
-        "norm": norm,
-        "eps": eps,
-        "restarts": restarts,
-        "loss": loss,
-    }
-    try:
-        asked = [
-            AttackSettings(
-                method=name,
-                steps=steps if _takes_steps(name, method) else None,
-                step_size=step_size if _takes_steps(name, method) else None,
-                warm_start=warm_start and (name == "pgd" or method != "all"),
-                **common,
+    """Attack a trained classifier: its accuracy on the worst images near the test images."""
+    if method not in (*METHODS, "all"):
+        fail(f"--method must be one of {', '.join(METHODS)} or all, not {method!r}")
+    wants_all = method == "all"
+    common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
+
+    def settings_of(name: Method) -> AttackSettings:
+        """Among all methods, each takes what it knows: FGSM is one step."""
+        takes_steps = name != "fgsm" or not wants_all
+        return AttackSettings(
+            method=name,
+            **common,
+            steps=steps if takes_steps else None,
+            step_size=step_size if takes_steps else None,
+            warm_start=warm_start and (name == "pgd" or not wants_all),
+        )
+
+    with one_line_errors():
+        asked = [settings_of(name) for name in METHODS if wants_all or name == method]
+        where = choose_device(device)
+        experiment = trained(run, device=where, weights="best" if best else "last")
+        data = experiment.data
+        if data.kind != "classification":
+            raise ValueError(
+                f"an attack needs a run that classifies images, and {data.name} is for {data.kind}"
             )
-            for name in _methods(method)
-        ]
-        device = choose_device(device_name)
-        experiment = trained(folder, device=device, weights="best" if best else "last")
-        images, labels = chosen_images(experiment, samples)
-    except (OSError, TypeError, ValueError) as error:
-        fail(str(error))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_OF_A_FILE)
-    model = experiment.model
-    found: list[tuple[AttackFigures, AttackResult]] = []
-    passed_over: list[str] = []
-    batches = math.ceil(len(images) / batch_size)
-    with _progress(as_json) as progress:
+    images, labels = experiment.some_test_images(samples)
+    found = []
+    passed_over = []
+    with progress_bar(silent=as_json) as progress:
+        batches = math.ceil(len(images) / batch_size)
         task = progress.add_task("attacking", total=batches * len(asked))
         for settings in asked:
             progress.update(task, description=settings.method)
             try:
                 found.append(
                     measure_attack(
-                        model,
-                        images.to(device),
-                        labels.to(device),
+                        experiment.model,
+                        images.to(where),
+                        labels.to(where),
                         settings,
                         batch_size,
                         lambda: progress.advance(task),
                     )
                 )
             except (TypeError, ValueError) as error:
-                if method != "all":
+                if not wants_all:
                     fail(str(error))
                 passed_over.append(f"{settings.method} passed over: {error}")
     if not found:
         fail("; ".join(passed_over))
     if draw is not None:
-        names = experiment.data.class_names
-        write_atomically(draw, attack_png(images, found[0][1], names))
-    rows = [figures for figures, _ in found]
+        write_atomically(draw, attack_png(images, found[0][1], data.class_names))
+    figures = [row for row, _ in found]
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=2, allow_nan=False))
+        print_json([asdict(row) for row in figures])
         return
     title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
-    console.print(_table(title, rows))
-    for reason in passed_over:
-        console.print(reason, soft_wrap=True, markup=False)
+    output_console().print(_table(title, figures))
+    for line in passed_over:
+        print_line(line)
     if draw is not None:
-        console.print(f"Drawn: {draw}", soft_wrap=True)
-
-
-def chosen_images(experiment: Experiment, samples: int) -> tuple[Tensor, Tensor]:
-    """Test images with values in [0, 1], evenly spread over the test set."""
-    if experiment.data.kind != "classification":
-        raise ValueError(
-            f"an attack needs a run that classifies images, and {experiment.data.name} is for "
-            f"{experiment.data.kind}"
-        )
-    return experiment.some_test_images(samples)
-
-
-def _methods(asked: str) -> Iterable[Method]:
-    known: tuple[Method, ...] = get_args(Method)
-    if asked == "all":
-        return known
-    if asked not in known:
-        raise ValueError(f"--method must be one of {', '.join(known)} or all, not {asked!r}")
-    return [name for name in known if name == asked]
-
-
-def _takes_steps(name: Method, asked: str) -> bool:
-    """FGSM is one step: of all methods it alone passes over what is said of steps."""
-    return name != "fgsm" or asked != "all"
-
-
-def _progress(silent: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        BarColumn(bar_width=20),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(compact=True),
-        console=console,
-        transient=True,
-        disable=silent or not console.is_terminal,
-    )
+        print_line(f"Drawn: {draw}")
 
 
 def _table(title: str, rows: Sequence[AttackFigures]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    table.add_column("Attack", no_wrap=True)
-    for column in ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s"):
-        table.add_column(column, justify="right")
+    columns = ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s")
+    table = table_of(("Attack",), columns, title=title)
     for row in rows:
         runs = f" × {row.restarts}" if row.restarts > 1 else ""
         name = row.method if row.method == "fgsm" else f"{row.method}-{row.steps}"

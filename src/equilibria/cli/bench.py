@@ -5,36 +5,41 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 import equilibria
-
-HOW_TO_GET_IT = """The benchmarks are part of the repository, not of the installed package, and
-there is no checkout around this one. In a clone of the repository run
-
-    make bench
-
-or install the clone in place, with what the benchmarks compare with, and try again:
-
-    pip install -c constraints.txt -e '.[bench]'"""
+from equilibria.cli.app import command
+from equilibria.cli.console import fail
 
 
-def run_benchmarks(arguments: Sequence[str]) -> int:
-    """Run `benchmarks` beside the source of the package; its exit code."""
+@command(
+    "bench",
+    # Options belong to the benchmarks, --help among them.
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+)
+def bench(context: typer.Context) -> None:
+    """Measure against TorchDEQ in one run (--quick, --rows NAME, --json FILE, --list, --help)."""
     root = checkout()
     if root is None:
-        typer.echo(HOW_TO_GET_IT, err=True)
-        return 2
+        fail(
+            "the benchmarks are part of the repository, not of the installed package: run "
+            "`make bench` in a clone of it, or install the clone in place, with what the "
+            "benchmarks compare with (pip install -c constraints.txt -e '.[bench]')"
+        )
     path = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
     # The folder rather than `-m benchmarks`: that would look into the current folder first.
-    return subprocess.run(
-        [sys.executable, str(root / "benchmarks"), *arguments],
+    ended = subprocess.run(
+        [sys.executable, str(root / "benchmarks"), *context.args],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
         check=False,
-    ).returncode
+    )
+    raise typer.Exit(ended.returncode)
 
 
 def checkout() -> Path | None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich import box
+import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from equilibria.cli.console import fail, figure_form
-from equilibria.cli.train import as_data
+from equilibria.cli.app import JsonList, command
+from equilibria.cli.console import (
+    figure_form,
+    one_line_errors,
+    output_console,
+    print_json,
+    print_line,
+    table_of,
+)
+from equilibria.cli.evaluate import as_data
 from equilibria.report.compare import (
     ComparedRun,
     comparison_png,
@@ -24,44 +31,54 @@ from equilibria.report.compare import (
 )
 from equilibria.training import choose_device, trained, write_atomically
 
-WIDTH_OF_A_FILE = 160
-"""Columns where the output is not a terminal."""
 WIDTH_OF_LABELS, WIDTH_OF_A_RUN = 32, 20
 PICTURE, PAGE = "compare.png", "compare.md"
 
 Row = tuple[str, list[str]]
 
 
-def run_comparison(
-    *, folders: list[Path], output: Path | None, evaluate: bool, device_name: str, as_json: bool
+@command(
+    "compare",
+    "equilibria compare runs/opteq runs/short",
+    "equilibria compare runs/* --evaluate --output comparison",
+)
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for compare.png, the curves, and compare.md.")
+    ] = None,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--evaluate", help="Evaluate finished runs on their test images; kept there."),
+    ] = False,
+    as_json: JsonList = False,
+    device: Annotated[str, typer.Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
-    """Print runs side by side and, into the folder `output`, draw their curves."""
-    try:
-        runs = read_runs(folders)
+    """Show training runs side by side, and where their recipes differ."""
+    with one_line_errors():
+        compared = read_runs(runs)
         if evaluate:
-            _evaluate(runs, device_name)
-            runs = read_runs(folders)
-        written = [] if output is None else _write(runs, output)
-    except (OSError, TypeError, ValueError) as error:
-        fail(str(error))
+            _evaluate(compared, device)
+            compared = read_runs(runs)
+        if output is not None:
+            picture = comparison_png(compared)
+            output.mkdir(parents=True, exist_ok=True)
+            write_atomically(output / PICTURE, picture)
+            write_atomically(output / PAGE, _markdown(compared).encode())
     if as_json:
-        print(json.dumps(comparison_data(runs), indent=2, ensure_ascii=False))
+        found = [run.as_data() for run in compared]
+        differing = differing_settings(compared)
+        for place, run in enumerate(found):
+            run["settings"] = {key: values[place] for key, values in differing.items()}
+        print_json(found)
         return
-    _print_tables(runs)
-    for path in written:
-        Console(highlight=False).print(f"Written: {path}", markup=False, soft_wrap=True)
+    _print_tables(compared)
+    if output is not None:
+        print_line(f"Written: {output / PICTURE}")
+        print_line(f"Written: {output / PAGE}")
 
 
-def comparison_data(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """An object a run; its `settings` are those in which the recipes differ."""
-    differing = differing_settings(runs)
-    return [
-        {**run.as_data(), "settings": {key: values[at] for key, values in differing.items()}}
-        for at, run in enumerate(runs)
-    ]
-
-
-def comparison_table(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
+def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
     """Rows of a label and a cell a run: the facts that some run has, and the settings."""
     facts = [run.as_data() for run in runs]
     score = score_name(runs)
@@ -81,13 +98,13 @@ def comparison_table(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]
     return [row for row in rows if any(row[1])], settings
 
 
-def comparison_markdown(runs: Sequence[ComparedRun]) -> str:
+def _markdown(runs: Sequence[ComparedRun]) -> str:
     """The table, and the picture of the curves beside it, as a page."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    facts, settings = comparison_table(runs)
+    facts, settings = _rows(runs)
     rows = [
         line(["", *(run.name for run in runs)]),
         line(["---", *("---:" for _ in runs)]),
@@ -99,17 +116,12 @@ def comparison_markdown(runs: Sequence[ComparedRun]) -> str:
 
 def _print_tables(runs: Sequence[ComparedRun]) -> None:
     """As many runs in a table as there is room for."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_OF_A_FILE)
-    facts, settings = comparison_table(runs)
+    console = output_console()
+    facts, settings = _rows(runs)
     room = max(1, (console.width - WIDTH_OF_LABELS) // WIDTH_OF_A_RUN)
     for start in range(0, len(runs), room):
         some = slice(start, start + room)
-        table = Table(box=box.SIMPLE)
-        table.add_column("Run", overflow="fold")
-        for run in runs[some]:
-            table.add_column(escape(run.name), justify="right", overflow="fold")
+        table = table_of(("Run",), [escape(run.name) for run in runs[some]])
         for rows in (facts, settings):
             for label, cells in rows:
                 table.add_row(escape(label), *(escape(cell) for cell in cells[some]))
@@ -127,14 +139,6 @@ def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:
         with waiting.status(f"Evaluating {escape(run.name)} …"):
             experiment = trained(run.folder, device=device)
             store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
-
-
-def _write(runs: Sequence[ComparedRun], output: Path) -> list[Path]:
-    picture = comparison_png(runs)
-    output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / PICTURE, picture)
-    write_atomically(output / PAGE, comparison_markdown(runs).encode())
-    return [output / PICTURE, output / PAGE]
 
 
 def _number(key: str, form: str) -> Callable[[Mapping[str, Any]], str]:

@@ -2,34 +2,93 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from equilibria.training import EpochMetrics, StepProgress
+
+WIDTH_OF_A_FILE = 200
+"""Columns where the output is not a terminal."""
+
+
+def output_console(*, quiet: bool = False) -> Console:
+    """Where results go: as wide as the terminal, or wide enough for a file."""
+    console = Console(highlight=False, quiet=quiet)
+    if not console.is_terminal:
+        console = Console(highlight=False, quiet=quiet, width=WIDTH_OF_A_FILE)
+    return console
+
+
+def print_line(text: str) -> None:
+    """A line as it is, square brackets included, however long."""
+    output_console().print(text, markup=False, soft_wrap=True)
+
+
+def print_json(data: Any) -> None:
+    """Data for other programs; JSON has no NaN."""
+    print(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """End the program with one line that says what is wrong and what to do."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"[bold red]Error:[/] {_plain(message)}"
+        f"[bold red]Error:[/] {escape(message)}"
     )
     raise typer.Exit(code)
 
 
-def print_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What a user can mend ends the program with a line, not with a traceback."""
+    try:
+        yield
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        fail(str(error))
+
+
+def table_of(
+    left: Sequence[str] = (), right: Sequence[str] = (), *, title: str | None = None
+) -> Table:
+    """A table without lines; the columns of numbers, aligned to the right, come last."""
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table
+
+
+def print_facts(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Two columns: what, and how much."""
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for label, value in rows:
-        table.add_row(label, value)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
+
+
+def progress_bar(
+    *columns: ProgressColumn, console: Console | None = None, silent: bool = False
+) -> Progress:
+    """A bar on a terminal only; on stderr, where it leaves no trace, unless a console is given."""
+    shown_on = Console(stderr=True) if console is None else console
+    return Progress(
+        BarColumn(bar_width=20),
+        *(columns or (TextColumn("{task.description}"), TimeRemainingColumn(compact=True))),
+        console=shown_on,
+        transient=console is None,
+        disable=silent or not shown_on.is_terminal,
+    )
 
 
 FIGURES: dict[str, tuple[str, str]] = {
@@ -71,25 +130,14 @@ class TrainingDisplay:
     def __init__(self, console: Console, epochs: int) -> None:
         self.console = console
         self.epochs = epochs
-        self.progress = Progress(
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.progress = progress_bar(console=console)
         self.task = self.progress.add_task(f"[dim]epoch[/] 1/{epochs}", total=None)
-
-    @contextmanager
-    def running(self) -> Iterator[TrainingDisplay]:
-        with self.progress:
-            yield self
 
     def on_step(self, step: StepProgress) -> None:
         self.progress.update(self.task, completed=step.step, total=step.steps)
 
     def on_epoch(self, metrics: EpochMetrics) -> None:
-        facts = epoch_facts(metrics, self.epochs)
+        facts = self._facts(metrics)
         if self.console.is_terminal:
             line = " ".join(f"[dim]{label}[/] {value}" for label, value in facts)
             self.progress.update(self.task, description=line)
@@ -97,28 +145,18 @@ class TrainingDisplay:
             line = "  ".join(f"{label} {value}" for label, value in facts)
             self.console.print(f"{line}  {metrics.seconds:.1f} s", highlight=False, soft_wrap=True)
 
-
-def epoch_facts(metrics: EpochMetrics, epochs: int) -> list[tuple[str, str]]:
-    """What a line on an epoch says, as (label, value)."""
-    facts = [
-        ("epoch", f"{metrics.epoch:>{len(str(epochs))}}/{epochs}"),
-        ("loss", f"{metrics.loss:.4f}"),
-    ]
-    if metrics.accuracy is not None:
-        facts.append(("accuracy", f"{metrics.accuracy:.1%}"))
-    if metrics.validation_accuracy is not None:
-        facts.append(("validation", f"{metrics.validation_accuracy:.1%}"))
-    elif metrics.validation_score is not None:
-        facts.append(("validation", f"{metrics.validation_score:.2f}"))
-    if metrics.share_converged is not None:
-        facts.append(("converged", f"{metrics.share_converged:.1%}"))
-    if metrics.mean_iterations is not None:
-        facts.append(("iterations", f"{metrics.mean_iterations:.1f}"))
-    return facts
-
-
-def _plain(text: str) -> str:
-    """Text that rich takes as it is, square brackets included."""
-    from rich.markup import escape
-
-    return escape(text)
+    def _facts(self, metrics: EpochMetrics) -> list[tuple[str, str]]:
+        """What a line on an epoch says, as (label, value)."""
+        score, form = metrics.validation_accuracy, ".1%"
+        if score is None:
+            score, form = metrics.validation_score, ".2f"
+        facts = [
+            ("loss", metrics.loss, ".4f"),
+            ("accuracy", metrics.accuracy, ".1%"),
+            ("validation", score, form),
+            ("converged", metrics.share_converged, ".1%"),
+            ("iterations", metrics.mean_iterations, ".1f"),
+        ]
+        epoch = f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}"
+        told = [(label, f"{value:{form}}") for label, value, form in facts if value is not None]
+        return [("epoch", epoch), *told]

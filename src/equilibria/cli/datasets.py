@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+import typer
+from rich.progress import DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
 
-from equilibria.cli.console import fail
+from equilibria.cli.app import DataRoot, app, examples
+from equilibria.cli.console import fail, output_console, print_line, progress_bar, table_of
 from equilibria.data import (
     DataFileError,
     DataSetCard,
@@ -28,25 +21,24 @@ from equilibria.data import (
     list_datasets,
 )
 
-WIDTH_OF_A_FILE = 200
-"""Columns where the output is not a terminal."""
+datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app.add_typer(datasets_app, name="datasets")
 
 
-def show_datasets(root: Path | None = None) -> None:
-    """One line a data set."""
-    console = _console()
-    try:
-        base: Path | None = data_root(root)
-    except MissingDataError:
-        base = None
-    table = Table(box=box.SIMPLE)
-    table.add_column("Name", no_wrap=True)
-    table.add_column("Kind", no_wrap=True)
-    table.add_column("Classes", justify="right", no_wrap=True)
-    table.add_column("Size (train + test)")
-    table.add_column("Here?", overflow="fold")
-    table.add_column("License")
-    table.add_column("How to get it", overflow="fold")
+@datasets_app.callback(
+    epilog=examples("equilibria datasets", "equilibria datasets get cifar10 --root data")
+)
+def datasets(context: typer.Context, root: DataRoot = None) -> None:
+    """List the data sets, where they are, and how to get them."""
+    if context.invoked_subcommand is not None:
+        return
+    base = known_root(root)
+    table = table_of(
+        ("Name", "Kind", "Classes", "Size (train + test)", "Here?", "License", "How to get it")
+    )
+    table.columns[2].justify = "right"
+    for column in table.columns[:3]:
+        column.no_wrap = True
     for name in list_datasets():
         card = dataset_card(name)
         table.add_row(
@@ -54,10 +46,11 @@ def show_datasets(root: Path | None = None) -> None:
             card.kind,
             f"{card.classes:,}" if card.classes else "",
             card.size,
-            _whereabouts(card, base),
+            whereabouts(card, base),
             card.license,
             _short_way(card),
         )
+    console = output_console()
     console.print(table)
     console.print("What to do, step by step: equilibria datasets get NAME")
     if base is None:
@@ -65,54 +58,50 @@ def show_datasets(root: Path | None = None) -> None:
             "No folder of data sets is known: set EQUILIBRIA_DATA to it, or name it with --root."
         )
     else:
-        console.print(f"Looked for below {base}", markup=False, soft_wrap=True)
+        print_line(f"Looked for below {base}")
 
 
-def get_dataset(name: str, root: Path | None = None) -> None:
-    """Download a data set, with a progress bar on a terminal."""
-    console = _console()
+@datasets_app.command("get")
+def get_dataset(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")], root: DataRoot = None
+) -> None:
+    """Download a data set from its publisher, or say how to get it."""
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    bar = progress_bar(*columns, console=output_console())
+    tasks: dict[str, TaskID] = {}
+
+    def report(file: str, here: int, total: int | None) -> None:
+        """Shows each file that arrives as a line of its own."""
+        if file not in tasks:
+            tasks[file] = bar.add_task(file, total=total)
+        bar.update(tasks[file], completed=here, total=total)
+
     try:
         card = dataset_card(name)
         base = data_root(root) if card.folders else None
         was_here = base is not None and card.find(base) is not None
-        with _progress_bar(console) as bar:
-            folder = download(name, base, progress=_Reporter(bar).report)
+        with bar:
+            folder = download(name, base, progress=report)
     except (DataFileError, DownloadError, MissingDataError, ValueError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"cannot store {name!r}: {error}; choose another folder with --root")
     if folder is None:
-        console.print(f"{name} needs no files. {card.obtain}", markup=False)
+        print_line(f"{name} needs no files. {card.obtain}")
     else:
-        verb = "was already" if was_here else "is now"
-        console.print(f"{name} {verb} in {folder}", markup=False, soft_wrap=True)
+        print_line(f"{name} {'was already' if was_here else 'is now'} in {folder}")
 
 
-class _Reporter:
-    """Shows each file that arrives as a line of its own."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar = bar
-        self.tasks: dict[str, TaskID] = {}
-
-    def report(self, file: str, here: int, total: int | None) -> None:
-        if file not in self.tasks:
-            self.tasks[file] = self.bar.add_task(file, total=total)
-        self.bar.update(self.tasks[file], completed=here, total=total)
+def known_root(root: Path | None) -> Path | None:
+    """The folder of data sets, if there is one."""
+    try:
+        return data_root(root)
+    except MissingDataError:
+        return None
 
 
-def _progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
-def _whereabouts(card: DataSetCard, base: Path | None) -> str:
+def whereabouts(card: DataSetCard, base: Path | None) -> str:
+    """Where a data set is below that folder; "always" for one without files, or "no"."""
     if not card.folders:
         return "always"
     found = card.find(base) if base is not None else None
@@ -123,8 +112,3 @@ def _short_way(card: DataSetCard) -> str:
     if not card.folders:
         return card.obtain
     return f"equilibria datasets get {card.name}" if card.downloads else card.address
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)

@@ -2,71 +2,75 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
-from equilibria.cli.console import fail, print_table
-from equilibria.report.generation import Generation, generate
+from equilibria.cli.app import MAX_SEED, Best, Device, JsonObject, command
+from equilibria.cli.console import (
+    one_line_errors,
+    output_console,
+    print_facts,
+    print_json,
+    print_line,
+)
+from equilibria.report import generation
 from equilibria.training import choose_device, trained, write_atomically
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
-    """What `equilibria generate` was asked for."""
-
-    folder: Path
-    output: Path
-    samples: int
-    density: str
-    latents: int
-    images: int
-    best: bool
-    seed: int
-    device_name: str
-    as_json: bool
-
-
-def run_generation(request: GenerationRequest) -> None:
-    """Fit a density to latents, draw samples and reconstructions, and measure both."""
-    try:
-        device = choose_device(request.device_name)
-        experiment = trained(
-            request.folder, device=device, weights="best" if request.best else "last"
-        )
-        found, samples, reconstructions = generate(
+@command(
+    "generate",
+    "equilibria generate runs/generator",
+    "equilibria generate runs/vae --samples 64 --output samples.png --density vae-gmm",
+)
+def generate(
+    run: Annotated[Path, typer.Argument(help="Run of a generator or an autoencoder.")],
+    output: Annotated[
+        Path, typer.Option(help="PNG of samples; reconstructions are drawn beside it.")
+    ] = Path("equilibria-samples.png"),
+    samples: Annotated[int, typer.Option(min=1, help="Images to draw.")] = 64,
+    density: Annotated[str, typer.Option(help="Of the latents: gmm or vae-gmm.")] = "gmm",
+    latents: Annotated[
+        int, typer.Option(min=2, help="Training images whose latents the density is fitted to.")
+    ] = 2000,
+    images: Annotated[
+        int, typer.Option(min=2, help="Test images that are reconstructed and compared with.")
+    ] = 500,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of density and samples.")] = 0,
+    best: Best = False,
+    as_json: JsonObject = False,
+    device: Device = "auto",
+) -> None:
+    """Draw new images and reconstructions with a trained generator, and measure both."""
+    reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
+    with one_line_errors():
+        where = choose_device(device)
+        experiment = trained(run, device=where, weights="best" if best else "last")
+        found, drawn, drawn_again = generation.generate(
             experiment,
-            device,
-            folder=request.folder,
-            samples=request.samples,
-            density=request.density,
-            latents=request.latents,
-            images=request.images,
-            seed=request.seed,
+            where,
+            folder=run,
+            samples=samples,
+            density=density,
+            latents=latents,
+            images=images,
+            seed=seed,
         )
-        write_atomically(request.output, samples)
-        write_atomically(reconstruction_file(request.output), reconstructions)
-    except (OSError, TypeError, ValueError) as error:
-        fail(str(error))
-    if request.as_json:
-        print(json.dumps(asdict(found), indent=2, allow_nan=False))
+        write_atomically(output, drawn)
+        write_atomically(reconstructions, drawn_again)
+    if as_json:
+        print_json(asdict(found))
         return
-    console = Console(highlight=False)
-    print_table(console, f"{found.model} on {found.data}", _rows(found))
+    print_facts(output_console(), f"{found.model} on {found.data}", _rows(found))
     if found.features is not None:
-        console.print(f"FID: {found.features}; {found.images} images a side.", soft_wrap=True)
-    for path in (request.output, reconstruction_file(request.output)):
-        console.print(f"Drawn: {path}", soft_wrap=True)
+        print_line(f"FID: {found.features}; {found.images} images a side.")
+    for path in (output, reconstructions):
+        print_line(f"Drawn: {path}")
 
 
-def reconstruction_file(output: Path) -> Path:
-    """Where the originals stand above their reconstructions."""
-    return output.with_name(f"{output.stem}-reconstructions{output.suffix}")
-
-
-def _rows(found: Generation) -> list[tuple[str, str]]:
+def _rows(found: generation.Generation) -> list[tuple[str, str]]:
     rows = [(f"Density of {found.fitted_to} latents", found.density)]
     if found.sample_fid is not None:
         rows.append(("FID of samples", f"{found.sample_fid:.2f}"))

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from equilibria.models import ModelDescription, describe_model, list_models, model_options
+from equilibria.cli.app import command
+from equilibria.cli.console import one_line_errors, output_console
+from equilibria.models import describe_model, list_models, model_options
 
-WIDTH_OF_A_FILE = 120
-"""Columns where the output is not a terminal."""
+
+@command("models", "equilibria models", "equilibria models mopteq-small")
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="A model, to see its parts and its hidden objective.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option(help="The list as a Markdown table.")] = False,
+) -> None:
+    """List the models that can be made by name, or show one of them."""
+    if markdown:
+        print(_markdown())
+    elif name is None:
+        _show_models()
+    else:
+        with one_line_errors():
+            _show_model(name)
 
 
-def show_models() -> None:
-    """One line a model."""
-    console = _console()
+def _show_models() -> None:
+    console = output_console()
     table = Table(box=box.SIMPLE)
     table.add_column("Name", no_wrap=True)
     table.add_column("Paper")
@@ -40,8 +57,8 @@ def show_models() -> None:
     )
 
 
-def markdown_table() -> str:
-    """The list of models as Markdown, as docs/models.md holds it."""
+def _markdown() -> str:
+    """The list of models as docs/models.md holds it."""
     lines = ["| name | what it is | paper | parameters | reported | objective | guarantee |"]
     lines.append("|---|---|---|---:|---:|---|---|")
     for name in list_models():
@@ -53,22 +70,10 @@ def markdown_table() -> str:
     return "\n".join(lines)
 
 
-def show_model(name: str) -> None:
+def _show_model(name: str) -> None:
     """The parts of a model, its hidden objective and its options."""
-    console = _console()
+    console = output_console()
     found = describe_model(name)
-    console.print(f"[bold]{name}[/bold]  {found.card.summary}")
-    if found.card.paper:
-        console.print(f"Paper: {found.card.paper}")
-    console.print(_parts_table(found))
-    if found.is_equilibrium:
-        console.print(f"Hidden objective: {found.objective or 'none'}", markup=False)
-        console.print(f"Guarantee: {found.guarantee or 'none'}\n", markup=False)
-    options = ", ".join(f"{key}={value!r}" for key, value in model_options(name).items())
-    console.print(f"Options: {options}", markup=False)
-
-
-def _parts_table(found: ModelDescription) -> Table:
     reported = f" (reported: {found.card.reported})" if found.card.reported else ""
     table = Table(box=box.SIMPLE, show_footer=True)
     table.add_column("Part", "all", overflow="fold")
@@ -78,9 +83,12 @@ def _parts_table(found: ModelDescription) -> Table:
     for part in found.parts:
         path = part.path.removeprefix("layer.")
         table.add_row(path, part.kind, part.details, f"{part.parameters:,}")
-    return table
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)
+    console.print(f"[bold]{name}[/bold]  {found.card.summary}")
+    if found.card.paper:
+        console.print(f"Paper: {found.card.paper}")
+    console.print(table)
+    if found.is_equilibrium:
+        console.print(f"Hidden objective: {found.objective or 'none'}", markup=False)
+        console.print(f"Guarantee: {found.guarantee or 'none'}\n", markup=False)
+    options = ", ".join(f"{key}={value!r}" for key, value in model_options(name).items())
+    console.print(f"Options: {options}", markup=False)

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Annotated
 
-from rich import box
+import typer
+import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import TextColumn, TimeRemainingColumn
 
-from equilibria.cli.console import FIGURES, fail, figure_rows
-from equilibria.data import DataFileError, MissingDataError, data_root, dataset_card
+from equilibria.cli.app import DataRoot, Device, command
+from equilibria.cli.console import (
+    FIGURES,
+    fail,
+    figure_rows,
+    one_line_errors,
+    output_console,
+    print_line,
+    progress_bar,
+    table_of,
+)
+from equilibria.cli.datasets import known_root, whereabouts
+from equilibria.data import dataset_card
 from equilibria.papers import (
     Job,
     Outcome,
-    PaperTable,
     Plan,
     Setting,
     carry_out,
@@ -30,65 +40,65 @@ from equilibria.papers import (
     model_sizes,
     plan,
     provenance,
+    write_index,
     write_report,
 )
 from equilibria.training import EpochMetrics, choose_device
 
-WIDTH_OF_A_FILE = 160
-"""Columns where the output is not a terminal."""
 
-
-def show_tables(root: Path | None) -> None:
-    """The tables there are, and whether their data is here."""
-    console = _console()
-    table = Table(box=box.SIMPLE)
-    for column in ("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?"):
-        table.add_column(column, no_wrap=column == "ID")
-    for found in list_tables():
-        table.add_row(
-            found.id,
-            found.paper,
-            found.title,
-            *_data(found, "full", root),
-            *_data(found, "quick", root),
-        )
-    console.print(table)
-    console.print("Run one: equilibria reproduce ID --quick")
-
-
-def run_reproduction(
-    *,
-    table_id: str,
-    quick: bool,
-    output: Path,
-    seeds: int | None,
-    workers: int | None,
-    device_name: str,
-    root: Path | None,
-    dry_run: bool,
+@command(
+    "reproduce",
+    "equilibria reproduce",
+    "equilibria reproduce mopteqs-t1b --quick",
+    "equilibria reproduce geq-t1a --seeds 5 --device cuda --root data",
+)
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A table; without it, the list of them.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Another, small setting: minutes on a processor.")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option(help="Folder for results and runs; finished runs are used again.")
+    ] = Path("results"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many; 3 if not set.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of a quick run; all cores if not set.")
+    ] = None,
+    device: Device = "auto",
+    root: DataRoot = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show recipes and sizes, and run nothing.")
+    ] = False,
+    index: Annotated[
+        Path | None, typer.Option(help="Print a Markdown list of the results in this folder.")
+    ] = None,
 ) -> None:
-    """Run a table, or show what would be run."""
-    console = _console()
-    setting: Setting = "quick" if quick else "full"
-    try:
-        table = find_table(table_id)
-        made = plan(table, setting, range(seeds or table.seeds), output, root=root)
+    """Run a table of the papers again and set it beside their figures."""
+    if index is not None:
+        print(write_index(index), end="")
+        return
+    if table is None:
+        _show_tables(root)
+        return
+    with one_line_errors():
+        found_table = find_table(table)
+        setting: Setting = "quick" if quick else "full"
+        made = plan(found_table, setting, range(seeds or found_table.seeds), output, root=root)
         if dry_run:
-            _show_plan(console, made)
+            _show_plan(made)
             return
-        device = choose_device(device_name)
+        where = choose_device(device)
         check_data(made)
-    except (MissingDataError, DataFileError, ValueError, TypeError, OSError) as error:
-        fail(str(error))
-    count = None
-    if quick and device.type == "cpu":
-        count = workers or os.cpu_count() or 1
+    count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
+    console = output_console()
     display = _Display(console, made, len(made.unfinished()))
     outcomes: list[Outcome] = []
     try:
         with (
             display.progress,
-            closing(carry_out(made, workers=count, device=device, on_epoch=display.on_epoch)) as it,
+            closing(carry_out(made, workers=count, device=where, on_epoch=display.on_epoch)) as it,
         ):
             for outcome in it:
                 outcomes.append(outcome)
@@ -97,8 +107,12 @@ def run_reproduction(
         fail("interrupted; the same command goes on where this one stopped", code=130)
     found = findings(made, outcomes)
     files = write_report(made, found, output, _command(made, seeds), provenance())
-    console.print(_result(cells(made, found)))
-    console.print(f"Written: {', '.join(map(str, files))}", markup=False, soft_wrap=True)
+    heading, *rows = cells(made, found)
+    result = table_of(heading[:1], heading[1:])
+    for row in rows:
+        result.add_row(*row)
+    console.print(result)
+    print_line(f"Written: {', '.join(map(str, files))}")
     if found.failures:
         lines = "\n".join(f"{place}: {error}" for place, error in found.failures.items())
         fail(f"{len(found.failures)} runs failed:\n{lines}", code=1)
@@ -112,12 +126,10 @@ class _Display:
         self.made = made
         self.total = total
         self.done = 0
-        self.progress = Progress(
-            BarColumn(bar_width=20),
+        self.progress = progress_bar(
             TextColumn("{task.completed:.0f}/{task.total:.0f} runs [dim]{task.description}[/]"),
             TimeRemainingColumn(compact=True),
             console=console,
-            disable=not console.is_terminal,
         )
         self.task = self.progress.add_task("", total=total)
 
@@ -134,25 +146,39 @@ class _Display:
         self.done += 1
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
+        measured = outcome.result or {}
+        figures = {name: value for name, value in measured.items() if name in FIGURES}
         facts = outcome.error or ", ".join(
-            f"{label} {value}" for label, value in figure_rows(_figures(outcome.result or {}))
+            f"{label} {value}" for label, value in figure_rows(figures)
         )
         if outcome.error or not self.console.is_terminal:
             line = f"{self.done}/{self.total} {place}: {facts}"
             self.console.print(line, markup=False, soft_wrap=True)
 
 
-def _figures(result: dict[str, float | None]) -> dict[str, float | None]:
-    """Of all the numbers of a run, those that say how well it did."""
-    return {name: value for name, value in result.items() if name in FIGURES}
+def _show_tables(root: Path | None) -> None:
+    """The tables there are, and whether their data is here."""
+    base = known_root(root)
+    table = table_of(("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?"))
+    table.columns[0].no_wrap = True
+    settings: tuple[Setting, ...] = ("full", "quick")
+    for found in list_tables():
+        data = []
+        for setting in settings:
+            names = found.data_sets(setting)
+            missing = any(whereabouts(dataset_card(name), base) == "no" for name in names)
+            data += [", ".join(names), "no" if missing else "yes"]
+        table.add_row(found.id, found.paper, found.title, *data)
+    console = output_console()
+    console.print(table)
+    console.print("Run one: equilibria reproduce ID --quick")
 
 
-def _show_plan(console: Console, made: Plan) -> None:
-    import yaml
-
+def _show_plan(made: Plan) -> None:
+    console = output_console()
     sizes = model_sizes(made)
     for row in made.table.rows:
-        console.print(f"[bold]{row.label}[/bold]", highlight=False)
+        console.print(f"[bold]{row.label}[/bold]")
         if row.label not in sizes:
             console.print(f"not run: {row.missing}\n", markup=False)
             continue
@@ -160,32 +186,9 @@ def _show_plan(console: Console, made: Plan) -> None:
         console.print(f"{sizes[row.label]:,} parameters", markup=False)
         for job in jobs:
             state = "finished" if job.result() is not None else "to run"
-            console.print(f"{job.folder} ({state})", markup=False, soft_wrap=True)
+            print_line(f"{job.folder} ({state})")
         text = yaml.safe_dump(dict(jobs[0].recipe), sort_keys=False, allow_unicode=True)
-        console.print(text, markup=False, soft_wrap=True)
-
-
-def _data(table: PaperTable, setting: Setting, root: Path | None) -> tuple[str, str]:
-    names = table.data_sets(setting)
-    try:
-        base: Path | None = data_root(root)
-    except MissingDataError:
-        base = None
-    cards = [dataset_card(name) for name in names]
-    here = all(
-        not card.folders or (base is not None and card.find(base) is not None) for card in cards
-    )
-    return ", ".join(names), "yes" if here else "no"
-
-
-def _result(rows: Sequence[Sequence[str]]) -> Table:
-    heading, *body = rows
-    table = Table(box=box.SIMPLE)
-    for place, title in enumerate(heading):
-        table.add_column(title, justify="left" if place == 0 else "right")
-    for row in body:
-        table.add_row(*row)
-    return table
+        print_line(text)
 
 
 def _command(made: Plan, seeds: int | None) -> str:
@@ -194,8 +197,3 @@ def _command(made: Plan, seeds: int | None) -> str:
     words += ["--quick"] if made.setting == "quick" else []
     words += ["--seeds", str(seeds)] if seeds is not None else []
     return shlex.join(words)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)

@@ -2,99 +2,170 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
-import torch
-from rich import box
+import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.progress import track
 
-from equilibria.cli.console import fail, print_table
-from equilibria.cli.predict import WIDTH_OF_A_FILE, find_images
-from equilibria.cli.restore_files import (
-    RestorationRequest,
-    RestoredImage,
-    chosen_damage,
-    restored_files,
+from equilibria.cli.app import MAX_SEED, Best, Device, JsonList, command
+from equilibria.cli.console import (
+    one_line_errors,
+    output_console,
+    print_facts,
+    print_json,
+    print_line,
+    table_of,
 )
-from equilibria.cli.restore_test_images import restored_test_images
-from equilibria.inputs import Corruption
-from equilibria.training import Experiment, choose_device, trained
+from equilibria.data import find_images
+from equilibria.report.restoration import (
+    RestoredImage,
+    RestoredTestImages,
+    Restorer,
+    chosen_damage,
+)
+from equilibria.training import choose_device, trained
 
 
-def run_restoration(request: RestorationRequest) -> None:
-    """Restore image files, all images in folders, or test images; pictures go to `output`."""
-    try:
-        _check(request)
-        device = choose_device(request.device_name)
-        files = find_images(request.images) if request.images else []
-        weights: Literal["last", "best"] = "best" if request.best else "last"
-        experiment = trained(request.folder, device=device, weights=weights)
-        damage = chosen_damage(request, experiment)
-        if request.test is not None:
-            _tell_of_test_images(request, experiment, damage, device)
-            return
-        results = list(restored_files(request, experiment, damage, files, device))
-    except (OSError, TypeError, ValueError) as error:
-        fail(str(error))
-    if request.as_json:
-        print(json.dumps([asdict(r) for r in results], indent=2, ensure_ascii=False))
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_OF_A_FILE)
-    console.print(_table(results))
-    done = sum(r.status == "converged" for r in results)
-    if any(r.residual is not None for r in results):
-        console.print(f"{done} of {len(results)} converged")
-        worst = next((r for r in results if r.status not in ("converged", "")), None)
-        if worst is not None:
-            console.print(f"{escape(worst.file)}: {worst.message}", soft_wrap=True)
-
-
-def _check(request: RestorationRequest) -> None:
-    if (request.test is None) == (not request.images):
-        raise ValueError(
-            "name image files or folders to restore, or --test N for N of the run's own test "
-            "images, one of both"
-        )
-    if request.test is not None and (request.damaged or request.mask is not None):
-        raise ValueError("--damaged and --mask are for image files: test images are undamaged")
-
-
-def _tell_of_test_images(
-    request: RestorationRequest, experiment: Experiment, damage: Corruption, device: torch.device
+@command(
+    "restore",
+    "equilibria restore runs/generator digit.png --task inpaint",
+    "equilibria restore runs/generator digits --task denoise --noise 0.4 --stop-at-noise",
+    "equilibria restore runs/generator old.png --task inpaint --damaged --mask scratches.png",
+    "equilibria restore runs/denoiser digit.png --json",
+    "equilibria restore runs/generator --test 200 --task denoise --noise 0.2",
+)
+def restore(
+    run: Annotated[Path, typer.Argument(help="Run of a generator, autoencoder or restorer.")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files, or folders of them.")
+    ] = None,
+    test: Annotated[
+        int | None,
+        typer.Option(min=1, help="Restore this many of the run's own test images instead."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="inpaint, denoise, deblur or superres; what the run learned if not set."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path(
+        "equilibria-restored"
+    ),
+    noise: Annotated[float | None, typer.Option(min=0, help="Deviation of the noise.")] = None,
+    window: Annotated[
+        float | None, typer.Option(help="Side of the hidden window: a share, or pixels from 1.")
+    ] = None,
+    blur: Annotated[float | None, typer.Option(help="Width of the blur in pixels.")] = None,
+    factor: Annotated[int | None, typer.Option(help="Of the lower resolution.")] = None,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="The images are damaged already: do not damage them.")
+    ] = False,
+    mask: Annotated[
+        Path | None, typer.Option(help="Image whose bright pixels are missing, to inpaint.")
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Of the search.")] = None,
+    starts: Annotated[
+        int | None, typer.Option(min=1, help="Searches from random latents; the best counts.")
+    ] = None,
+    ridge: Annotated[
+        float | None, typer.Option(min=0, help="Weight of the latent's squared norm.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Of the search: secant, adam, …")] = None,
+    stop_at_noise: Annotated[
+        bool, typer.Option("--stop-at-noise", help="End where noise explains what is left.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of damage and starts.")] = 0,
+    best: Best = False,
+    as_json: JsonList = False,
+    device: Device = "auto",
 ) -> None:
-    found = restored_test_images(request, experiment, damage, device)
-    if request.as_json:
-        print(json.dumps(asdict(found), indent=2, allow_nan=False))
-        return
-    console = Console(highlight=False)
-    print_table(console, f"{found.images} test images of {found.data}, {damage}", found.rows())
-    if found.message:
-        console.print(f"The first that did not converge: {found.message}", soft_wrap=True)
-    console.print(f"Drawn: {found.sheet}", soft_wrap=True)
-
-
-def _table(results: list[RestoredImage]) -> Table:
-    table = Table(box=box.SIMPLE)
-    for column in ("File", "Restored"):
-        table.add_column(column, overflow="fold")
-    columns = ("PSNR before", "after", "Misfit", "Status", "Residual", "Iterations")
-    for column in columns:
-        table.add_column(column, justify="right", overflow="fold")
-    for r in results:
-        table.add_row(
-            escape(r.file),
-            escape(r.restored),
-            "" if r.measured_psnr is None else f"{r.measured_psnr:.2f} dB",
-            "" if r.restored_psnr is None else f"{r.restored_psnr:.2f} dB",
-            f"{r.misfit:.3g}",
-            r.status,
-            "" if r.residual is None else f"{r.residual:.1e}",
-            "" if r.iterations is None else str(r.iterations),
+    """Damage images and restore them with a trained model, or restore damaged ones."""
+    options = _given(noise=noise, window=window, width=blur, factor=factor)
+    search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
+    found: list[RestoredImage] | RestoredTestImages
+    with one_line_errors():
+        if (test is None) == (not images):
+            raise ValueError(
+                "name image files or folders to restore, or --test N for N of the run's own test "
+                "images, one of both"
+            )
+        if test is not None and (damaged or mask is not None):
+            raise ValueError("--damaged and --mask are for image files: test images are undamaged")
+        where = choose_device(device)
+        files = find_images(images or [])
+        experiment = trained(run, device=where, weights="best" if best else "last")
+        restorer = Restorer(
+            experiment=experiment,
+            damage=chosen_damage(experiment, task, options),
+            device=where,
+            search=search,
+            stop_at_noise=stop_at_noise,
+            seed=seed,
         )
-    return table
+        if test is not None:
+            errors = Console(stderr=True)
+            progress = partial(
+                track, description="restoring", console=errors, disable=not errors.is_terminal
+            )
+            found = restorer.test_images(test, output, progress)
+        else:
+            found = list(restorer.files(files, output, damaged=damaged, mask=mask))
+    if isinstance(found, RestoredTestImages):
+        _show_test_images(found, as_json)
+    elif as_json:
+        print_json([asdict(image) for image in found])
+    else:
+        _show_files(found)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those options that were not left out."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _show_test_images(found: RestoredTestImages, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(found))
+        return
+    rows = []
+    if found.measured_psnr is not None:
+        rows.append(("PSNR of what was measured, median (dB)", f"{found.measured_psnr:.2f}"))
+    rows.append(("PSNR of the model's images, median (dB)", f"{found.model_psnr:.2f}"))
+    if found.restored_psnr != found.model_psnr:
+        put_back = "PSNR with what was seen put back, median (dB)"
+        rows.append((put_back, f"{found.restored_psnr:.2f}"))
+    if found.share_converged is not None and found.mean_iterations is not None:
+        rows.append(("Share converged", f"{found.share_converged:.1%}"))
+        rows.append(("Iterations, mean", f"{found.mean_iterations:.1f}"))
+    title = f"{found.images} test images of {found.data}, {found.damage}"
+    print_facts(output_console(), title, rows)
+    if found.message:
+        print_line(f"The first that did not converge: {found.message}")
+    print_line(f"Drawn: {found.sheet}")
+
+
+def _show_files(found: list[RestoredImage]) -> None:
+    columns = ("PSNR before", "after", "Misfit", "Status", "Residual", "Iterations")
+    table = table_of(("File", "Restored"), columns)
+    for image in found:
+        table.add_row(
+            escape(image.file),
+            escape(image.restored),
+            "" if image.measured_psnr is None else f"{image.measured_psnr:.2f} dB",
+            "" if image.restored_psnr is None else f"{image.restored_psnr:.2f} dB",
+            f"{image.misfit:.3g}",
+            image.status,
+            "" if image.residual is None else f"{image.residual:.1e}",
+            "" if image.iterations is None else str(image.iterations),
+        )
+    output_console().print(table)
+    if any(image.residual is not None for image in found):
+        done = sum(image.status == "converged" for image in found)
+        print_line(f"{done} of {len(found)} converged")
+        worst = next((image for image in found if image.status not in ("converged", "")), None)
+        if worst is not None:
+            print_line(f"{worst.file}: {worst.message}")

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from equilibria.cli.console import fail
+from equilibria.cli.app import MAX_SEED, JsonObject, command
+from equilibria.cli.console import (
+    fail,
+    one_line_errors,
+    output_console,
+    print_json,
+    print_line,
+    progress_bar,
+)
 from equilibria.gradients import Unrolled
 from equilibria.models import create_model, model_card
 from equilibria.solvers import Auto, ConvergenceError
-from equilibria.training import (
-    Measurement,
-    RunFolder,
-    TuningReport,
-    explain_none,
-    trained,
-    tune,
-)
+from equilibria.training import Measurement, TuningReport, explain_none, trained
+from equilibria.training import tune as measure_settings
 
 SIZE = 32
 CHANNELS = 3
 RECOMMENDED, PRESENT = "★", "•"
+HEADINGS = (
+    *("Toler-\nance", "Time\n(ms)", "Evalu-\nations", "Back-\nward"),
+    *("Con-\nverged", "Grad.\ncosine", "Grad.\nerror"),
+)
 NOISE = 1.05
 """Settings whose times differ by less are as fast as each other."""
 
@@ -52,50 +56,69 @@ class Subject:
     """What the images and weights are."""
 
 
-def run_tune(
-    target: str,
-    *,
-    batch: int,
-    size: int | None,
-    channels: int | None,
-    tolerances: str,
-    solvers: str | None,
-    adjoints: str | None,
-    repeats: int,
-    seed: int,
-    as_json: bool,
+@command(
+    "tune",
+    "equilibria tune opteq-small",
+    "equilibria tune equilibria-demo --tolerances 1e-3,1e-5 --json",
+)
+def tune(
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Name of a model, or folder of a run.")
+    ],
+    batch: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the random images of a MODEL; 32 if not set.")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Their channels; 3 if not set.")
+    ] = None,
+    tolerances: Annotated[str, typer.Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
+    solvers: Annotated[
+        str | None, typer.Option(help="Names, with commas between them; all if not set.")
+    ] = None,
+    gradients: Annotated[
+        str | None,
+        typer.Option(
+            "--gradients", "--adjoints", help="Names, with commas between them; all if not set."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each setting.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights and images.")] = 0,
+    as_json: JsonObject = False,
 ) -> None:
+    """Find the fastest solver, tolerance and gradient rule that trains a model right."""
     torch.manual_seed(seed)
+    bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
+    task = bar.add_task("the exact gradient", total=None)
     try:
-        subject = find_subject(target, batch, size, channels)
-        with progress_bar() as on_progress:
-            report = tune(
+        with one_line_errors(), bar:
+            subject = _find_subject(target, batch, size, channels)
+            report = measure_settings(
                 subject.model,
                 subject.images,
                 loss=subject.loss,
-                solvers=split_names(solvers),
-                tolerances=parse_tolerances(tolerances),
-                adjoints=split_names(adjoints),
+                solvers=_names(solvers),
+                tolerances=_numbers(tolerances),
+                adjoints=_names(gradients),
                 repeats=repeats,
-                on_progress=on_progress,
+                on_progress=lambda done, total: bar.update(
+                    task, completed=done, total=total, description="training steps"
+                ),
             )
-    except (OSError, TypeError, ValueError) as error:
-        fail(str(error))
     except ConvergenceError as error:
         fail(str(error), code=1)
     if as_json:
-        print(json.dumps(as_data(subject, report), indent=2, allow_nan=False, ensure_ascii=False))
+        print_json(_as_data(subject, report))
     else:
-        show(Console(highlight=False), subject, report)
+        _show(subject, report)
 
 
-def find_subject(target: str, batch: int, size: int | None, channels: int | None) -> Subject:
+def _find_subject(target: str, batch: int, size: int | None, channels: int | None) -> Subject:
     """The model that a name or the folder of a run stands for, with images for it."""
-    folder = Path(target)
     try:
         model_card(target)
     except ValueError as error:
-        if not folder.is_dir():
+        if not Path(target).is_dir():
             raise ValueError(
                 f"{error} Nor is there a run folder {target!r}, as `equilibria demo` writes one."
             ) from None
@@ -103,26 +126,22 @@ def find_subject(target: str, batch: int, size: int | None, channels: int | None
             raise ValueError(
                 "--size and --channels are for models by name: a run brings its own images"
             ) from None
-        return finished_run(RunFolder(folder), batch)
-    return named_model(target, batch, size or SIZE, channels or CHANNELS)
-
-
-def named_model(name: str, batch: int, size: int, channels: int) -> Subject:
-    options = {} if channels == CHANNELS else {"in_channels": channels}
+        return _finished_run(Path(target), batch)
+    in_channels = channels or CHANNELS
     return Subject(
-        name=name,
-        options=options,
-        model=create_model(name, in_channels=channels),
-        images=torch.rand(batch, channels, size, size),
+        name=target,
+        options={} if in_channels == CHANNELS else {"in_channels": in_channels},
+        model=create_model(target, in_channels=in_channels),
+        images=torch.rand(batch, in_channels, size or SIZE, size or SIZE),
         loss=None,
         note="random images and initial weights; a trained map contracts less, so tune a finished "
         "run too",
     )
 
 
-def finished_run(run: RunFolder, batch: int) -> Subject:
+def _finished_run(folder: Path, batch: int) -> Subject:
     """A trained model, with images that it was not trained on."""
-    experiment = trained(run.path)
+    experiment = trained(folder)
     recipe, test = experiment.recipe, experiment.data.test
     images, labels = test.fetch(torch.randperm(len(test))[:batch])
 
@@ -139,11 +158,11 @@ def finished_run(run: RunFolder, batch: int) -> Subject:
     )
 
 
-def split_names(text: str | None) -> list[str] | None:
+def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def parse_tolerances(text: str) -> list[float]:
+def _numbers(text: str) -> list[float]:
     try:
         return [float(piece) for piece in text.split(",")]
     except ValueError:
@@ -152,46 +171,18 @@ def parse_tolerances(text: str) -> list[float]:
         ) from None
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    # On stderr, so that what is piped on is the result alone.
-    console = Console(stderr=True)
-    progress = Progress(
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = progress.add_task("the exact gradient", total=None)
-
-    def on_progress(done: int, total: int) -> None:
-        progress.update(task, completed=done, total=total, description="training steps")
-
-    with progress:
-        yield on_progress
-
-
-def show(console: Console, subject: Subject, report: TuningReport) -> None:
+def _show(subject: Subject, report: TuningReport) -> None:
     shape = " × ".join(str(length) for length in subject.images.shape)
     title = f"{subject.name}, a training step on {shape}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("", "Solver", "Adjoint"):
+    for heading in ("", "Solver", "Gradient"):
         table.add_column(heading, overflow="fold", min_width=len("Implicit") if heading else 1)
-    for heading in (
-        "Toler-\nance",
-        "Time\n(ms)",
-        "Evalu-\nations",
-        "Back-\nward",
-        "Con-\nverged",
-        "Grad.\ncosine",
-        "Grad.\nerror",
-    ):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for measurement in report.measurements:
         style = "bold" if measurement is report.recommended else None
-        table.add_row(*cells(measurement, report), style=style)
+        table.add_row(*_cells(measurement, report), style=style)
+    console = output_console()
     console.print(table)
     console.print(
         f"{RECOMMENDED} recommended, {PRESENT} present. Evaluations of the map in the forward "
@@ -199,10 +190,10 @@ def show(console: Console, subject: Subject, report: TuningReport) -> None:
         f"{report.auto}. Measured on {subject.note}."
     )
     for line in advice(subject, report):
-        console.print(escape(line), soft_wrap=True)
+        print_line(line)
 
 
-def cells(measurement: Measurement, report: TuningReport) -> list[str]:
+def _cells(measurement: Measurement, report: TuningReport) -> list[str]:
     setting = measurement.setting
     solver = setting.solver_label
     if isinstance(setting.solver, Auto):
@@ -229,12 +220,13 @@ def advice(subject: Subject, report: TuningReport) -> list[str]:
     """What to do, in a few lines."""
     best, speedup = report.recommended, report.speedup
     if best is None or speedup is None:
-        reason = explain_none(report.measurements)
-        return [f"No recommendation: {reason}."]
+        return [f"No recommendation: {explain_none(report.measurements)}."]
     quality = f"cosine {best.cosine:.5f}, relative gradient error {best.relative_error:.1e}"
     if best is report.present:
         return [f"Keep the present setting, the fastest that qualifies: {quality}."]
-    lines = [f"Recommended ({quality}):", f"  {call(subject, best)}"]
+    options = "".join(f"{name}={value!r}, " for name, value in subject.options.items())
+    call = f'eq.create_model("{subject.name}", {options}{best.setting.overrides})'
+    lines = [f"Recommended ({quality}):", f"  {call}"]
     times = f"{1e3 * best.seconds:.0f} ms in place of {1e3 * report.present.seconds:.0f} ms"
     if speedup >= NOISE:
         lines.append(f"{speedup:.2f} times as fast as the present setting: {times}.")
@@ -249,46 +241,40 @@ def advice(subject: Subject, report: TuningReport) -> list[str]:
     return lines
 
 
-def call(subject: Subject, measurement: Measurement) -> str:
-    """The Python that makes the model with a setting."""
-    options = "".join(f"{name}={value!r}, " for name, value in subject.options.items())
-    return f'eq.create_model("{subject.name}", {options}{measurement.setting.overrides})'
+def _as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
+    def measured(measurement: Measurement) -> dict[str, Any]:
+        setting = measurement.setting
+        return {
+            "solver": setting.solver_label,
+            "found_by": measurement.found_by,
+            "tolerance": setting.tolerance,
+            "gradient": setting.gradient_label,
+            "overrides": setting.overrides,
+            "seconds": measurement.seconds,
+            "evaluations": measurement.evaluations,
+            "backward_evaluations": measurement.backward_evaluations,
+            "share_converged": measurement.share_converged,
+            "backward_converged": measurement.backward_converged,
+            "cosine": _finite(measurement.cosine),
+            "relative_error": _finite(measurement.relative_error),
+            "qualifies": measurement.qualifies,
+            "present": measurement is report.present,
+            "recommended": measurement is report.recommended,
+        }
 
-
-def as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
     best = report.recommended
     return {
         "model": subject.name,
         "images": list(subject.images.shape),
         "auto": report.auto,
-        "measurements": [measurement_data(m, report) for m in report.measurements],
-        "present": measurement_data(report.present, report),
-        "recommended": None if best is None else measurement_data(best, report),
+        "measurements": [measured(measurement) for measurement in report.measurements],
+        "present": measured(report.present),
+        "recommended": None if best is None else measured(best),
         "speedup": report.speedup,
         "advice": advice(subject, report),
     }
 
 
-def measurement_data(measurement: Measurement, report: TuningReport) -> dict[str, Any]:
-    return {
-        "solver": measurement.setting.solver_label,
-        "found_by": measurement.found_by,
-        "tolerance": measurement.setting.tolerance,
-        "gradient": measurement.setting.gradient_label,
-        "overrides": measurement.setting.overrides,
-        "seconds": measurement.seconds,
-        "evaluations": measurement.evaluations,
-        "backward_evaluations": measurement.backward_evaluations,
-        "share_converged": measurement.share_converged,
-        "backward_converged": measurement.backward_converged,
-        "cosine": finite(measurement.cosine),
-        "relative_error": finite(measurement.relative_error),
-        "qualifies": measurement.qualifies,
-        "present": measurement is report.present,
-        "recommended": measurement is report.recommended,
-    }
-
-
-def finite(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 BRIGHTEST = 255.0
 """The largest byte, which is 1 in an image of floats."""
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+)
 READING_THREADS = 4
 
 
@@ -205,6 +207,22 @@ def image_names(folder: Path) -> list[str]:
 def list_images(folder: Path) -> list[Path]:
     """The images of a folder, by name."""
     return [folder / name for name in image_names(folder)]
+
+
+def find_images(paths: Iterable[Path]) -> list[Path]:
+    """Image files, those of folders included, in order."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(below for below in path.rglob("*") if is_image(below))
+            if not inside:
+                raise ValueError(f"there is no image in the folder {path}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ValueError(f"there is no file or folder {path}")
+    return found
 
 
 def _open(path: Path) -> Image:

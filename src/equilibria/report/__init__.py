@@ -12,6 +12,7 @@ from equilibria.report.page import (
     Formula,
     Summary,
     choose_examples,
+    classifier_report,
     model_formula,
 )
 from equilibria.report.segmentation import segmentation_png
@@ -24,6 +25,7 @@ __all__ = [
     "ObjectiveChange",
     "Summary",
     "choose_examples",
+    "classifier_report",
     "follow_solve",
     "model_formula",
     "objective_change",

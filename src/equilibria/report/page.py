@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.data import Split
-from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell
-from equilibria.report.convergence import Convergence, ObjectiveChange
+from equilibria.data import Batches, Split
+from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell, parameter_count
+from equilibria.report.convergence import (
+    Convergence,
+    ObjectiveChange,
+    follow_solve,
+    objective_change,
+)
 from equilibria.report.figures import convergence_figure, image_png, training_figure
+from equilibria.solvers import Picard
 from equilibria.tasks import Evaluation
-from equilibria.training import EpochMetrics
+from equilibria.training import EpochMetrics, Experiment
 
 UNKNOWN = "not known"
+FOLLOWED_IMAGES = 64
+FOLLOWED: dict[str, Any] = {"tolerance": 1e-6, "max_iterations": 500}
+"""Of the solves that the report follows step by step."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,47 @@ class ClassifierReport:
             facts.append(("of the solves converged", f"{solves.share_converged:.1%}"))
         facts.append(("parameters", f"{self.summary.parameters:,}"))
         return facts
+
+
+def classifier_report(
+    experiment: Experiment, history: Sequence[EpochMetrics], device: torch.device, footer: str = ""
+) -> ClassifierReport:
+    """Evaluate a trained equilibrium classifier on its test images, and follow some solves."""
+    model, name = experiment.model, experiment.recipe.model.name
+    if not isinstance(model, EquilibriumClassifier) or experiment.data.kind != "classification":
+        raise TypeError(
+            f"the report is of a classifier with an equilibrium layer, which {name!r} is not"
+        )
+    test = Split(*experiment.test.fetch(torch.arange(len(experiment.test))))
+    evaluation = experiment.evaluate()
+    assert isinstance(evaluation, Evaluation)
+    bound = model.contraction_bound(test.images[:1].to(device))
+    with experiment.solving():
+        batches = Batches(test, experiment.recipe.training.evaluation_batch_size)
+        change = objective_change(model, batches)
+    followed, own = test.images[:FOLLOWED_IMAGES], model.layer.solver
+    return ClassifierReport(
+        model_name=name,
+        data_name=experiment.data.name,
+        class_names=experiment.data.class_names,
+        formula=model_formula(model),
+        summary=Summary(
+            evaluation=evaluation,
+            parameters=parameter_count(model),
+            contraction=None if bound is None else float(bound.max()),
+            objective=change,
+            training_seconds=sum(metrics.seconds for metrics in history),
+        ),
+        picard=follow_solve(model, followed, Picard(**FOLLOWED)),
+        comparison=(
+            None
+            if isinstance(own, Picard)
+            else follow_solve(model, followed, replace(own, **FOLLOWED))
+        ),
+        examples=choose_examples(test, evaluation),
+        history=history,
+        footer=footer,
+    )
 
 
 def choose_examples(

@@ -37,7 +37,9 @@ class Place:
     """The file by which they find each other; None: by the address in the environment."""
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Place | None:
+    def from_environment(
+        cls, variables: Mapping[str, str] = os.environ, *, meeting_point: Path | None = None
+    ) -> Place | None:
         """As torchrun and its like say it; None where this process is alone."""
         needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         if not all(name in variables for name in needed):
@@ -50,6 +52,7 @@ class Place:
             count=count,
             local_rank=int(variables.get("LOCAL_RANK", rank)),
             local_count=int(variables.get("LOCAL_WORLD_SIZE", count)),
+            meeting_point=meeting_point,
         )
 
     def device(self, name: str = "auto") -> torch.device:

@@ -7,10 +7,14 @@ import difflib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from equilibria.training.settings import TrainingSettings
+
+PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
+"""Where the recipes are that come with the package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,7 @@ def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, or the one of that name in `recipes/`, with `key=value` overrides.
+    """The recipe in a file, or the one of that name (`list_recipes`), with `key=value` overrides.
 
     Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML.
     """
@@ -138,11 +142,13 @@ def find_recipe(source: str | Path) -> Path:
 
 
 def list_recipes() -> dict[str, Path]:
-    """The recipes by name: those of the folder `recipes` here, and of the checkout."""
-    folders = [Path(__file__).resolve().parents[3] / "recipes", Path("recipes").resolve()]
+    """The recipes by name: those of the package, and those of a folder `recipes` here.
+
+    A recipe here comes before one of the package that has the same name.
+    """
     return {
         path.stem: path
-        for folder in folders
+        for folder in (PACKAGED, Path("recipes").resolve())
         if folder.is_dir()
         for path in sorted(folder.glob("*.yaml"))
     }

@@ -1,0 +1,38 @@
+"""`equilibria runs`: what has been trained, or half of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equilibria.cli.app import command
+from equilibria.cli.console import output_console, table_of
+from equilibria.training import RunFolder, load_recipe
+
+
+@command("runs", "equilibria runs runs")
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path(),
+) -> None:
+    """List the runs in a folder, finished or interrupted."""
+    table = table_of(("Run", "Model", "Data", "Epochs", "Loss", "Accuracy", "State"))
+    for path in sorted(path.parent for path in folder.glob("**/config.yaml")):
+        run = RunFolder(path)
+        try:
+            recipe = load_recipe(run.config)
+        except ValueError:
+            continue  # The configuration of something else.
+        metrics = run.read_metrics()
+        last = metrics[-1] if metrics else None
+        table.add_row(
+            str(path),
+            recipe.model.name,
+            recipe.data.name,
+            f"{len(metrics)}/{recipe.training.epochs}",
+            "" if last is None else f"{last['loss']:.4f}",
+            "" if last is None or last["accuracy"] is None else f"{last['accuracy']:.2%}",
+            "finished" if run.weights.exists() else "interrupted",
+        )
+    output_console().print(table)

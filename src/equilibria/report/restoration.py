@@ -1,0 +1,314 @@
+"""Damaged images, restored by a trained model: files, or the test images of its own data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.data import Framing, read_image
+from equilibria.inputs import (
+    Corrupted,
+    Corruption,
+    Inpainting,
+    SuperResolution,
+    answer,
+    entries,
+    generator_of,
+    get_corruption,
+    is_generator,
+    misfit,
+    picture_of,
+    restore,
+)
+from equilibria.operators import Mask
+from equilibria.report.figures import image_grid_png
+from equilibria.report.prediction import drawn_files
+from equilibria.solvers import Status
+from equilibria.tasks.image_quality import picture_psnr
+from equilibria.tasks.reconstruction import Reconstruction
+from equilibria.tasks.restoration import ImageRestoration
+from equilibria.training import Experiment, write_atomically
+
+BATCH = 64
+LEAST_SIDE = 160
+"""Pixels of a side of an image in a sheet, about."""
+COLUMNS = 16
+"""Test images in a row of their sheet."""
+
+
+@dataclass(frozen=True)
+class Solve:
+    """How the solve or the search behind an image ended; as it is where there was none."""
+
+    status: str = ""
+    residual: float | None = None
+    iterations: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RestoredBatch:
+    """A batch of measurements, restored."""
+
+    generated: Tensor
+    """The images as the model makes them."""
+    images: Tensor
+    """The same, with what was seen put back where it was seen without noise."""
+    picture: Tensor | None
+    """What was measured, as far as that is a picture."""
+    solves: Sequence[Solve]
+
+
+@dataclass(frozen=True)
+class RestoredImage:
+    """One image file."""
+
+    file: str
+    restored: str
+    """The restored image, in the size of the model's images."""
+    sheet: str
+    """Side by side: the original, if there is one, what was measured, what the model made of it,
+    and, where it differs, the restored image."""
+    measured_psnr: float | None
+    restored_psnr: float | None
+    """None where there is no original."""
+    misfit: float
+    """The root of the mean squared difference between what was measured of an entry and what the
+    restored image would have given."""
+    status: str
+    residual: float | None
+    """None for a model without an equilibrium, as are the iterations."""
+    iterations: int | None
+    message: str
+
+
+@dataclass(frozen=True)
+class RestoredTestImages:
+    """Medians over the images, in decibel; PSNR is that of the pictures."""
+
+    model: str
+    data: str
+    damage: str
+    images: int
+    measured_psnr: float | None
+    """None where what was measured is no picture."""
+    model_psnr: float
+    """Of the images as the model makes them."""
+    restored_psnr: float
+    """The same with what was seen put back, where it was seen without noise."""
+    share_converged: float | None
+    """None where nothing was solved."""
+    mean_iterations: float | None
+    message: str
+    """On the first image whose solve did not converge, with the remedy; "" where all did."""
+    sheet: str
+    """Rows of originals, measurements and restored images."""
+
+
+def chosen_damage(experiment: Experiment, name: str | None, options: dict[str, Any]) -> Corruption:
+    """What is undone: as asked for, or what the run was trained to undo."""
+    task = experiment.task
+    own = task.damage if isinstance(task, ImageRestoration) else None
+    if name is None:
+        if own is None:
+            raise ValueError("name what is to be undone: --task inpaint, denoise, deblur, superres")
+        if options:
+            raise ValueError(f"{', '.join(options)} needs --task as well")
+        return own
+    chosen = get_corruption(name, **options)
+    if own is not None and type(own) is not type(chosen) and not is_generator(experiment.model):
+        raise ValueError(
+            f"the run was trained to undo {own}, not {chosen}: only a generator can do what it was "
+            "not trained for"
+        )
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restorer:
+    """A trained model, and what it is to undo.
+
+    search: options of `restore`: iterations, ridge, starts, engine, …
+    stop_at_noise: end a search where noise explains what is left.
+    seed: of the damage and of the searches.
+    """
+
+    experiment: Experiment
+    damage: Corruption
+    device: torch.device
+    search: dict[str, Any] = field(default_factory=dict)
+    stop_at_noise: bool = False
+    seed: int = 0
+
+    @torch.no_grad()
+    def batch(self, seen: Corrupted) -> RestoredBatch:
+        """Restore what was seen of a batch of images."""
+        model, task = self.experiment.model, self.experiment.task
+        if isinstance(task, ImageRestoration) and not is_generator(model):
+            generated, solves = self._answer(seen)
+        else:
+            own: dict[str, Any] = {}
+            if isinstance(task, ImageRestoration):
+                own = vars(task.search(task.evaluation_iterations))
+            elif isinstance(task, Reconstruction):
+                own = {"ridge": task.ridge}
+            if self.stop_at_noise:
+                own = {**own, "ridge": 0.0, "noise": seen.noise}
+            search = {**own, **self.search}
+            found = restore(
+                generator_of(model), seen.measured, seen.measurement, seed=self.seed, **search
+            )
+            generated, solves = found.images, _solves(found, lambda row: found.messages[row])
+        images = generated
+        if isinstance(seen.measurement, Mask) and not seen.noise:
+            images = seen.measurement.fill(seen.measured, images)
+        picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
+        return RestoredBatch(generated, images, picture, solves)
+
+    @torch.no_grad()
+    def files(
+        self, files: Sequence[Path], output: Path, *, damaged: bool, mask: Path | None
+    ) -> Iterator[RestoredImage]:
+        """Restore the images in files, in batches, and draw them into the folder `output`.
+
+        damaged: the images are measurements already; there is no original to compare with.
+        mask: an image whose bright pixels are hidden, for inpainting.
+        """
+        chance = torch.Generator().manual_seed(self.seed)
+        output.mkdir(parents=True, exist_ok=True)
+        pictures = drawn_files(files, output, "restored", "sheet")
+        for start in range(0, len(files), BATCH):
+            some = files[start : start + BATCH]
+            originals, seen = self._measure(some, chance, damaged, mask)
+            batch = self.batch(seen)
+            count = entries(seen.measured, seen.measurement)
+            left = (misfit(batch.generated, seen.measured, seen.measurement) / count).sqrt()
+            is_filled = batch.images is not batch.generated
+            shown = [originals, batch.picture, batch.generated if is_filled else None, batch.images]
+            scale = max(1, LEAST_SIDE // min(batch.images.shape[2:]))
+            for row, file in enumerate(some):
+                restored, sheet = pictures[start + row]
+                columns = torch.stack([images[row] for images in shown if images is not None])
+                write_atomically(restored, image_grid_png([batch.images[row : row + 1]], scale=1))
+                write_atomically(sheet, image_grid_png([columns], scale=scale))
+                yield RestoredImage(
+                    file=str(file),
+                    restored=str(restored),
+                    sheet=str(sheet),
+                    measured_psnr=_psnr(batch.picture, originals, row),
+                    restored_psnr=_psnr(batch.images, originals, row),
+                    misfit=float(left[row]),
+                    **vars(batch.solves[row]),
+                )
+
+    @torch.no_grad()
+    def test_images(
+        self,
+        count: int,
+        output: Path,
+        progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+    ) -> RestoredTestImages:
+        """Damage test images, always in the same way, restore them, and draw the first ones.
+
+        progress: goes around the batches, to show how far they are.
+        """
+        chance = torch.Generator().manual_seed(self.seed)
+        originals = self.experiment.some_test_images(count)[0].to(self.device)
+        batches = [
+            self.batch(self.damage.corrupt(some, chance))
+            for some in progress(torch.split(originals, BATCH))
+        ]
+        generated = torch.cat([batch.generated for batch in batches])
+        restored = torch.cat([batch.images for batch in batches])
+        pictures = [batch.picture for batch in batches if batch.picture is not None]
+        picture = torch.cat(pictures) if pictures else None
+        solves = [solve for batch in batches for solve in batch.solves if solve.status]
+        iterations = [solve.iterations for solve in solves if solve.iterations is not None]
+        unfinished = [solve.message for solve in solves if solve.status != "converged"]
+        rows = [row[:COLUMNS] for row in (originals, picture, restored) if row is not None]
+        sheet = output / "test-images.png"
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(sheet, image_grid_png(rows))
+
+        def median_psnr(images: Tensor) -> float:
+            return float(picture_psnr(images, originals).median())
+
+        return RestoredTestImages(
+            model=self.experiment.recipe.model.name,
+            data=self.experiment.data.name,
+            damage=str(self.damage),
+            images=len(originals),
+            measured_psnr=None if picture is None else median_psnr(picture),
+            model_psnr=median_psnr(generated),
+            restored_psnr=median_psnr(restored),
+            share_converged=1 - len(unfinished) / len(solves) if solves else None,
+            mean_iterations=sum(iterations) / len(iterations) if iterations else None,
+            message=unfinished[0] if unfinished else "",
+            sheet=str(sheet),
+        )
+
+    def _answer(self, seen: Corrupted) -> tuple[Tensor, list[Solve]]:
+        """By a model that restores without a search."""
+        model = self.experiment.model
+        if self.search or self.stop_at_noise:
+            raise ValueError(
+                f"{type(model).__name__} restores without a search: leave out "
+                f"{', '.join([*self.search, *['stop_at_noise'] * self.stop_at_noise])}"
+            )
+        images = answer(model, seen)
+        solution = getattr(model, "last_solution", None)
+        if solution is None:
+            return images, [Solve()] * len(images)
+        return images, _solves(solution, solution.message)
+
+    def _measure(
+        self, files: Sequence[Path], chance: torch.Generator, damaged: bool, mask: Path | None
+    ) -> tuple[Tensor | None, Corrupted]:
+        """The original images, if these are they, and what is seen of them."""
+        channels, height, width = self.experiment.data.image_shape
+        inpaints = isinstance(self.damage, Inpainting)
+        if mask is not None and not inpaints:
+            raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
+        if damaged and inpaints and mask is None:
+            raise ValueError("which pixels of a damaged image are missing? Give --mask an image")
+        if damaged and isinstance(self.damage, SuperResolution):
+            height, width = height // self.damage.factor, width // self.damage.factor
+        frame = Framing((height, width))
+        images = [read_image(path, frame, is_gray=channels == 1) for path in files]
+        batch = torch.stack(images).to(self.device).float() / 255
+        if mask is None:
+            seen = self.damage.corrupt(batch, chance)
+            if not damaged:
+                return batch, seen
+            return None, Corrupted(batch, seen.measurement, seen.noise)
+        hidden = read_image(mask, frame, is_gray=True).to(self.device) >= 128
+        if bool(hidden.all()) or not bool(hidden.any()):
+            raise ValueError(
+                f"{mask} hides every pixel, or none: what is missing is bright in a mask"
+            )
+        known = Mask((~hidden).to(batch)[None])
+        return None if damaged else batch, Corrupted(known(batch), known, 0.0)
+
+
+def _solves(found: Any, message: Callable[[int], str]) -> list[Solve]:
+    """Of a solution or a search, image by image."""
+    return [
+        Solve(
+            status=Status(int(found.status[row])).name.lower().replace("_", " "),
+            residual=float(found.residual[row]),
+            iterations=int(found.iterations[row]),
+            message=message(row),
+        )
+        for row in range(len(found.status))
+    ]
+
+
+def _psnr(images: Tensor | None, originals: Tensor | None, row: int) -> float | None:
+    if images is None or originals is None:
+        return None
+    return float(picture_psnr(images[row : row + 1], originals[row : row + 1]))

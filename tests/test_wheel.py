@@ -1,0 +1,36 @@
+"""What is installed from a wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Recipes, tables of the papers, catalogs and templates among them: built without network."""
+    pytest.importorskip("setuptools", minversion="77")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=ignored)
+    subprocess.run(
+        [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('dist')"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("equilibria/")}
+    source = tmp_path / "src"
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert "equilibria/recipes/digits-opteq.yaml" in packed
+    assert packed == {name for name in files if name.startswith("equilibria/")}
