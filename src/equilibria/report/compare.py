@@ -24,7 +24,14 @@ from equilibria.report.figures import (
     legend_columns,
     plain_log_axis,
 )
-from equilibria.training import Checkpoints, Recipe, RunFolder, load_recipe, write_atomically
+from equilibria.training import (
+    Checkpoints,
+    Recipe,
+    RunFolder,
+    load_recipe,
+    stored_shapes,
+    write_atomically,
+)
 
 COLORS = (
     *(LIGHT.first, LIGHT.second, "#2b8a3e", "#9c36b5"),
@@ -258,20 +265,17 @@ def _kind(recipe: Recipe) -> str | None:
 
 def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
     """How many numbers were trained, counted in the stored weights: the data may be elsewhere."""
-    from safetensors import safe_open
-
-    kept = [folder / run.weights.name for folder in Checkpoints(run.checkpoints).present()]
-    weights = next((path for path in (run.weights, *kept) if path.is_file()), None)
+    weights = (
+        run.weights if run.weights.is_file() else Checkpoints(run.checkpoints).newest_weights()
+    )
     if weights is None:
         return None
     # On this device nothing is computed. The names are needed alone, to tell buffers apart.
     with torch.device("meta"):
         model = create_model(recipe.model.name, **recipe.model.options)
     names = {name for name, value in model.named_parameters() if value.requires_grad}
-    with safe_open(weights, framework="pt") as file:
-        if not names <= set(file.keys()):
-            return None
-        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in names)
+    shapes = stored_shapes(weights)
+    return sum(shapes[name].numel() for name in names) if names <= set(shapes) else None
 
 
 def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:

@@ -7,6 +7,7 @@ from equilibria.training.checkpoint import (
     atomic_writer,
     load_weights,
     save_weights,
+    stored_shapes,
     write_atomically,
 )
 from equilibria.training.device import choose_device
@@ -90,6 +91,7 @@ __all__ = [
     "recipe_from_data",
     "recommend",
     "save_weights",
+    "stored_shapes",
     "train",
     "trained",
     "tune",

@@ -60,6 +60,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict({**own, **load(path.read_bytes())}, strict=True)
 
 
+def stored_shapes(path: Path) -> dict[str, torch.Size]:
+    """Names and shapes of what `save_weights` wrote, without reading the numbers."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be read, and an earlier one was taken."""
 
@@ -116,6 +124,11 @@ class Checkpoints:
     def present(self) -> list[Path]:
         """The checkpoints there are, the newest first."""
         return sorted(self.folder.glob("epoch-*"), reverse=True)
+
+    def newest_weights(self) -> Path | None:
+        """The weights of the newest checkpoint, if there is one."""
+        kept = (folder / "model.safetensors" for folder in self.present())
+        return next((path for path in kept if path.is_file()), None)
 
     def load(self, model: nn.Module, device: torch.device | str = "cpu") -> TrainingState | None:
         """Load the newest checkpoint that can be read into the model; None if there is none."""
