@@ -22,7 +22,7 @@ from equilibria.report import (
     objective_change,
 )
 from equilibria.report.figures import convergence_figure, image_grid_png, image_png
-from equilibria.tasks import Evaluation, SolveStatistics, evaluate
+from equilibria.tasks import Classification, Evaluation
 from equilibria.training import EpochMetrics
 
 VOID = {"meta", "br", "img", "source"}
@@ -63,7 +63,7 @@ def make_report(name: str = "opteq-small", title: str = "a model", **options: ob
     model = eq.create_model(name, in_channels=1, channels=8, num_classes=3, **options)
     split = Split(torch.rand(12, 1, 8, 8), torch.arange(12) % 3)
     batches = [(split.images, split.labels)]
-    evaluation = evaluate(model, batches)
+    evaluation = Classification().evaluate(model, batches)
     metrics = EpochMetrics(
         epoch=1,
         loss=1.0,
@@ -175,13 +175,8 @@ def test_a_grid_shows_every_image_in_its_place() -> None:
 
 
 def evaluation_of(labels: torch.Tensor, predictions: torch.Tensor) -> Evaluation:
-    return Evaluation(
-        loss=0.0,
-        confusion=torch.zeros(2, 2),
-        predictions=predictions,
-        confidences=torch.ones(len(labels)),
-        solves=SolveStatistics(),
-    )
+    logits = torch.nn.functional.one_hot(predictions, 2).float()
+    return Classification().evaluate(torch.nn.Identity(), [(logits, labels)])
 
 
 def test_gallery_shows_mistakes_first_then_class_after_class() -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.tasks import Classification, confusion_matrix, evaluate
+from equilibria.tasks import Classification, confusion_matrix
+
+evaluate = Classification().evaluate
 
 
 class Echo(nn.Module):
@@ -26,11 +28,11 @@ LABELS = torch.tensor([0, 1, 2, 2])
 def test_evaluate_counts_as_one_does_by_hand() -> None:
     evaluation = evaluate(Echo(), [(LOGITS[:3], LABELS[:3]), (LOGITS[3:], LABELS[3:])])
     assert (evaluation.correct, evaluation.samples, evaluation.accuracy) == (3, 4, 0.75)
-    assert evaluation.confusion.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    assert evaluation.predictions.tolist() == [0, 1, 1, 2]
+    assert evaluation.counts["confusion"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert evaluation.values["prediction"].tolist() == [0, 1, 1, 2]
     right, wrong = math.log1p(2 * math.exp(-5)), math.log(math.exp(5) + 2)
     assert evaluation.loss == pytest.approx((3 * right + wrong) / 4, rel=1e-6)
-    assert evaluation.confidences.tolist() == pytest.approx([math.exp(-right)] * 4)
+    assert evaluation.values["confidence"].tolist() == pytest.approx([math.exp(-right)] * 4)
 
 
 def test_model_without_an_equilibrium_has_no_solve_statistics() -> None:
@@ -90,5 +92,5 @@ def test_label_smoothing_changes_the_loss() -> None:
 def test_top_five_accuracy_by_hand() -> None:
     logits = torch.arange(7.0).repeat(4, 1)
     labels = torch.tensor([6, 2, 1, 0])
-    assert evaluate(Echo(), [(logits, labels)]).top5_accuracy == 0.5
-    assert evaluate(Echo(), [(LOGITS, LABELS)]).top5_accuracy is None
+    assert evaluate(Echo(), [(logits, labels)]).figures["top5_accuracy"] == 0.5
+    assert evaluate(Echo(), [(LOGITS, LABELS)]).figures["top5_accuracy"] is None

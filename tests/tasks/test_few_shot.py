@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.models.few_shot import FewShotClassifier, few_shot_opteq
-from equilibria.tasks.episodes import EpisodeBatch
-from equilibria.tasks.few_shot import FewShot
-from equilibria.tasks.few_shot_evaluation import FewShotEvaluation, evaluate_episodes
-from equilibria.tasks.solve_statistics import SolveStatistics
+from equilibria.tasks import EpisodeBatch, FewShot
+from equilibria.tasks.few_shot import EpisodicTask
 
 TIGHT: dict[str, Any] = {
     "ridge": 0.1,
@@ -205,47 +202,48 @@ def test_training_learns_to_learn() -> None:
     assert after.solves.share_converged == 1
 
 
-class Knows(nn.Module):
-    """Right about as many queries as the images of an episode say."""
+class Knows(EpisodicTask):
+    """Right about as many queries of each episode as it is told."""
+
+    def __init__(self, right: list[int]) -> None:
+        self.right = right
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
+        raise NotImplementedError
+
+    def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
+        answers = episodes.query_labels.clone()
+        for row, count in zip(answers, self.right, strict=True):
+            row[count:] = 1 - row[count:]
+        return 20.0 * F.one_hot(answers, 2).double()
 
 
 def test_the_interval_is_that_of_the_mean_over_episodes() -> None:
     images, labels = episodes_of(4, queries=5)
-    right = torch.tensor([10, 10, 8, 4])
-
-    def predict(model: nn.Module, episodes: EpisodeBatch) -> Tensor:
-        answers = episodes.query_labels.clone()
-        for row, count in zip(answers, right, strict=True):
-            row[int(count) :] = 1 - row[int(count) :]
-        return 20.0 * F.one_hot(answers, 2).double()
-
-    found = evaluate_episodes(Knows(), [(images, labels)], predict)
-    shares = (right / 10).double()
-    assert found.accuracy == pytest.approx(0.8)
-    assert found.interval == pytest.approx(1.96 * float(shares.std()) / 2, rel=1e-4)
-    assert (found.episodes, found.samples) == (4, 40)
-    assert found.figures == {
-        "accuracy": found.accuracy,
-        "interval": found.interval,
-        "episodes": 4.0,
-    }
+    found = Knows([10, 10, 8, 4]).evaluate(nn.Identity(), [(images, labels)])
+    shares = torch.tensor([1.0, 1.0, 0.8, 0.4]).double()
+    assert found.score == found.accuracy == pytest.approx(0.8)
+    assert set(found.figures) == {"accuracy", "interval", "episodes"}
+    interval = 1.96 * float(shares.std()) / 2
+    assert found.figures["interval"] == pytest.approx(interval, rel=1e-4)
+    assert (found.figures["episodes"], found.samples) == (4.0, 40)
     assert found.loss == pytest.approx(0.2 * 20, rel=1e-3)
+    alone = Knows([7]).evaluate(nn.Identity(), [(images[:1], labels[:1])])
+    assert alone.figures["interval"] is None
     with pytest.raises(ValueError, match="nothing to evaluate"):
-        evaluate_episodes(Knows(), [], predict)
+        Knows([]).evaluate(nn.Identity(), [])
 
 
-def test_results_of_several_processes_are_pooled() -> None:
-    def result(loss: float, accuracies: list[float]) -> FewShotEvaluation:
-        values = torch.tensor(accuracies, dtype=torch.float64)
-        moments = torch.stack((torch.ones_like(values), values, values**2)).sum(dim=1)
-        return FewShotEvaluation(loss, 10 * len(accuracies), moments, SolveStatistics())
-
-    one, other = result(1.0, [0.5, 0.7]), result(4.0, [0.9])
-    sums = iter([torch.tensor([10.0 * 4, 10.0], dtype=torch.float64), other.moments])
-    pooled = one.pooled(lambda tensor: tensor + next(sums))
-    whole = result(2.0, [0.5, 0.7, 0.9])
-    assert (pooled.loss, pooled.samples) == (pytest.approx(2.0), 30)
-    assert pooled.accuracy == pytest.approx(0.7)
-    assert pooled.interval == pytest.approx(whole.interval)
-    assert other.interval is None
-    assert math.isclose(pooled.score, pooled.accuracy)
+def test_episodes_of_several_processes_are_one_mean() -> None:
+    images, labels = episodes_of(3, queries=5)
+    whole = Knows([5, 7, 9]).evaluate(nn.Identity(), [(images, labels)])
+    other = Knows([9]).evaluate(nn.Identity(), [(images[2:], labels[2:])])
+    theirs = iter([*other.values.values(), *[torch.zeros(0)] * 3])
+    both = Knows([5, 7]).evaluate(
+        nn.Identity(),
+        [(images[:2], labels[:2])],
+        lambda own: torch.cat([own, next(theirs).to(own)]),
+    )
+    assert (both.loss, both.samples) == (pytest.approx(whole.loss), 30)
+    assert both.accuracy == pytest.approx(0.7)
+    assert both.figures == whole.figures

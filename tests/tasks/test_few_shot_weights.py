@@ -12,10 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from equilibria.models.conv4 import conv4
-from equilibria.tasks.episodes import EpisodeBatch
-from equilibria.tasks.imaml import IMAML
-from equilibria.tasks.maml import MAML
-from equilibria.tasks.reptile import Reptile
+from equilibria.tasks import IMAML, MAML, EpisodeBatch, Reptile
 from tests.tasks.test_few_shot import episodes_of
 
 
@@ -181,7 +178,7 @@ def test_no_episode_learns_from_another(name: str) -> None:
     alone = TASKS[name].evaluate(model, [(images[i : i + 1], labels[i : i + 1]) for i in (2, 0, 1)])
     assert together.accuracy == pytest.approx(alone.accuracy)
     assert together.loss == pytest.approx(alone.loss, rel=1e-6)
-    assert together.episodes == 3
+    assert together.figures["episodes"] == 3
     for name_, tensor in model.state_dict().items():
         assert torch.equal(tensor, kept[name_]), "evaluation leaves the weights as they are"
 

@@ -12,8 +12,7 @@ from equilibria.data import Batches, Split
 from equilibria.models.autoencoders import convolutional_autoencoder
 from equilibria.models.decoder import EquilibriumDecoder, opteq_decoder
 from equilibria.models.mdeq_autoencoder import mdeq_autoencoder
-from equilibria.tasks.image_evaluation import ImageEvaluation
-from equilibria.tasks.reconstruction import Reconstruction
+from equilibria.tasks import Reconstruction
 from equilibria.training import TrainingSettings, train
 
 
@@ -43,7 +42,7 @@ def test_training_raises_the_psnr() -> None:
     before = task.evaluate(model, Batches(data, 32))
     history = train(model, task, data, settings())
     after = task.evaluate(model, Batches(data, 32))
-    assert after.psnr > before.psnr + 4
+    assert after.figures["psnr"] > before.figures["psnr"] + 4
     assert after.loss < 0.4 * before.loss
     assert history[-1].loss < history[0].loss
     assert history[-1].accuracy is None
@@ -76,9 +75,9 @@ def test_evaluation_reconstructs_with_its_own_iterations() -> None:
     model, data = decoder(), bars(16)
     few = Reconstruction(evaluation_iterations=1).evaluate(model, Batches(data, 8))
     many = Reconstruction(evaluation_iterations=25).evaluate(model, Batches(data, 8))
-    assert many.psnr > few.psnr
+    assert many.figures["psnr"] > few.figures["psnr"]
     assert many.samples == 16
-    assert many.score == many.psnr == many.figures["psnr"]
+    assert many.score == many.figures["psnr"] == many.figures["psnr"]
     assert set(many.figures) == {"psnr", "median_psnr", "latent_norm"}
     assert few.solves.max_iterations == 1
 
@@ -97,24 +96,30 @@ def test_the_jacobian_term_sees_the_equilibria_of_the_search() -> None:
 def test_the_decoder_of_an_autoencoder_is_evaluated_too() -> None:
     model = mdeq_autoencoder(image_size=8, latent_dim=4, channels=(4, 8), downsample=1)
     found = Reconstruction(evaluation_iterations=3).evaluate(model, Batches(bars(4), 4))
-    assert found.psnr > 0
+    assert found.figures["psnr"] > 0
     with pytest.raises(TypeError, match="no EquilibriumDecoder"):
-        Reconstruction().evaluate(convolutional_autoencoder(image_size=8, width=2), [])
+        Reconstruction().evaluate(
+            convolutional_autoencoder(image_size=8, width=2), Batches(bars(4), 4)
+        )
 
 
-def test_results_of_processes_are_pooled() -> None:
+def test_what_processes_found_is_gathered() -> None:
+    """The median of all images is that of the whole, not one of a share."""
     task, model, data = Reconstruction(evaluation_iterations=2), decoder(), bars(9)
     whole = task.evaluate(model, Batches(data, 9))
-    parts = [
-        task.evaluate(model, Batches(data.subset(torch.arange(a, b)), 9))
-        for a, b in ((0, 4), (4, 9))
-    ]
-    sums = sum(torch.tensor([p.loss, p.psnr, 1.0], dtype=torch.float64) * p.samples for p in parts)
-    pooled = parts[0].pooled(lambda _: torch.as_tensor(sums))
-    assert isinstance(pooled, ImageEvaluation)
-    assert pooled.samples == 9
-    assert pooled.psnr == pytest.approx(whole.psnr, rel=1e-4)
-    assert pooled.loss == pytest.approx(whole.loss, rel=1e-4)
+    shares = [data.subset(torch.arange(*share)) for share in ((0, 4), (4, 9))]
+    heard: list[list[torch.Tensor]] = [[], []]
+    for share, said in zip(shares, heard, strict=True):
+        task.evaluate(model, Batches(share, 9), lambda own, said=said: said.append(own) or own)
+    others = iter(heard[1])
+    both = task.evaluate(
+        model, Batches(shares[0], 9), lambda own: torch.cat([own, next(others).to(own)])
+    )
+    assert both.samples == 9
+    assert both.loss == pytest.approx(whole.loss, rel=1e-4)
+    for name, value in whole.figures.items():
+        assert both.figures[name] == pytest.approx(value, rel=1e-4)
+    assert len(both.solves.iterations) == 9
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-import torch
 from torch import Tensor, nn
 
-from equilibria.tasks import Result, SolveStatistics, TrainingStep, create_task, list_tasks
-from equilibria.tasks import registry as tasks
+from equilibria.tasks import Outcome, Task, create_task, list_tasks
+from equilibria.tasks import base as tasks
 from tests.program import invoke
 
 ARGUMENTS = (
@@ -25,41 +25,18 @@ ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class Size:
-    """How large the logits are: nothing is right or wrong."""
+class SmallLogits(Task):
+    """Pull the logits towards a number: nothing is right or wrong."""
 
-    loss: float
-    samples: int
-    solves: SolveStatistics
-    accuracy: None = None
-
-    @property
-    def score(self) -> float:
-        return 25.0
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        return {"psnr": 25.0, "largest_logit": 3.5, "unknown": None}
-
-    def with_solves(self, solves: SolveStatistics) -> Result:
-        return self
-
-    def pooled(self, total: Callable[[Tensor], Tensor]) -> Result:
-        return self
-
-
-@dataclass(frozen=True)
-class SmallLogits:
-    """Pull the logits towards a number."""
+    score: ClassVar[str] = "psnr"
 
     target: float = 0.0
 
-    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
-        loss = (model(inputs) - self.target).square().mean()
-        return TrainingStep(loss, torch.tensor(len(inputs)))
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        return Outcome({"loss": (model(inputs) - self.target).square().mean(dim=1)})
 
-    def evaluate(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Result:
-        return Size(1.0, sum(len(images) for images, _ in batches), SolveStatistics())
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        return {"psnr": 25.0, "largest_logit": 3.5, "unknown": None}
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import equilibria as eq
 from equilibria.data import RandomShift, Split, load_digits
-from equilibria.tasks import Classification, TrainingStep
+from equilibria.tasks import Classification, Outcome, Task
 from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, TrainingSettings, train
 
 
@@ -90,13 +90,13 @@ def test_images_with_nan_are_an_error(few_digits: Split) -> None:
         train(small_model(), Classification(), poisoned, settings())
 
 
-class RootAtZero:
+class RootAtZero(Task):
     """A finite loss with an infinite gradient."""
 
-    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         weight = next(model.parameters())
         loss = (weight - weight.detach()).abs().sqrt().sum()
-        return TrainingStep(loss, torch.tensor(len(targets)), torch.tensor(0))
+        return Outcome({"loss": loss.expand(len(targets))})
 
 
 def test_non_finite_gradient_is_an_error_and_leaves_the_weights(few_digits: Split) -> None:
@@ -131,7 +131,7 @@ def test_warm_starts_save_iterations(few_digits: Split) -> None:
 
 def test_warm_starts_need_one_equilibrium_a_sample(few_digits: Split) -> None:
     class Twice(Classification):
-        def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
+        def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
             return super().training_step(model, inputs.repeat(2, 1, 1, 1), targets.repeat(2))
 
     with pytest.raises(ValueError, match="warm_start keeps one equilibrium a sample"):

@@ -12,7 +12,7 @@ from torch import nn
 
 import equilibria as eq
 from equilibria.data import Batches, RandomShift, Split, load_digits
-from equilibria.tasks import Classification, evaluate
+from equilibria.tasks import Classification
 from equilibria.training import (
     Checkpoints,
     CheckpointWarning,
@@ -101,7 +101,7 @@ def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
         assert file.metadata() == {"epoch": str(best + 1), "score": repr(scores[best])}
     load_weights(model, Checkpoints(tmp_path).best)
     _, validation = few_digits()
-    assert evaluate(model, Batches(validation, 30)).accuracy == scores[best]
+    assert Classification().evaluate(model, Batches(validation, 30)).accuracy == scores[best]
 
 
 @pytest.mark.parametrize(

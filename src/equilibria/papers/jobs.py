@@ -221,7 +221,6 @@ def _train_and_evaluate(
         evaluation = experiment.task.evaluate(experiment.model, batches)
     solves = evaluation.solves
     cpu_seconds = sum(metrics.cpu_seconds for metrics in history)
-    residuals = torch.cat(solves.residuals).double() if solves.residuals else None
     result: Result = {
         "parameters": parameter_count(experiment.model),
         "samples": evaluation.samples,
@@ -229,7 +228,7 @@ def _train_and_evaluate(
         "loss": evaluation.loss,
         "share_converged": solves.share_converged,
         "mean_iterations": solves.mean_iterations,
-        "mean_residual": None if residuals is None else float(residuals.mean()),
+        "mean_residual": float(solves.residuals.mean()) if len(solves.residuals) else None,
         "training_accuracy": history[-1].accuracy,
         "cpu_seconds": cpu_seconds,
         "training_minutes": cpu_seconds / 60,

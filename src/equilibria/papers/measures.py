@@ -30,8 +30,13 @@ from equilibria.inputs import (
 from equilibria.models import EquilibriumClassifier
 from equilibria.models.autoencoders import Autoencoder
 from equilibria.report.generation import generate
-from equilibria.tasks import AdversarialClassification, FewShot, ImageRestoration, Reconstruction
-from equilibria.tasks.episodes import EpisodeBatch
+from equilibria.tasks import (
+    AdversarialClassification,
+    EpisodeBatch,
+    FewShot,
+    ImageRestoration,
+    Reconstruction,
+)
 from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training import Experiment
 from equilibria.training.solves import TrainingSolves

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from equilibria.data import Batches, Split
@@ -179,7 +178,8 @@ def choose_examples(
     split: Split, evaluation: Evaluation, *, count: int = 12, mistakes: int = 6
 ) -> list[Example]:
     """Mistakes first, up to `mistakes` of them, then right ones, class after class."""
-    right = evaluation.predictions == split.labels
+    predictions, confidences = (evaluation.values[n] for n in ("prediction", "confidence"))
+    right = predictions == split.labels
     wrong = (~right).nonzero().squeeze(1).tolist()[:mistakes]
     # The first of every class, then the second of every class, and so on.
     seen: dict[int, int] = {}
@@ -189,16 +189,16 @@ def choose_examples(
         seen[label] = seen.get(label, 0) + 1
         keyed.append((seen[label], label, index))
     chosen = wrong + [index for _, _, index in sorted(keyed)][: count - len(wrong)]
-    iterations = torch.cat(evaluation.solves.iterations) if evaluation.solves.iterations else None
+    iterations = evaluation.solves.iterations
     # A batch whose samples are coupled is one problem: it has no iterations of a single sample.
-    per_sample = iterations is not None and len(iterations) == len(split)
+    per_sample = len(iterations) == len(split)
     return [
         Example(
             image=split.images[index],
             label=int(split.labels[index]),
-            prediction=int(evaluation.predictions[index]),
-            confidence=float(evaluation.confidences[index]),
-            iterations=int(iterations[index]) if per_sample and iterations is not None else None,
+            prediction=int(predictions[index]),
+            confidence=float(confidences[index]),
+            iterations=int(iterations[index]) if per_sample else None,
         )
         for index in chosen
     ]

@@ -1,62 +1,51 @@
-"""What networks are trained to do: loss, metrics, and what one training step is."""
+"""What networks are trained to do: losses and measures sample by sample, and one evaluation."""
 
-from equilibria.tasks.adversarial import AdversarialClassification, AdversarialEvaluation
-from equilibria.tasks.autoencoding import Autoencoding
-from equilibria.tasks.base import Result, Task, TrainingStep
+from equilibria.tasks.base import Task, create_task, list_tasks, register_task
 from equilibria.tasks.classification import (
+    AdversarialClassification,
     Classification,
-    Evaluation,
     confusion_matrix,
-    evaluate,
 )
-from equilibria.tasks.few_shot import FewShot
-from equilibria.tasks.imaml import IMAML
-from equilibria.tasks.maml import MAML
-from equilibria.tasks.reconstruction import Reconstruction
-from equilibria.tasks.registry import create_task, list_tasks, register_task
-from equilibria.tasks.reptile import Reptile
-from equilibria.tasks.restoration import ImageRestoration, RestorationEvaluation
-from equilibria.tasks.segmentation import (
-    Segmentation,
-    SegmentationEvaluation,
-    evaluate_segmentation,
-)
-from equilibria.tasks.solve_statistics import SolveStatistics
+from equilibria.tasks.evaluation import Evaluation, Outcome, SolveStatistics
+from equilibria.tasks.few_shot import EpisodeBatch, FewShot
+from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction
+from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
+from equilibria.tasks.segmentation import Segmentation, class_accuracy, class_iou
 
 __all__ = [
     "IMAML",
     "MAML",
     "AdversarialClassification",
-    "AdversarialEvaluation",
     "Autoencoding",
     "Classification",
+    "EpisodeBatch",
     "Evaluation",
     "FewShot",
     "ImageRestoration",
+    "Outcome",
     "Reconstruction",
     "Reptile",
-    "RestorationEvaluation",
-    "Result",
     "Segmentation",
-    "SegmentationEvaluation",
     "SolveStatistics",
     "Task",
-    "TrainingStep",
+    "class_accuracy",
+    "class_iou",
     "confusion_matrix",
     "create_task",
-    "evaluate",
-    "evaluate_segmentation",
     "list_tasks",
     "register_task",
 ]
 
-register_task("classification", Classification)
-register_task("segmentation", Segmentation)
-register_task("adversarial", AdversarialClassification)
-register_task("generator", Reconstruction)
-register_task("autoencoder", Autoencoding)
-register_task("restoration", ImageRestoration)
-register_task("few-shot", FewShot)
-register_task("maml", MAML)
-register_task("reptile", Reptile)
-register_task("imaml", IMAML)
+for _name, _factory in {
+    "classification": Classification,
+    "segmentation": Segmentation,
+    "adversarial": AdversarialClassification,
+    "generator": Reconstruction,
+    "autoencoder": Autoencoding,
+    "restoration": ImageRestoration,
+    "few-shot": FewShot,
+    "maml": MAML,
+    "reptile": Reptile,
+    "imaml": IMAML,
+}.items():
+    register_task(_name, _factory)

@@ -1,65 +1,85 @@
-"""What a training loop asks of a task."""
+"""What a training loop asks of a task, and tasks by name."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from equilibria.tasks.solve_statistics import SolveStatistics
+from equilibria.registry import Registry
+from equilibria.tasks.evaluation import Evaluation, Gather, Outcome, evaluate_task
 
 
-@dataclass(frozen=True)
-class TrainingStep:
-    """The outcome of a task on one batch, before the backward pass."""
+class Task(ABC):
+    """What is learned: what one training step is, and how a model is judged.
 
-    loss: Tensor
-    """The mean over the samples, in the graph."""
-    samples: Tensor
-    """How many there were: a number on the device of the loss, so that nobody waits for it."""
-    correct: Tensor | None = None
-    """How many were right; None for a task that knows no right and wrong."""
+    A task of one's own gives the losses of a batch, sample by sample, and figures:
+
+        class SmallLogits(Task):
+            score = "size"
+
+            def training_step(self, model, inputs, targets):
+                sizes = model(inputs).square().sum(dim=1)
+                return Outcome({"loss": sizes})
+
+            def figures(self, found):
+                return {"size": -found.mean("loss")}
+    """
+
+    score: ClassVar[str] = "accuracy"
+    """The figure that the best of several models has most of."""
+    unit: ClassVar[str] = "sample"
+    """What is counted, for messages."""
+    seed: int = 0
+    """Of what is random in an evaluation."""
+
+    @abstractmethod
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        """The losses of a batch, in the graph."""
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """What is found on a batch of an evaluation: that of a training step, or more."""
+        return self.training_step(model, inputs, targets)
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        """All measures by name, besides the loss, of all batches together."""
+        return {"accuracy": found.accuracy}
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        gather: Gather = lambda own: own,
+    ) -> Evaluation:
+        """How a model does on samples, of which several processes may have a share each."""
+        return evaluate_task(self, model, batches, gather)
 
 
-class Result(Protocol):
-    """How a model does on samples that it was not trained on."""
-
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def accuracy(self) -> float | None: ...
-
-    @property
-    def score(self) -> float:
-        """What the best of several models has most of."""
-        ...
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def solves(self) -> SolveStatistics: ...
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        """All measures by name, besides the loss and those of the solver."""
-        ...
-
-    def with_solves(self, solves: SolveStatistics) -> Result:
-        """The same result, with the solves of all processes."""
-        ...
-
-    def pooled(self, total: Callable[[Tensor], Tensor]) -> Result:
-        """The result on the samples of all processes; `total` is the sum of a tensor over them."""
-        ...
+def require_at_least_one(task: Task, *names: str) -> None:
+    """Refuse a count below 1; None is no count."""
+    for name in names:
+        value = getattr(task, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-class Task(Protocol):
-    """What is learned: it says what one training step is, and how a model is evaluated."""
+_tasks: Registry[Task] = Registry("task")
 
-    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep: ...
 
-    def evaluate(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Result: ...
+def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
+    """Make a task available by name; `factory` takes the task's options as keywords."""
+    _tasks.register(name, factory, replace=replace)
+
+
+def list_tasks() -> list[str]:
+    return _tasks.names()
+
+
+def create_task(name: str, **options: Any) -> Task:
+    """The task called by a name, with options."""
+    return _tasks.create(name, **options)

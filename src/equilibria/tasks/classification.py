@@ -1,132 +1,21 @@
-"""Telling classes apart: the loss, the training step, and the evaluation."""
+"""Telling classes apart, also where somebody changes the images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equilibria.tasks.base import TrainingStep
-from equilibria.tasks.solve_statistics import SolveStatistics
+from equilibria.inputs import AttackSettings, Method, Norm, adversarial_images, attack
+from equilibria.tasks.base import Task
+from equilibria.tasks.evaluation import Outcome
 
-
-@dataclass(frozen=True)
-class Classification:
-    """Cross-entropy over classes, the targets softened by `label_smoothing`."""
-
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
-
-    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
-        logits = model(inputs)
-        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        correct = (logits.detach().argmax(dim=1) == targets).sum()
-        return TrainingStep(
-            loss=loss, samples=torch.full_like(correct, len(targets)), correct=correct
-        )
-
-    def evaluate(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        return evaluate(model, batches)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How a classifier does on labelled samples, and how its solves went."""
-
-    loss: float
-    """Mean cross-entropy, without label smoothing."""
-    confusion: Tensor
-    """Counts, shape `(true class, predicted class)`."""
-    predictions: Tensor
-    confidences: Tensor
-    """The softmax probability of each predicted class."""
-    solves: SolveStatistics
-    top5_accuracy: float | None = None
-    """The share of samples whose class is among the five likeliest; None with five or fewer."""
-
-    @property
-    def samples(self) -> int:
-        return int(self.confusion.sum())
-
-    @property
-    def correct(self) -> int:
-        return int(self.confusion.diagonal().sum())
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
-
-    @property
-    def score(self) -> float:
-        """The accuracy."""
-        return self.accuracy
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        return {"accuracy": self.accuracy, "top5_accuracy": self.top5_accuracy}
-
-    def with_solves(self, solves: SolveStatistics) -> Evaluation:
-        return replace(self, solves=solves)
-
-    def pooled(self, total: Callable[[Tensor], Tensor]) -> Evaluation:
-        """Loss and counts over all processes; all else stays that of this one."""
-        loss, confusion = pooled_counts(self.loss, self.confusion, total)
-        top5 = self.top5_accuracy
-        if top5 is not None:
-            found = total(torch.tensor(top5 * self.samples, dtype=torch.float64))
-            top5 = float(found) / int(confusion.sum())
-        return replace(self, loss=loss, confusion=confusion, top5_accuracy=top5)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-    """Evaluate `model`, in evaluation mode, on batches of images and labels."""
-    was_training = model.training
-    device = _device_of(model)
-    solves = SolveStatistics()
-    all_logits, all_labels = [], []
-    model.eval()
-    try:
-        for images, labels in batches:
-            all_logits.append(model(images.to(device)).float().cpu())
-            all_labels.append(labels.cpu())
-            solves.observe(model)
-    finally:
-        model.train(was_training)
-    if not all_labels:
-        raise ValueError("there is nothing to evaluate: the batches hold no sample")
-    logits, labels = torch.cat(all_logits), torch.cat(all_labels)
-    confidences, predictions = logits.softmax(dim=1).max(dim=1)
-    return Evaluation(
-        loss=float(F.cross_entropy(logits, labels)),
-        confusion=confusion_matrix(labels, predictions, classes=logits.shape[1]),
-        predictions=predictions,
-        confidences=confidences,
-        solves=solves,
-        top5_accuracy=_top5_accuracy(logits, labels),
-    )
-
-
-def _top5_accuracy(logits: Tensor, labels: Tensor) -> float | None:
-    if logits.shape[1] <= 5:
-        return None
-    found = logits.topk(5, dim=1).indices == labels[:, None]
-    return float(found.any(dim=1).double().mean())
-
-
-def pooled_counts(
-    loss: float, confusion: Tensor, total: Callable[[Tensor], Tensor]
-) -> tuple[float, Tensor]:
-    """A mean loss and its counts, over all processes."""
-    summed = total(torch.tensor(loss * int(confusion.sum()), dtype=torch.float64))
-    counts = total(confusion)
-    return float(summed) / int(counts.sum()), counts
+TrainingMethod = Literal["clean", "fgsm", "pgd", "jiio"]
 
 
 def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Tensor:
@@ -135,6 +24,129 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
     return counts.reshape(classes, classes)
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
+@dataclass(frozen=True)
+class Classification(Task):
+    """Cross-entropy over classes; in training the targets are softened by `label_smoothing`."""
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        return _step(model(inputs), targets, self.label_smoothing)
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """Also the predictions, their softmax probabilities, and which classes are confused."""
+        logits = model(inputs).float()
+        confidences, predictions = logits.softmax(dim=1).max(dim=1)
+        values = {"prediction": predictions, "confidence": confidences}
+        if logits.shape[1] > 5:
+            found = logits.topk(5, dim=1).indices == targets[:, None]
+            values["top5"] = found.any(dim=1)
+        confusion = confusion_matrix(targets, predictions, classes=logits.shape[1])
+        return Outcome({**_step(logits, targets).values, **values}, {"confusion": confusion})
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        """The top-5 accuracy is None with five classes or fewer."""
+        return {"accuracy": found.accuracy, "top5_accuracy": found.mean("top5")}
+
+
+def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outcome:
+    losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+    return Outcome({"loss": losses, "correct": logits.detach().argmax(dim=1) == targets})
+
+
+@dataclass(frozen=True)
+class AdversarialClassification(Task):
+    """minimize Σᵢ max_{‖δᵢ‖ ≤ eps} ℓ(h(xᵢ + δᵢ), yᵢ) (JIIO Eq. 25).
+
+    A step looks for the worst images near those of the batch, the model in evaluation mode and with
+    its exact gradient (`attack`), and trains on what it finds by cross-entropy. The
+    gradient there is that of Eq. 19, by the layer's own rule: an envelope needs no more.
+
+    eps, norm: the budget, in pixels of [0, 1].
+    method: what finds the images to train on; "clean" takes them as they are.
+    steps, step_size, random_start, warm_start, joint_options: of that search, as for `attack`.
+    clip: the range of the images.
+    label_smoothing: softens the targets of training.
+    attack_method, attack_steps, attack_restarts: the attack under which a model is evaluated.
+    attack_share: the share of each batch that is attacked in an evaluation.
+    """
+
+    score: ClassVar[str] = "robust_accuracy"
+
+    eps: float
+    norm: Norm = "l2"
+    method: TrainingMethod = "pgd"
+    steps: int | None = None
+    step_size: float | None = None
+    random_start: bool = False
+    warm_start: bool = False
+    joint_options: Mapping[str, Any] = field(default_factory=dict)
+    clip: tuple[float, float] | None = (0.0, 1.0)
+    label_smoothing: float = 0.0
+    attack_method: Method = "pgd"
+    attack_steps: int | None = None
+    attack_restarts: int = 1
+    attack_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(TrainingMethod):
+            known = ", ".join(get_args(TrainingMethod))
+            raise ValueError(f"method must be one of {known}, not {self.method!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
+        if not 0 < self.attack_share <= 1:
+            raise ValueError(f"attack_share must be in (0, 1], not {self.attack_share}")
+        self._search_settings()
+        self._attack_settings()
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        settings = self._search_settings()
+        images = (
+            inputs if settings is None else adversarial_images(model, inputs, targets, settings)
+        )
+        return _step(model(images), targets, self.label_smoothing)
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """The loss is that under the attack; accuracy and solves are those without it."""
+        count = math.ceil(self.attack_share * len(inputs))
+        options = self._attack_settings().as_options()
+        found = attack(model, inputs[:count], targets[:count], generator=generator, **options)
+        correct = _step(model(inputs).float(), targets).values["correct"]
+        return Outcome({"loss": found.loss, "correct": correct, "robust": ~found.success})
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        return {"accuracy": found.accuracy, "robust_accuracy": found.mean("robust")}
+
+    def _search_settings(self) -> AttackSettings | None:
+        """How images to train on are looked for; None where they are taken as they are."""
+        if self.method == "clean":
+            return None
+        return AttackSettings(
+            eps=self.eps,
+            norm=self.norm,
+            method=self.method,
+            steps=self.steps,
+            step_size=self.step_size,
+            random_start=self.random_start,
+            warm_start=self.warm_start,
+            clip=self.clip,
+            joint_options=self.joint_options,
+        )
+
+    def _attack_settings(self) -> AttackSettings:
+        return AttackSettings(
+            eps=self.eps,
+            norm=self.norm,
+            method=self.attack_method,
+            steps=self.attack_steps,
+            restarts=self.attack_restarts,
+            clip=self.clip,
+        )

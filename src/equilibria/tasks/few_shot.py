@@ -1,4 +1,4 @@
-"""Few-shot learning by input optimization: what an episode teaches is one task vector.
+"""Few-shot learning: episodes, and learning them by input optimization.
 
 Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
 Appendix B.1.
@@ -6,9 +6,10 @@ Appendix B.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,118 @@ from torch.nn import functional as F
 
 from equilibria.inputs import InputResult, get_engine, optimal_input, optimize_input
 from equilibria.models.few_shot import FewShotClassifier
-from equilibria.tasks.base import TrainingStep
-from equilibria.tasks.episodes import EpisodeBatch
-from equilibria.tasks.few_shot_evaluation import (
-    FewShotEvaluation,
-    evaluate_episodes,
-    query_loss,
-    training_step_of,
-)
+from equilibria.tasks.base import Task, require_at_least_one
+from equilibria.tasks.evaluation import Outcome, interval
 
 
 @dataclass(frozen=True)
-class FewShot:
+class EpisodeBatch:
+    """B episodes: `support` images with their labels, then `query` images with theirs."""
+
+    support: Tensor
+    """(B, ways · shots, C, H, W)"""
+    support_labels: Tensor
+    """(B, ways · shots)"""
+    query: Tensor
+    query_labels: Tensor
+    ways: int
+    shots: int
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor) -> EpisodeBatch:
+        """Episodes as a data set of episodes gives them (`Episodes`).
+
+        The labels say how many shots there are: those of the support are 0 … 0 1 … 1 and so on,
+        `shots` times each, and those of the queries begin with 0 again.
+        """
+        if inputs.dim() != 5 or targets.shape != inputs.shape[:2] or not len(targets):
+            raise ValueError(
+                "expected episodes, images (episodes, samples, channels, height, width) and labels "
+                f"(episodes, samples), not {tuple(inputs.shape)} and {tuple(targets.shape)}: "
+                "few-shot tasks need a data set of episodes, such as omniglot-episodes"
+            )
+        ways = int(targets.max()) + 1
+        shots = int((targets[0] != 0).int().argmax())
+        size = ways * shots
+        expected = torch.arange(ways, device=targets.device).repeat_interleave(shots)
+        if shots < 1 or size >= targets.shape[1] or not bool((targets[:, :size] == expected).all()):
+            raise ValueError(
+                "the labels of an episode are 0 … 0 1 … 1 and so on for what is learned from, as "
+                "often each as there are shots, then those of the queries; here they begin with "
+                f"{targets[0, : max(size, 1) + 1].tolist()}"
+            )
+        return cls(
+            support=inputs[:, :size],
+            support_labels=targets[:, :size],
+            query=inputs[:, size:],
+            query_labels=targets[:, size:],
+            ways=ways,
+            shots=shots,
+        )
+
+    def __len__(self) -> int:
+        return len(self.support)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Support images and labels, query images and labels, one episode after the other."""
+        parts = (self.support, self.support_labels, self.query, self.query_labels)
+        return zip(*parts, strict=True)
+
+    def groups(self, part: Tensor) -> Tensor:
+        """The episode of every image of a part, laid end to end."""
+        count, size = part.shape[:2]
+        return torch.arange(count, device=part.device).repeat_interleave(size)
+
+    def require_ways(self, classes: int) -> None:
+        """An error where a model has logits for another number of classes."""
+        if classes != self.ways:
+            raise ValueError(
+                f"the model has {classes} classes, but the episodes {self.ways} ways: give it "
+                f"num_classes={self.ways}"
+            )
+
+
+class EpisodicTask(Task):
+    """Learning every episode on its own, from its own start; what is counted are its queries."""
+
+    unit: ClassVar[str] = "episode"
+
+    @abstractmethod
+    def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
+        """The logits of the queries in an evaluation, shape (B, queries, ways)."""
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        episodes = EpisodeBatch.of(inputs, targets)
+        return answers(self.predict(model, episodes).float(), episodes)
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        """The accuracy with half the width of its 95 % interval over episodes."""
+        shares = found.values["correct"] / found.values["weight"]
+        return {
+            "accuracy": found.accuracy,
+            "interval": interval(shares),
+            "episodes": float(len(shares)),
+        }
+
+
+def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:
+    """What the queries of each episode are answered, shape (B, queries, ways)."""
+    labels = episodes.query_labels
+    episodes.require_ways(logits.shape[2])
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return Outcome(
+        {
+            "loss": losses.view_as(labels).sum(dim=1),
+            "correct": (logits.detach().argmax(dim=2) == labels).sum(dim=1),
+            "weight": torch.full_like(labels[:, 0], labels.shape[1]),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class FewShot(EpisodicTask):
     """Eq. 29: the task vector x* that explains the support best, judged by the queries.
 
     The inner problem is minimize Σ cross-entropy(support | x) + ridge/2 ‖x‖² over x, one x an
@@ -62,17 +163,15 @@ class FewShot:
             raise ValueError(f"outer must be 'detached' or 'implicit', not {self.outer!r}")
         if self.outer == "implicit" and not self.ridge:
             raise ValueError("outer='implicit' needs a ridge: without one the optimum may be flat")
-        for name in ("iterations", "sweeps", "outer_iterations", "evaluation_iterations"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        require_at_least_one(
+            self, "iterations", "sweeps", "outer_iterations", "evaluation_iterations"
+        )
         get_engine(self.engine, **self.engine_options)
 
-    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
         found = self.adapt(model, episodes, attached=self.outer == "implicit")
-        logits = _query_logits(model, episodes, self._outer_tasks(found))
-        return training_step_of(query_loss(logits, episodes), logits, episodes)
+        return answers(_query_logits(model, episodes, self._outer_tasks(found)), episodes)
 
     def _outer_tasks(self, found: InputResult) -> Tensor:
         """x* as the outer gradient sees it.
@@ -87,16 +186,9 @@ class FewShot:
         )
         return torch.where(found.converged[:, None], attached, found.x)
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
-    ) -> FewShotEvaluation:
-        def predict(model: nn.Module, episodes: EpisodeBatch) -> Tensor:
-            iterations = self.evaluation_iterations or self.iterations
-            found = self.adapt(model, episodes, iterations=iterations)
-            with torch.no_grad():
-                return _query_logits(model, episodes, found.x)
-
-        return evaluate_episodes(model, batches, predict)
+    def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
+        iterations = self.evaluation_iterations or self.iterations
+        return _query_logits(model, episodes, self.adapt(model, episodes, iterations=iterations).x)
 
     def adapt(
         self,
@@ -110,7 +202,11 @@ class FewShot:
 
         attached: keep the graph of the support's features, for `optimal_input`.
         """
-        few_shot = _few_shot_classifier(model)
+        if not isinstance(model, FewShotClassifier):
+            raise TypeError(
+                f"{type(model).__name__} takes no task vector: use a model such as few-shot-opteq "
+                "or few-shot-mdeq, or a task that adapts weights (maml, reptile, imaml)"
+            )
         labels = episodes.support_labels.flatten()
 
         def loss(logits: Tensor) -> Tensor:
@@ -118,11 +214,11 @@ class FewShot:
             return F.cross_entropy(logits, labels, reduction="none")
 
         with torch.set_grad_enabled(attached):
-            given = few_shot.for_images(episodes.support)
+            given = model.for_images(episodes.support)
         return optimize_input(
             given,
             loss,
-            few_shot.no_tasks(len(episodes), episodes.support),
+            model.no_tasks(len(episodes), episodes.support),
             groups=episodes.groups(episodes.support),
             penalty=lambda x: 0.5 * self.ridge * x.square().sum(dim=1),
             engine=self.engine,
@@ -140,12 +236,3 @@ def _query_logits(model: nn.Module, episodes: EpisodeBatch, tasks: Tensor) -> Te
     """Of every query with the task vector of its episode, shape (B, queries, ways)."""
     logits: Tensor = model(episodes.query, tasks[episodes.groups(episodes.query)])
     return logits.reshape(*episodes.query_labels.shape, -1)
-
-
-def _few_shot_classifier(model: nn.Module) -> FewShotClassifier:
-    if isinstance(model, FewShotClassifier):
-        return model
-    raise TypeError(
-        f"{type(model).__name__} takes no task vector: use a model such as few-shot-opteq or "
-        "few-shot-mdeq, or a task that adapts weights (maml, reptile, imaml)"
-    )

@@ -1,154 +1,77 @@
-"""Telling the class of every pixel: the loss, the training step, and the evaluation."""
+"""Telling the class of every pixel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.tasks.base import TrainingStep
-from equilibria.tasks.classification import confusion_matrix, pooled_counts
-from equilibria.tasks.solve_statistics import SolveStatistics
+from equilibria.tasks.base import Task
+from equilibria.tasks.classification import confusion_matrix
+from equilibria.tasks.evaluation import Outcome
 
 
 @dataclass(frozen=True)
-class Segmentation:
+class Segmentation(Task):
     """Pixelwise cross-entropy; pixels labelled `ignore_index` count for nothing.
 
-    A sample, to this task, is a labelled pixel: `TrainingStep.samples` counts them, `correct` those
-    of the right class, and the loss is their mean (zero where no pixel is labelled).
+    What is counted are labelled pixels: the loss is their mean (zero where no pixel is labelled).
     """
+
+    score: ClassVar[str] = "mean_iou"
+    unit: ClassVar[str] = "labelled pixel"
 
     ignore_index: int = 255
 
-    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> TrainingStep:
-        logits = model(inputs)
-        targets = check_label_maps(logits, targets, self.ignore_index)
-        labelled = (targets != self.ignore_index).sum()
-        total = F.cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="sum")
-        # An ignored pixel never equals a prediction: its index is that of no class.
-        correct = (logits.detach().argmax(dim=1) == targets).sum()
-        return TrainingStep(loss=total / labelled.clamp_min(1), samples=labelled, correct=correct)
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        return self._step(model(inputs), targets)
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
-    ) -> SegmentationEvaluation:
-        return evaluate_segmentation(model, batches, ignore_index=self.ignore_index)
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """Images may differ in size from batch to batch; nothing but counts is kept of a batch."""
+        logits = model(inputs).float()
+        step = self._step(logits, targets)
+        labelled = targets != self.ignore_index
+        confusion = confusion_matrix(
+            targets.long()[labelled], logits.argmax(dim=1)[labelled], classes=logits.shape[1]
+        )
+        return Outcome(step.values, {"confusion": confusion})
 
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        """aAcc, the share of pixels of the right class, and the means over classes mIoU and mAcc.
 
-@dataclass(frozen=True)
-class SegmentationEvaluation:
-    """How a segmenter does on labelled images, and how its solves went.
-
-    Everything follows from one matrix of counts over all pixels of all images. A class that cannot
-    be judged is NaN, and left out of the means.
-    """
-
-    loss: float
-    """Mean cross-entropy of a labelled pixel."""
-    confusion: Tensor
-    """Counts of labelled pixels, shape `(true class, predicted class)`."""
-    solves: SolveStatistics
-
-    @property
-    def samples(self) -> int:
-        """The labelled pixels."""
-        return int(self.confusion.sum())
-
-    @property
-    def correct(self) -> int:
-        return int(self.confusion.diagonal().sum())
-
-    @property
-    def accuracy(self) -> float:
-        """aAcc: the share of pixels of the right class."""
-        return self.correct / self.samples
-
-    @property
-    def class_accuracy(self) -> Tensor:
-        """Of each class, the share of its pixels that were found; NaN where it has none."""
-        return self._hits / self.confusion.sum(dim=1)
-
-    @property
-    def class_iou(self) -> Tensor:
-        """Intersection ÷ union of each class; NaN where it is neither there nor predicted."""
-        union = self.confusion.sum(dim=0) + self.confusion.sum(dim=1) - self._hits
-        return self._hits / union
-
-    @property
-    def mean_accuracy(self) -> float:
-        """mAcc: the mean of `class_accuracy`."""
-        return float(self.class_accuracy.nanmean())
-
-    @property
-    def mean_iou(self) -> float:
-        """mIoU: the mean of `class_iou`."""
-        return float(self.class_iou.nanmean())
-
-    @property
-    def score(self) -> float:
-        """The mIoU."""
-        return self.mean_iou
-
-    @property
-    def figures(self) -> dict[str, float | None]:
+        A class that cannot be judged is NaN, and left out of the means.
+        """
+        confusion = found.counts["confusion"]
         return {
-            "accuracy": self.accuracy,
-            "mean_iou": self.mean_iou,
-            "mean_accuracy": self.mean_accuracy,
+            "accuracy": found.accuracy,
+            "mean_iou": float(class_iou(confusion).nanmean()),
+            "mean_accuracy": float(class_accuracy(confusion).nanmean()),
         }
 
-    def with_solves(self, solves: SolveStatistics) -> SegmentationEvaluation:
-        return replace(self, solves=solves)
-
-    def pooled(self, total: Callable[[Tensor], Tensor]) -> SegmentationEvaluation:
-        """Loss and counts over all processes; the solves stay those of this one."""
-        loss, confusion = pooled_counts(self.loss, self.confusion, total)
-        return replace(self, loss=loss, confusion=confusion)
-
-    @property
-    def _hits(self) -> Tensor:
-        return self.confusion.diagonal().double()
+    def _step(self, logits: Tensor, targets: Tensor) -> Outcome:
+        targets = check_label_maps(logits, targets, self.ignore_index)
+        losses = F.cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="none")
+        # An ignored pixel never equals a prediction: its index is that of no class.
+        right = logits.detach().argmax(dim=1) == targets
+        labelled = targets != self.ignore_index
+        pixels = {"loss": losses, "correct": right, "weight": labelled}
+        return Outcome({name: value.flatten(1).sum(dim=1) for name, value in pixels.items()})
 
 
-@torch.no_grad()
-def evaluate_segmentation(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, ignore_index: int = 255
-) -> SegmentationEvaluation:
-    """Evaluate `model`, in evaluation mode, on batches of images and label maps.
+def class_accuracy(confusion: Tensor) -> Tensor:
+    """Of each class, the share of its pixels that were found; NaN where it has none."""
+    return confusion.diagonal().double() / confusion.sum(dim=1)
 
-    Images may differ in size from batch to batch; nothing but counts is kept of a batch.
-    """
-    was_training = model.training
-    parameter = next(model.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
-    solves = SolveStatistics()
-    confusion: Tensor | None = None
-    loss = 0.0
-    model.eval()
-    try:
-        for images, labels in batches:
-            logits = model(images.to(device)).float()
-            targets = check_label_maps(logits, labels.to(device), ignore_index)
-            solves.observe(model)
-            labelled = targets != ignore_index
-            counts = confusion_matrix(
-                targets[labelled], logits.argmax(dim=1)[labelled], classes=logits.shape[1]
-            ).cpu()
-            confusion = counts if confusion is None else confusion + counts
-            loss += float(
-                F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
-            )
-    finally:
-        model.train(was_training)
-    if confusion is None or not confusion.any():
-        raise ValueError("there is nothing to evaluate: the batches hold no labelled pixel")
-    return SegmentationEvaluation(
-        loss=loss / int(confusion.sum()), confusion=confusion, solves=solves
-    )
+
+def class_iou(confusion: Tensor) -> Tensor:
+    """Intersection ÷ union of each class; NaN where it is neither there nor predicted."""
+    hits = confusion.diagonal().double()
+    return hits / (confusion.sum(dim=0) + confusion.sum(dim=1) - hits)
 
 
 def check_label_maps(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:

@@ -15,7 +15,6 @@ from equilibria.training.distributed import (
     Place,
     ProcessGroup,
     ProcessLostError,
-    evaluate_together,
     joined_group,
 )
 from equilibria.training.experiment import Experiment, build_model, fitting_options, trained
@@ -78,7 +77,6 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "choose_device",
-    "evaluate_together",
     "explain_none",
     "find_recipe",
     "fitting_options",

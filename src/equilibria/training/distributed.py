@@ -13,9 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed, nn
 
-from equilibria.data import Batches, Selection
-from equilibria.tasks import Result, SolveStatistics
-from equilibria.training.experiment import Experiment
 from equilibria.training.processes import Processes
 from equilibria.training.whole_batch import whole_batches
 
@@ -150,7 +147,7 @@ class ProcessGroup(Processes):
         start = int(sizes[: self.rank].sum())
         joint = torch.zeros(int(sizes.sum()), dtype=torch.float64)
         joint[start : start + len(values)] = values.to(joint)
-        return self.total(joint)
+        return self.total(joint).to(values)
 
     def first_message(self, own: str | None) -> str | None:
         """What the first process says that has something to say; None if nobody has."""
@@ -195,32 +192,6 @@ def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
             distributed.destroy_process_group()
         raise
     distributed.destroy_process_group()
-
-
-def evaluate_together(experiment: Experiment, processes: Processes) -> Result:
-    """On the test images, of which each process takes its share.
-
-    Predictions and confidences stay those of this process.
-    """
-    if not isinstance(processes, ProcessGroup) or len(experiment.test) < processes.count:
-        return experiment.evaluate()
-    own = torch.arange(processes.rank, len(experiment.test), processes.count)
-    batches = Batches(
-        Selection(experiment.test, own), experiment.recipe.training.evaluation_batch_size
-    )
-    part = experiment.task.evaluate(experiment.model, batches)
-    whole = part.pooled(processes.total)
-    return whole.with_solves(_gathered_solves(part.solves, processes))
-
-
-def _gathered_solves(own: SolveStatistics, group: ProcessGroup) -> SolveStatistics:
-    def of_all(parts: list[Tensor]) -> Tensor:
-        return group.gathered(torch.cat(parts).cpu() if parts else torch.zeros(0))
-
-    iterations, residuals, converged = map(of_all, (own.iterations, own.residuals, own.converged))
-    if not len(converged):
-        return SolveStatistics()
-    return SolveStatistics([iterations.long()], [residuals], [converged.bool()])
 
 
 @contextmanager

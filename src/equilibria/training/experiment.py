@@ -18,6 +18,7 @@ from equilibria.data import (
     DataSet,
     PairedAugmentation,
     PairedChain,
+    Selection,
     Source,
     build_augmentation,
     build_paired_augmentation,
@@ -30,8 +31,8 @@ from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Classification,
+    Evaluation,
     Reconstruction,
-    Result,
     Segmentation,
     Task,
     create_task,
@@ -125,11 +126,16 @@ class Experiment:
             run.save_weights(self.model, {"model": self.recipe.model.name})
         return history
 
-    def evaluate(self) -> Result:
-        """On the test images."""
-        batches = Batches(self.test, self.recipe.training.evaluation_batch_size)
+    def evaluate(self, processes: Processes = ALONE) -> Evaluation:
+        """On the test images, of which each process takes its share."""
+        test, gather = self.test, processes.gathered
+        if len(test) < processes.count:
+            gather = ALONE.gathered
+        elif processes.count > 1:
+            test = Selection(test, torch.arange(processes.rank, len(test), processes.count))
+        batches = Batches(test, self.recipe.training.evaluation_batch_size)
         with self.solving():
-            return self.task.evaluate(self.model, batches)
+            return self.task.evaluate(self.model, batches, gather)
 
     def solving(self) -> AbstractContextManager[Record]:
         """The layers of the model as they solve in an evaluation."""

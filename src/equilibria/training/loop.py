@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.data import Augmentation, Batches, PairedAugmentation, Selection, Source, Split
-from equilibria.tasks import Result, SolveStatistics, Task, TrainingStep
+from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
+from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.chance import Chance
 from equilibria.training.checkpoint import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
@@ -139,14 +140,14 @@ class _Training:
         self.processes.share(self.model.buffers())
         held_out = self._validate()
         samples, loss, correct = totals.sums.tolist()
-        converged, iterations, problems = self.processes.total(totals.solves.sums()).tolist()
+        solves = SolveStatistics.of(totals.solves, self.processes.gathered)
         cpu_seconds = torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
         metrics = EpochMetrics(
             epoch=epoch,
             loss=loss / samples,
             accuracy=correct / samples if totals.counts_correct else None,
-            share_converged=converged / problems if problems else None,
-            mean_iterations=iterations / problems if problems else None,
+            share_converged=solves.share_converged,
+            mean_iterations=solves.mean_iterations,
             gradient_norm=float(totals.gradient) / self.steps_per_epoch,
             learning_rate=totals.learning_rate,
             validation_accuracy=None if held_out is None else held_out.accuracy,
@@ -210,32 +211,31 @@ class _Training:
         ):
             outcome = self._forward(images.to(self.device), targets.to(self.device))
             jacobian = self.solves.jacobian_term(record, chance)
-        totals.solves.observe(self.model)
-        correct = outcome.correct
+        totals.solves += last_solves(outcome, record.solutions)
+        samples, loss, correct = outcome.samples, outcome.loss, outcome.correct
         totals.counts_correct = totals.counts_correct and correct is not None
         if correct is None:
-            correct = torch.zeros_like(outcome.samples)
-        local = torch.stack(
-            (outcome.samples, outcome.loss.detach() * outcome.samples, correct)
-        ).double()
+            correct = torch.zeros_like(samples)
+        local = torch.stack((samples, loss.detach() * samples, correct)).double()
         summed = self.processes.total(local)
         totals.sums = totals.sums + summed
         self._require_finite(summed[1], "loss")
-        loss = outcome.loss if jacobian is None else outcome.loss + jacobian
+        loss = loss if jacobian is None else loss + jacobian
         weight = share * (local[0] / summed[0].clamp_min(1)).to(loss.dtype)
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         return summed[1] / summed[0].clamp_min(1)
 
-    def _forward(self, images: Tensor, targets: Tensor) -> TrainingStep:
+    def _forward(self, images: Tensor, targets: Tensor) -> Outcome:
         if len(images):
             return self.task.training_step(self.model, images, targets)
         if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
             # A process without samples takes part in the norms: the others wait for it.
-            nothing = self.model(images).sum() * 0
+            nothing = self.model(images).sum()
         else:
             first = next(p for p in self.model.parameters() if p.requires_grad)
-            nothing = first.sum() * 0
-        return TrainingStep(nothing, nothing.new_zeros(()), nothing.new_zeros(()))
+            nothing = first.sum()
+        none = torch.zeros(1, dtype=torch.int64, device=nothing.device)
+        return Outcome({"loss": nothing[None] * 0, "correct": none, "weight": none})
 
     def _require_finite(self, value: Tensor, what: str, *, at_once: bool = False) -> None:
         # Looking at a number makes an accelerator wait. Its weights are lost with the run anyway,
@@ -249,15 +249,14 @@ class _Training:
                 "norm of W (norm='bound')"
             )
 
-    def _validate(self) -> Result | None:
+    def _validate(self) -> Evaluation | None:
         if self.validation is None:
             return None
         own = torch.arange(self.processes.rank, len(self.validation), self.processes.count)
         source = self.validation if self.processes.count == 1 else Selection(self.validation, own)
         batches = Batches(source, self.settings.evaluation_batch_size)
         with self.solves.evaluation():
-            result = self.task.evaluate(self.model, batches)
-        return result.pooled(self.processes.total)
+            return self.task.evaluate(self.model, batches, self.processes.gathered)
 
     def _keep(self, metrics: EpochMetrics) -> None:
         """Take in the metrics of an epoch; write a checkpoint, and the best weights before it.
@@ -289,7 +288,7 @@ class _Totals:
         self.gradient = torch.zeros((), device=device)
         self.counts_correct = True
         self.learning_rate = 0.0
-        self.solves = SolveStatistics()
+        self.solves: list[Solved] = []
 
 
 def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

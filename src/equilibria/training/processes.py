@@ -31,6 +31,10 @@ class Processes:
         """The sum of a tensor over the processes, without gradients."""
         return values
 
+    def gathered(self, values: Tensor) -> Tensor:
+        """The vectors of all processes, one after another."""
+        return values
+
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradient of each parameter by its sum over the processes."""
 

@@ -1,0 +1,225 @@
+"""What a task finds sample by sample, and the one loop that makes figures of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.equilibrium import solving
+
+if TYPE_CHECKING:
+    from equilibria.tasks.base import Task
+
+NORMAL_QUANTILE = 1.959964
+"""Of a 95 % interval."""
+
+Gather: TypeAlias = Callable[[Tensor], Tensor]
+"""From a vector of this process to those of all processes, one after another."""
+
+
+class Solved(Protocol):
+    """How problems were solved, one by one: a `Solution`, or a search over inputs."""
+
+    @property
+    def iterations(self) -> Tensor: ...
+
+    @property
+    def residual(self) -> Tensor: ...
+
+    @property
+    def converged(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a task finds on one batch, or on many batches together.
+
+    values: by name, one number a sample. "loss", in training in the graph; "correct", where there
+        is right and wrong; "weight", where a sample holds several things that are counted (the
+        labelled pixels of an image, the queries of an episode): "loss" and "correct" are then their
+        sums. All other names are the task's own.
+    counts: by name, tensors that add up over batches, such as a confusion matrix.
+    solves: of the searches that the task made itself; None: what the model's layers solved counts.
+    """
+
+    values: Mapping[str, Tensor]
+    counts: Mapping[str, Tensor] = field(default_factory=dict)
+    solves: Solved | None = None
+
+    @property
+    def samples(self) -> Tensor:
+        """How many things were counted, on the device of the loss, so that nobody waits for it."""
+        if "weight" in self.values:
+            return self.values["weight"].sum()
+        first = self.values.get("correct", self.values["loss"]).detach()
+        return torch.full_like(first.sum(), len(first))
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean of the losses."""
+        losses = self.values["loss"]
+        if "weight" not in self.values:
+            return losses.mean()
+        return losses.sum() / self.samples.clamp_min(1)
+
+    @property
+    def correct(self) -> Tensor | None:
+        """How many were right; None where there is no right and wrong."""
+        return self.values["correct"].sum() if "correct" in self.values else None
+
+    @property
+    def accuracy(self) -> float | None:
+        correct = self.correct
+        return None if correct is None else float(correct) / float(self.samples)
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a value over the samples; None where the task did not give it."""
+        return float(self.values[name].double().mean()) if name in self.values else None
+
+    def median(self, name: str) -> float | None:
+        return float(self.values[name].double().median()) if name in self.values else None
+
+    def detached(self) -> Outcome:
+        """On the CPU, without a graph, in double precision."""
+        values = {name: value.detach().cpu() for name, value in self.values.items()}
+        return Outcome(
+            {n: v.double() if v.is_floating_point() else v for n, v in values.items()},
+            {name: count.detach().cpu() for name, count in self.counts.items()},
+        )
+
+
+def interval(values: Tensor) -> float | None:
+    """Half the width of the 95 % interval of a mean; None for one value alone."""
+    if len(values) < 2:
+        return None
+    return NORMAL_QUANTILE * float(values.double().std()) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True)
+class SolveStatistics:
+    """How many problems were solved, problem by problem.
+
+    Models without an equilibrium leave no solutions: the numbers are then None, not made up.
+    """
+
+    iterations: Tensor
+    residuals: Tensor
+    """The relative residuals ‖T(y) − y‖/‖T(y)‖."""
+    converged: Tensor
+
+    @classmethod
+    def of(cls, found: Sequence[Solved], gather: Gather = lambda own: own) -> SolveStatistics:
+        """Of all these, and of those of other processes."""
+
+        def joined(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+            own = torch.cat([part.detach().cpu() for part in parts]) if parts else torch.zeros(0)
+            return gather(own.to(dtype))
+
+        return cls(
+            joined([solution.iterations for solution in found], torch.int64),
+            joined([solution.residual for solution in found], torch.float64),
+            joined([solution.converged for solution in found], torch.bool),
+        )
+
+    @property
+    def share_converged(self) -> float | None:
+        return float(self.converged.double().mean()) if len(self.converged) else None
+
+    @property
+    def mean_iterations(self) -> float | None:
+        return float(self.iterations.double().mean()) if len(self.iterations) else None
+
+    @property
+    def max_iterations(self) -> int | None:
+        return int(self.iterations.max()) if len(self.iterations) else None
+
+    @property
+    def max_residual(self) -> float | None:
+        return float(self.residuals.max()) if len(self.residuals) else None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model does on samples that it was not trained on, and how its solves went."""
+
+    loss: float
+    accuracy: float | None
+    """None where there is no right and wrong, as is `correct`."""
+    score: float
+    """What the best of several models has most of."""
+    samples: int
+    correct: int | None
+    figures: Mapping[str, float | None]
+    """All measures by name, besides the loss and those of the solver."""
+    values: Mapping[str, Tensor]
+    """Sample by sample; those of several processes one after another."""
+    counts: Mapping[str, Tensor]
+    solves: SolveStatistics
+
+
+@torch.no_grad()
+def evaluate_task(
+    task: Task,
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    gather: Gather = lambda own: own,
+) -> Evaluation:
+    """Run `model`, in evaluation mode, over batches; what is random is the same every time.
+
+    gather: of several processes that each have their share of the batches.
+    """
+    was_training = model.training
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    generator = torch.Generator().manual_seed(task.seed)
+    parts: list[Outcome] = []
+    solves: list[Solved] = []
+    model.eval()
+    try:
+        for inputs, targets in batches:
+            with solving(model, record=True) as record:
+                outcome = task.evaluation_step(
+                    model, inputs.to(device), targets.to(device), generator
+                )
+            solves += last_solves(outcome, record.solutions)
+            parts.append(outcome.detached())
+    finally:
+        model.train(was_training)
+    found = _joined(parts, gather)
+    if found is None or not float(found.samples):
+        raise ValueError(f"there is nothing to evaluate: the batches hold no {task.unit}")
+    figures = task.figures(found)
+    return Evaluation(
+        loss=float(found.loss),
+        accuracy=found.accuracy,
+        score=float(figures[task.score] or 0.0),
+        samples=int(found.samples),
+        correct=None if found.correct is None else int(found.correct),
+        figures=figures,
+        values=found.values,
+        counts=found.counts,
+        solves=SolveStatistics.of(solves, gather),
+    )
+
+
+def last_solves(outcome: Outcome, recorded: Sequence[Solved]) -> list[Solved]:
+    """What says how the problems of a batch were solved: the pass that its result comes from."""
+    return list(recorded[-1:]) if outcome.solves is None else [outcome.solves]
+
+
+def _joined(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
+    """All batches of all processes as one."""
+    if not parts:
+        return None
+    first = parts[0]
+    values = {name: torch.cat([p.values[name] for p in parts]) for name in first.values}
+    counts = {name: torch.stack([p.counts[name] for p in parts]).sum(0) for name in first.counts}
+    return Outcome(
+        {name: gather(value) for name, value in values.items()},
+        {n: gather(c.flatten()).view(-1, *c.shape).sum(0) for n, c in counts.items()},
+    )

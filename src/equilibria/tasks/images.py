@@ -1,0 +1,302 @@
+"""Drawing images: autoencoders, decoders trained alone, and restoring what was damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.inputs import (
+    Corrupted,
+    Corruption,
+    InputResult,
+    LatentSearch,
+    Outer,
+    answer,
+    find_latents,
+    generator_of,
+    get_corruption,
+    is_generator,
+    list_engines,
+    optimal_input,
+    optimal_value,
+    picture_of,
+    restore,
+    squared_error,
+)
+from equilibria.models.autoencoders import Autoencoder
+from equilibria.tasks.base import Task, require_at_least_one
+from equilibria.tasks.evaluation import Outcome, Solved
+from equilibria.tasks.image_quality import picture_psnr, psnr
+
+Kind = Literal["auto", "ae", "rae", "vae"]
+TRAINING_CHECK = 1e-3
+"""The tolerance to which equilibria are solved anew after a search in training."""
+
+
+def _drawn(images: Tensor, originals: Tensor) -> dict[str, Tensor]:
+    """‖y − ŷ‖², the sum over the pixels of an image, and the PSNR in decibels."""
+    return {"loss": squared_error(images, originals), "psnr": psnr(images, originals)}
+
+
+@dataclass(frozen=True)
+class Autoencoding(Task):
+    """‖y − D(x)‖² with x from the encoder, plus what the kind asks for.
+
+    kind: "vae" draws x and adds `kl_weight` · KL(q(x | y) ‖ N(0, I)) (Kingma and Welling, 2014);
+        the weight is twice the variance of a pixel given x. "rae" adds `latent_weight` · ‖x‖²/2
+        and `decoder_weight` times the squared norm of the decoder's weights (RAE-L2 of Ghosh et
+        al., 2020). "ae" adds nothing. "auto": "vae" for a variational model, else "ae".
+    """
+
+    score: ClassVar[str] = "psnr"
+
+    kind: Kind = "auto"
+    kl_weight: float = 0.1
+    latent_weight: float = 0.05
+    decoder_weight: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
+        for name in ("kl_weight", "latent_weight", "decoder_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        autoencoder, kind = self._checked(model)
+        latents, log_variance = autoencoder.posterior(inputs)
+        extra = latents.new_zeros(())
+        if kind == "vae":
+            variance = log_variance.exp()
+            divergence = (latents.square() + variance - 1 - log_variance).sum(dim=1) / 2
+            extra = self.kl_weight * divergence
+            latents = latents + variance.sqrt() * torch.randn_like(latents)
+        elif kind == "rae":
+            weights = [p.square().sum() for p in autoencoder.decoder.parameters() if p.dim() > 1]
+            extra = self.latent_weight * latents.square().sum(dim=1) / 2
+            extra = extra + self.decoder_weight * torch.stack(weights).sum()
+        return Outcome({"loss": squared_error(autoencoder.decode(latents), inputs) + extra})
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """Reconstruct images from their encodings; of a VAE, from the means."""
+        autoencoder, _ = self._checked(model)
+        return Outcome(_drawn(autoencoder(inputs), inputs))
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        return {"psnr": found.mean("psnr"), "median_psnr": found.median("psnr")}
+
+    def _checked(self, model: nn.Module) -> tuple[Autoencoder, Kind]:
+        if not isinstance(model, Autoencoder):
+            raise TypeError(
+                f"{type(model).__name__} has no encoder: take an autoencoder (vae-conv, ae-conv, "
+                "mdeq-vae, mdeq-ae), or train a decoder alone with task.name=generator"
+            )
+        if self.kind == "auto":
+            return model, "vae" if model.variational else "ae"
+        if (self.kind == "vae") != model.variational:
+            wanted = "a variational" if self.kind == "vae" else "no variational"
+            raise ValueError(
+                f"kind={self.kind!r} takes {wanted} model: set model.options.variational to "
+                f"{str(self.kind == 'vae').lower()}, or the kind to auto"
+            )
+        return model, self.kind
+
+
+@dataclass(frozen=True)
+class Reconstruction(Task):
+    """minimize Σ min_x ‖y − D(x)‖² + ridge ‖x‖² over the decoder (JIIO Eq. 20).
+
+    A training step finds the latents, from zero, and differentiates the optimal value (Eq. 19).
+    The ridge is not in the paper: it keeps the latents, which are unbounded otherwise, at one
+    scale, and with it the step of the search.
+
+    iterations, evaluation_iterations: steps of x in training and in evaluation (40 and 100 there).
+    sweeps, engine, step_size, tolerance: of `optimize_input`.
+    check_tolerance: of the equilibria and adjoints that the loss and its gradient are taken at.
+    """
+
+    score: ClassVar[str] = "psnr"
+
+    iterations: int = 12
+    evaluation_iterations: int = 40
+    ridge: float = 0.01
+    sweeps: int = 3
+    engine: str = "secant"
+    step_size: float | None = None
+    tolerance: float = 1e-3
+    check_tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require_at_least_one(self, "iterations", "evaluation_iterations", "sweeps")
+        for name in ("tolerance", "check_tolerance", "step_size"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, not {value}")
+        if not self.ridge >= 0:
+            raise ValueError(f"ridge must not be negative, but is {self.ridge}")
+        if self.engine not in list_engines():
+            raise ValueError(
+                f"engine must be one of {', '.join(list_engines())}, not {self.engine!r}"
+            )
+
+    def find(
+        self, model: nn.Module, images: Tensor, *, start: Tensor | None = None, training: bool
+    ) -> InputResult:
+        """The latents of images, with the iterations of training or of evaluation."""
+        return find_latents(
+            generator_of(model, explicit=False),
+            images,
+            start=start,
+            ridge=self.ridge,
+            iterations=self.iterations if training else self.evaluation_iterations,
+            sweeps=self.sweeps,
+            engine=self.engine,
+            step_size=self.step_size,
+            tolerance=self.tolerance,
+            check_tolerance=self.check_tolerance,
+        )
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        found = self.find(model, inputs, training=True)
+        losses = optimal_value(found)
+        # No forward pass found this equilibrium: whoever penalizes its Jacobian hears of it here.
+        found.problem.layer.report_equilibrium(found.problem.stem(found.x), found.state)
+        return Outcome({"loss": losses}, solves=found)
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """Reconstruct images by JIIO alone, also with the decoder of an autoencoder."""
+        found = self.find(model, inputs, training=False)
+        norms = torch.linalg.vector_norm(found.x, dim=1)
+        return Outcome({**_drawn(found.outputs(), inputs), "latent_norm": norms}, solves=found)
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        return {
+            "psnr": found.mean("psnr"),
+            "median_psnr": found.median("psnr"),
+            "latent_norm": found.mean("latent_norm"),
+        }
+
+
+@dataclass(frozen=True)
+class ImageRestoration(Task):
+    """Learn to undo one kind of damage.
+
+    A generator, which maps latents to images by an equilibrium, is trained through the inner
+    problem (JIIO Eq. 24): the latents that explain ŷ best are found by JIIO, and the loss is
+    ‖y − h(z*)‖² there. A model that takes `measurement` as a second argument gets (ŷ, A), any
+    other the picture of ŷ (Eq. 23). Images have values in [0, 1].
+
+    corruption: "inpaint", "denoise", "deblur" or "superres", or one of them with its options, as in
+        {"denoise": {"noise": 0.4}}.
+    engine, iterations, sweeps, ridge, step_size, tolerance: of the inner problem (`LatentSearch`).
+        A decoder that is trained through it learns faster with "anderson" than with "secant", even
+        though the latter comes closer to the optimal latents.
+    stop_at_noise: end the inner problem where noise explains the misfit.
+    outer: "detached" takes the optimal latent as a constant, as the paper does; "implicit"
+        differentiates it too, which needs an inner problem that converges (a ridge helps).
+    seed: of the damage that evaluations see, the same in every epoch.
+    """
+
+    score: ClassVar[str] = "median_psnr"
+
+    corruption: str | Mapping[str, Mapping[str, Any]] = "denoise"
+    engine: str = "anderson"
+    iterations: int = 40
+    evaluation_iterations: int = 100
+    sweeps: int = 4
+    ridge: float = 0.0
+    step_size: float | None = None
+    tolerance: float = 1e-3
+    stop_at_noise: bool = False
+    outer: Outer = "detached"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least_one(self, "iterations", "evaluation_iterations", "sweeps")
+        if self.outer not in ("detached", "implicit"):
+            raise ValueError(f"outer must be 'detached' or 'implicit', not {self.outer!r}")
+        _ = self.damage, self.search(1)
+
+    @cached_property
+    def damage(self) -> Corruption:
+        """The corruption that is undone."""
+        if isinstance(self.corruption, str):
+            return get_corruption(self.corruption)
+        if len(self.corruption) != 1:
+            raise ValueError(
+                "corruption is a name, or one name with options, such as {denoise: {noise: 0.4}}, "
+                f"not {self.corruption}"
+            )
+        ((name, options),) = self.corruption.items()
+        return get_corruption(name, **options)
+
+    def search(self, iterations: int) -> LatentSearch:
+        """The inner problem, with this many iterations."""
+        return LatentSearch(
+            engine=self.engine,
+            iterations=iterations,
+            ridge=self.ridge,
+            noise=self.damage.noise if self.stop_at_noise else 0.0,
+            sweeps=self.sweeps,
+            step_size=self.step_size,
+            tolerance=self.tolerance,
+        )
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        seen = self.damage.corrupt(inputs)
+        restored = self._through(model, seen) if is_generator(model) else answer(model, seen)
+        return Outcome({"loss": (restored - inputs).square().flatten(1).mean(dim=1)})
+
+    def evaluation_step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Outcome:
+        """The mean squared error of a pixel; the PSNR is that of pictures, cut off to [0, 1].
+
+        The solves are for a generator those of the inner problems, else those of the model.
+        """
+        seen = self.damage.corrupt(inputs, generator)
+        solves: Solved | None = None
+        if is_generator(model):
+            search = vars(self.search(self.evaluation_iterations))
+            solves = found = restore(model, seen.measured, seen.measurement, **search)
+            restored = found.images
+        else:
+            restored = answer(model, seen)
+        values = {
+            "loss": (restored - inputs).double().square().flatten(1).mean(dim=1),
+            "psnr": picture_psnr(restored, inputs),
+        }
+        picture = picture_of(seen.measurement, seen.measured, inputs.shape[2:])
+        if picture is not None:
+            values["measured_psnr"] = picture_psnr(picture, inputs)
+        return Outcome(values, solves=solves)
+
+    def figures(self, found: Outcome) -> dict[str, float | None]:
+        """Mean and median over the images; what was measured is None where it is no picture."""
+        return {
+            "psnr": found.mean("psnr"),
+            "median_psnr": found.median("psnr"),
+            "measured_psnr": found.median("measured_psnr"),
+        }
+
+    def _through(self, model: nn.Module, seen: Corrupted) -> Tensor:
+        """h(z*) at the latents of the inner problem, in the graph of the parameters (Eq. 24)."""
+        found = self.search(self.iterations).run(
+            model,
+            seen.measured,
+            seen.measurement,
+            polish=self.outer == "implicit",
+            check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
+        )
+        latents = optimal_input(found, self.outer, strict=False)
+        restored: Tensor = model(latents, found.state)
+        return restored

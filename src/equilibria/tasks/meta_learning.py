@@ -1,0 +1,295 @@
+"""Few-shot learning by adapting weights: MAML, Reptile and iMAML.
+
+Finn, Abbeel, Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML
+2017. Nichol, Achiam, Schulman, "On First-Order Meta-Learning Algorithms", 2018. Rajeswaran, Finn,
+Kakade, Levine, "Meta-Learning with Implicit Gradients", NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from equilibria.tasks.base import require_at_least_one
+from equilibria.tasks.evaluation import Outcome
+from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask, answers
+
+Weights = dict[str, Tensor]
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """The parameters that are trained, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def logits_at(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """What the model says of images with other weights in place of its own."""
+    logits: Tensor = functional_call(model, dict(weights), (images,))
+    return logits
+
+
+def support_loss(
+    model: nn.Module, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor
+) -> Tensor:
+    """The mean cross-entropy of labelled images."""
+    return F.cross_entropy(logits_at(model, weights, images), labels)
+
+
+class WeightAdaptation(EpisodicTask):
+    """Episodes are learned by steps of the weights, from those of the model.
+
+    inner_rate: of the steps. inner_steps: in training. evaluation_steps: None: as many.
+    """
+
+    inner_steps: int
+    inner_rate: float
+    evaluation_steps: int | None
+
+    def __post_init__(self) -> None:
+        if not self.inner_rate > 0:
+            raise ValueError(f"inner_rate must be positive, not {self.inner_rate}")
+        require_at_least_one(self, "inner_steps", "evaluation_steps")
+
+    @abstractmethod
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
+        """The weights after so many steps on labelled images."""
+
+    def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
+        steps = self.evaluation_steps or self.inner_steps
+        return torch.stack(
+            [
+                logits_at(model, self.adapt(model, support, labels, steps), query)
+                for support, labels, query, _ in episodes
+            ]
+        )
+
+
+def with_gradient(
+    model: nn.Module, found: Outcome, gradients: Sequence[Sequence[Tensor]]
+) -> Outcome:
+    """The same losses, whose mean has the mean over episodes of given gradients in the weights.
+
+    So a method that has its update from elsewhere (Reptile's θ − θ′, iMAML's linear solve) trains
+    by the same loop and optimizers as a loss that is differentiated.
+    """
+    total = found.values["loss"].new_zeros(())
+    for weight, *given in zip(weights_of(model).values(), *gradients, strict=True):
+        gradient = torch.stack(given).mean(dim=0).detach()
+        total = total + ((weight - weight.detach()) * gradient).sum()
+    loss = found.values["loss"].detach() + found.values["weight"] * total
+    return Outcome({**found.values, "loss": loss})
+
+
+@dataclass(frozen=True)
+class MAML(WeightAdaptation):
+    """The loss of the queries after `inner_steps` gradient steps on the support, differentiated.
+
+    first_order: take the inner gradients as constants (FOMAML).
+    evaluation_steps: inner steps in evaluation; None: `inner_steps`.
+    """
+
+    inner_steps: int = 1
+    inner_rate: float = 0.4
+    first_order: bool = False
+    evaluation_steps: int | None = 3
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        episodes = EpisodeBatch.of(inputs, targets)
+        rows = [
+            logits_at(model, self.adapt(model, support, labels, self.inner_steps), query)
+            for support, labels, query, _ in episodes
+        ]
+        return answers(torch.stack(rows), episodes)
+
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
+        """θ′ = θ − rate ∇L(θ), `steps` times; in the graph of θ where gradients are taken."""
+        create_graph = torch.is_grad_enabled() and not self.first_order
+        weights = weights_of(model)
+        with torch.enable_grad():
+            for _ in range(steps):
+                loss = support_loss(model, weights, images, labels)
+                gradients = torch.autograd.grad(
+                    loss, list(weights.values()), create_graph=create_graph
+                )
+                weights = {
+                    name: weight - self.inner_rate * gradient
+                    for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+                }
+        return weights
+
+
+@dataclass(frozen=True)
+class Reptile(WeightAdaptation):
+    """θ ← θ + ε mean(θ′ − θ), θ′ from `inner_steps` steps on all images of an episode.
+
+    The loss has the gradient θ − θ′: SGD without momentum, weight decay and clipping makes exactly
+    that step, with ε its learning rate. Its value is that of the queries, which training has seen
+    too. In evaluation the steps are on the support alone.
+
+    inner_batch: images of a step in training, drawn anew in every pass.
+    optimizer: of the inner steps; Adam without momentum (β₁ = 0), as the paper has it, or SGD.
+    """
+
+    inner_steps: int = 5
+    evaluation_steps: int | None = 50
+    inner_rate: float = 1e-3
+    inner_batch: int = 10
+    optimizer: Literal["adam", "sgd"] = "adam"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least_one(self, "inner_batch")
+        if self.optimizer not in ("adam", "sgd"):
+            raise ValueError(f"optimizer must be 'adam' or 'sgd', not {self.optimizer!r}")
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        episodes = EpisodeBatch.of(inputs, targets)
+        rows, moves = [], []
+        for support, support_labels, query, query_labels in episodes:
+            images = torch.cat([support, query])
+            labels = torch.cat([support_labels, query_labels])
+            adapted = self.adapt(model, images, labels, self.inner_steps)
+            moves.append([w.detach() - adapted[name] for name, w in weights_of(model).items()])
+            with torch.no_grad():
+                rows.append(logits_at(model, adapted, query))
+        return with_gradient(model, answers(torch.stack(rows), episodes), moves)
+
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
+        """θ′, from the model's own weights."""
+        weights = {
+            name: weight.detach().clone().requires_grad_()
+            for name, weight in weights_of(model).items()
+        }
+        optimizer: torch.optim.Optimizer
+        if self.optimizer == "adam":
+            optimizer = torch.optim.Adam(
+                list(weights.values()), lr=self.inner_rate, betas=(0.0, 0.999)
+            )
+        else:
+            optimizer = torch.optim.SGD(list(weights.values()), lr=self.inner_rate)
+        with torch.enable_grad():
+            for chosen in _passes(len(images), self.inner_batch, steps):
+                optimizer.zero_grad()
+                support_loss(model, weights, images[chosen], labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        return {name: weight.detach() for name, weight in weights.items()}
+
+
+def _passes(samples: int, size: int, steps: int) -> list[Tensor]:
+    """Indices of the batches of so many steps: all samples at once, or in turn, shuffled."""
+    if size >= samples:
+        return [torch.arange(samples)] * steps
+    batches: list[Tensor] = []
+    while len(batches) < steps:
+        whole = torch.randperm(samples)[: samples - samples % size]
+        batches += list(torch.split(whole, size))
+    return batches[:steps]
+
+
+@dataclass(frozen=True)
+class IMAML(WeightAdaptation):
+    """φ* = argmin L(φ) + λ/2 ‖φ − θ‖² on the support; the gradient in θ is (I + H/λ)⁻¹ ∇L_query.
+
+    The inner problem takes `inner_steps` gradient steps, the linear system `solve_steps` of
+    conjugate gradients (Algorithm 2), which stop early where H, the Hessian of the support's loss
+    at φ*, makes the system indefinite.
+
+    proximal: λ. evaluation_steps: inner steps in evaluation; None: `inner_steps`.
+    """
+
+    inner_steps: int = 16
+    inner_rate: float = 0.05
+    proximal: float = 2.0
+    solve_steps: int = 5
+    evaluation_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.proximal > 0:
+            raise ValueError(f"proximal must be positive, not {self.proximal}")
+        require_at_least_one(self, "solve_steps")
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        episodes = EpisodeBatch.of(inputs, targets)
+        rows, gradients = [], []
+        for support, labels, query, query_labels in episodes:
+            adapted = self.adapt(model, support, labels, self.inner_steps)
+            with torch.enable_grad():
+                logits = logits_at(model, adapted, query)
+                outer = torch.autograd.grad(
+                    F.cross_entropy(logits, query_labels), list(adapted.values())
+                )
+            gradients.append(self._solve(model, adapted, support, labels, outer))
+            rows.append(logits.detach())
+        return with_gradient(model, answers(torch.stack(rows), episodes), gradients)
+
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
+        """φ after so many gradient steps on the proximal problem, from θ."""
+        start = {name: weight.detach() for name, weight in weights_of(model).items()}
+        weights = {name: weight.clone().requires_grad_() for name, weight in start.items()}
+        for _ in range(steps):
+            with torch.enable_grad():
+                loss = support_loss(model, weights, images, labels)
+                gradients = torch.autograd.grad(loss, list(weights.values()))
+            with torch.no_grad():
+                for name, gradient in zip(weights, gradients, strict=True):
+                    pull = self.proximal * (weights[name] - start[name])
+                    weights[name].sub_(self.inner_rate * (gradient + pull))
+        return weights
+
+    def _solve(
+        self,
+        model: nn.Module,
+        adapted: Weights,
+        images: Tensor,
+        labels: Tensor,
+        outer: tuple[Tensor, ...],
+    ) -> list[Tensor]:
+        """(I + H/λ)⁻¹ of the gradient of the queries' loss."""
+        leaves = list(adapted.values())
+        with torch.enable_grad():
+            loss = support_loss(model, adapted, images, labels)
+            gradient = _flat(torch.autograd.grad(loss, leaves, create_graph=True))
+
+        def operator(vector: Tensor) -> Tensor:
+            pulled = torch.autograd.grad(gradient, leaves, vector, retain_graph=True)
+            return vector + _flat(pulled) / self.proximal
+
+        found = _truncated_cg(operator, _flat(outer), self.solve_steps)
+        pieces = torch.split(found, [leaf.numel() for leaf in leaves])
+        return [piece.view_as(leaf) for piece, leaf in zip(pieces, leaves, strict=True)]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _truncated_cg(operator: Callable[[Tensor], Tensor], rhs: Tensor, steps: int) -> Tensor:
+    """A few steps of conjugate gradients; the right-hand side itself where the first one fails.
+
+    Not `equilibria.gradients.conjugate_gradients`, which adds the residual to what it has found:
+    exact for I − Jᵀ with J a contraction, but an error grows by it where H/λ is large.
+    """
+    found, residual = torch.zeros_like(rhs), rhs
+    direction, square = residual, residual @ residual
+    for step in range(steps):
+        image = operator(direction)
+        curvature = direction @ image
+        if not bool(curvature > 0):
+            return rhs if step == 0 else found
+        length = square / curvature
+        found = found + length * direction
+        residual = residual - length * image
+        following = residual @ residual
+        if not bool(following > torch.finfo(rhs.dtype).eps ** 2 * (rhs @ rhs)):
+            break
+        direction = residual + (following / square) * direction
+        square = following
+    return found
