@@ -16,7 +16,7 @@ from equilibria.inputs import (
 )
 from equilibria.models.restorers import EquilibriumRestorer, RestoringCell, deq_restorer
 from equilibria.operators import AveragePool, Blur, Mask
-from equilibria.tasks.restoration import ImageRestoration
+from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import chance
 
 DAMAGE = [Denoising(0.2), Inpainting(0.4), SuperResolution(2)]
