@@ -18,7 +18,7 @@ from equilibria.cli.console import (
 )
 from equilibria.models import parameter_count
 from equilibria.report import segmentation_png
-from equilibria.tasks import Result, Segmentation
+from equilibria.tasks import Evaluation, Segmentation
 from equilibria.training import Experiment, choose_device, trained, write_atomically
 
 DRAWN_IMAGES = 4
@@ -68,7 +68,7 @@ def _drawn(experiment: Experiment, device: torch.device) -> bytes:
     )
 
 
-def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:
+def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
     """The evaluation as one object."""
     return {
         "model": experiment.recipe.model.name,
@@ -84,7 +84,7 @@ def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:
     }
 
 
-def rows(result: Result) -> list[tuple[str, str]]:
+def rows(result: Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
     found = figure_rows(result.figures, correct=getattr(result, "correct", None), of=result.samples)
     found.append(("Loss", f"{result.loss:.4f}"))

@@ -35,7 +35,6 @@ from equilibria.training import (
     ProcessLostError,
     RunFolder,
     choose_device,
-    evaluate_together,
     joined_group,
     load_recipe,
 )
@@ -139,7 +138,7 @@ def _train(
     finally:
         if log is not None:
             log.close()
-    result = evaluate_together(experiment, processes)
+    result = experiment.evaluate(processes)
     if processes.leads:
         store_evaluation(output, as_data(experiment, result))
     print_facts(console, f"On the {len(experiment.test)} test images", rows(result))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equilibria.data import Batches, Split
@@ -144,7 +145,6 @@ def classifier_report(
         )
     test = Split(*experiment.test.fetch(torch.arange(len(experiment.test))))
     evaluation = experiment.evaluate()
-    assert isinstance(evaluation, Evaluation)
     bound = model.contraction_bound(test.images[:1].to(device))
     with experiment.solving():
         batches = Batches(test, experiment.recipe.training.evaluation_batch_size)

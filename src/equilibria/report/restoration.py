@@ -29,9 +29,8 @@ from equilibria.operators import Mask
 from equilibria.report.figures import image_grid_png
 from equilibria.report.prediction import drawn_files
 from equilibria.solvers import Status
+from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.tasks.image_quality import picture_psnr
-from equilibria.tasks.reconstruction import Reconstruction
-from equilibria.tasks.restoration import ImageRestoration
 from equilibria.training import Experiment, write_atomically
 
 BATCH = 64
