@@ -15,7 +15,7 @@ from torch import nn
 
 import equilibria as eq
 from equilibria.data import Augmentation, Batches, Split
-from equilibria.tasks import Classification, evaluate
+from equilibria.tasks import Classification
 from equilibria.training import StepProgress, TrainingSettings, train
 from studies._family import Contestant
 
@@ -71,7 +71,7 @@ def fit(
         history = train(model, TASK, training, settings, augmentation=augmentation, on_step=on_step)
     elapsed, seconds = time.perf_counter() - started, time.process_time() - started_cpu
     with studied(model, EVALUATION_TOLERANCE):
-        result = evaluate(model, Batches(test, EVALUATION_BATCH))
+        result = Classification().evaluate(model, Batches(test, EVALUATION_BATCH))
     return Outcome(
         name=contestant.name,
         seed=settings.seed,

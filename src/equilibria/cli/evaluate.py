@@ -86,7 +86,7 @@ def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
 
 def rows(result: Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
-    found = figure_rows(result.figures, correct=getattr(result, "correct", None), of=result.samples)
+    found = figure_rows(result.figures, correct=result.correct, of=result.samples)
     found.append(("Loss", f"{result.loss:.4f}"))
     solves = result.solves
     if solves.mean_iterations is not None and solves.share_converged is not None:
