@@ -131,6 +131,14 @@ def test_what_does_not_fit_is_an_error() -> None:
         Experiment.of(segmentation(augmentation=["flp"]))
 
 
+@pytest.mark.parametrize("task", ["generator", "autoencoder", "restoration"])
+def test_who_draws_pictures_does_not_normalize(task: str) -> None:
+    data = {"model": {"name": "opteq-decoder"}, "data": {"name": "digits", "normalize": True}}
+    data |= {"training": {"epochs": 1}, "task": {"name": task}}
+    with pytest.raises(ValueError, match="draws pictures"):
+        Experiment.of(recipe_from_data(data))
+
+
 def test_a_search_from_zero_takes_no_warm_start() -> None:
     data = {"model": {"name": "opteq-decoder"}, "data": {"name": "digits"}}
     data |= {"training": {"epochs": 1, "warm_start": True}, "task": {"name": "generator"}}

@@ -31,6 +31,10 @@ class Task(ABC):
 
     score: ClassVar[str] = "accuracy"
     """The figure that the best of several models has most of."""
+    draws_pictures: ClassVar[bool] = False
+    """Whether models give pictures back, whose values are in [0, 1] as those they get."""
+    starts_at_zero: ClassVar[bool] = False
+    """Whether it starts every equilibrium itself, so that a warm start has nothing to start."""
     unit: ClassVar[str] = "sample"
     """What is counted, for messages."""
     seed: int = 0

@@ -54,6 +54,7 @@ class Autoencoding(Task):
     """
 
     score: ClassVar[str] = "psnr"
+    draws_pictures: ClassVar[bool] = True
 
     kind: Kind = "auto"
     kl_weight: float = 0.1
@@ -123,6 +124,8 @@ class Reconstruction(Task):
     """
 
     score: ClassVar[str] = "psnr"
+    draws_pictures: ClassVar[bool] = True
+    starts_at_zero: ClassVar[bool] = True
 
     iterations: int = 12
     evaluation_iterations: int = 40
@@ -207,6 +210,7 @@ class ImageRestoration(Task):
     """
 
     score: ClassVar[str] = "median_psnr"
+    draws_pictures: ClassVar[bool] = True
 
     corruption: str | Mapping[str, Mapping[str, Any]] = "denoise"
     engine: str = "anderson"

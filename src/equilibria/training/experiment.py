@@ -32,7 +32,6 @@ from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Classification,
     Evaluation,
-    Reconstruction,
     Segmentation,
     Task,
     create_task,
@@ -46,9 +45,6 @@ from equilibria.training.run import RunFolder
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
-
-DRAWING = ("generator", "autoencoder", "restoration")
-"""Tasks whose models give pictures back."""
 
 
 class Augmentations(TypedDict, total=False):
@@ -77,6 +73,7 @@ class Experiment:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
+        task = _task(recipe, data)
         torch.manual_seed(recipe.training.seed)
         model = build_model(recipe, data)
         training, validation = _parts(recipe, data)
@@ -86,7 +83,7 @@ class Experiment:
             recipe=recipe,
             model=model,
             data=data,
-            task=_task(recipe, data),
+            task=task,
             augmentations=_augmentations(recipe, data),
             training=training,
             validation=validation,
@@ -149,7 +146,12 @@ class Experiment:
 def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
     if recipe.task.name is not None:
         task = create_task(recipe.task.name, **recipe.task.options)
-        if recipe.training.warm_start and isinstance(task, Reconstruction):
+        if recipe.data.normalize and task.draws_pictures:
+            raise ValueError(
+                f"the task {recipe.task.name!r} draws pictures with values in [0, 1]: set "
+                "data.normalize to false"
+            )
+        if recipe.training.warm_start and task.starts_at_zero:
             raise ValueError(
                 "training.warm_start has nothing to start: the task searches every latent from "
                 "zero, and the equilibrium with it; turn it off"
@@ -202,11 +204,6 @@ def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
     options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
     if not recipe.data.normalize:
         return create_model(recipe.model.name, **options)
-    if recipe.task.name in DRAWING:
-        raise ValueError(
-            f"the task {recipe.task.name!r} draws pictures with values in [0, 1]: set "
-            "data.normalize to false"
-        )
     if data.mean is None or data.std is None:
         raise ValueError(
             f"no mean and variance are published for {data.name}: set data.normalize to false"
