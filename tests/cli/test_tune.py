@@ -146,7 +146,6 @@ def test_run_that_cannot_be_loaded(run: Path, change: dict[str, object], message
         (["--tolerances", "small"], "--tolerances takes numbers"),
         (["--solvers", "pickard"], "did you mean 'picard'"),
         (["--gradients", "fantom"], "did you mean 'phantom'"),
-        (["--adjoints", "fantom"], "did you mean 'phantom'"),
     ],
 )
 def test_bad_options_are_one_line(options: list[str], message: str) -> None:
@@ -154,6 +153,12 @@ def test_bad_options_are_one_line(options: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_the_old_name_of_an_option_is_understood() -> None:
+    result = tune("tiny", "--size", "8", "--adjoints", "fantom")
+    assert "--adjoints is now --gradients" in result.output
+    assert "did you mean 'phantom'" in result.output
 
 
 def test_model_without_an_equilibrium_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,16 +77,16 @@ def tune(
         str | None, typer.Option(help="Names, with commas between them; all if not set.")
     ] = None,
     gradients: Annotated[
-        str | None,
-        typer.Option(
-            "--gradients", "--adjoints", help="Names, with commas between them; all if not set."
-        ),
+        str | None, typer.Option(help="Names, with commas between them; all if not set.")
     ] = None,
+    adjoints: Annotated[str | None, typer.Option(hidden=True)] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each setting.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights and images.")] = 0,
     as_json: JsonObject = False,
 ) -> None:
     """Find the fastest solver, tolerance and gradient rule that trains a model right."""
+    if adjoints is not None:
+        print("--adjoints is now --gradients; it is understood until version 0.3", file=sys.stderr)
     torch.manual_seed(seed)
     bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
     task = bar.add_task("the exact gradient", total=None)
@@ -99,7 +99,7 @@ def tune(
                 loss=subject.loss,
                 solvers=_names(solvers),
                 tolerances=_numbers(tolerances),
-                adjoints=_names(gradients),
+                adjoints=_names(gradients or adjoints),
                 repeats=repeats,
                 on_progress=lambda done, total: bar.update(
                     task, completed=done, total=total, description="training steps"
@@ -255,8 +255,8 @@ def _as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
             "backward_evaluations": measurement.backward_evaluations,
             "share_converged": measurement.share_converged,
             "backward_converged": measurement.backward_converged,
-            "cosine": _finite(measurement.cosine),
-            "relative_error": _finite(measurement.relative_error),
+            "cosine": measurement.cosine,
+            "relative_error": measurement.relative_error,
             "qualifies": measurement.qualifies,
             "present": measurement is report.present,
             "recommended": measurement is report.recommended,
@@ -273,8 +273,3 @@ def _as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
         "speedup": report.speedup,
         "advice": advice(subject, report),
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
