@@ -16,7 +16,8 @@ from torch import nn
 import equilibria as eq
 from equilibria.data import Augmentation, Batches, Split
 from equilibria.tasks import Classification
-from equilibria.training import StepProgress, TrainingSettings, train
+from equilibria.training import StepProgress, TrainingSettings
+from equilibria.training import fit as fit_model
 from studies._family import Contestant
 
 TASK = Classification(label_smoothing=0.05)
@@ -68,7 +69,9 @@ def fit(
     model = contestant.build(in_channels=training.images.shape[1], num_classes=classes)
     started, started_cpu = time.perf_counter(), time.process_time()
     with studied(model, TRAINING_TOLERANCE):
-        history = train(model, TASK, training, settings, augmentation=augmentation, on_step=on_step)
+        history = fit_model(
+            model, TASK, training, settings, augmentation=augmentation, on_step=on_step
+        )
     elapsed, seconds = time.perf_counter() - started, time.process_time() - started_cpu
     with studied(model, EVALUATION_TOLERANCE):
         result = Classification().evaluate(model, Batches(test, EVALUATION_BATCH))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from equilibria.data import Batches, Source
-from equilibria.training import Experiment, load_recipe, train
+from equilibria.training import Experiment, fit, load_recipe
 
 RECORDED = Path(__file__).with_name("trajectories.json")
 BATCHES = 3
@@ -129,7 +129,7 @@ def trajectory(case: str) -> dict[str, list[float]]:
 def _trained(experiment: Experiment) -> dict[str, list[float]]:
     model, settings = experiment.model.double(), experiment.recipe.training
     losses: list[float] = []
-    train(
+    fit(
         model,
         experiment.task,
         FirstInDouble(experiment.training, BATCHES * settings.batch_size),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.data import load_digits
 from equilibria.tasks import AdversarialClassification, Classification
-from equilibria.training import TrainingSettings, train
+from equilibria.training import TrainingSettings, fit
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def digit_classifier(kind: str) -> nn.Module:
         tolerance=1e-2,
         gradient="one_step" if kind == "opteq" else None,
     )
-    train(model, Classification(), load_digits().train, settings)
+    fit(model, Classification(), load_digits().train, settings)
     return model.eval()
 
 
@@ -42,7 +42,7 @@ def _hardened(model: nn.Module) -> nn.Module:
     settings = TrainingSettings(
         epochs=4, learning_rate=0.02, tolerance=1e-2, gradient="one_step", batch_size=64
     )
-    train(model, task, load_digits().train, settings)
+    fit(model, task, load_digits().train, settings)
     return model.eval()
 
 

@@ -13,7 +13,7 @@ import equilibria as eq
 from equilibria.data import Batches, load_digits
 from equilibria.inputs import attack
 from equilibria.tasks import AdversarialClassification
-from equilibria.training import TrainingSettings, train
+from equilibria.training import TrainingSettings, fit
 
 
 def small_opteq() -> eq.EquilibriumClassifier:
@@ -127,7 +127,7 @@ def test_adversarial_training_makes_a_model_robust() -> None:
         settings = TrainingSettings(
             epochs=2, learning_rate=0.02, tolerance=1e-2, gradient="one_step"
         )
-        train(model, task, data.train, settings)
+        fit(model, task, data.train, settings)
         robust[method] = judge.evaluate(model, Batches(data.test, 150)).score
     assert robust["pgd"] > robust["clean"] + 0.1
     assert robust["jiio"] > robust["clean"] + 0.1

@@ -11,7 +11,7 @@ from equilibria.data import Batches, Split
 from equilibria.models.autoencoders import Autoencoder, convolutional_autoencoder
 from equilibria.models.decoder import opteq_decoder
 from equilibria.tasks import Autoencoding
-from equilibria.training import TrainingSettings, train
+from equilibria.training import TrainingSettings, fit
 
 
 def autoencoder(*, variational: bool = False) -> Autoencoder:
@@ -30,7 +30,7 @@ def bars(count: int = 64) -> Split:
 
 def trained(task: Autoencoding, model: Autoencoder, **options: Any) -> Autoencoder:
     given = {"epochs": 15, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 20.0}
-    train(model, task, bars(), TrainingSettings(**{**given, "weight_decay": 0.0, **options}))
+    fit(model, task, bars(), TrainingSettings(**{**given, "weight_decay": 0.0, **options}))
     return model
 
 

@@ -13,7 +13,7 @@ from equilibria.models.autoencoders import convolutional_autoencoder
 from equilibria.models.decoder import EquilibriumDecoder, opteq_decoder
 from equilibria.models.mdeq_autoencoder import mdeq_autoencoder
 from equilibria.tasks import Reconstruction
-from equilibria.training import TrainingSettings, train
+from equilibria.training import TrainingSettings, fit
 
 
 def decoder(**options: Any) -> EquilibriumDecoder:
@@ -40,7 +40,7 @@ def settings(**options: Any) -> TrainingSettings:
 def test_training_raises_the_psnr() -> None:
     model, task, data = decoder(), Reconstruction(iterations=8, ridge=1e-2), bars()
     before = task.evaluate(model, Batches(data, 32))
-    history = train(model, task, data, settings())
+    history = fit(model, task, data, settings())
     after = task.evaluate(model, Batches(data, 32))
     assert after.figures["psnr"] > before.figures["psnr"] + 4
     assert after.loss < 0.4 * before.loss
@@ -88,7 +88,7 @@ def test_the_jacobian_term_sees_the_equilibria_of_the_search() -> None:
     weights = []
     for weight in (0.0, 100.0):
         model = decoder()
-        train(model, task, data, settings(epochs=1, jacobian_weight=weight))
+        fit(model, task, data, settings(epochs=1, jacobian_weight=weight))
         weights.append(torch.cat([p.detach().flatten() for p in model.layer.parameters()]))
     assert not torch.allclose(*weights)
 

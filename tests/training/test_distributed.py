@@ -24,10 +24,10 @@ from equilibria.training import (
     ProcessGroup,
     SharedBatchWarning,
     TrainingSettings,
+    fit,
     joined_group,
-    train,
 )
-from equilibria.training.sync_norm import synchronized_norms
+from equilibria.training.synchronized import synchronized_norms
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,7 +90,7 @@ def train_model(
     if "segmentation" in name:
         data, task = with_label_maps(data), Segmentation()
     losses: list[float] = []
-    history = train(
+    history = fit(
         model,
         task,
         data,
@@ -303,7 +303,7 @@ def test_a_batch_too_small_to_share_is_refused() -> None:
 
     data = load_digits().train.subset(torch.arange(4))
     with pytest.raises(ValueError, match="3 processes share a batch of 2"):
-        train(
+        fit(
             nn.Linear(1, 1),
             Classification(),
             data,

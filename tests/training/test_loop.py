@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.data import RandomShift, Split, load_digits
 from equilibria.tasks import Classification, Outcome, Task
-from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, TrainingSettings, train
+from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, TrainingSettings, fit
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def settings(**changes: float) -> TrainingSettings:
 
 
 def test_loss_falls(few_digits: Split) -> None:
-    history = train(small_model(), Classification(), few_digits, settings(epochs=6))
+    history = fit(small_model(), Classification(), few_digits, settings(epochs=6))
     assert history[-1].loss < 0.7 * history[0].loss
     assert history[-1].accuracy > history[0].accuracy
     assert all(metrics.share_converged == 1 for metrics in history)
@@ -38,7 +38,7 @@ def test_loss_falls(few_digits: Split) -> None:
 def test_same_seed_gives_the_same_run(few_digits: Split) -> None:
     def run(seed: int) -> tuple[list[EpochMetrics], Tensor]:
         model = small_model()
-        history = train(
+        history = fit(
             model,
             Classification(),
             few_digits,
@@ -56,7 +56,7 @@ def test_same_seed_gives_the_same_run(few_digits: Split) -> None:
 def test_callbacks_hear_of_every_step_and_epoch(few_digits: Split) -> None:
     epochs: list[EpochMetrics] = []
     steps: list[StepProgress] = []
-    history = train(
+    history = fit(
         small_model(),
         Classification(),
         few_digits,
@@ -78,7 +78,7 @@ def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
     with pytest.raises(
         NonFiniteError, match=r"the loss is nan in epoch 1.*lower the learning rate"
     ):
-        train(model, Classification(), few_digits, settings())
+        fit(model, Classification(), few_digits, settings())
 
 
 def test_images_with_nan_are_an_error(few_digits: Split) -> None:
@@ -87,7 +87,7 @@ def test_images_with_nan_are_an_error(few_digits: Split) -> None:
         pytest.warns(eq.ConvergenceWarning, match="the input holds NaN"),
         pytest.raises(NonFiniteError, match="check the images for NaN"),
     ):
-        train(small_model(), Classification(), poisoned, settings())
+        fit(small_model(), Classification(), poisoned, settings())
 
 
 class RootAtZero(Task):
@@ -103,27 +103,27 @@ def test_non_finite_gradient_is_an_error_and_leaves_the_weights(few_digits: Spli
     model = nn.Linear(1, 1)
     before = model.weight.detach().clone()
     with pytest.raises(NonFiniteError, match="the gradient is"):
-        train(model, RootAtZero(), few_digits, settings())
+        fit(model, RootAtZero(), few_digits, settings())
     assert torch.equal(model.weight, before)
 
 
 def test_clipping_bounds_the_step(few_digits: Split) -> None:
-    bounded = train(small_model(), Classification(), few_digits, settings(epochs=2, clip_norm=1e-9))
-    free = train(small_model(), Classification(), few_digits, settings(epochs=2))
+    bounded = fit(small_model(), Classification(), few_digits, settings(epochs=2, clip_norm=1e-9))
+    free = fit(small_model(), Classification(), few_digits, settings(epochs=2))
     # AdamW's steps do not depend on the scale of the gradients unless they sink below its epsilon.
     assert bounded[-1].loss > free[-1].loss
 
 
 def test_empty_split_is_refused(few_digits: Split) -> None:
     with pytest.raises(ValueError, match="nothing to train on"):
-        train(small_model(), Classification(), few_digits.subset(torch.arange(0)), settings())
+        fit(small_model(), Classification(), few_digits.subset(torch.arange(0)), settings())
 
 
 def test_warm_starts_save_iterations(few_digits: Split) -> None:
     """Without augmentation and with small steps an equilibrium is where it was an epoch ago."""
     options = {"epochs": 3, "learning_rate": 1e-5, "tolerance": 1e-3}
-    cold = train(small_model(), Classification(), few_digits, settings(**options))
-    warm = train(small_model(), Classification(), few_digits, settings(**options, warm_start=True))
+    cold = fit(small_model(), Classification(), few_digits, settings(**options))
+    warm = fit(small_model(), Classification(), few_digits, settings(**options, warm_start=True))
     assert warm[0] == cold[0]
     assert warm[2].mean_iterations < 0.5 * cold[2].mean_iterations
     assert warm[2].loss == pytest.approx(cold[2].loss, rel=1e-3)
@@ -135,13 +135,13 @@ def test_warm_starts_need_one_equilibrium_a_sample(few_digits: Split) -> None:
             return super().training_step(model, inputs.repeat(2, 1, 1, 1), targets.repeat(2))
 
     with pytest.raises(ValueError, match="warm_start keeps one equilibrium a sample"):
-        train(small_model(), Twice(), few_digits, settings(epochs=1, warm_start=True))
+        fit(small_model(), Twice(), few_digits, settings(epochs=1, warm_start=True))
 
 
 def test_the_jacobian_term_makes_the_map_contract(few_digits: Split) -> None:
     def contraction(weight: float) -> float:
         model = small_model()
-        train(model, Classification(), few_digits, settings(epochs=8, jacobian_weight=weight))
+        fit(model, Classification(), few_digits, settings(epochs=8, jacobian_weight=weight))
         with torch.no_grad():
             inputs = model.stem(few_digits.images[:20])
         found = model.layer.solve(inputs)
@@ -154,7 +154,7 @@ def test_the_jacobian_term_makes_the_map_contract(few_digits: Split) -> None:
 def test_training_leaves_how_a_model_solves_as_it_was(few_digits: Split) -> None:
     model = small_model()
     before = model.layer.solving
-    train(
+    fit(
         model,
         Classification(),
         few_digits,
@@ -172,5 +172,5 @@ def test_training_leaves_the_random_generator_alone(few_digits: Split) -> None:
     torch.manual_seed(5)
     model = small_model()
     torch.manual_seed(5)
-    train(model, Classification(), few_digits, settings(epochs=1))
+    fit(model, Classification(), few_digits, settings(epochs=1))
     assert torch.equal(torch.rand(3), expected)

@@ -18,8 +18,8 @@ from equilibria.training import (
     CheckpointWarning,
     EpochMetrics,
     TrainingSettings,
+    fit,
     load_weights,
-    train,
 )
 
 MODELS = ["opteq-small", "mopteq-small", "geq-small", "deep-opteq-small"]
@@ -48,7 +48,7 @@ def run(
         if metrics.epoch == stop_after:
             raise KeyboardInterrupt
 
-    history = train(
+    history = fit(
         model,
         Classification(),
         training,
@@ -179,7 +179,7 @@ def test_gradients_accumulate_to_those_of_the_large_batch() -> None:
             epochs=1, batch_size=size, accumulate=accumulate, optimizer="sgd", learning_rate=0.1
         )
         model = Frozen()
-        train(model, Classification(), training, settings)
+        fit(model, Classification(), training, settings)
         results.append(model)
     for a, b in zip(results[0].parameters(), results[1].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
@@ -202,7 +202,7 @@ def test_tolerances_and_the_gradient_rule_are_set() -> None:
         evaluation_tolerance=1e-5,
         gradient="one_step",
     )
-    train(
+    fit(
         model,
         Classification(),
         training,
@@ -219,6 +219,6 @@ def test_autocast_trains() -> None:
     training, validation = few_digits()
     model = fresh("opteq-small")
     settings = TrainingSettings(epochs=2, autocast=True, tolerance=0.05, learning_rate=1e-2)
-    history = train(model, Classification(), training, settings, validation=validation)
+    history = fit(model, Classification(), training, settings, validation=validation)
     assert history[1].loss < history[0].loss
     assert all(p.dtype == torch.float32 for p in model.parameters())

@@ -13,7 +13,7 @@ import pytest
 
 import equilibria
 from equilibria.training import EpochMetrics
-from equilibria.training.tensorboard import TensorBoardLog
+from equilibria.training.metrics import TensorBoardLog
 
 pytest.importorskip("tensorboard")
 
@@ -113,7 +113,7 @@ def test_without_the_package_the_error_says_how_to_get_it(
 
 def test_only_a_log_imports_the_package() -> None:
     code = (
-        "import sys, equilibria.training.tensorboard; "
+        "import sys, equilibria.training.metrics; "
         "sys.exit('tensorboard' in sys.modules or 'torch.utils.tensorboard' in sys.modules)"
     )
     source = str(Path(equilibria.__file__).parents[1])

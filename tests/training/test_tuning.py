@@ -124,7 +124,7 @@ def test_backward_count_is_that_of_the_backward_solve(images: Tensor) -> None:
         loss=loss,
         solvers=["picard"],
         tolerances=[1e-4],
-        adjoints=["implicit"],
+        gradients=["implicit"],
         repeats=1,
     )
     model = small_model()
@@ -189,7 +189,7 @@ def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
         images,
         solvers=["picard", "anderson"],
         tolerances=[1e-2, 1e-4],
-        adjoints=[adjoint],
+        gradients=[adjoint],
         repeats=1,
     )
     rule = type(eq.get_gradient(adjoint))
@@ -309,7 +309,7 @@ def test_bad_options_name_the_remedy(images: Tensor) -> None:
     with pytest.raises(ValueError, match="did you mean 'picard'"):
         tune(small_model(), images, solvers=["pickard"])
     with pytest.raises(ValueError, match="did you mean 'phantom'"):
-        tune(small_model(), images, adjoints=["fantom"])
+        tune(small_model(), images, gradients=["fantom"])
     with pytest.raises(ValueError, match="tolerance must be a positive number"):
         tune(small_model(), images, tolerances=[0.0])
     with pytest.raises(ValueError, match="repeats must be at least 1"):

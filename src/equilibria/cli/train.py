@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -38,7 +38,7 @@ from equilibria.training import (
     joined_group,
     load_recipe,
 )
-from equilibria.training.tensorboard import TensorBoardLog
+from equilibria.training.metrics import TensorBoardLog
 
 Work = Callable[[torch.device, Processes], None]
 
@@ -123,7 +123,7 @@ def _train(
             log = TensorBoardLog(run.tensorboard)
         recipe = load_recipe(source, overrides)
         if processes.leads:
-            run = _open_run(output, recipe.as_data(), resume)
+            run = RunFolder.opened(output, recipe.as_data(), resume=resume)
         experiment = Experiment.of(recipe)
     except (ImportError, OSError, TypeError, ValueError) as error:
         mistake = str(error)
@@ -185,15 +185,3 @@ def _fail_together(message: str, processes: Processes, code: int = 2) -> NoRetur
     finally:
         processes.first_message(None)
     raise typer.Exit(code)
-
-
-def _open_run(output: Path, config: dict[str, Any], resume: bool) -> RunFolder:
-    if not resume or not (output / "config.yaml").exists():
-        return RunFolder.create(output, config)
-    run = RunFolder(output)
-    if load_recipe(run.config).as_data() != config:
-        raise ValueError(
-            f"{run.config} is another recipe than the one given: resume with that recipe "
-            f"(equilibria train {run.config} --output {output} --resume), or name a new folder"
-        )
-    return run

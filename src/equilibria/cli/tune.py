@@ -99,7 +99,7 @@ def tune(
                 loss=subject.loss,
                 solvers=_names(solvers),
                 tolerances=_numbers(tolerances),
-                adjoints=_names(gradients or adjoints),
+                gradients=_names(gradients or adjoints),
                 repeats=repeats,
                 on_progress=lambda done, total: bar.update(
                     task, completed=done, total=total, description="training steps"

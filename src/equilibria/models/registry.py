@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from equilibria.models.normalization import normalize_first
-from equilibria.registry import Registry
+from equilibria.registry import Registry, current_names
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def create_model(
     """
     factory = _models.factory(name)
     known = model_options(name)
+    overrides = current_names(overrides, known)
     takes_any = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD
         for parameter in inspect.signature(factory).parameters.values()

@@ -1,16 +1,6 @@
-"""Training: the loop, its settings and metrics, checkpoints and run folders."""
+"""Training: in one call, or recipe, loop, checkpoints and run folders one by one."""
 
-from equilibria.training.checkpoint import (
-    Checkpoints,
-    CheckpointWarning,
-    TrainingState,
-    atomic_writer,
-    load_weights,
-    save_weights,
-    stored_shapes,
-    write_atomically,
-)
-from equilibria.training.device import choose_device
+from equilibria.training.api import ClassMap, Prediction, evaluate, load, predict, train
 from equilibria.training.distributed import (
     Place,
     ProcessGroup,
@@ -18,14 +8,20 @@ from equilibria.training.distributed import (
     joined_group,
 )
 from equilibria.training.experiment import Experiment, build_model, fitting_options, trained
-from equilibria.training.loop import NonFiniteError, train
-from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.optimizer import (
-    build_optimizer,
-    learning_rate_share,
-    parameter_groups,
+from equilibria.training.files import (
+    Checkpoints,
+    CheckpointWarning,
+    RunFolder,
+    TrainingState,
+    atomic_writer,
+    load_weights,
+    save_weights,
+    stored_shapes,
+    write_atomically,
 )
-from equilibria.training.processes import ALONE, Processes
+from equilibria.training.loop import NonFiniteError, fit
+from equilibria.training.metrics import EpochMetrics, StepProgress, TensorBoardLog
+from equilibria.training.processes import ALONE, Processes, choose_device
 from equilibria.training.recipe import (
     DataRecipe,
     ModelRecipe,
@@ -37,8 +33,13 @@ from equilibria.training.recipe import (
     load_recipe,
     recipe_from_data,
 )
-from equilibria.training.run import RunFolder
-from equilibria.training.settings import TrainingSettings
+from equilibria.training.settings import (
+    TrainingSettings,
+    build_optimizer,
+    learning_rate_share,
+    parameter_groups,
+)
+from equilibria.training.synchronized import SharedBatchWarning
 from equilibria.training.tuning import tune
 from equilibria.training.tuning_report import (
     Measurement,
@@ -47,12 +48,12 @@ from equilibria.training.tuning_report import (
     explain_none,
     recommend,
 )
-from equilibria.training.whole_batch import SharedBatchWarning
 
 __all__ = [
     "ALONE",
     "CheckpointWarning",
     "Checkpoints",
+    "ClassMap",
     "DataRecipe",
     "EpochMetrics",
     "Experiment",
@@ -60,6 +61,7 @@ __all__ = [
     "ModelRecipe",
     "NonFiniteError",
     "Place",
+    "Prediction",
     "ProcessGroup",
     "ProcessLostError",
     "Processes",
@@ -70,6 +72,7 @@ __all__ = [
     "SharedBatchWarning",
     "StepProgress",
     "TaskRecipe",
+    "TensorBoardLog",
     "TrainingSettings",
     "TrainingState",
     "TuningReport",
@@ -77,15 +80,19 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "choose_device",
+    "evaluate",
     "explain_none",
     "find_recipe",
+    "fit",
     "fitting_options",
     "joined_group",
     "learning_rate_share",
     "list_recipes",
+    "load",
     "load_recipe",
     "load_weights",
     "parameter_groups",
+    "predict",
     "recipe_from_data",
     "recommend",
     "save_weights",

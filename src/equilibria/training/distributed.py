@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from equilibria.training.processes import Processes
-from equilibria.training.whole_batch import whole_batches
+from equilibria.training.synchronized import synchronized_batches
 
 
 class ProcessLostError(RuntimeError):
@@ -90,7 +90,7 @@ class ProcessGroup(Processes):
     def joined(self, model: nn.Module) -> Iterator[None]:
         """The first process's weights for all, and statistics of whole batches."""
         self.share([*model.parameters(), *model.buffers()])
-        with whole_batches(model, self):
+        with synchronized_batches(model, self):
             yield
 
     def total(self, values: Tensor) -> Tensor:

@@ -30,18 +30,18 @@ from equilibria.data import (
 from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
+    AdversarialClassification,
     Classification,
     Evaluation,
     Segmentation,
     Task,
     create_task,
 )
-from equilibria.training.checkpoint import Checkpoints, load_weights
-from equilibria.training.loop import train
+from equilibria.training.files import Checkpoints, RunFolder, load_weights
+from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.recipe import Recipe, load_recipe
-from equilibria.training.run import RunFolder
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
@@ -106,7 +106,7 @@ class Experiment:
             if on_epoch is not None:
                 on_epoch(metrics)
 
-        history = train(
+        history = fit(
             self.model,
             self.task,
             self.training,
@@ -133,6 +133,11 @@ class Experiment:
         batches = Batches(test, self.recipe.training.evaluation_batch_size)
         with self.solving():
             return self.task.evaluate(self.model, batches, gather)
+
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether its model says classes, of images or of their pixels."""
+        return isinstance(self.task, Classification | AdversarialClassification | Segmentation)
 
     def solving(self) -> AbstractContextManager[Record]:
         """The layers of the model as they solve in an evaluation."""

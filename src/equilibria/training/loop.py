@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,12 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equilibria.data import Augmentation, Batches, PairedAugmentation, Selection, Source, Split
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
-from equilibria.training.chance import Chance
-from equilibria.training.checkpoint import Checkpoints, TrainingState
+from equilibria.training.files import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.optimizer import build_optimizer, set_learning_rate
 from equilibria.training.processes import ALONE, Processes
-from equilibria.training.settings import TrainingSettings
+from equilibria.training.settings import TrainingSettings, build_optimizer, set_learning_rate
 from equilibria.training.solves import TrainingSolves
 
 READ_AHEAD = 4
@@ -34,7 +34,7 @@ class NonFiniteError(RuntimeError):
     """A loss or a gradient became NaN or infinite: further steps would only spread it."""
 
 
-def train(
+def fit(
     model: nn.Module,
     task: Task,
     data: Source,
@@ -110,7 +110,7 @@ class _Training:
     history: list[EpochMetrics] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.chance = Chance(self.settings.seed, self.processes.rank)
+        self.seeds = Seeds(self.settings.seed, self.processes.rank)
         self.optimizer = build_optimizer(self.model, self.settings)
         self.solves = TrainingSolves(self.model, self.settings, samples=len(self.data))
         batches = -(-len(self.data) // self.settings.batch_size)
@@ -134,7 +134,7 @@ class _Training:
 
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()
-        with self.chance.of_torch(epoch, self.device), self.solves.training(epoch):
+        with self.seeds.torch_seeded(epoch, self.device), self.solves.training(epoch):
             totals = self._train_epoch(epoch)
         # Statistics that a process took of its own part only: those that are kept are evaluated.
         self.processes.share(self.model.buffers())
@@ -161,11 +161,11 @@ class _Training:
 
     def _train_epoch(self, epoch: int) -> _Totals:
         self.model.train()
-        chance = self.chance.augmentation(epoch)
+        generator = self.seeds.augmentation(epoch)
         batches = Batches(
             self.data,
             self.settings.batch_size,
-            shuffle=self.chance.order(epoch),
+            shuffle=self.seeds.order(epoch),
             prefetch=0 if isinstance(self.data, Split) else READ_AHEAD,
             part=(self.processes.rank, self.processes.count),
         )
@@ -177,7 +177,7 @@ class _Training:
             self.step += 1
             self.optimizer.zero_grad(set_to_none=True)
             loss = torch.stack(
-                [self._backward(batch, 1 / len(group), chance, totals) for batch in group]
+                [self._backward(batch, 1 / len(group), generator, totals) for batch in group]
             ).mean()
             self.processes.sum_gradients(self.model.parameters())
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
@@ -197,20 +197,20 @@ class _Training:
         return totals
 
     def _backward(
-        self, batch: Batch, share: float, chance: torch.Generator, totals: _Totals
+        self, batch: Batch, share: float, generator: torch.Generator, totals: _Totals
     ) -> Tensor:
         """Add the gradient of a batch, times `share`; return its loss over all processes."""
         indices, images, targets = batch
         if self.augmentation is not None and len(images):
-            images = self.augmentation(images, chance)
+            images = self.augmentation(images, generator)
         if self.paired_augmentation is not None and len(images):
-            images, targets = self.paired_augmentation(images, targets, chance)
+            images, targets = self.paired_augmentation(images, targets, generator)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
             self.solves.batch(indices) as record,
         ):
             outcome = self._forward(images.to(self.device), targets.to(self.device))
-            jacobian = self.solves.jacobian_term(record, chance)
+            jacobian = self.solves.jacobian_term(record, generator)
         totals.solves += last_solves(outcome, record.solutions)
         samples, loss, correct = outcome.samples, outcome.loss, outcome.correct
         totals.counts_correct = totals.counts_correct and correct is not None
@@ -301,3 +301,34 @@ def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
             group = []
     if group:
         yield group
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Seeds for every epoch and every process, from the one seed of a run.
+
+    An epoch draws nothing that depends on the epochs before it: a run that goes on from a
+    checkpoint needs no state of any generator.
+    """
+
+    seed: int
+    rank: int = 0
+
+    def order(self, epoch: int) -> torch.Generator:
+        """For the order of samples, which all processes share."""
+        return torch.Generator().manual_seed(_mix(self.seed, epoch, 0, 0))
+
+    def augmentation(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(_mix(self.seed, epoch, self.rank, 1))
+
+    @contextmanager
+    def torch_seeded(self, epoch: int, device: torch.device) -> Iterator[None]:
+        """Torch's own generators, which dropout draws from; afterwards they are as before."""
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(_mix(self.seed, epoch, self.rank, 2))
+            yield
+
+
+def _mix(*numbers: int) -> int:
+    """A seed in which runs, epochs, processes and purposes have nothing in common."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

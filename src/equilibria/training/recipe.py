@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from equilibria.models import list_models, model_options
+from equilibria.registry import current_names, nearest
 from equilibria.training.settings import TrainingSettings
 
 PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
@@ -98,9 +100,9 @@ def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
     """A recipe checked against its types; an unknown key is an error that names the nearest."""
     from pydantic import TypeAdapter, ValidationError
 
-    _check_keys(data, Recipe, "")
+    checked = _checked(data, Recipe, "")
     try:
-        return TypeAdapter(Recipe).validate_python(dict(data))
+        return TypeAdapter(Recipe).validate_python(checked)
     except ValidationError as error:
         raise RecipeError(_explain(error)) from None
 
@@ -154,16 +156,22 @@ def list_recipes() -> dict[str, Path]:
     }
 
 
-def _check_keys(data: Mapping[str, Any], kind: type, place: str) -> None:
+def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
+    """The keys under their present names; an unknown one is an error that names the nearest."""
     hints = typing.get_type_hints(kind)
-    for key, value in data.items():
+    found = current_names(data, hints)
+    for key, value in found.items():
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
             where = f" in {place!r}" if place else ""
-            raise RecipeError(f"unknown key {key!r}{where}{hint} Known: {', '.join(hints)}.")
+            raise RecipeError(
+                f"unknown key {key!r}{where}{nearest(key, hints)} Known: {', '.join(hints)}."
+            )
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
-            _check_keys(value, hints[key], f"{place}.{key}".lstrip("."))
+            found[key] = _checked(value, hints[key], f"{place}.{key}".lstrip("."))
+    name, options = found.get("name"), found.get("options")
+    if kind is ModelRecipe and name in list_models() and isinstance(options, Mapping):
+        found["options"] = current_names(options, model_options(str(name)))
+    return found
 
 
 def _override(data: dict[str, Any], override: str) -> None:

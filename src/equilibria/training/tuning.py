@@ -25,6 +25,7 @@ from equilibria.gradients import (
     get_gradient,
     list_gradients,
 )
+from equilibria.registry import accepts_old_names
 from equilibria.solvers import (
     Anderson,
     ConvergenceError,
@@ -47,6 +48,7 @@ OnProgress = Callable[[int, int], None]
 """Called with the number of training steps done, and that of all."""
 
 
+@accepts_old_names
 def tune(
     model: nn.Module,
     images: Tensor,
@@ -54,19 +56,19 @@ def tune(
     loss: Loss | None = None,
     solvers: Sequence[str] | None = None,
     tolerances: Sequence[float] = TOLERANCES,
-    adjoints: Sequence[str] | None = None,
+    gradients: Sequence[str] | None = None,
     repeats: int = 3,
     on_progress: OnProgress | None = None,
 ) -> TuningReport:
     """Time training steps of `model` on one batch with different settings; changes nothing.
 
     Every solver meets every tolerance with one gradient rule, the implicit one if it is among
-    `adjoints`. The best of them then meets the other rules, and a backward solve as loose as its
+    `gradients`. The best of them then meets the other rules, and a backward solve as loose as its
     forward one. The settings take turns, and gradients are compared with that of a float64 copy
     solved to 1e-12.
 
     loss: makes a number of the model's output; a fixed random combination of it by default.
-    solvers, adjoints: registered names; all but "auto", and all, by default.
+    solvers, gradients: registered names; all but "auto", and all, by default.
     repeats: how many steps of each setting are timed.
     """
     if repeats < 1:
@@ -76,7 +78,7 @@ def tune(
         if solvers is None
         else solvers
     )
-    rule_names = list_gradients() if adjoints is None else adjoints
+    rule_names = list_gradients() if gradients is None else gradients
     if not (names and tolerances and rule_names):
         raise ValueError("nothing to measure: name a solver, a tolerance and a gradient rule")
     with _undisturbed(images.device):

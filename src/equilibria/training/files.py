@@ -1,18 +1,22 @@
-"""Files that are either the old or the new one, never half of each, and what a run resumes from."""
+"""The files of a run: written whole or not at all, checkpoints to resume from, one folder a run."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
+
+from equilibria.training.metrics import EpochMetrics
+from equilibria.training.recipe import load_recipe
 
 KEPT = 2
 """How many checkpoints stay: the last one, and one to fall back to."""
@@ -158,3 +162,81 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class RunFolder:
+    """The files of a training run: recipe, metrics, checkpoints, weights, and what describes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.weights = path / "model.safetensors"
+        self.report = path / "report.html"
+        self.checkpoints = path / "checkpoints"
+        self.evaluation = path / "evaluation.json"
+        self.tensorboard = path / "tensorboard"
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
+        """A fresh run in `path`: a new or empty folder, or one whose earlier run it replaces.
+
+        Any other folder is refused, so that a slip in the path overwrites nothing.
+        """
+        import yaml
+
+        run = cls(path)
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(f"{path} is a file: name a folder for the run")
+        if path.is_dir() and any(path.iterdir()) and not run.config.exists():
+            raise FileExistsError(
+                f"{path} holds files but no earlier run: name a new or an empty folder"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        for left_over in (run.metrics, run.weights, run.report, run.evaluation):
+            left_over.unlink(missing_ok=True)
+        for folder in (run.checkpoints, run.tensorboard):
+            shutil.rmtree(folder, ignore_errors=True)
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        write_atomically(run.config, text.encode())
+        return run
+
+    @classmethod
+    def opened(cls, path: Path, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
+        """A fresh run, or the one in `path` to go on with, which must be of the same recipe."""
+        run = cls(path)
+        if not resume or not run.config.exists():
+            return cls.create(path, config)
+        if load_recipe(run.config).as_data() != config:
+            raise ValueError(
+                f"{run.config} is another recipe than the one given: resume with that recipe "
+                f"(equilibria train {run.config} --output {path} --resume), or name a new folder"
+            )
+        return run
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """One entry an epoch; a last line that a kill cut short is left out."""
+        if not self.metrics.exists():
+            return []
+        entries = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return entries
+
+    def append_metrics(self, metrics: EpochMetrics) -> None:
+        """One line an epoch, on disk as soon as the epoch ends.
+
+        Lines of this epoch and later ones, which an interrupted run may have left, are replaced.
+        """
+        earlier = [line for line in self.read_metrics() if line["epoch"] < metrics.epoch]
+        lines = [json.dumps(line, allow_nan=False) for line in [*earlier, asdict(metrics)]]
+        write_atomically(self.metrics, ("\n".join(lines) + "\n").encode())
+
+    def save_weights(self, model: nn.Module, metadata: Mapping[str, str] | None = None) -> None:
+        save_weights(model, self.weights, metadata)
+
+    def write_report(self, html: str) -> None:
+        write_atomically(self.report, html.encode())

@@ -1,0 +1,226 @@
+"""What the program does in one command, in one call: train, load, evaluate, predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.data import Batches, Source, find_images, load_dataset, read_image
+from equilibria.equilibrium import solving
+from equilibria.tasks import Classification, Evaluation, Task
+from equilibria.training.experiment import Experiment, trained
+from equilibria.training.files import RunFolder
+from equilibria.training.metrics import EpochMetrics, StepProgress
+from equilibria.training.processes import choose_device
+from equilibria.training.recipe import Recipe, load_recipe
+
+Weights: TypeAlias = Literal["last", "best"]
+Paths: TypeAlias = "str | Path | Sequence[str | Path]"
+
+
+def train(
+    recipe: str | Path | Recipe,
+    *overrides: str,
+    output: str | Path = "equilibria-run",
+    resume: bool = False,
+    device: str = "auto",
+    on_epoch: Callable[[EpochMetrics], None] | None = None,
+    on_step: Callable[[StepProgress], None] | None = None,
+) -> nn.Module:
+    """Train as a recipe says, and return the model as `load` does.
+
+        model = eq.train("digits-opteq", "training.epochs=2", output="runs/mine")
+
+    recipe: a recipe by its name, a YAML file, or an object; `overrides` are key=value.
+    output: the folder of the run; `resume` goes on from its last checkpoint, if there is one.
+    on_epoch, on_step: are told how it goes; an exception they raise ends the training.
+    """
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    if isinstance(recipe, Recipe) and overrides:
+        raise TypeError("overrides are for a recipe by name or file: change the object instead")
+    where = choose_device(device)
+    run = RunFolder.opened(Path(output), chosen.as_data(), resume=resume)
+    Experiment.of(chosen).train(run, where, on_epoch=on_epoch, on_step=on_step)
+    return load(output, device=device)
+
+
+def load(
+    folder: str | Path, *, weights: Weights = "last", device: str | torch.device = "cpu"
+) -> nn.Module:
+    """The model of a finished run, in evaluation mode.
+
+    It takes pixels in [0, 1], and has as attributes `class_names`; `image_shape`, the channels,
+    height and width it was trained on; `frame`, how image files are brought to that size; and
+    `normalization`, mean and standard deviation of each channel, or None.
+
+    weights: "best" are those of the epoch that did best on the validation images.
+    """
+    return _described(trained(Path(folder), device=_device(device), weights=weights))
+
+
+def evaluate(
+    run_or_model: str | Path | nn.Module,
+    data: str | Source | Iterable[tuple[Tensor, Tensor]] | None = None,
+    *,
+    task: Task | None = None,
+    weights: Weights = "last",
+    device: str | torch.device = "cpu",
+    batch_size: int = 256,
+) -> Evaluation:
+    """How a model does on samples that it was not trained on.
+
+        eq.evaluate("runs/mine").accuracy
+        eq.evaluate(model, "digits").figures
+
+    run_or_model: the folder of a run, by default judged on its test images, or a model.
+    data: a data set by its name, of which the test images count, a source, or batches.
+    task: what is judged; by default that of the run, and classification for a model.
+    """
+    if isinstance(run_or_model, nn.Module):
+        if data is None:
+            raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
+        batches = _batches(data, batch_size)
+        return (task or Classification()).evaluate(run_or_model, batches)
+    experiment = trained(Path(run_or_model), device=_device(device), weights=weights)
+    if data is None and task is None:
+        return experiment.evaluate()
+    batches = _batches(experiment.test if data is None else data, batch_size)
+    with experiment.solving():
+        return (task or experiment.task).evaluate(experiment.model, batches)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one image."""
+
+    file: str
+    """Empty for an image that came as a tensor."""
+    label: str
+    confidence: float
+    iterations: int | None
+    """None for a model without an equilibrium, as is `converged`."""
+    converged: bool | None
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """What a model says of the pixels of one image."""
+
+    file: str
+    classes: Tensor
+    """The index of a class for each pixel, shape `(height, width)`."""
+    confidence: float
+    """The mean over the pixels."""
+    iterations: int | None
+    converged: bool | None
+
+
+@torch.no_grad()
+def predict(
+    run_or_model: str | Path | nn.Module,
+    images: Tensor | Paths,
+    *,
+    weights: Weights = "last",
+    device: str | torch.device = "cpu",
+    batch_size: int = 64,
+) -> list[Prediction] | list[ClassMap]:
+    """The classes of images, or of their pixels where the model segments.
+
+        eq.predict("runs/mine", "digit.png")[0].label
+
+    images: a batch with values in [0, 1], or image files and folders of them, which are framed as
+        the images of the training were.
+    """
+    model = run_or_model if isinstance(run_or_model, nn.Module) else None
+    if model is None:
+        experiment = trained(Path(str(run_or_model)), device=_device(device), weights=weights)
+        model = _described(experiment)
+        if not experiment.predicts_classes:
+            raise ValueError(
+                f"a run of the task {experiment.recipe.task.name!r} has no classes to predict"
+            )
+    found: list[Any] = []
+    files = [] if isinstance(images, Tensor) else _files(images)
+    count = len(images) if isinstance(images, Tensor) else len(files)
+    was_training, place = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        for start in range(0, count, batch_size):
+            end = min(start + batch_size, count)
+            some = files[start:end]
+            batch = images[start:end] if isinstance(images, Tensor) else _read(model, some)
+            names = [str(file) for file in some] or [""] * len(batch)
+            found += _predictions(model, batch.to(place), names)
+    finally:
+        model.train(was_training)
+    return found
+
+
+def _predictions(
+    model: nn.Module, batch: Tensor, files: Sequence[str]
+) -> Iterable[Prediction | ClassMap]:
+    with solving(model, record=True) as record:
+        probabilities = model(batch).float().softmax(dim=1).cpu()
+    confidences, classes = probabilities.max(dim=1)
+    solution = record.solutions[-1] if record.solutions else None
+    names = getattr(model, "class_names", None)
+    for i, file in enumerate(files):
+        # Samples that are coupled are one problem.
+        problem = 0 if solution is None or len(solution.iterations) == 1 else i
+        iterations = None if solution is None else int(solution.iterations[problem])
+        converged = None if solution is None else bool(solution.converged[problem])
+        confidence = float(confidences[i].mean())
+        if classes.dim() > 1:
+            yield ClassMap(file, classes[i], confidence, iterations, converged)
+        else:
+            label = str(int(classes[i])) if names is None else names[int(classes[i])]
+            yield Prediction(file, label, confidence, iterations, converged)
+
+
+def _described(experiment: Experiment) -> nn.Module:
+    """The model, with what is known of its images."""
+    model, data = experiment.model, experiment.data
+    normalized = experiment.recipe.data.normalize and data.mean is not None
+    facts = {
+        "class_names": data.class_names,
+        "image_shape": data.image_shape,
+        "frame": data.frame,
+        "normalization": (data.mean, data.std) if normalized else None,
+    }
+    for name, value in facts.items():
+        setattr(model, name, value)
+    return model
+
+
+def _device(name: str | torch.device) -> torch.device:
+    return name if isinstance(name, torch.device) else choose_device(name)
+
+
+def _batches(
+    data: str | Source | Iterable[tuple[Tensor, Tensor]], batch_size: int
+) -> Iterable[tuple[Tensor, Tensor]]:
+    if isinstance(data, str):
+        return Batches(load_dataset(data).test, batch_size)
+    # Batches themselves are iterable and have no `fetch`.
+    return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
+
+
+def _files(paths: Paths) -> list[Path]:
+    listed = [paths] if isinstance(paths, str | Path) else paths
+    return find_images([Path(path) for path in listed])
+
+
+def _read(model: nn.Module, files: Sequence[Path]) -> Tensor:
+    frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
+    if frame is None or shape is None:
+        raise ValueError(
+            "the model does not say what size its images have: give images as a tensor, or a model "
+            "from eq.load"
+        )
+    images = [read_image(file, frame, is_gray=shape[0] == 1) for file in files]
+    return torch.stack(images).float() / 255
