@@ -162,7 +162,32 @@ class Energy(nn.Module):
         return Sum(self, -_as_energy(other))
 
 
-class Sum(Energy):
+class Composite(Energy):
+    """Terms with names; what holds of all or any of them holds of the whole."""
+
+    def __init__(self, terms: Mapping[str, Energy]) -> None:
+        super().__init__()
+        self.terms = nn.ModuleDict(terms)
+        self.couples_batch = any(term.couples_batch for term in terms.values())
+        self.vanishes_at_zero = all(term.vanishes_at_zero for term in terms.values())
+        self.concave = all(term.concave for term in terms.values())
+        self.calibrates = any(term.calibrates for term in terms.values())
+        self.refresh_until = max((term.refresh_until for term in terms.values()), default=0)
+
+    def named_terms(self) -> list[tuple[str, Energy]]:
+        return [(name, cast(Energy, term)) for name, term in self.terms.items()]
+
+    def inject(self, *inputs: Tensor) -> Context:
+        return Context(parts={name: term.inject(*inputs) for name, term in self.named_terms()})
+
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum of the terms' values: per sample, or one number where a term couples them."""
+        if self.couples_batch:
+            values = [value.sum() for value in values]
+        return torch.stack(list(values)).sum(dim=0)
+
+
+class Sum(Composite):
     """The sum of energy terms, each with a name: `energy["quadratic"]`.
 
     A term is called after its class or its function; the second of a kind gets a number. The
@@ -170,27 +195,17 @@ class Sum(Energy):
     """
 
     def __init__(self, *terms: Energy, **named: Energy) -> None:
-        super().__init__()
         flat: dict[str, Energy] = {}
         for term in terms:
             for name, one in term.named_terms() if isinstance(term, Sum) else [(term.name, term)]:
                 flat[_unused(name, flat)] = one
-        flat.update(named)
-        self.terms = nn.ModuleDict(flat)
-        self.couples_batch = any(term.couples_batch for term in flat.values())
-        self.vanishes_at_zero = all(term.vanishes_at_zero for term in flat.values())
-        self.concave = all(term.concave for term in flat.values())
-        self.calibrates = any(term.calibrates for term in flat.values())
-        self.refresh_until = max((term.refresh_until for term in flat.values()), default=0)
+        super().__init__({**flat, **named})
 
     def __getitem__(self, name: str) -> Energy:
         """The term called `name`."""
         if name not in self.terms:
             raise KeyError(f"the sum has no term {name!r}; it has {list(self.terms)}")
         return cast(Energy, self.terms[name])
-
-    def named_terms(self) -> list[tuple[str, Energy]]:
-        return [(name, cast(Energy, term)) for name, term in self.terms.items()]
 
     def _each(self, context: Context) -> Iterator[tuple[Energy, Context]]:
         """Every term with its part of the context."""
@@ -204,9 +219,6 @@ class Sum(Energy):
     def formula(self) -> str:
         joined = " + ".join(term.formula for _, term in self.named_terms())
         return joined.replace("+ −", "− ")
-
-    def inject(self, *inputs: Tensor) -> Context:
-        return Context(parts={name: term.inject(*inputs) for name, term in self.named_terms()})
 
     def complete(self, context: Context, layout: Layout) -> Context:
         return self._parts(lambda term, part: term.complete(part, layout), context)
@@ -226,10 +238,7 @@ class Sum(Energy):
         return pulling[0][0].first_descent(pulling[0][1]) if len(pulling) == 1 else None
 
     def value(self, state: State, context: Context) -> Tensor:
-        values = [term.value(state, part) for term, part in self._each(context)]
-        if self.couples_batch:
-            return torch.stack([value.sum() for value in values]).sum()
-        return torch.stack(values).sum(dim=0)
+        return self.total([term.value(state, part) for term, part in self._each(context)])
 
     def descent(self, state: State, context: Context) -> State:
         total: State | None = None

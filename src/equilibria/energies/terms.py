@@ -18,7 +18,7 @@ from equilibria.context import (
     state_tensors,
     sum_per_sample,
 )
-from equilibria.energies.base import Energy
+from equilibria.energies.base import Composite, Energy
 from equilibria.operators import LinearOperator, as_operator
 
 
@@ -117,25 +117,19 @@ def one_tensor(state: State, term: Energy) -> Tensor:
     raise TypeError(f"{type(term).__name__} acts on a state of one tensor, not of {len(state)}")
 
 
-class Branches(Energy):
+class Branches(Composite):
     """Σᵢ Eᵢ(yᵢ; x): one term a branch, on the state (y₁, …, y_L). All see the same input x.
 
     A branch of lower resolution pools the input in its own U, e.g. `Conv2d(…) @ AveragePool(2)`.
     """
 
     def __init__(self, terms: Sequence[Energy]) -> None:
-        super().__init__()
         if not terms:
             raise ValueError("a model with branches needs at least one")
-        self.terms = nn.ModuleList(terms)
-        self.couples_batch = any(term.couples_batch for term in terms)
-        self.vanishes_at_zero = all(term.vanishes_at_zero for term in terms)
-        self.concave = all(term.concave for term in terms)
-        self.calibrates = any(term.calibrates for term in terms)
-        self.refresh_until = max(term.refresh_until for term in terms)
+        super().__init__({str(place): term for place, term in enumerate(terms)})
 
     def branches(self) -> list[Energy]:
-        return [term for term in self.terms if isinstance(term, Energy)]
+        return [term for _, term in self.named_terms()]
 
     @property
     def formula(self) -> str:
@@ -143,9 +137,6 @@ class Branches(Energy):
         if len(formulas) > 1:
             return " + ".join(f"[branch: {formula}]" for formula in sorted(formulas))
         return f"Σᵢ [{indexed(formulas.pop())}]"
-
-    def inject(self, *inputs: Tensor) -> Context:
-        return Context(parts=numbered(term.inject(*inputs) for term in self.branches()))
 
     def complete(self, context: Context, layout: Layout) -> Context:
         triples = zip(self.branches(), context.parts.values(), layout, strict=True)
@@ -173,10 +164,7 @@ class Branches(Energy):
 
     def value(self, state: State, context: Context) -> Tensor:
         triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
-        values = [term.value(y, part) for term, y, part in triples]
-        if self.couples_batch:
-            values = [value.sum() for value in values]
-        return torch.stack(values).sum(dim=0)
+        return self.total([term.value(y, part) for term, y, part in triples])
 
     def descent(self, state: State, context: Context) -> State:
         triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)

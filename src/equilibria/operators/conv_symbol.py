@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.operators.power_iteration import seeded_vector
+from equilibria.operators.spectral import seeded_vector
 
 Grid = tuple[int, int]
 

@@ -13,8 +13,8 @@ from torch.autograd.forward_ad import unpack_dual
 from equilibria.context import run_eagerly
 from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.memo import TensorMemo, is_wrapped
-from equilibria.operators.power_iteration import leading_vector, norm_along, seeded_vector
 from equilibria.operators.precision import at_least_float32, full_precision, graph_free
+from equilibria.operators.spectral import leading_vector, norm_along, seeded_vector
 
 NORMS = ("bound", "estimate", None)
 
