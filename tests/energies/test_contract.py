@@ -241,9 +241,11 @@ def _with_kept_signs(context: eq.Context, other: eq.Context) -> eq.Context:
     return context.with_part("heritage_diversity", other.parts["heritage_diversity"])
 
 
-@pytest.mark.parametrize("activation", ["relu", "softplus"])
-@pytest.mark.parametrize("name", list(CASES))
-def test_derivatives_of_the_whole_layer(name: str, activation: str) -> None:
+Output = Callable[..., Tensor]
+
+
+def function_of_parameters(name: str, activation: str) -> tuple[Output, tuple[Tensor, ...]]:
+    """The whole layer as a function of its input and its parameters, and where to check it."""
     layer, x = layer_of(name, activation)
     names = [n for n, _ in layer.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
@@ -252,10 +254,25 @@ def test_derivatives_of_the_whole_layer(name: str, activation: str) -> None:
         named = dict(zip(names, parameters, strict=True))
         return torch.func.functional_call(layer, named, (x,))
 
-    arguments = (x.requires_grad_(), *values)
-    assert gradcheck(output, arguments, fast_mode=True)
-    if activation == "softplus" and name != "mopteq-four-scales":
-        assert gradgradcheck(output, arguments, fast_mode=True)
+    return output, (x.requires_grad_(), *values)
+
+
+@pytest.mark.parametrize("activation", ["relu", "softplus"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_derivatives_of_the_whole_layer(name: str, activation: str) -> None:
+    assert gradcheck(*function_of_parameters(name, activation), fast_mode=True)
+
+
+def second_derivatives() -> list[object]:
+    """Variants of one energy are slow: of each kind the smallest is checked every time."""
+    names = [name for name in CASES if name != "mopteq-four-scales"]
+    many = [n for n in names if n.startswith("mopteq") and n != "mopteq-two-scales"]
+    return [pytest.param(n, marks=pytest.mark.slow) if n in many else n for n in names]
+
+
+@pytest.mark.parametrize("name", second_derivatives())
+def test_second_derivatives_of_the_whole_layer(name: str) -> None:
+    assert gradgradcheck(*function_of_parameters(name, "softplus"), fast_mode=True)
 
 
 def test_the_layer_trains() -> None:
