@@ -36,6 +36,7 @@ def test_a_budget_is_raised_until_the_loss_is_reached(name: str, tmp_path: Path)
     assert (tmp_path / f"{name.replace(' ', '-').lower()}-1.pt").exists()
 
 
+@pytest.mark.slow
 def test_the_command_compares_with_both_baselines(
     real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,7 @@ def kill_one(process: subprocess.Popen[str], folder: Path, rank: int) -> tuple[s
             break
         time.sleep(0.01)
     try:
-        return process.communicate(timeout=60)
+        return process.communicate(timeout=240)
     finally:
         process.kill()
 

@@ -142,6 +142,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is a signal of POSIX")
 def test_kill_and_resume_gives_the_same_metrics(tmp_path: Path) -> None:
     """Killed twice at moments of its own choosing, a run ends where an untouched one does."""

@@ -37,6 +37,7 @@ def work(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)

@@ -56,6 +56,7 @@ def test_pgd_is_at_least_as_strong(foolbox: Any, kind: str, norm: Any, eps: floa
         assert ours.robust_accuracy <= 1 - float(success.double().mean())
 
 
+@pytest.mark.slow
 def test_adversarial_training_by_jiio_holds_against_an_outside_attack(foolbox: Any) -> None:
     images, labels = digits(100)
     robust = {}

@@ -347,7 +347,9 @@ def test_autocast(name: str, device: torch.device) -> None:
 
 # The compiler hides this warning of its own by a way that a filter "error" overrides.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])]
+)
 def test_a_compiled_model_and_a_compiled_step(name: str) -> None:
     model = settled(small_model(name))
     expected = gradients(model, images())

@@ -221,6 +221,7 @@ def test_a_failing_row_is_named_and_the_rest_goes_on(
     assert len(finished(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_reported_with_its_job(tmp_path: Path) -> None:
     made = small_table("digits-t3", Long=digits(epochs=10_000), Short=digits(epochs=1))
     planned = plan(made, "quick", [0], tmp_path)

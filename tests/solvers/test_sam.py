@@ -47,11 +47,11 @@ def distance(solver: eq.Solver) -> float:
 
 def test_it_approaches_the_fixed_point_of_least_norm() -> None:
     plain = distance(eq.Picard(tolerance=1e-10))
-    distances = [distance(eq.SAM(max_iterations=k)) for k in (20, 200, 2000, 20000)]
+    distances = [distance(eq.SAM(max_iterations=k)) for k in (20, 200, 2000)]
     assert plain > 1, "plain iteration lands where it started"
     assert distances == sorted(distances, reverse=True)
     assert distances[0] < plain
-    assert distances[-1] < 0.1 * plain
+    assert distances[-1] < 1e-3 * plain
 
 
 def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
@@ -82,9 +82,9 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
             return float((layer.solve(x, start=start).state - target).norm())
 
     plain = found(eq.Picard(tolerance=1e-10))
-    selected = [found(eq.SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 400, 8000)]
+    selected = [found(eq.SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 200, 2000)]
     assert selected == sorted(selected, reverse=True)
-    # The rate is k^−c: 0.13 of the way is left at 8000.
+    # The rate is k^−c: 0.16 of the way is left at 2000.
     assert selected[-1] < 0.2 * plain
 
 

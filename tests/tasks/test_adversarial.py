@@ -117,6 +117,7 @@ def test_normalized_images_are_refused() -> None:
         AdversarialClassification(eps=1.0).training_step(small_opteq(), 2 * images, labels)
 
 
+@pytest.mark.slow
 def test_adversarial_training_makes_a_model_robust() -> None:
     data = load_digits()
     judge = AdversarialClassification(eps=0.8, attack_steps=5, attack_share=0.3)
