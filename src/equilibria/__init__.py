@@ -108,6 +108,7 @@ from equilibria.solvers import (
     list_solvers,
     register_solver,
 )
+from equilibria.training import evaluate, load, predict, train
 
 __version__ = "0.1.0"
 
@@ -182,6 +183,7 @@ __all__ = [
     "create_model",
     "describe_model",
     "energy_term",
+    "evaluate",
     "get_activation",
     "get_engine",
     "get_gradient",
@@ -192,6 +194,7 @@ __all__ = [
     "list_gradients",
     "list_models",
     "list_solvers",
+    "load",
     "model_card",
     "model_options",
     "model_outline",
@@ -199,6 +202,7 @@ __all__ = [
     "optimal_value",
     "optimize_input",
     "parameter_count",
+    "predict",
     "random_iterate",
     "register_activation",
     "register_engine",
@@ -208,4 +212,5 @@ __all__ = [
     "restore",
     "solving",
     "spectral_radius",
+    "train",
 ]
