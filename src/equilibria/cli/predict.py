@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.markup import escape
@@ -14,17 +14,11 @@ from rich.table import Table
 from equilibria.cli.app import Best, Device, FinishedRun, JsonList, command
 from equilibria.cli.console import one_line_errors, output_console, print_json, table_of
 from equilibria.data import find_images
-from equilibria.report.prediction import (
-    PixelPrediction,
-    Prediction,
-    predict_classes,
-    predict_pixels,
-)
+from equilibria.report.prediction import PixelPrediction, predict_pixels
 from equilibria.tasks import Segmentation
-from equilibria.training import choose_device, trained
+from equilibria.training import Prediction, choose_device, trained
+from equilibria.training import predict as predict_classes
 
-PREDICTING = (None, "classification", "segmentation", "adversarial")
-"""The tasks whose models say classes."""
 LEAST_SHARE = 0.01
 """Of the pixels, for a class to be named in the table."""
 
@@ -51,13 +45,13 @@ def predict(
         where = choose_device(device)
         files = find_images(images)
         experiment = trained(run, device=where, weights="best" if best else "last")
-        task = experiment.recipe.task.name
-        if task not in PREDICTING:
+        if not experiment.predicts_classes:
+            task = experiment.recipe.task.name
             raise ValueError(f"a run of the task {task!r} has no classes to predict")
         if isinstance(experiment.task, Segmentation):
             predictions = list(predict_pixels(experiment, files, where, output))
         else:
-            predictions = list(predict_classes(experiment, files, where))
+            predictions = cast(list[Prediction], predict_classes(experiment.model, files))
     if as_json:
         print_json([asdict(found) for found in predictions])
     else:

@@ -1,4 +1,4 @@
-"""What a trained model sees in image files: their classes, or the classes of their pixels."""
+"""What a trained model sees in the pixels of image files, drawn."""
 
 from __future__ import annotations
 
@@ -11,24 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from equilibria.data import image_to_tensor, open_image
+from equilibria.equilibrium import solving
 from equilibria.report.segmentation import class_shares, prediction_png
 from equilibria.training import Experiment, write_atomically
 
-BATCH = 64
 LONGEST_SIDE = 1024
 """Of a drawn segmentation, in pixels; larger images are drawn smaller."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One image."""
-
-    file: str
-    label: str
-    confidence: float
-    iterations: int | None
-    """None for a model without an equilibrium, as is `converged`."""
-    converged: bool | None
 
 
 @dataclass(frozen=True)
@@ -48,21 +36,6 @@ class PixelPrediction:
 
 
 @torch.no_grad()
-def predict_classes(
-    experiment: Experiment, files: Sequence[Path], device: torch.device
-) -> Iterator[Prediction]:
-    """The class of each image, framed as those of training are."""
-    names = experiment.data.class_names
-    for start in range(0, len(files), BATCH):
-        some = files[start : start + BATCH]
-        batch = torch.stack([experiment.data.read_image(path) for path in some]).to(device)
-        confidences, labels = experiment.model(batch).softmax(dim=1).cpu().max(dim=1)
-        for i, path in enumerate(some):
-            label, confidence = names[int(labels[i])], float(confidences[i])
-            yield Prediction(str(path), label, confidence, *_solve(experiment, i))
-
-
-@torch.no_grad()
 def predict_pixels(
     experiment: Experiment, files: Sequence[Path], device: torch.device, output: Path
 ) -> Iterator[PixelPrediction]:
@@ -75,20 +48,21 @@ def predict_pixels(
         image = experiment.data.frame.region(open_image(path, is_gray=is_gray))
         scale = min(1.0, LONGEST_SIDE / max(image.size))
         height, width = (max(1, round(side * scale)) for side in (image.height, image.width))
-        probabilities = experiment.model(inputs).float().softmax(dim=1).cpu()
+        with solving(experiment.model, record=True) as record:
+            probabilities = experiment.model(inputs).float().softmax(dim=1).cpu()
         confidence, classes = F.interpolate(
             probabilities, (height, width), mode="bilinear", align_corners=False
         )[0].max(dim=0)
         pixels = image_to_tensor(image.resize((width, height))).float() / 255
         write_atomically(drawn, prediction_png(pixels, classes, names))
-        iterations, converged = _solve(experiment, 0)
+        solution = record.solutions[-1] if record.solutions else None
         yield PixelPrediction(
             file=str(path),
             drawn=str(drawn),
             classes={names[i]: share for i, share in class_shares(classes, len(names))},
             confidence=float(confidence.mean()),
-            iterations=iterations,
-            converged=converged,
+            iterations=None if solution is None else int(solution.iterations[0]),
+            converged=None if solution is None else bool(solution.converged[0]),
         )
 
 
@@ -109,11 +83,3 @@ def drawn_files(files: Sequence[Path], folder: Path, *kinds: str) -> list[tuple[
         taken |= places
         found.append(paths)
     return found
-
-
-def _solve(experiment: Experiment, sample: int) -> tuple[int | None, bool | None]:
-    """How many iterations a sample of the last batch took, and whether it converged."""
-    solution = getattr(experiment.model, "last_solution", None)
-    if solution is None:
-        return None, None
-    return int(solution.iterations[sample]), bool(solution.converged[sample])

@@ -60,7 +60,7 @@ def load(
 
     weights: "best" are those of the epoch that did best on the validation images.
     """
-    return _described(trained(Path(folder), device=_device(device), weights=weights))
+    return trained(Path(folder), device=_device(device), weights=weights).model
 
 
 def evaluate(
@@ -139,7 +139,7 @@ def predict(
     model = run_or_model if isinstance(run_or_model, nn.Module) else None
     if model is None:
         experiment = trained(Path(str(run_or_model)), device=_device(device), weights=weights)
-        model = _described(experiment)
+        model = experiment.model
         if not experiment.predicts_classes:
             raise ValueError(
                 f"a run of the task {experiment.recipe.task.name!r} has no classes to predict"
@@ -180,21 +180,6 @@ def _predictions(
         else:
             label = str(int(classes[i])) if names is None else names[int(classes[i])]
             yield Prediction(file, label, confidence, iterations, converged)
-
-
-def _described(experiment: Experiment) -> nn.Module:
-    """The model, with what is known of its images."""
-    model, data = experiment.model, experiment.data
-    normalized = experiment.recipe.data.normalize and data.mean is not None
-    facts = {
-        "class_names": data.class_names,
-        "image_shape": data.image_shape,
-        "frame": data.frame,
-        "normalization": (data.mean, data.std) if normalized else None,
-    }
-    for name, value in facts.items():
-        setattr(model, name, value)
-    return model
 
 
 def _device(name: str | torch.device) -> torch.device:

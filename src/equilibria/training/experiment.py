@@ -76,6 +76,8 @@ class Experiment:
         task = _task(recipe, data)
         torch.manual_seed(recipe.training.seed)
         model = build_model(recipe, data)
+        for name, value in _facts(recipe, data).items():
+            setattr(model, name, value)
         training, validation = _parts(recipe, data)
         if recipe.data.in_memory:
             training = read_into_memory(training)
@@ -214,6 +216,16 @@ def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
             f"no mean and variance are published for {data.name}: set data.normalize to false"
         )
     return create_model(recipe.model.name, normalize=(data.mean, data.std), **options)
+
+
+def _facts(recipe: Recipe, data: DataSet[Source]) -> dict[str, Any]:
+    """What a model says of its images, as attributes (`load` describes them)."""
+    return {
+        "class_names": data.class_names,
+        "image_shape": data.image_shape,
+        "frame": data.frame,
+        "normalization": (data.mean, data.std) if recipe.data.normalize else None,
+    }
 
 
 def fitting_options(model: str, data: DataSet[Source]) -> dict[str, Any]:
