@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 import equilibria as eq
 from equilibria.cli import app
-from equilibria.training import Measurement, RunFolder, Setting, TuningReport
+from equilibria.training import Measurement, RunFolder, TuningReport
+from equilibria.training.tuning import overrides
 
 FEW = ["--batch", "2", "--repeats", "1", "--tolerances", "1e-2,1e-4", "--solvers", "picard"]
 
@@ -177,7 +178,7 @@ def test_none_that_qualifies_is_said_with_the_reason() -> None:
 
 
 PRESENT = Measurement(
-    setting=Setting(eq.Auto(), eq.Implicit()),
+    setting=eq.Solving(eq.Auto(), eq.Implicit()),
     found_by="Anderson",
     seconds=0.3,
     evaluations=10,
@@ -187,7 +188,7 @@ PRESENT = Measurement(
     cosine=0.9999,
     relative_error=0.01,
 )
-BEST = replace(PRESENT, setting=Setting(eq.Picard(tolerance=1e-2), eq.Implicit()), seconds=0.1)
+BEST = replace(PRESENT, setting=eq.Solving(eq.Picard(tolerance=1e-2), eq.Implicit()), seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ BEST = replace(PRESENT, setting=Setting(eq.Picard(tolerance=1e-2), eq.Implicit()
         (PRESENT, PRESENT, "Keep the present setting"),
         (replace(BEST, seconds=0.299), PRESENT, "No faster than the present setting"),
         (BEST, replace(PRESENT, seconds=0.1, cosine=0.9), "present setting does not qualify"),
-        (replace(BEST, setting=Setting(eq.Picard(), eq.Unrolled())), PRESENT, "for every input"),
+        (replace(BEST, setting=eq.Solving(eq.Picard(), eq.Unrolled())), PRESENT, "for every input"),
     ],
 )
 def test_advice(best: Measurement, present: Measurement, message: str) -> None:
@@ -208,5 +209,5 @@ def test_advice(best: Measurement, present: Measurement, message: str) -> None:
     report = TuningReport((best, present), present=present, recommended=best, auto="Anderson")
     text = "\n".join(advice(subject, report))
     assert message in text
-    call = f'eq.create_model("tiny", in_channels=1, {best.setting.overrides})'
+    call = f'eq.create_model("tiny", in_channels=1, {overrides(best.setting)})'
     assert (call in text) is (best is not present)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.training import Measurement, Setting, TuningReport, explain_none, recommend, tune
+from equilibria.training import Measurement, TuningReport, explain_none, recommend, tune
+from equilibria.training.tuning import overrides
 
 
 def small_model(**options: object) -> nn.Module:
@@ -66,7 +67,7 @@ def test_report_is_sorted_and_holds_the_present_setting(report: TuningReport) ->
     seconds = [m.seconds for m in report.measurements]
     assert seconds == sorted(seconds)
     assert report.present in report.measurements
-    assert report.present.setting == Setting(eq.Auto(), eq.Implicit())
+    assert report.present.setting == eq.Solving(eq.Auto(), eq.Implicit())
     assert report.present.found_by == report.auto == "Accelerated"
     assert report.recommended == recommend(report.measurements)
 
@@ -137,7 +138,7 @@ def test_as_many_steps_are_unrolled_as_the_solver_took(report: TuningReport) -> 
     (solved,) = (
         m
         for m in report.measurements
-        if m.setting == Setting(unrolled.setting.solver, eq.Implicit())
+        if m.setting == eq.Solving(unrolled.setting.solver, eq.Implicit())
     )
     assert unrolled.setting.gradient.steps == solved.evaluations
 
@@ -176,7 +177,7 @@ def test_failed_solves_are_measured_not_raised(images: Tensor) -> None:
 def test_a_solution_to_start_from_does_not_count(images: Tensor) -> None:
     def evaluations(warm_start: bool) -> int | None:
         model = small_model(gradient=eq.Implicit(warm_start=warm_start))
-        options = {"solvers": ["picard"], "tolerances": [1e-4], "adjoints": ["implicit"]}
+        options = {"solvers": ["picard"], "tolerances": [1e-4], "gradients": ["implicit"]}
         return tune(model, images, repeats=1, **options).present.backward_evaluations
 
     assert evaluations(True) == evaluations(False)
@@ -200,9 +201,9 @@ def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
 
 def test_the_present_setting_is_measured_once(images: Tensor) -> None:
     model = small_model(solver="picard", tolerance=1e-2)
-    options = {"solvers": ["picard"], "tolerances": [1e-2], "adjoints": ["implicit"]}
+    options = {"solvers": ["picard"], "tolerances": [1e-2], "gradients": ["implicit"]}
     found = tune(model, images, repeats=1, **options)
-    assert sorted(m.setting.overrides for m in found.measurements) == [
+    assert sorted(overrides(m.setting) for m in found.measurements) == [
         "solver=eq.Picard(tolerance=0.01), gradient=eq.Implicit()",
         "solver=eq.Picard(tolerance=0.01), gradient=eq.Implicit(tolerance=0.01)",
     ]
@@ -231,17 +232,17 @@ def test_a_layer_alone_can_be_tuned() -> None:
 
 
 def test_overrides_make_the_setting() -> None:
-    setting = Setting(
+    setting = eq.Solving(
         eq.Anderson(tolerance=1e-4, max_iterations=50), eq.Unrolled(steps=7, checkpoint=2)
     )
-    assert eval(f"dict({setting.overrides})", {"eq": eq, "dict": dict}) == {
+    assert eval(f"dict({overrides(setting)})", {"eq": eq, "dict": dict}) == {
         "solver": setting.solver,
         "gradient": setting.gradient,
     }
 
 
 GOOD = Measurement(
-    setting=Setting(eq.Picard(), eq.Implicit()),
+    setting=eq.Solving(eq.Picard(), eq.Implicit()),
     found_by="Picard",
     seconds=1.0,
     evaluations=10,

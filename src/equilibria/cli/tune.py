@@ -29,8 +29,16 @@ from equilibria.cli.console import (
 from equilibria.gradients import Unrolled
 from equilibria.models import create_model, model_card
 from equilibria.solvers import Auto, ConvergenceError
-from equilibria.training import Measurement, TuningReport, explain_none, trained
-from equilibria.training import tune as measure_settings
+from equilibria.training import trained
+from equilibria.training.tuning import (
+    Measurement,
+    TuningReport,
+    explain_none,
+    gradient_label,
+    overrides,
+    solver_label,
+)
+from equilibria.training.tuning import tune as measure_settings
 
 SIZE = 32
 CHANNELS = 3
@@ -195,7 +203,7 @@ def _show(subject: Subject, report: TuningReport) -> None:
 
 def _cells(measurement: Measurement, report: TuningReport) -> list[str]:
     setting = measurement.setting
-    solver = setting.solver_label
+    solver = solver_label(setting)
     if isinstance(setting.solver, Auto):
         solver += f" → {measurement.found_by}"
     marks = RECOMMENDED * (measurement is report.recommended)
@@ -205,7 +213,7 @@ def _cells(measurement: Measurement, report: TuningReport) -> list[str]:
     return [
         marks,
         escape(solver),
-        escape(setting.gradient_label),
+        escape(gradient_label(setting)),
         f"{setting.tolerance:g}",
         f"{1e3 * measurement.seconds:.1f}",
         str(measurement.evaluations),
@@ -225,7 +233,7 @@ def advice(subject: Subject, report: TuningReport) -> list[str]:
     if best is report.present:
         return [f"Keep the present setting, the fastest that qualifies: {quality}."]
     options = "".join(f"{name}={value!r}, " for name, value in subject.options.items())
-    call = f'eq.create_model("{subject.name}", {options}{best.setting.overrides})'
+    call = f'eq.create_model("{subject.name}", {options}{overrides(best.setting)})'
     lines = [f"Recommended ({quality}):", f"  {call}"]
     times = f"{1e3 * best.seconds:.0f} ms in place of {1e3 * report.present.seconds:.0f} ms"
     if speedup >= NOISE:
@@ -245,11 +253,11 @@ def _as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
     def measured(measurement: Measurement) -> dict[str, Any]:
         setting = measurement.setting
         return {
-            "solver": setting.solver_label,
+            "solver": solver_label(setting),
             "found_by": measurement.found_by,
             "tolerance": setting.tolerance,
-            "gradient": setting.gradient_label,
-            "overrides": setting.overrides,
+            "gradient": gradient_label(setting),
+            "overrides": overrides(setting),
             "seconds": measurement.seconds,
             "evaluations": measurement.evaluations,
             "backward_evaluations": measurement.backward_evaluations,

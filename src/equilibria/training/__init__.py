@@ -40,13 +40,12 @@ from equilibria.training.settings import (
     parameter_groups,
 )
 from equilibria.training.synchronized import SharedBatchWarning
-from equilibria.training.tuning import tune
-from equilibria.training.tuning_report import (
+from equilibria.training.tuning import (
     Measurement,
-    Setting,
     TuningReport,
     explain_none,
     recommend,
+    tune,
 )
 
 __all__ = [
@@ -68,7 +67,6 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "RunFolder",
-    "Setting",
     "SharedBatchWarning",
     "StepProgress",
     "TaskRecipe",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.equilibrium import EquilibriumLayer, Record, solving
+from equilibria.equilibrium import EquilibriumLayer, Record, Solving, solving
 from equilibria.gradients import (
     GradientRule,
     Implicit,
@@ -36,16 +37,96 @@ from equilibria.solvers import (
     get_solver,
     list_solvers,
 )
-from equilibria.training.tuning_report import Measurement, Setting, TuningReport, recommend
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
-
 EXACT_TOLERANCE = 1e-12
 EXACT_ITERATIONS = 2000
+SMALLEST_COSINE = 0.999
+"""What the gradient of a recommended setting must have with the exact one."""
 
 Loss = Callable[[Tensor], Tensor]
 OnProgress = Callable[[int, int], None]
 """Called with the number of training steps done, and that of all."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One setting on one batch: what a training step costs, and how good its gradient is."""
+
+    setting: Solving
+    found_by: str
+    """What found the equilibrium: the solver, or what "auto" chose."""
+    seconds: float
+    """The median over the repeats: of the CPU time, or of the clock where a GPU computes."""
+    evaluations: int
+    """Calls of the map in the forward solve."""
+    backward_evaluations: int | None
+    """Products with the Jacobian in the backward pass; None where the rule does not say."""
+    share_converged: float
+    backward_converged: bool
+    """Whether the backward solve converged; True where there is none to fail."""
+    cosine: float
+    """Of the gradient over all parameters with the exact one; NaN where either is not finite."""
+    relative_error: float
+    """‖gradient − exact‖/‖exact‖."""
+
+    @property
+    def qualifies(self) -> bool:
+        """Every sample converged, forward and backward, and the gradient points the right way."""
+        return self.share_converged == 1 and self.backward_converged and self._is_accurate
+
+    @property
+    def _is_accurate(self) -> bool:
+        return self.cosine >= SMALLEST_COSINE
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """All measurements, the fastest first."""
+
+    measurements: tuple[Measurement, ...]
+    present: Measurement
+    recommended: Measurement | None
+    auto: str
+    """What the solver "auto" chooses for this model."""
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the present setting the recommended one is."""
+        if self.recommended is None:
+            return None
+        return self.present.seconds / self.recommended.seconds
+
+
+def recommend(measurements: Sequence[Measurement]) -> Measurement | None:
+    """The fastest that qualifies, or None."""
+    return min((m for m in measurements if m.qualifies), key=lambda m: m.seconds, default=None)
+
+
+def explain_none(measurements: Sequence[Measurement]) -> str:
+    """Why no measurement qualifies, with the remedy for each cause."""
+    unsolved = sum(m.share_converged < 1 for m in measurements)
+    failed = sum(not m.backward_converged for m in measurements)
+    inaccurate = [m.cosine for m in measurements if not m._is_accurate]
+    causes = []
+    if unsolved:
+        causes.append(
+            f"{unsolved} left samples unconverged (raise max_iterations, or bound the norm of W "
+            "with norm='bound')"
+        )
+    if failed:
+        causes.append(
+            f"the backward solve of {failed} did not converge (raise the max_iterations of the "
+            "gradient rule)"
+        )
+    if inaccurate:
+        finite = [cosine for cosine in inaccurate if math.isfinite(cosine)]
+        best = f", {max(finite):.4f} at the most" if finite else ""
+        causes.append(
+            f"the gradient of {len(inaccurate)} has a cosine below {SMALLEST_COSINE} with the "
+            f"exact one{best} (lower the tolerances)"
+        )
+    return f"none of {len(measurements)} settings qualifies: {'; '.join(causes)}"
 
 
 @accepts_old_names
@@ -68,23 +149,20 @@ def tune(
     solved to 1e-12.
 
     loss: makes a number of the model's output; a fixed random combination of it by default.
-    solvers, gradients: registered names; all but "auto", and all, by default.
+    solvers, gradients: registered names; all but "auto" and "sam", and all, by default.
     repeats: how many steps of each setting are timed.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, not {repeats}")
-    names = (
-        [name for name in list_solvers() if name not in ("auto", "sam")]
-        if solvers is None
-        else solvers
-    )
+    ordinary = [name for name in list_solvers() if name not in ("auto", "sam")]
+    names = ordinary if solvers is None else solvers
     rule_names = list_gradients() if gradients is None else gradients
     if not (names and tolerances and rule_names):
         raise ValueError("nothing to measure: name a solver, a tolerance and a gradient rule")
     with _undisturbed(images.device):
         bench = _Bench(model, images, loss or _random_combination)
         present = bench.present
-        limit = present.solver.max_iterations
+        limit = present.max_iterations
         contestants = [
             get_solver(name, tolerance=tolerance, max_iterations=limit)
             for name in names
@@ -93,76 +171,44 @@ def tune(
         rules = [_rule(name, present.gradient) for name in rule_names]
         lead = next((rule for rule in rules if rule.exact), rules[0])
         others = [rule for rule in rules if rule is not lead]
-
         exact = _exact_gradient(bench)
         auto = bench.solve(get_solver("auto", max_iterations=limit)).solver
         bench.run(present)  # The first step of all warms up what is shared.
-        entrants = [present]
-        for solver in contestants:
-            _enter(entrants, Setting(solver, bench.fit(lead, solver)))
-        total = repeats * (len(entrants) + len(others) + isinstance(lead, Implicit))
-        race = _Race(bench, exact, repeats=repeats, total=total, on_progress=on_progress)
-        race.run_first(entrants)
-        best = _front_runner([m for m in race.results if m.setting.solver in contestants])
-        for rule in [*others, _loosened(lead, best.tolerance)]:
-            _enter(entrants, Setting(best, bench.fit(rule, best)))
-        race.run_first(entrants)
-        race.run_again()
-    measurements = race.measurements()
+        results: list[Measurement] = []
+        times: list[list[float]] = []
+
+        def report(settings: int) -> None:
+            if on_progress is not None:
+                on_progress(sum(map(len, times)), repeats * settings)
+
+        def measure(settings: Sequence[Solving], still_to_come: int) -> None:
+            for setting in settings:
+                if setting not in [m.setting for m in results]:
+                    results.append(bench.measure(setting, exact))
+                    times.append([results[-1].seconds])
+                    report(max(len(results), still_to_come))
+
+        first = [Solving(solver, bench.fit(lead, solver)) for solver in contestants]
+        expected = 1 + len(first) + len(others) + isinstance(lead, Implicit)
+        measure([present, *first], expected)
+        best = _front_runner([m for m in results if m.setting.solver in contestants])
+        rules = [*others, _loosened(lead, best.tolerance)]
+        measure([Solving(best, bench.fit(rule, best)) for rule in rules], expected)
+        # The settings take turns: what else the machine does hits all of them alike.
+        for _ in range(repeats - 1):
+            for measurement, seconds in zip(results, times, strict=True):
+                seconds.append(bench.time(measurement.setting))
+                report(len(results))
+    measurements = [
+        replace(measurement, seconds=statistics.median(seconds))
+        for measurement, seconds in zip(results, times, strict=True)
+    ]
     return TuningReport(
         measurements=tuple(sorted(measurements, key=lambda m: m.seconds)),
         present=measurements[0],
         recommended=recommend(measurements),
         auto=auto,
     )
-
-
-class _Race:
-    """Settings that take turns: what else the machine does hits all of them alike."""
-
-    def __init__(
-        self,
-        bench: _Bench,
-        exact: Tensor,
-        *,
-        repeats: int,
-        total: int,
-        on_progress: OnProgress | None,
-    ) -> None:
-        self.bench = bench
-        self.exact = exact
-        self.repeats = repeats
-        self.on_progress = on_progress
-        self.total = total
-        self.done = 0
-        self.results: list[Measurement] = []
-        self.times: list[list[float]] = []
-
-    def run_first(self, settings: Sequence[Setting]) -> None:
-        """The first step of the settings that had none yet: the one that is looked into."""
-        for setting in settings[len(self.results) :]:
-            measurement = self.bench.measure(setting, self.exact)
-            self.results.append(measurement)
-            self.times.append([measurement.seconds])
-            self._report()
-
-    def run_again(self) -> None:
-        self.total = self.repeats * len(self.results)
-        for _ in range(self.repeats - 1):
-            for measurement, times in zip(self.results, self.times, strict=True):
-                times.append(self.bench.time(measurement.setting))
-                self._report()
-
-    def measurements(self) -> list[Measurement]:
-        return [
-            replace(measurement, seconds=statistics.median(times))
-            for measurement, times in zip(self.results, self.times, strict=True)
-        ]
-
-    def _report(self) -> None:
-        self.done += 1
-        if self.on_progress is not None:
-            self.on_progress(self.done, self.total)
 
 
 class _Bench:
@@ -184,13 +230,13 @@ class _Bench:
                 "call model.requires_grad_() first"
             )
 
-    def _present(self) -> Setting:
+    def _present(self) -> Solving:
         if not self.layers:
             raise ValueError(
                 f"{type(self.model).__name__} has no equilibrium layer, so there is nothing to "
                 "tune: give a model that has one, such as eq.create_model('opteq-small')"
             )
-        first, *others = (Setting(layer.solver, layer.gradient) for layer in self.layers)
+        first, *others = (layer.solving.changed(strict=False) for layer in self.layers)
         if any(other != first for other in others):
             raise ValueError(
                 "the equilibrium layers of the model have different settings, and tuning is for "
@@ -198,7 +244,7 @@ class _Bench:
             )
         return first
 
-    def run(self, setting: Setting) -> None:
+    def run(self, setting: Solving) -> None:
         """One training step, but for the update."""
         self.model.zero_grad(set_to_none=True)
         with self._solving(setting) as self.record:
@@ -207,11 +253,11 @@ class _Bench:
 
     def solve(self, solver: Solver[Any]) -> Solution:
         """A forward solve alone."""
-        with torch.no_grad(), self._solving(Setting(solver, Implicit())) as self.record:
+        with torch.no_grad(), self._solving(Solving(solver, Implicit())) as self.record:
             self.model(self.images)
         return self.solutions()[0]
 
-    def _solving(self, setting: Setting) -> AbstractContextManager[Record]:
+    def _solving(self, setting: Solving) -> AbstractContextManager[Record]:
         torch.manual_seed(0)  # Every setting meets the same random draws.
         rule = setting.gradient
         if isinstance(rule, Implicit):
@@ -225,7 +271,7 @@ class _Bench:
             return replace(rule, steps=self.solve(solver).evaluations)
         return rule
 
-    def time(self, setting: Setting) -> float:
+    def time(self, setting: Solving) -> float:
         gc.collect(1)  # What the last step left; all that is older would take longer than a step.
         begin = self._now()
         self.run(setting)
@@ -238,7 +284,7 @@ class _Bench:
         torch.cuda.synchronize(self.images.device)
         return time.perf_counter()
 
-    def measure(self, setting: Setting, exact: Tensor) -> Measurement:
+    def measure(self, setting: Solving, exact: Tensor) -> Measurement:
         seconds = self.time(setting)
         solutions, backward = self.solutions(), self.backward_solutions()
         cosine, error = _compare(self.gradient(), exact)
@@ -285,7 +331,7 @@ def _exact_gradient(bench: _Bench) -> Tensor:
         raise ValueError("the exact gradient needs float64, which mps lacks: tune on the CPU")
     reference = _Bench(copy.deepcopy(bench.model).double(), bench.images.double(), bench.loss)
     limits: dict[str, Any] = {"tolerance": EXACT_TOLERANCE, "max_iterations": EXACT_ITERATIONS}
-    reference.run(Setting(Anderson(**limits), Implicit(**limits)))
+    reference.run(Solving(Anderson(**limits), Implicit(**limits)))
     solutions: list[Solution | LinearSolution] = [*reference.solutions()]
     for solution in [*solutions, *reference.backward_solutions()]:
         if not bool(solution.converged.all()):
@@ -311,11 +357,6 @@ def _front_runner(measurements: Sequence[Measurement]) -> Solver[Any]:
     if best is None:
         best = min(measurements, key=lambda m: (-m.share_converged, m.seconds))
     return best.setting.solver
-
-
-def _enter(entrants: list[Setting], setting: Setting) -> None:
-    if setting not in entrants:
-        entrants.append(setting)
 
 
 def _rule(name: str, present: GradientRule) -> GradientRule:
@@ -357,3 +398,42 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=forked), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield
+
+
+def overrides(setting: Solving) -> str:
+    """The setting as keywords of `eq.create_model` and `eq.EquilibriumLayer`."""
+    solver = _code(setting.solver, always=("tolerance",))
+    return f"solver={solver}, gradient={_code(setting.gradient, always=('steps',))}"
+
+
+def solver_label(setting: Solving) -> str:
+    """The solver without its tolerance, and with the options that are not the usual ones."""
+    return _label(setting.solver, without=("tolerance",))
+
+
+def gradient_label(setting: Solving) -> str:
+    return _label(setting.gradient, always=("steps",))
+
+
+def _code(thing: object, always: Sequence[str] = ()) -> str:
+    """The expression that makes it."""
+    prefix = "eq." if type(thing).__module__.startswith("equilibria.") else ""
+    return f"{prefix}{type(thing).__name__}({_options(thing, always=always)})"
+
+
+def _label(thing: object, always: Sequence[str] = (), without: Sequence[str] = ()) -> str:
+    options = _options(thing, always=always, without=without)
+    return f"{type(thing).__name__} {options}".rstrip()
+
+
+def _options(thing: object, *, always: Sequence[str] = (), without: Sequence[str] = ()) -> str:
+    """The options that are not the usual ones, as keywords."""
+    if not is_dataclass(thing):
+        return ""
+    shown = []
+    for field in fields(thing):
+        value = getattr(thing, field.name)
+        usual = field.default is not MISSING and value == field.default
+        if field.name in always or not (usual or field.name in without):
+            shown.append(f"{field.name}={value!r}")
+    return ", ".join(shown)
