@@ -15,9 +15,8 @@ from equilibria.inputs import (
     AttackSettings,
     adversarial_images,
     attack,
-    joined,
-    wilson_interval,
 )
+from equilibria.inputs.attacks import joined, wilson_interval
 from tests.inputs.digit_models import digit_classifier, digits
 
 METHODS = ("fgsm", "pgd", "jiio")

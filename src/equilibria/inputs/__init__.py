@@ -1,9 +1,14 @@
 """Searches over inputs: joint inference and input optimization, attacks, latents, restoration."""
 
-from equilibria.inputs.attack_result import AttackFigures, AttackResult, joined, wilson_interval
 from equilibria.inputs.attack_settings import AttackSettings, Method, Norm
-from equilibria.inputs.attacks import adversarial_images, attack, measure_attack
-from equilibria.inputs.constraints import Box, Constraint, Intersection, L2Ball, LinfBall
+from equilibria.inputs.attacks import (
+    AttackFigures,
+    AttackResult,
+    adversarial_images,
+    attack,
+    measure_attack,
+)
+from equilibria.inputs.constraints import Box, Constraint, L2Ball, LinfBall
 from equilibria.inputs.corruptions import (
     Corrupted,
     Corruption,
@@ -11,7 +16,6 @@ from equilibria.inputs.corruptions import (
     Denoising,
     Inpainting,
     Measured,
-    Measurement,
     SuperResolution,
     answer,
     get_corruption,
@@ -31,10 +35,9 @@ from equilibria.inputs.latents import (
     misfit,
     squared_error,
 )
-from equilibria.inputs.optimize import optimize_input
+from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.inputs.outer import Outer, optimal_input, optimal_value
 from equilibria.inputs.restore import Restoration, restore
-from equilibria.inputs.result import InputResult
 
 __all__ = [
     "AttackFigures",
@@ -50,12 +53,10 @@ __all__ = [
     "ExplicitGenerator",
     "Inpainting",
     "InputResult",
-    "Intersection",
     "L2Ball",
     "LatentSearch",
     "LinfBall",
     "Measured",
-    "Measurement",
     "Method",
     "Norm",
     "Outer",
@@ -71,7 +72,6 @@ __all__ = [
     "get_corruption",
     "get_engine",
     "is_generator",
-    "joined",
     "list_corruptions",
     "list_engines",
     "measure_attack",
@@ -84,5 +84,4 @@ __all__ = [
     "register_engine",
     "restore",
     "squared_error",
-    "wilson_interval",
 ]

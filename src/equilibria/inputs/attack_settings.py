@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +17,8 @@ Norm = Literal["l2", "linf"]
 AttackLoss = Literal["cross_entropy", "margin"]
 Method = Literal["pgd", "jiio", "fgsm"]
 DEFAULT_STEPS: dict[Method, int] = {"pgd": 20, "jiio": 40, "fgsm": 1}
+FIRST_STEP, LAST_STEP = 0.5, 0.025
+"""Lengths of PGD's first and last steps as shares of eps; a cosine lies between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +69,21 @@ class AttackSettings:
         if self.joint_options and self.method != "jiio":
             raise ValueError(f"joint_options are for method='jiio', not {self.method!r}")
 
-    def as_options(self) -> dict[str, Any]:
-        """The keywords that `attack` takes."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @property
     def chosen_steps(self) -> int:
         return DEFAULT_STEPS[self.method] if self.steps is None else self.steps
+
+    def step_length(self, step: int) -> float:
+        """eps for FGSM; what was asked for; or a cosine from long steps to short ones."""
+        if self.method == "fgsm":
+            return self.eps
+        if self.step_size is not None:
+            return self.step_size
+        steps = self.chosen_steps
+        if steps == 1:
+            return self.eps
+        share = (1 + math.cos(math.pi * step / (steps - 1))) / 2
+        return self.eps * (LAST_STEP + (FIRST_STEP - LAST_STEP) * share)
 
     def constraint(self, images: Tensor) -> Constraint:
         ball = L2Ball if self.norm == "l2" else LinfBall

@@ -55,16 +55,10 @@ class AttackedModel:
         self.backward_passes += 1
         return logits.detach(), losses.detach(), gradient
 
-    @contextmanager
-    def cold(self) -> Iterator[None]:
-        """Solves inside start where the cell does, whatever was solved before."""
-        with solving(self.model, start={}):
-            yield
-
 
 @contextmanager
 def under_attack(
-    model: nn.Module, *, tolerance: float | None = None, warm_start: bool = False
+    model: nn.Module, tolerance: float | None, warm_start: bool
 ) -> Iterator[AttackedModel]:
     """The model in evaluation mode, with exact gradients in its input alone.
 

@@ -4,34 +4,124 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.context import run_eagerly
-from equilibria.inputs.attack_result import AttackFigures, AttackResult, joined, wilson_interval
-from equilibria.inputs.attack_settings import (
-    AttackLoss,
-    AttackSettings,
-    Method,
-    Norm,
-    attack_losses,
-)
+from equilibria.equilibrium import solving
+from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
 from equilibria.inputs.optimize import optimize_input
-from equilibria.inputs.result import InputResult
-
-Loss = Callable[[Tensor], Tensor]
-
-FIRST_STEP, LAST_STEP = 0.5, 0.025
-"""Lengths of PGD's first and last steps as shares of eps; a cosine lies between them."""
+from equilibria.registry import check_options
 
 COARSEST_CHECK = 1e-3
 """The largest residual at which `optimize_input` believes the loss of an image."""
 MEASURE_SEED = 0
 """Of random starts where an attack is measured: the same attack gives the same figures."""
+NINETY_FIVE = 1.959964
+"""The quantile of the normal distribution for an interval of 95%."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Adversarial images with what the model says of them, sample by sample.
+
+    Logits and losses before and after come from the same ordinary forward pass in evaluation mode,
+    equilibria solved anew: what the model would say of the image, not what the search believed.
+    """
+
+    images: Tensor
+    """The adversarial images: within eps and the range to the last bit."""
+    labels: Tensor
+    initial_logits: Tensor
+    logits: Tensor
+    initial_loss: Tensor
+    loss: Tensor
+    distance: Tensor
+    """‖δ‖ in the attack's norm."""
+    evaluations: int
+    """Calls of the map in the search, for the whole batch; of the model if it has no map."""
+    vjps: int
+    """Pull-backs through it."""
+    settings: AttackSettings
+    status: Tensor | None = None
+    """How JIIO ended (`Status`); of its last run where there are restarts. None for others."""
+
+    @property
+    def initial_predictions(self) -> Tensor:
+        return self.initial_logits.argmax(dim=1)
+
+    @property
+    def predictions(self) -> Tensor:
+        return self.logits.argmax(dim=1)
+
+    @property
+    def success(self) -> Tensor:
+        """Whether the prediction for the adversarial image is wrong (it may have been before)."""
+        return self.predictions != self.labels
+
+    @property
+    def accuracy(self) -> float:
+        """Before the attack."""
+        return float((self.initial_predictions == self.labels).double().mean())
+
+    @property
+    def robust_accuracy(self) -> float:
+        """Under the attack."""
+        return float((~self.success).double().mean())
+
+    def summary(self) -> str:
+        """One line on all samples."""
+        asked = self.settings
+        return (
+            f"{asked.method} ({asked.norm}, eps {asked.eps:g}): accuracy {self.accuracy:.1%} → "
+            f"{self.robust_accuracy:.1%}, mean loss {float(self.initial_loss.mean()):.4g} → "
+            f"{float(self.loss.mean()):.4g}, in {self.evaluations} evaluations of the map and "
+            f"{self.vjps} pull-backs"
+        )
+
+
+def joined(results: list[AttackResult]) -> AttackResult:
+    """The results of several batches as one; evaluations are added up."""
+    if not results:
+        raise ValueError("there is nothing to join: no batch was attacked")
+
+    def together(name: str, first: Any) -> Any:
+        values = [getattr(result, name) for result in results]
+        if isinstance(first, Tensor):
+            return torch.cat(values)
+        return sum(values) if isinstance(first, int) else first
+
+    first = results[0]
+    return AttackResult(**{f.name: together(f.name, getattr(first, f.name)) for f in fields(first)})
+
+
+@dataclass(frozen=True)
+class AttackFigures:
+    """One method's row of the table."""
+
+    method: str
+    norm: str
+    eps: float
+    steps: int
+    restarts: int
+    samples: int
+    accuracy: float
+    robust_accuracy: float
+    low: float
+    """The lower end of the Wilson interval of the robust accuracy, at 95%."""
+    high: float
+    clean_loss: float
+    loss: float
+    """Mean cross-entropy under the attack, equilibria solved anew."""
+    mean_distance: float
+    evaluations: int
+    vjps: int
+    cpu_seconds: float
 
 
 @run_eagerly
@@ -39,20 +129,10 @@ def attack(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
+    settings: AttackSettings | None = None,
     *,
-    eps: float,
-    norm: Norm = "l2",
-    method: Method = "pgd",
-    steps: int | None = None,
-    restarts: int = 1,
-    step_size: float | None = None,
-    random_start: bool = False,
-    warm_start: bool = False,
-    clip: tuple[float, float] | None = (0.0, 1.0),
-    loss: AttackLoss = "cross_entropy",
-    tolerance: float | None = None,
-    joint_options: Mapping[str, Any] | None = None,
     generator: torch.Generator | None = None,
+    **options: Any,
 ) -> AttackResult:
     """Look for the image within `eps` of each given one that the model gets most wrong.
 
@@ -76,30 +156,23 @@ def attack(
     loss: what is made large, "cross_entropy" or "margin". The result reports cross-entropy.
     tolerance: of the solves; the model's own if not given.
     joint_options: for `optimize_input` (engine, sweeps, …).
+    settings: all of these options in one object, in the place of keywords.
     generator: of the random starts; torch's own if not given.
 
     Of all images that were seen the worst counts: a wrong prediction before a right one, then the
     higher loss.
     """
-    settings = AttackSettings(
-        eps=eps,
-        norm=norm,
-        method=method,
-        steps=steps,
-        restarts=restarts,
-        step_size=step_size,
-        random_start=random_start,
-        warm_start=warm_start,
-        clip=clip,
-        loss=loss,
-        tolerance=tolerance,
-        joint_options=dict(joint_options or {}),
-    )
+    if settings is None:
+        check_options("attack", AttackSettings, options)
+        settings = AttackSettings(**options)
+    elif options:
+        raise TypeError(f"{', '.join(options)} given beside the settings: set them there")
     images, labels = _checked(images, labels, settings)
-    with under_attack(model, tolerance=tolerance, warm_start=warm_start) as attacked:
+    with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
         initial = _logits(attacked, images, labels)
         before = attacked.evaluations, attacked.vjps
-        found, status = _search(attacked, images, labels, settings, generator)
+        search = _Search(attacked, images, labels, settings)
+        found = search.run(generator)
         evaluations, vjps = attacked.evaluations - before[0], attacked.vjps - before[1]
         logits = _logits(attacked, found, labels)
     return AttackResult(
@@ -113,7 +186,7 @@ def attack(
         evaluations=evaluations,
         vjps=vjps,
         settings=settings,
-        status=status,
+        status=search.status,
     )
 
 
@@ -128,10 +201,8 @@ def adversarial_images(
 ) -> Tensor:
     """The adversarial images alone, as `attack` finds them: what adversarial training needs."""
     images, labels = _checked(images, labels, settings)
-    with under_attack(
-        model, tolerance=settings.tolerance, warm_start=settings.warm_start
-    ) as attacked:
-        return _search(attacked, images, labels, settings, generator)[0]
+    with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
+        return _Search(attacked, images, labels, settings).run(generator)
 
 
 def measure_attack(
@@ -148,9 +219,7 @@ def measure_attack(
     results = []
     for first in range(0, len(images), batch_size):
         some = slice(first, first + batch_size)
-        results.append(
-            attack(model, images[some], labels[some], generator=generator, **settings.as_options())
-        )
+        results.append(attack(model, images[some], labels[some], settings, generator=generator))
         on_batch()
     result = joined(results)
     withstood, count = int((~result.success).sum()), len(result.labels)
@@ -176,128 +245,109 @@ def measure_attack(
     return figures, result
 
 
-def _search(
-    attacked: AttackedModel,
-    images: Tensor,
-    labels: Tensor,
-    settings: AttackSettings,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The worst images, and how JIIO's last run ended."""
-    worst = WorstImages(images, labels)
-    status: Tensor | None = None
-    if settings.eps == 0:
-        return images, status
-
-    def loss(logits: Tensor) -> Tensor:
-        return attack_losses(settings.loss, logits, labels)
-
-    for run in range(settings.restarts):
-        at_random = settings.random_start or run > 0
-        start = settings.random_point(images, generator) if at_random else images
-        if settings.method == "jiio":
-            status = _joint(attacked, images, start, settings, loss, worst).status
-        else:
-            _ascend(attacked, images, start, settings, loss, worst)
-    return worst.images, status
+def wilson_interval(hits: int, count: int, quantile: float = NINETY_FIVE) -> tuple[float, float]:
+    """Where the share of hits lies that `count` samples estimate (Wilson, 1927)."""
+    share, squared = hits / count, quantile**2
+    center = (share + squared / (2 * count)) / (1 + squared / count)
+    spread = math.sqrt(share * (1 - share) / count + squared / (4 * count**2))
+    half = quantile * spread / (1 + squared / count)
+    # The ends are exact; rounding would leave them beside the share itself.
+    low = 0.0 if hits == 0 else center - half
+    return low, 1.0 if hits == count else center + half
 
 
-class WorstImages:
-    """The worst image seen so far, sample by sample.
+class _Search:
+    """Looks for the worst image near each, sample by sample.
 
     A wrong prediction counts for more than any loss; among equals the higher loss does.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self, attacked: AttackedModel, images: Tensor, labels: Tensor, settings: AttackSettings
+    ) -> None:
+        self.attacked = attacked
         self.images = images
         self.labels = labels
+        self.settings = settings
+        self.status: Tensor | None = None
+        """How JIIO's last run ended."""
+        self.worst = images
         self.wrong = torch.zeros_like(labels, dtype=torch.bool)
         self.losses = images.new_full((len(images),), -torch.inf)
 
-    def see(self, images: Tensor, logits: Tensor, losses: Tensor) -> None:
+    def run(self, generator: torch.Generator | None) -> Tensor:
+        settings = self.settings
+        for run in range(settings.restarts if settings.eps > 0 else 0):
+            at_random = settings.random_start or run > 0
+            start = settings.random_point(self.images, generator) if at_random else self.images
+            if settings.method == "jiio":
+                self._jointly(start)
+            else:
+                self._ascend(start)
+        return self.worst
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        return attack_losses(self.settings.loss, logits, self.labels)
+
+    def _see(self, images: Tensor, logits: Tensor, losses: Tensor) -> None:
         wrong = logits.argmax(dim=1) != self.labels
         worse = (wrong & ~self.wrong) | ((wrong == self.wrong) & (losses > self.losses))
         worse &= torch.isfinite(logits).all(dim=1)
         self.wrong = torch.where(worse, wrong, self.wrong)
         self.losses = torch.where(worse, losses.to(self.losses.dtype), self.losses)
         rows = worse.reshape(-1, *(1,) * (images.dim() - 1))
-        self.images = torch.where(rows, images, self.images)
+        self.worst = torch.where(rows, images, self.worst)
 
+    @torch.no_grad()
+    def _see_logits(self, images: Tensor) -> None:
+        logits = self.attacked.logits(images)
+        self._see(images, logits, self._loss(logits))
 
-def _ascend(
-    attacked: AttackedModel,
-    images: Tensor,
-    start: Tensor,
-    settings: AttackSettings,
-    loss: Loss,
-    worst: WorstImages,
-) -> None:
-    """Projected gradient ascent of the loss (Madry et al., 2018); FGSM is one long step of it."""
-    region = settings.constraint(images).region(images)
-    point = start
-    for step in range(settings.chosen_steps):
-        logits, losses, gradient = attacked.gradient(point, loss)
-        worst.see(point, logits, losses)
-        move = _step_length(settings, step) * settings.steepest(gradient.nan_to_num())
-        point = region.project((point + move).flatten(1)).reshape(images.shape)
-    with torch.no_grad():
-        logits = attacked.logits(point)
-        worst.see(point, logits, loss(logits))
+    def _ascend(self, start: Tensor) -> None:
+        """Projected gradient ascent (Madry et al., 2018); FGSM is one long step of it."""
+        settings = self.settings
+        region = settings.constraint(self.images).region(self.images)
+        point = start
+        for step in range(settings.chosen_steps):
+            logits, losses, gradient = self.attacked.gradient(point, self._loss)
+            self._see(point, logits, losses)
+            move = settings.step_length(step) * settings.steepest(gradient.nan_to_num())
+            point = region.project((point + move).flatten(1)).reshape(start.shape)
+        self._see_logits(point)
 
-
-def _step_length(settings: AttackSettings, step: int) -> float:
-    """eps for FGSM; what was asked for; or a cosine from long steps to short ones."""
-    if settings.method == "fgsm":
-        return settings.eps
-    if settings.step_size is not None:
-        return settings.step_size
-    steps = settings.chosen_steps
-    if steps == 1:
-        return settings.eps
-    share = (1 + math.cos(math.pi * step / (steps - 1))) / 2
-    return settings.eps * (LAST_STEP + (FIRST_STEP - LAST_STEP) * share)
-
-
-def _joint(
-    attacked: AttackedModel,
-    images: Tensor,
-    start: Tensor,
-    settings: AttackSettings,
-    loss: Loss,
-    worst: WorstImages,
-) -> InputResult:
-    """JIIO (Eq. 26): −loss minimized over the image together with the equilibrium it leads to."""
-    tolerance = min([COARSEST_CHECK, *(layer.solver.tolerance for layer in attacked.layers)])
-    options: dict[str, Any] = {
-        "iterations": settings.chosen_steps,
-        "step_size": settings.step_size,
-        "check_tolerance": tolerance,
-        # μ is for gradients of the optimum in the parameters; an attack is done with the image.
-        "polish": False,
-        **settings.joint_options,
-    }
-    found = optimize_input(
-        attacked.model,
-        lambda logits: -loss(logits),
-        start,
-        constraint=settings.constraint(images),
-        normalize=True,
-        **options,
-    )
-    attacked.search_evaluations += found.evaluations + found.check_evaluations
-    attacked.search_vjps += found.vjps
-    if settings.restarts == 1:
-        worst.images = found.x
-        return found
-    with torch.no_grad(), attacked.cold():
-        logits = attacked.logits(found.x)
-        worst.see(found.x, logits, loss(logits))
-    return found
+    def _jointly(self, start: Tensor) -> None:
+        """JIIO (Eq. 26): −loss minimized over the image together with its equilibrium."""
+        settings, attacked = self.settings, self.attacked
+        tolerances = [layer.solver.tolerance for layer in attacked.layers]
+        options: dict[str, Any] = {
+            "iterations": settings.chosen_steps,
+            "step_size": settings.step_size,
+            "check_tolerance": min([COARSEST_CHECK, *tolerances]),
+            # μ is for gradients of the optimum in the parameters; an attack needs the image alone.
+            "polish": False,
+            **settings.joint_options,
+        }
+        found = optimize_input(
+            attacked.model,
+            lambda logits: -self._loss(logits),
+            start,
+            constraint=settings.constraint(self.images),
+            normalize=True,
+            **options,
+        )
+        attacked.search_evaluations += found.evaluations + found.check_evaluations
+        attacked.search_vjps += found.vjps
+        self.status = found.status
+        if settings.restarts == 1:
+            self.worst = found.x
+            return
+        with solving(attacked.model, start={}):
+            self._see_logits(found.x)
 
 
 @torch.no_grad()
 def _logits(attacked: AttackedModel, images: Tensor, labels: Tensor) -> Tensor:
-    with attacked.cold():
+    with solving(attacked.model, start={}):
         logits = attacked.logits(images).detach()
     if logits.dim() != 2 or len(logits) != len(images) or logits.shape[1] < 2:
         raise ValueError(

@@ -50,7 +50,9 @@ class L2Ball(Constraint):
                 "the intersection of two L2 balls has no projection here; use one L2Ball "
                 "together with boxes and LinfBalls"
             )
-        return region.with_ball(_like(self.center, x, "center"), _radius(self.radius, x))
+        return replace(
+            region, center=_like(self.center, x, "center"), radius=_radius(self.radius, x)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +138,6 @@ class Region:
         flat = x.detach().flatten(1)
         length = row_norms(flat).nan_to_num(nan=0.0, posinf=0.0)
         return cls(size=length.clamp_min(max(flat.shape[1], 1) ** 0.5))
-
-    def with_ball(self, center: Tensor, radius: Tensor) -> Region:
-        return replace(self, center=center, radius=radius)
 
     def with_bounds(self, low: Tensor, high: Tensor) -> Region:
         if self.low is not None and self.high is not None:

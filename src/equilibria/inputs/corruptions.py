@@ -6,6 +6,7 @@ operators; any differentiable callable will do.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,23 +48,47 @@ class Corruption(Protocol):
         ...
 
 
+class _Measuring(ABC):
+    """A corruption that applies a measurement and adds noise."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"noise is a standard deviation, 0 or more, not {self.noise}")
+
+    @abstractmethod
+    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+        """A for these images."""
+
+    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+        measurement = self._measurement(images, generator)
+        measured = measurement(images)
+        if self.noise:
+            drawn = _drawn(torch.randn, tuple(measured.shape), images.device, generator)
+            measured = measured + self.noise * drawn.to(measured.dtype)
+        if isinstance(measurement, Mask):
+            measured = measurement(measured)
+        return Corrupted(measured, measurement, self.noise)
+
+
 @dataclass(frozen=True)
-class Denoising:
+class Denoising(_Measuring):
     """Gaussian noise of standard deviation `noise` on every pixel."""
 
     noise: float = 0.2
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise)
+        super().__post_init__()
         if not self.noise:
             raise ValueError("denoising needs noise: give it a positive standard deviation")
 
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
-        return _measured(Identity(), images, self.noise, generator)
+    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+        return Identity()
 
 
 @dataclass(frozen=True)
-class Inpainting:
+class Inpainting(_Measuring):
     """A square window of every image is hidden, somewhere else in each.
 
     window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
@@ -73,25 +98,19 @@ class Inpainting:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise)
+        super().__post_init__()
         if not self.window > 0:
             raise ValueError(f"window must be positive, not {self.window}")
 
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
-        mask = Mask(self.draw(images, generator))
-        seen = _measured(mask, images, self.noise, generator)
-        return Corrupted(mask(seen.measured), mask, self.noise)
-
-    def draw(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         """Masks `(samples, 1, height, width)`: 0 in the window, 1 outside."""
         samples, _, height, width = images.shape
         side = self.pixels(min(height, width))
-        rows = _starts(samples, height - side + 1, images.device, generator)
-        columns = _starts(samples, width - side + 1, images.device, generator)
-        in_rows = _inside(torch.arange(height, device=images.device), rows, side)
-        in_columns = _inside(torch.arange(width, device=images.device), columns, side)
-        hidden = in_rows[:, None, :, None] & in_columns[:, None, None, :]
-        return (~hidden).to(images.dtype)
+        hidden = [
+            _window(samples, size, side, images.device, generator) for size in (height, width)
+        ]
+        known = ~(hidden[0][:, None, :, None] & hidden[1][:, None, None, :])
+        return Mask(known.to(images.dtype))
 
     def pixels(self, size: int) -> int:
         """The side of the window in an image of `size` pixels."""
@@ -105,53 +124,50 @@ class Inpainting:
 
 
 @dataclass(frozen=True)
-class Deblurring:
+class Deblurring(_Measuring):
     """A Gaussian blur of standard deviation `width` pixels, and noise."""
 
     width: float = 1.5
     noise: float = 0.02
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise)
+        super().__post_init__()
         Blur(self.width)
 
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
-        return _measured(Blur(self.width), images, self.noise, generator)
+    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+        return Blur(self.width)
 
 
 @dataclass(frozen=True)
-class SuperResolution:
+class SuperResolution(_Measuring):
     """The mean over blocks of `factor`×`factor` pixels, and noise."""
 
     factor: int = 2
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise)
+        super().__post_init__()
         if self.factor < 2:
             raise ValueError(f"the factor of a downsampling must be at least 2, not {self.factor}")
 
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         if any(size % self.factor for size in images.shape[2:]):
             raise ValueError(
                 f"images of {images.shape[2]}×{images.shape[3]} do not divide into blocks of "
                 f"{self.factor}×{self.factor}: choose another factor, or another size"
             )
-        return _measured(AveragePool(self.factor), images, self.noise, generator)
+        return AveragePool(self.factor)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(_Measuring):
     """Any differentiable measurement, with noise."""
 
     measurement: Measurement
     noise: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_noise(self.noise)
-
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
-        return _measured(self.measurement, images, self.noise, generator)
+    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+        return self.measurement
 
 
 _corruptions: Registry[Corruption] = Registry(
@@ -207,22 +223,15 @@ def answer(model: nn.Module, seen: Corrupted) -> Tensor:
     return restored
 
 
-def _measured(
-    measurement: Measurement, images: Tensor, noise: float, generator: torch.Generator | None
-) -> Corrupted:
-    seen = measurement(images)
-    if noise:
-        drawn = _drawn(torch.randn, tuple(seen.shape), images.device, generator)
-        seen = seen + noise * drawn.to(seen.dtype)
-    return Corrupted(seen, measurement, noise)
-
-
-def _starts(
-    samples: int, places: int, device: torch.device, generator: torch.Generator | None
+def _window(
+    samples: int, size: int, side: int, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
-    """Where the window of each sample begins."""
+    """Which of `size` places lie in the window of each sample, whose start is drawn."""
+    places = size - side + 1
     share = _drawn(torch.rand, (samples,), device, generator)
-    return (share * places).long().clamp_max(places - 1)
+    starts = (share * places).long().clamp_max(places - 1)
+    offset = torch.arange(size, device=device)[None] - starts[:, None]
+    return (offset >= 0) & (offset < side)
 
 
 def _drawn(
@@ -234,13 +243,3 @@ def _drawn(
     """Random numbers, drawn where the generator is: its numbers are then those of any device."""
     where = device if generator is None else generator.device
     return draw(shape, generator=generator, device=where).to(device)
-
-
-def _inside(places: Tensor, starts: Tensor, length: int) -> Tensor:
-    offset = places[None] - starts[:, None]
-    return (offset >= 0) & (offset < length)
-
-
-def _check_noise(noise: float) -> None:
-    if not 0 <= noise < float("inf"):
-        raise ValueError(f"noise is a standard deviation, 0 or more, not {noise}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from equilibria.inputs.steps import Decay, Rule
@@ -84,23 +85,12 @@ def _broyden(rank: int = 20, **options: Any) -> Engine:
     return Engine(mixing=Broyden(rank=rank), project_mixed=False, **options)
 
 
-def _damped(alpha_z: float = 0.8, alpha_mu: float = 0.6, **options: Any) -> Engine:
-    return Engine(alpha_z=alpha_z, alpha_mu=alpha_mu, **options)
-
-
 def _official(memory: int = 20) -> Engine:
     """Eq. 11 as printed, in the authors' way: no ridge, no restart, one sweep, a late drop of α."""
     mixing = AndersonTypeOne(
         memory=memory, ridge=0.0, cap=float("inf"), restart_growth=float("inf")
     )
     return Engine(mixing=mixing, sweeps=1, alpha_z=0.8, alpha_mu=0.6, from_zero=True, decay="late")
-
-
-def _explicit(inference: Inference, rule: Rule) -> Callable[..., Engine]:
-    def make(**options: Any) -> Engine:
-        return Engine(inference=inference, rule=rule, **options)
-
-    return make
 
 
 _engines: Registry[Engine] = Registry(
@@ -111,12 +101,12 @@ _engines: Registry[Engine] = Registry(
         "anderson": _anderson,
         "anderson2": _anderson_two,
         "broyden": _broyden,
-        "damped": _damped,
+        "damped": partial(Engine, alpha_z=0.8, alpha_mu=0.6),
         "official": _official,
-        "gradient": _explicit("cold", "gradient"),
-        "gradient-warm": _explicit("warm", "gradient"),
-        "adam": _explicit("cold", "adam"),
-        "adam-warm": _explicit("warm", "adam"),
+        "gradient": partial(Engine, inference="cold", rule="gradient"),
+        "gradient-warm": partial(Engine, inference="warm", rule="gradient"),
+        "adam": partial(Engine, inference="cold", rule="adam"),
+        "adam-warm": partial(Engine, inference="warm", rule="adam"),
     },
 )
 

@@ -13,10 +13,9 @@ from equilibria.context import Context, State
 from equilibria.equilibrium import Cell, EquilibriumLayer
 from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.engines import Engine
-from equilibria.inputs.optimize import optimize_input
-from equilibria.inputs.result import InputResult
+from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.operators import Mask
-from equilibria.solvers import Picard, Solution
+from equilibria.solvers import Picard
 
 ADAM = Engine(rule="adam", sweeps=3)
 """Adam on the latents of an explicit generator: after three sweeps z and μ are exact."""
@@ -43,11 +42,6 @@ class ExplicitGenerator(nn.Module):
 
     def forward(self, latents: Tensor) -> Tensor:
         return self.stem(latents)
-
-    @property
-    def last_solution(self) -> Solution | None:
-        """None: nothing had to be solved."""
-        return None
 
 
 class _ConstantCell(Cell):

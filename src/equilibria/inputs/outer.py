@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equilibria.context import State, map_state, state_tensors
+from equilibria.inputs.optimize import InputResult
 from equilibria.inputs.problem import InputProblem
-from equilibria.inputs.result import InputResult
 from equilibria.solvers import ConvergenceError, gmres
 
 Outer = Literal["implicit", "detached"]

@@ -101,10 +101,6 @@ class InputProblem:
             total = total + _checked_losses(extra, x, self.groups.problems, "penalty")
         return total
 
-    def at(self, x: Tensor, scale: Tensor) -> FixedInput:
-        """The problem at one x, its loss multiplied by `scale` for each problem."""
-        return FixedInput(self, x, scale)
-
     @torch.no_grad()
     def check(
         self, x: Tensor, start: Tensor | None, *, tolerance: float
@@ -162,7 +158,10 @@ class InputProblem:
 
 
 class FixedInput:
-    """The problem at one x: `inject` runs once, however often z and μ are swept."""
+    """The problem at one x: `inject` runs once, however often z and μ are swept.
+
+    scale: what the loss is multiplied by, for each problem.
+    """
 
     def __init__(self, problem: InputProblem, x: Tensor, scale: Tensor) -> None:
         self.problem = problem
@@ -191,10 +190,6 @@ class FixedInput:
         self.problem.effort.evaluations += 1
         cell, packing = self.problem.layer.cell, self.problem.packing
         return packing.pack(cell.step(packing.unpack(z), self.context))
-
-    def linearize(self, z: Tensor) -> Linearization:
-        """One evaluation of T and of the loss, ready for pull-backs."""
-        return Linearization(self, z)
 
 
 class Linearization:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.latents import LatentSearch, entries, generator_of, misfit, zero_latents
-from equilibria.inputs.result import InputResult
+from equilibria.inputs.optimize import InputResult
 from equilibria.operators import Mask
 from equilibria.solvers import Status
 

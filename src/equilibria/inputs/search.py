@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.inputs.engines import Engine
-from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem
+from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
 from equilibria.inputs.steps import Secants, Steps
 from equilibria.solvers import Status
 from equilibria.solvers.convergence import DIVERGENCE_FACTOR, final_status
@@ -72,7 +72,7 @@ class Search:
     def run(self, x: Tensor, z: Tensor | None, iterations: int) -> SearchResult:
         """Search from x; `z` is its equilibrium, or None where that is still to be found."""
         problem, groups = self.problem, self.groups
-        here = problem.at(x, torch.ones_like(x[:, 0]))
+        here = FixedInput(problem, x, torch.ones_like(x[:, 0]))
         z = self._start(here, z)
         scale = here.scale = here.unit_scale(z)
         now = JointIterate(z, torch.zeros_like(z), x)
@@ -81,10 +81,11 @@ class Search:
         taken = torch.zeros(groups.problems, dtype=torch.int64, device=x.device)
         best_x, best_loss = x, x.new_full((groups.problems,), torch.inf)
         largest = groups.norm(z)
+        follow = self._sweep if self.engine.inference == "sweeps" else self._solve
         for iteration in range(iterations):
             if iteration:
-                here = problem.at(now.x, scale)
-            updated, evaluation = self._follow(here, now, first=iteration == 0)
+                here = FixedInput(problem, now.x, scale)
+            updated, evaluation = follow(here, now, first=iteration == 0)
             if iteration == 0:
                 first_loss = evaluation.loss
             taken += running
@@ -119,21 +120,16 @@ class Search:
             return z
         return self.problem.solve(here.context, None, tolerance=START_TOLERANCE)
 
-    def _follow(
-        self, here: FixedInput, now: JointIterate, *, first: bool
-    ) -> tuple[JointIterate, Evaluation]:
-        """z and μ brought up to date at x, and the last evaluation."""
-        if self.engine.inference == "sweeps":
-            return self._sweep(here, now, first=first)
-        return self._solve(here, now)
-
     def _sweep(
         self, here: FixedInput, now: JointIterate, *, first: bool
     ) -> tuple[JointIterate, Evaluation]:
-        """z first, without a graph; then μ, through the graph of the last evaluation alone."""
+        """z and μ brought up to date at x, and the last evaluation.
+
+        z first, without a graph; then μ, through the graph of the last evaluation alone.
+        """
         alpha_z, alpha_mu = self.engine.alpha_z, self.engine.alpha_mu
         z = self._advanced(here.image, now.z, self.sweeps - 1, alpha_z)
-        linear = here.linearize(z)
+        linear = Linearization(here, z)
         mu, pulls = now.mu, self.sweeps - 1
         if first and not self.engine.from_zero:
             # z is an equilibrium here, so μ can be had as well: the first step sets the course.
@@ -159,14 +155,16 @@ class Search:
             )
         return point
 
-    def _solve(self, here: FixedInput, now: JointIterate) -> tuple[JointIterate, Evaluation]:
-        """z and μ solved anew, from nothing or from where they were."""
+    def _solve(
+        self, here: FixedInput, now: JointIterate, *, first: bool
+    ) -> tuple[JointIterate, Evaluation]:
+        """z and μ solved anew at x, from nothing or from where they were."""
         warm = self.engine.inference == "warm"
         tolerance, limit = self.engine.inner_tolerance, self.engine.inner_iterations
         z = self.problem.solve(
             here.context, now.z if warm else None, tolerance=tolerance, max_iterations=limit
         )
-        linear = here.linearize(z)
+        linear = Linearization(here, z)
         start = now.mu if warm else None
         mu = linear.solve_adjoint(start, tolerance=tolerance, max_iterations=limit or 200).value
         return JointIterate(z, mu, now.x), linear.evaluation(mu)

@@ -117,7 +117,7 @@ class AdversarialClassification(Task):
     ) -> Outcome:
         """The loss is that under the attack; accuracy and solves are those without it."""
         count = math.ceil(self.attack_share * len(inputs))
-        options = self._attack_settings().as_options()
+        settings = self._attack_settings()
         found = attack(model, inputs[:count], targets[:count], generator=generator, **options)
         correct = _step(model(inputs).float(), targets).values["correct"]
         return Outcome({"loss": found.loss, "correct": correct, "robust": ~found.success})
