@@ -18,7 +18,7 @@ from equilibria.energies.base import Energy
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import Dense, LinearOperator, as_operator
-from equilibria.operators.precision import at_least_float32, full_precision
+from equilibria.operators.spectral import at_least_float32, full_precision
 
 VANISHED = 1e4
 """e^{−10⁴} is zero in every floating-point type: beyond it nothing depends on the energy."""

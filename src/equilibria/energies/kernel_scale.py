@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from equilibria.operators.memo import is_wrapped
+from equilibria.operators.norm_control import is_wrapped
 
 SHARE = 0.2
 """γM in GEQ Section 4.1: a patch of energy M gets the weight β = e^{−0.2} = 0.82."""

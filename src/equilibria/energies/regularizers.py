@@ -21,7 +21,7 @@ from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import LinearOperator, as_operator
-from equilibria.operators.precision import full_precision
+from equilibria.operators.spectral import full_precision
 from equilibria.registry import Registry
 
 

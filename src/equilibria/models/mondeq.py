@@ -46,7 +46,7 @@ from equilibria.operators.circular import (
     subsampled_symbol,
     transposed_kernel,
 )
-from equilibria.operators.precision import full_precision
+from equilibria.operators.spectral import full_precision
 from equilibria.solvers import Solver
 
 Splitting = Literal["forward-backward", "peaceman-rachford"]

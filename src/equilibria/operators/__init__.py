@@ -1,11 +1,10 @@
 """Linear maps with an exact transpose, a rigorous bound of their norm, and control over it."""
 
 from equilibria.operators.base import LinearOperator, Shape, Weights
-from equilibria.operators.compose import Adjoint, Compose, Identity
+from equilibria.operators.compose import Adjoint, Compose, as_operator
 from equilibria.operators.conv import Conv2d
-from equilibria.operators.convert import as_operator
 from equilibria.operators.dense import Dense
-from equilibria.operators.measurements import AveragePool, Blur, Mask, transpose
+from equilibria.operators.measurements import AveragePool, Blur, Identity, Mask, transpose
 from equilibria.operators.separable import SeparableConv2d
 
 __all__ = [

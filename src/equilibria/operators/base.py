@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from equilibria.operators.precision import at_least_float32, full_precision, graph_free
-from equilibria.operators.spectral import leading_vector, norm_along, seeded_vector
+from equilibria.operators.spectral import (
+    at_least_float32,
+    full_precision,
+    graph_free,
+    leading_vector,
+    norm_along,
+    seeded_vector,
+)
 
 if TYPE_CHECKING:
     from equilibria.operators.compose import Compose

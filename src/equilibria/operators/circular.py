@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.operators import conv_symbol, spectral
-from equilibria.operators.precision import at_least_float32, full_precision, graph_free
+from equilibria.operators.spectral import at_least_float32, full_precision, graph_free
 
 Grid = tuple[int, int]
 

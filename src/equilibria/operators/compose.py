@@ -1,36 +1,18 @@
-"""Operators made of operators: identity, transpose, product."""
+"""Operators made of other things: of operators (transpose, product), of tensors and modules."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from equilibria.operators.base import LinearOperator, Shape, Weights
-
-
-class Identity(LinearOperator):
-    """z itself; norm 1."""
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        return tuple(input_shape)
-
-    def input_shape(self, output_shape: Shape) -> Shape:
-        return tuple(output_shape)
-
-    @property
-    def norm_limit(self) -> float:
-        return 1.0
-
-    def norm_bound(self, input_shape: Shape) -> Tensor:
-        return self._constant(1.0)
-
-    def _map(self, z: Tensor, weights: Weights) -> Tensor:
-        return z
-
-    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
-        return y
+from equilibria.operators.conv import Conv2d
+from equilibria.operators.dense import Dense
 
 
 class Adjoint(LinearOperator):
@@ -131,15 +113,11 @@ class Compose(LinearOperator):
         return math.prod(known) if len(known) == len(limits) else None
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
-        shape = tuple(input_shape)
-        first, *rest = reversed(self.factors)
-        bound = first.norm_bound(shape)
-        previous = first
-        for operator in rest:
-            shape = previous.output_shape(shape)
-            bound = bound * operator.norm_bound(shape)
-            previous = operator
-        return bound
+        shape, bounds = tuple(input_shape), []
+        for operator in reversed(self.factors):
+            bounds.append(operator.norm_bound(shape))
+            shape = operator.output_shape(shape)
+        return functools.reduce(torch.mul, bounds)
 
     def _split(self, weights: Weights) -> list[tuple[LinearOperator, Weights]]:
         """Each factor with its own weights, in the order in which they are applied."""
@@ -164,3 +142,66 @@ class Compose(LinearOperator):
         for operator, own in reversed(self._split(weights)):
             y = operator.adjoint(y, own)
         return y
+
+
+def as_operator(obj: object) -> LinearOperator:
+    """The operator that `obj` stands for.
+
+    Accepts an operator (returned as it is), a 2-D tensor (out, in), a 4-D tensor (out, in, k, k),
+    and nn.Linear or nn.Conv2d without bias. Parameters stay shared and trainable; plain tensors
+    become constants.
+    """
+    if isinstance(obj, LinearOperator):
+        return obj
+    if isinstance(obj, Tensor) and obj.dim() == 2:
+        return Dense.from_tensor(obj)
+    if isinstance(obj, Tensor) and obj.dim() == 4:
+        return Conv2d.from_tensor(obj)
+    if isinstance(obj, nn.Linear):
+        _check_module(obj)
+        return Dense.from_tensor(obj.weight)
+    if isinstance(obj, nn.Conv2d):
+        _check_module(obj)
+        return _from_conv(obj)
+    shape = f" of shape {tuple(obj.shape)}" if isinstance(obj, Tensor) else ""
+    raise TypeError(
+        f"cannot make a linear operator of a {type(obj).__name__}{shape}; accepted are a "
+        "LinearOperator, a 2-D tensor (out, in), a 4-D tensor (out, in, k, k), and nn.Linear or "
+        "nn.Conv2d without bias"
+    )
+
+
+def _check_module(module: nn.Linear | nn.Conv2d) -> None:
+    name = type(module).__name__
+    if module.bias is not None:
+        raise ValueError(
+            f"nn.{name} has a bias, which a linear operator cannot hold: build it with bias=False; "
+            "the bias belongs to the input term, Input(U, bias=True)"
+        )
+    if parametrize.is_parametrized(module):
+        raise ValueError(
+            f"nn.{name} is parametrized, and its weight is no parameter of its own; "
+            'use Dense or Conv2d, with norm="bound" to control the norm'
+        )
+
+
+def _from_conv(conv: nn.Conv2d) -> Conv2d:
+    unsupported = {
+        "groups": conv.groups != 1,
+        "dilation": any(d != 1 for d in conv.dilation),
+        "padding_mode": conv.padding_mode != "zeros",
+        "stride": len(set(conv.stride)) != 1,
+        "padding": conv.padding == "same" and any(k % 2 == 0 for k in conv.kernel_size),
+    }
+    if any(unsupported.values()):
+        found = ", ".join(f"{key}={getattr(conv, key)}" for key, bad in unsupported.items() if bad)
+        raise ValueError(
+            f"nn.Conv2d with {found} is not supported: "
+            "only one group, no dilation, zero padding, and one stride for both directions"
+        )
+    padding: tuple[int, int] | int | None
+    if isinstance(conv.padding, str):
+        padding = None if conv.padding == "same" else 0
+    else:
+        padding = (conv.padding[0], conv.padding[1])
+    return Conv2d.from_tensor(conv.weight, stride=conv.stride[0], padding=padding)

@@ -23,7 +23,7 @@ DENSE_LIMIT_WIDE_KERNEL = 1024
 """The same where the kernel reaches over more than half of the map, and the symbol is loose."""
 
 
-class _Found(NamedTuple):
+class _Maximum(NamedTuple):
     """Where the bound is attained: a frequency, or (None) the matrix of the whole map."""
 
     frequency: Tensor | None
@@ -32,9 +32,6 @@ class _Found(NamedTuple):
 
 class Convolution(KernelOperator):
     """What all zero-padded convolutions share: their geometry, and how they are bounded.
-
-    `padding=None` is "same" padding (k−1)//2. Sizes must be multiples of the stride, so that the
-    transpose knows the size of its output.
 
     A subclass says what its channels and its symbol are, and at which frequency that is largest.
     """
@@ -138,13 +135,13 @@ class Convolution(KernelOperator):
             groups=groups,
         )
 
-    def _search(self, kernels: Weights, input_shape: Shape) -> _Found | None:
+    def _search(self, kernels: Weights, input_shape: Shape) -> _Maximum | None:
         plane = (input_shape[1], input_shape[2])
         grid = conv_symbol.frequency_grid(plane, self.kernel_size, self.padding, self.stride)
         if self._prefers_matrix(input_shape, grid):
-            return _Found(None, spectral.top_singular(self._matrix(kernels, input_shape)))
+            return _Maximum(None, spectral.top_singular(self._matrix(kernels, input_shape)))
         frequency = self._maximizing_frequency(kernels, grid)
-        return _Found(frequency, spectral.top_singular(self._symbol(kernels, frequency)))
+        return _Maximum(frequency, spectral.top_singular(self._symbol(kernels, frequency)))
 
     def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
         frequency, top = found

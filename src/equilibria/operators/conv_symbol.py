@@ -121,17 +121,6 @@ def screened_search(traces: Tensor, grams: Callable[[Tensor], Tensor], elements:
     return winner
 
 
-def maximizing_frequency_full(kernel: Tensor, grid: Grid) -> Tensor:
-    """The same by an eigenvalue at every frequency: the reference for `maximizing_frequency`."""
-    omegas = frequencies(grid, kernel)
-    lags, table = _autocorrelation(kernel)
-    tops = [
-        torch.linalg.eigvalsh(_grams(omegas[begin:end], lags, table))[:, -1]
-        for begin, end in _chunks(len(omegas), table.shape[-1] ** 2)
-    ]
-    return omegas[torch.cat(tops).argmax()]
-
-
 def _best_of(names: Tensor, grams: Tensor, winner: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
     """The better of (winner, best) and the largest eigenvalue among the matrices."""
     top, index = torch.linalg.eigvalsh(grams)[:, -1].max(0)

@@ -1,6 +1,6 @@
-"""What is measured of an image, as operators: a lower resolution, some of its pixels, a blur.
+"""What is measured of an image, as operators: all of it, a lower resolution, some pixels, a blur.
 
-`Identity` measures everything. `AveragePool` is also the map between the resolutions of a
+`AveragePool` is also the map between the resolutions of a
 multi-scale model.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.operators.base import LinearOperator, Shape, Weights, shape_error
-from equilibria.operators.precision import at_least_float32, full_precision
+from equilibria.operators.spectral import at_least_float32, full_precision
 
 
 class AveragePool(LinearOperator):
@@ -79,10 +79,30 @@ def transpose(
 
 
 class _SameShape(LinearOperator):
-    """A map of images to images of the same shape."""
+    """A map of samples to samples of the same shape, by default its own transpose."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return tuple(input_shape)
 
     def input_shape(self, output_shape: Shape) -> Shape:
         return self.output_shape(output_shape)
+
+    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
+        return self._map(y, weights)
+
+
+class Identity(_SameShape):
+    """z itself; norm 1."""
+
+    @property
+    def norm_limit(self) -> float:
+        return 1.0
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        return self._constant(1.0)
+
+    def _map(self, z: Tensor, weights: Weights) -> Tensor:
+        return z
 
 
 class Mask(_SameShape):
@@ -97,9 +117,6 @@ class Mask(_SameShape):
     def __init__(self, known: Tensor) -> None:
         super().__init__()
         self.register_buffer("known", known)
-
-    def extra_repr(self) -> str:
-        return "×".join(map(str, self.known.shape))
 
     def output_shape(self, input_shape: Shape) -> Shape:
         shape, mask = tuple(input_shape), tuple(self.known.shape[1:])
@@ -121,9 +138,6 @@ class Mask(_SameShape):
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         return z * self.known.to(z)
-
-    def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
-        return self._map(y, weights)
 
 
 class Blur(_SameShape):

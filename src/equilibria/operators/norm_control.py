@@ -12,9 +12,14 @@ from torch.autograd.forward_ad import unpack_dual
 
 from equilibria.context import run_eagerly
 from equilibria.operators.base import LinearOperator, Shape, Weights
-from equilibria.operators.memo import TensorMemo, is_wrapped
-from equilibria.operators.precision import at_least_float32, full_precision, graph_free
-from equilibria.operators.spectral import leading_vector, norm_along, seeded_vector
+from equilibria.operators.spectral import (
+    at_least_float32,
+    full_precision,
+    graph_free,
+    leading_vector,
+    norm_along,
+    seeded_vector,
+)
 
 NORMS = ("bound", "estimate", None)
 
@@ -23,6 +28,9 @@ FIRST_ITERATIONS = 50
 
 REFINING_ITERATIONS = 3
 """Power steps after a parameter update: the kernel has moved little, and so has its vector."""
+
+MEMO_ENTRIES = 16
+"""Evaluation over images of ever new sizes must not grow the memory without end."""
 
 
 class KernelOperator(LinearOperator):
@@ -271,3 +279,42 @@ def given_kernel(tensor: Tensor, dimensions: int) -> nn.Parameter:
             "pass an nn.Parameter to train it, or tensor.detach() for a constant"
         )
     return nn.Parameter(tensor, requires_grad=False)
+
+
+def is_wrapped(*tensors: Tensor) -> bool:
+    """Whether a `torch.func` transform runs: what is computed then must not outlive it."""
+    try:
+        for tensor in tensors:
+            tensor.untyped_storage()
+    except NotImplementedError:
+        return True
+    return False
+
+
+class TensorMemo:
+    """Values that hold for the present content of one tensor, or of several together.
+
+    The content itself is compared: `_version` does not see an edit through `.data`, which is what
+    optimizers, weight averaging and DDP do. Plain data without graphs, outside the state_dict;
+    it follows `deepcopy`, and a change of device or dtype empties it.
+    """
+
+    def __init__(self) -> None:
+        self._content: tuple[Tensor, ...] = ()
+        self._values: dict[object, Any] = {}
+
+    def of(self, *tensors: Tensor) -> dict[object, Any]:
+        """The values remembered for these tensors: empty if their content is not the last seen."""
+        if is_wrapped(*tensors):
+            return {}
+        same = len(self._content) == len(tensors) and all(map(_same, self._content, tensors))
+        if not same:
+            self._content = tuple(tensor.detach().clone() for tensor in tensors)
+            self._values = {}
+        elif len(self._values) > MEMO_ENTRIES:
+            self._values.clear()
+        return self._values
+
+
+def _same(kept: Tensor, tensor: Tensor) -> bool:
+    return kept.dtype == tensor.dtype and kept.device == tensor.device and torch.equal(kept, tensor)

@@ -1,19 +1,44 @@
-"""The norm of a map: from below by power iteration, and exactly, as a smooth function of the map.
+"""The largest singular value of a map: by power iteration, and as a smooth function of the map.
 
-For the largest singular value `torch.linalg.svdvals` would do, were it not for its second
-derivative: that divides by the gaps between *all* singular values and is NaN as soon as any two
-coincide (a kernel with two dead channels is enough). Here only the gap below the largest matters.
+`torch.linalg.svdvals` would do, were it not for its second derivative: that divides by the gaps
+between *all* singular values and is NaN as soon as any two coincide (a kernel with two dead
+channels is enough). Here only the gap below the largest matters. Norms are computed in float32 at
+least, never under autocast, and without a graph where their values are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Map = Callable[[Tensor], Tensor]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its float32 copy: eigenvalues and norms do not run in half."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@contextmanager
+def full_precision(tensor: Tensor) -> Iterator[None]:
+    """Switches autocast off on the tensor's device."""
+    with torch.autocast(tensor.device.type, enabled=False):
+        yield
+
+
+@contextmanager
+def graph_free(tensor: Tensor) -> Iterator[None]:
+    """No graph and no autocast, for values that are kept.
+
+    Inference mode is left too: a tensor made inside it could not enter a graph later, so that an
+    evaluation would poison the cache of the next training step.
+    """
+    with torch.inference_mode(False), torch.no_grad(), full_precision(tensor):
+        yield
 
 
 def seeded_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:

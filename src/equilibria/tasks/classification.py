@@ -118,7 +118,7 @@ class AdversarialClassification(Task):
         """The loss is that under the attack; accuracy and solves are those without it."""
         count = math.ceil(self.attack_share * len(inputs))
         settings = self._attack_settings()
-        found = attack(model, inputs[:count], targets[:count], generator=generator, **options)
+        found = attack(model, inputs[:count], targets[:count], settings, generator=generator)
         correct = _step(model(inputs).float(), targets).values["correct"]
         return Outcome({"loss": found.loss, "correct": correct, "robust": ~found.success})
 
