@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import cpu_seconds, interleaved_medians
+from equilibria.equilibrium import Solving
 from equilibria.models import EquilibriumClassifier, ResNet, mopteq, parameter_count, resnet_small
 
 TOLERANCE = 1e-2
@@ -107,7 +108,7 @@ def _compare(
     models = {}
     for rule, gradient in RULES.items():
         torch.manual_seed(0)
-        models[rule] = mopteq(gradient=gradient, tolerance=TOLERANCE, **options)  # type: ignore[arg-type]
+        models[rule] = mopteq(solving=Solving(gradient=gradient, tolerance=TOLERANCE), **options)  # type: ignore[arg-type]
     baseline = residual_network(parameter_count(models["one step"]))
     contestants = {rule: training_step(model, images, labels) for rule, model in models.items()}
     contestants["ResNet"] = training_step(baseline, images, labels)

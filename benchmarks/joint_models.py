@@ -17,10 +17,10 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.data import load_dataset
 from equilibria.equilibrium import EquilibriumLayer, jacobian_penalty
-from equilibria.models import EquilibriumClassifier
-from equilibria.models.mdeq import MDEQCell
-from equilibria.models.mdeq_parts import MDEQStem, unpack_branches
-from equilibria.models.opteq import OptEqCell
+from equilibria.models import EquilibriumClassifier, MDEQCell
+from equilibria.models.mdeq.cell import unpack_branches
+from equilibria.models.mdeq.model import MDEQStem
+from equilibria.models.opteq.cells import OptEqCell
 from equilibria.operators import Conv2d
 
 LATENT = 64

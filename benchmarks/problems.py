@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.models.deep_opteq import DeepOptEqCell, UnitLayer
+from equilibria.models import DeepOptEqCell, UnitLayer
 from equilibria.operators.norm_control import KernelOperator
 
 MAX_ITERATIONS = 2000

@@ -22,8 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from equilibria.models import model_outline, parameter_count
-from equilibria.models.sizing import nearest_width
+from equilibria.models import model_outline, nearest_width, parameter_count
 from equilibria.papers import Job, make_job, provenance, run_jobs
 from equilibria.papers.measures import deviation
 from equilibria.training import write_atomically

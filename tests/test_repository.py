@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -53,6 +55,20 @@ def imported_modules() -> set[str]:
         check=True,
     )
     return set(answer.stdout.split())
+
+
+def packages() -> list[str]:
+    """Every package, the rooms and the rooms within them."""
+    found = pkgutil.walk_packages(equilibria.__path__, "equilibria.")
+    return ["equilibria", *(module.name for module in found if module.ispkg)]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_everything_that_a_package_names_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    names = getattr(module, "__all__", [])
+    assert not [name for name in names if not hasattr(module, name)]
+    assert len(names) == len(set(names))
 
 
 def test_version_agrees_with_the_project_file() -> None:

@@ -96,7 +96,7 @@ def test_problems_are_as_hard_as_they_say() -> None:
     assert isinstance(hard.cell, eq.EnergyCell)
     bound = eq.EquilibriumLayer(cell=hard.cell).contraction_bound(hard.x)
     assert bound is not None
-    assert bound >= 0.99**2 * (1 - 1e-3)
+    assert (bound >= 0.99**2 * (1 - 1e-3)).all()
     mixed = problems.mixed(channels=3, size=6, batch=5, norm=0.99)
     active = (mixed.solution != 0).flatten(1).float().mean(dim=1)
     assert int(active.argmax()) == 2

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.explicit import SIZES, main, residual_network, stages
+from equilibria.equilibrium import Solving
 from equilibria.models import mopteq, parameter_count
 
 
@@ -16,7 +17,8 @@ def test_both_sides_have_the_same_size(name: str) -> None:
 
 
 def test_the_parts_of_a_step_are_timed() -> None:
-    model = mopteq(channels=4, widths=(3,), scales=(1,), gradient="one_step", tolerance=1e-2)
+    solving = Solving(gradient="one_step", tolerance=1e-2)  # type: ignore[arg-type]
+    model = mopteq(channels=4, widths=(3,), scales=(1,), solving=solving)
     parts = stages(model, torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))
     assert {"solve", "backward pass"} <= set(parts)
     assert all(p.grad is not None for p in model.parameters())

@@ -29,8 +29,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     from equilibria.models import opteq, registry
 
     monkeypatch.setattr(registry._models, "_factories", dict(registry._models._factories))
-    for name in ("_presets", "_cards"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(registry, "_cards", dict(registry._cards))
     eq.register_model("tiny", opteq, summary="tiny", channels=4, width=4)
 
 

@@ -11,9 +11,7 @@ from equilibria.inputs import (
     generator_of,
     squared_error,
 )
-from equilibria.models.autoencoders import convolutional_autoencoder
-from equilibria.models.decoder import opteq_decoder
-from equilibria.models.mdeq_autoencoder import mdeq_autoencoder
+from equilibria.models import convolutional_autoencoder, mdeq_autoencoder, opteq_decoder
 
 
 def test_latents_are_found_and_the_ridge_holds_them_back() -> None:

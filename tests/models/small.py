@@ -7,6 +7,7 @@ line to `SHRUNK`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -47,6 +48,13 @@ def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
     model = eq.create_model(name, **{**shrunk, **defaults, **overrides})
     assert isinstance(model, EquilibriumClassifier)
     return model.double()
+
+
+def with_solving(options: dict[str, Any]) -> dict[str, Any]:
+    """Options for a factory: those of how to solve as one `Solving`."""
+    single = {f.name for f in fields(eq.Solving)} & options.keys()
+    others = {name: value for name, value in options.items() if name not in single}
+    return {**others, "solving": eq.Solving(**{name: options[name] for name in single})}
 
 
 def images(batch: int = 3, size: int = 6, channels: int = 2) -> Tensor:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.models.autoencoders import Autoencoder
-from equilibria.models.decoder import EquilibriumDecoder
+from equilibria.models import Autoencoder, EquilibriumDecoder
 
 NAMES = ("vae-conv", "ae-conv", "mdeq-vae", "mdeq-ae")
 SMALL: dict[str, Any] = {"conv": {"width": 4}, "mdeq": {"channels": (4, 8), "tolerance": 1e-4}}

@@ -11,7 +11,8 @@ from torch import Tensor
 import equilibria as eq
 from equilibria.context import state_tensors
 from equilibria.inputs import optimal_value, optimize_input
-from equilibria.models.decoder import EquilibriumDecoder, mdeq_decoder, opteq_decoder
+from equilibria.models import EquilibriumDecoder, mdeq_decoder, opteq_decoder
+from tests.models.small import with_solving
 
 FACTORIES: dict[str, Any] = {"mdeq": mdeq_decoder, "opteq": opteq_decoder}
 SMALL: dict[str, dict[str, Any]] = {
@@ -23,7 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def small_decoder(kind: str, **options: Any) -> EquilibriumDecoder:
     torch.manual_seed(0)
     given = {"image_size": 16, "latent_dim": 5, "tolerance": 1e-5, "max_iterations": 300}
-    decoder = FACTORIES[kind](**{**SMALL[kind], **given, **options})
+    decoder = FACTORIES[kind](**with_solving({**SMALL[kind], **given, **options}))
     assert isinstance(decoder, EquilibriumDecoder)
     return decoder
 

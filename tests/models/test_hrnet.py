@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equilibria.models.hrnet import Fuse, HRNet, hrnet
+from equilibria.models.baselines.hrnet import Fuse, HRNet, hrnet
 
 
 def tiny(num_classes: int = 4, in_channels: int = 3) -> HRNet:

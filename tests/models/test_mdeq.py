@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.context import map_state, state_tensors
-from equilibria.models import EquilibriumClassifier
-from equilibria.models.mdeq import MDEQCell, mdeq
-from equilibria.models.mdeq_layers import CellConv2d, CellNorm
-from equilibria.models.mdeq_parts import pack_branches, unpack_branches
+from equilibria.models import EquilibriumClassifier, MDEQCell, mdeq
+from equilibria.models.mdeq.cell import pack_branches, unpack_branches
+from equilibria.models.mdeq.layers import CellConv2d, CellNorm
+from tests.models.small import with_solving
 
 BRANCHES = [4, (4, 8)]
 NORMS = ("group", "batch")
@@ -32,7 +32,7 @@ def made(channels: Any = (4, 8), **options: Any) -> EquilibriumClassifier:
         "max_iterations": 1000,
         "gradient": eq.Implicit(tolerance=1e-12),
     }
-    return mdeq(channels=channels, **{**defaults, **options}).double()
+    return mdeq(channels=channels, **with_solving({**defaults, **options})).double()
 
 
 def images(batch: int = 3, size: int = 4) -> Tensor:
@@ -302,7 +302,8 @@ def test_weight_norm_is_computed_once_a_solve(monkeypatch: pytest.MonkeyPatch) -
 @torch.no_grad()
 def test_a_fresh_model_converges(channels: Any, norm: str, outer_norm: str) -> None:
     torch.manual_seed(0)
-    model = mdeq(channels=channels, norm=norm, outer_norm=outer_norm, tolerance=1e-3)  # type: ignore[arg-type]
+    solving = eq.Solving(tolerance=1e-3)
+    model = mdeq(channels=channels, norm=norm, outer_norm=outer_norm, solving=solving)  # type: ignore[arg-type]
     batch = torch.randn(8, 3, 8, 8)
     for training in (True, False):
         solution = model.train(training).solve(batch)

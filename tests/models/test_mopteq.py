@@ -197,7 +197,8 @@ def settled_model(
     size: int = 8, **options: object
 ) -> tuple[eq.models.EquilibriumClassifier, Tensor]:
     torch.manual_seed(0)
-    model = mopteq(channels=32, tolerance=1e-5, max_iterations=100, zeta=0.95, **options)
+    solving = eq.Solving(tolerance=1e-5, max_iterations=100)
+    model = mopteq(channels=32, zeta=0.95, solving=solving, **options)
     images = torch.randn(8, 3, size, size)
     with torch.no_grad():
         for _ in range(20):
@@ -221,9 +222,8 @@ def test_smooth_signs_converge_within_40_iterations(
 
 def test_popteqs_converge_within_20_iterations() -> None:
     torch.manual_seed(0)
-    model = popteq(
-        channels=32, widths=(64, 128, 128), zeta=0.95, tolerance=1e-5, max_iterations=100
-    )
+    solving = eq.Solving(tolerance=1e-5, max_iterations=100)
+    model = popteq(channels=32, widths=(64, 128, 128), zeta=0.95, solving=solving)
     solution = model.solve(torch.randn(8, 3, 8, 8))
     assert solution.converged.all()
     assert solution.iterations.max() <= 20

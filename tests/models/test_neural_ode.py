@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.models.neural_ode import NeuralODE, neural_ode
+from equilibria.models.baselines.neural_ode import NeuralODE, neural_ode
 
 
 def tiny(

@@ -13,13 +13,10 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.energies import Decorrelation
 from equilibria.models import DeepOptEqCell, EquilibriumClassifier
-from equilibria.models.opteq_imagenet import (
-    ConvolutionalHead,
-    opteq_imagenet,
-    resnet_extractor_classifier,
-    separable,
-)
+from equilibria.models.baselines.resnet import ConvolutionalHead, resnet_extractor_classifier
+from equilibria.models.opteq.models import opteq_imagenet, separable
 from equilibria.operators import SeparableConv2d
+from tests.models.small import with_solving
 
 MIDDLE: dict[str, Any] = {
     "extractor_widening": 2,
@@ -46,7 +43,7 @@ def tiny(**options: Any) -> EquilibriumClassifier:
         "max_iterations": 2000,
         "gradient": eq.Implicit(tolerance=1e-11),
     }
-    return opteq_imagenet(**{**chosen, **options}).double()
+    return opteq_imagenet(**with_solving({**chosen, **options})).double()
 
 
 def images(batch: int = 3, size: int = 32) -> Tensor:

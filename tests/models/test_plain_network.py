@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.models.plain_network import plain_network
+from equilibria.models import plain_network
 
 WIDTHS = (16, 32, 64, 128, 128)
 

@@ -16,7 +16,6 @@ def _clean_registry() -> Any:
     yield
     for name in ("tiny", "loose"):
         registry._models._factories.pop(name, None)
-        registry._presets.pop(name, None)
         registry._cards.pop(name, None)
 
 

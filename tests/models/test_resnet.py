@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equilibria.models.resnet import (
+from equilibria.models.baselines.resnet import (
     ResidualBlock,
     ResNet,
     resnet,

@@ -8,13 +8,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from equilibria.energies import Energy
+from equilibria.equilibrium import Solving
 from equilibria.inputs import (
     Corruption,
     Denoising,
     Inpainting,
     SuperResolution,
 )
-from equilibria.models.restorers import EquilibriumRestorer, RestoringCell, deq_restorer
+from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
 from equilibria.operators import AveragePool, Blur, Mask
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import chance
@@ -30,9 +31,7 @@ def restorer(*, factor: int = 1, weight: float = 3.0, channels: int = 2) -> Equi
         kernel_size=3,
         weight=weight,
         factor=factor,
-        tolerance=1e-10,
-        max_iterations=2000,
-        gradient="implicit",
+        solving=Solving(tolerance=1e-10, max_iterations=2000, gradient="implicit"),  # type: ignore[arg-type]
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -53,7 +52,7 @@ def test_the_descent_is_that_of_the_value(corruption: Corruption) -> None:
     model, seen = made_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
-    context = cell.inject(model.stem(seen.measured, seen.measurement))
+    context = cell.inject(*model.stem(seen.measured, seen.measurement))
     state = torch.rand(3, 5, 8, 8, generator=chance(3)).double()
     found = cell.energy.descent(state, context)
     assert isinstance(found, Tensor)
@@ -66,7 +65,7 @@ def test_the_value_is_the_misfit_of_the_measurement(corruption: Corruption) -> N
     model, seen = made_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
-    context = cell.inject(model.stem(seen.measured, seen.measurement))
+    context = cell.inject(*model.stem(seen.measured, seen.measurement))
     state = torch.rand(3, 5, 8, 8, generator=chance(3)).double()
     z = cell.output(state, context)
     misfit = (seen.measurement(z) - seen.measured).square().flatten(1).sum(dim=1)
@@ -99,7 +98,7 @@ def test_the_restored_image_is_the_minimizer(corruption: Corruption) -> None:
 def test_the_step_contracts_as_promised(weight: float) -> None:
     model = restorer(weight=weight)
     cell = model.layer.cell
-    context = cell.inject(model.stem(images()))
+    context = cell.inject(*model.stem(images()))
     assert cell.contraction_limit is not None
     assert cell.contraction_limit == pytest.approx(weight / (1 + weight))
     for seed in range(5):

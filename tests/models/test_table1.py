@@ -14,8 +14,14 @@ from torch import Tensor, nn
 
 import equilibria as eq
 from equilibria.activations import LeakyReLU
-from equilibria.models import DeepOptEqCell, UnitLayer, is_proximal
-from equilibria.models.table1 import AffineOptEqCell, MultivariateOptEqCell, psd_factor
+from equilibria.models import (
+    AffineOptEqCell,
+    DeepOptEqCell,
+    MultivariateOptEqCell,
+    UnitLayer,
+    is_proximal,
+    psd_factor,
+)
 
 SIZE = 4
 SLOPE = 0.3

@@ -55,7 +55,7 @@ def test_residual_is_that_of_the_objective() -> None:
     images = torch.rand(4, 1, 8, 8, dtype=torch.float64)
     convergence = follow_solve(model, images, picard())
     zero = torch.zeros(4, 8, 8, 8, dtype=torch.float64)
-    states = model.solve(images, zero, solver=picard(), trace="states").trace.states
+    states = model.solve(images, start=zero, solver=picard(), trace="states").trace.states
     expected = torch.stack([model.objective(images).residual(state) for state in states])
     torch.testing.assert_close(convergence.residual, expected.detach())
 
@@ -88,7 +88,7 @@ def test_objective_change_is_the_mean_over_all_batches() -> None:
     assert model.training
     assert change is not None
     model.eval()
-    solution = model.solve(images, torch.zeros(5, 8, 8, 8), trace="states")
+    solution = model.solve(images, start=torch.zeros(5, 8, 8, 8), trace="states")
     objective = model.objective(images)
     with torch.no_grad():
         first = float(objective.value(solution.trace.states[0]).mean())

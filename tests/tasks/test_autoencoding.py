@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from equilibria.data import Batches, Split
-from equilibria.models.autoencoders import Autoencoder, convolutional_autoencoder
-from equilibria.models.decoder import opteq_decoder
+from equilibria.models import Autoencoder, convolutional_autoencoder, opteq_decoder
 from equilibria.tasks import Autoencoding
 from equilibria.training import TrainingSettings, fit
 

@@ -13,6 +13,7 @@ import equilibria as eq
 from equilibria.models.few_shot import FewShotClassifier, few_shot_opteq
 from equilibria.tasks import EpisodeBatch, FewShot
 from equilibria.tasks.few_shot import EpisodicTask
+from tests.models.small import with_solving
 
 TIGHT: dict[str, Any] = {
     "ridge": 0.1,
@@ -38,7 +39,7 @@ def model_of(**overrides: Any) -> FewShotClassifier:
         "max_iterations": 1000,
         "gradient": eq.Implicit(tolerance=1e-12),
     }
-    return few_shot_opteq(**{**options, **overrides}).double()
+    return few_shot_opteq(**with_solving({**options, **overrides})).double()
 
 
 def episodes_of(count: int, *, ways: int = 2, shots: int = 1, queries: int = 2) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equilibria.models.conv4 import conv4
+from equilibria.models.baselines.plain import conv4
 from equilibria.tasks import IMAML, MAML, EpisodeBatch, Reptile
 from tests.tasks.test_few_shot import episodes_of
 

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from equilibria.data import Batches, Split
-from equilibria.models.autoencoders import convolutional_autoencoder
-from equilibria.models.decoder import EquilibriumDecoder, opteq_decoder
-from equilibria.models.mdeq_autoencoder import mdeq_autoencoder
+from equilibria.models import (
+    EquilibriumDecoder,
+    convolutional_autoencoder,
+    mdeq_autoencoder,
+    opteq_decoder,
+)
 from equilibria.tasks import Reconstruction
 from equilibria.training import TrainingSettings, fit
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.models.segmentation import deep_opteq_segmentation
+from equilibria.models import deep_opteq_segmentation
 from equilibria.tasks import Segmentation, class_accuracy, class_iou
 
 IGNORE = 255

@@ -1,67 +1,106 @@
-"""The models of the papers, each a short file that reads like its paper."""
+"""The models of the papers: a folder a family, its named models beside it."""
 
-from equilibria.models import presets as _presets  # noqa: F401  (registers the named models)
-from equilibria.models import presets_few_shot as _few_shot  # noqa: F401
-from equilibria.models import presets_generative as _generative  # noqa: F401
-from equilibria.models import presets_inverse as _inverse  # noqa: F401
-from equilibria.models.autoencoders import Autoencoder, convolutional_autoencoder
-from equilibria.models.branches import BranchCell
-from equilibria.models.classifier import EquilibriumClassifier
-from equilibria.models.decoder import EquilibriumDecoder, mdeq_decoder, opteq_decoder
-from equilibria.models.deep_opteq import DeepOptEqCell, DeepOptEqObjective, UnitLayer, deep_opteq
-from equilibria.models.description import ModelDescription, describe_model
-from equilibria.models.fcn import (
-    FCN,
-    FCNHead,
-    fcn,
+from equilibria.models.base import EquilibriumClassifier, EquilibriumModel, image_classifier
+from equilibria.models.baselines import presets as _baselines  # noqa: F401  (named models)
+from equilibria.models.baselines.fcn import FCN, fcn
+from equilibria.models.baselines.hrnet import HRNet, hrnet
+from equilibria.models.baselines.neural_ode import NeuralODE, neural_ode
+from equilibria.models.baselines.plain import (
+    Conv4,
+    DnCNN,
+    PlainNetwork,
+    conv4,
+    dncnn,
+    plain_network,
 )
-from equilibria.models.geq import GEQCell, geq
-from equilibria.models.hrnet import HRNet, hrnet
-from equilibria.models.mdeq import MDEQCell, mdeq
-from equilibria.models.mondeq import MonDEQCell, mondeq
-from equilibria.models.mopteq import heritage_diversity_loss, mopteq, perturbed_logits
-from equilibria.models.mopteq_cell import MOptEqCell, reconstructed_perturbations
-from equilibria.models.mopteq_feature_space import MOptEqFeatureCell
-from equilibria.models.neural_ode import NeuralODE, neural_ode
-from equilibria.models.opteq import OptEqCell, opteq, opteq_cell
-from equilibria.models.opteq_imagenet import opteq_imagenet, resnet_extractor_classifier
-from equilibria.models.plain_network import PlainNetwork, plain_network
-from equilibria.models.popteq import POptEqCell, popteq
+from equilibria.models.baselines.resnet import (
+    ResNet,
+    resnet,
+    resnet_extractor,
+    resnet_extractor_classifier,
+    resnet_of_size,
+    resnet_small,
+)
+from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
+from equilibria.models.generators import presets as _generators  # noqa: F401
+from equilibria.models.generators.autoencoders import (
+    Autoencoder,
+    convolutional_autoencoder,
+    mdeq_autoencoder,
+)
+from equilibria.models.generators.decoders import EquilibriumDecoder, mdeq_decoder, opteq_decoder
+from equilibria.models.geq.model import GEQCell, geq
+from equilibria.models.mdeq.cell import MDEQCell
+from equilibria.models.mdeq.model import mdeq
+from equilibria.models.mondeq.model import MonDEQCell, mondeq
+from equilibria.models.mopteq import presets as _mopteq  # noqa: F401
+from equilibria.models.mopteq.branches import BranchCell, POptEqCell
+from equilibria.models.mopteq.cells import (
+    MOptEqCell,
+    MOptEqFeatureCell,
+    reconstructed_perturbations,
+)
+from equilibria.models.mopteq.models import (
+    heritage_diversity_loss,
+    mopteq,
+    perturbed_logits,
+    popteq,
+)
+from equilibria.models.opteq import presets as _opteq  # noqa: F401
+from equilibria.models.opteq.cells import (
+    DeepOptEqCell,
+    DeepOptEqObjective,
+    OptEqCell,
+    UnitLayer,
+    opteq_cell,
+)
+from equilibria.models.opteq.models import (
+    EquilibriumSegmenter,
+    deep_opteq,
+    deep_opteq_segmentation,
+    equilibrium_segmenter,
+    opteq,
+    opteq_imagenet,
+)
+from equilibria.models.opteq.theory import (
+    AffineOptEqCell,
+    MultivariateOptEqCell,
+    ProximalReport,
+    deep_opteq_of_network,
+    is_proximal,
+    psd_factor,
+    universal_hidden_units,
+)
 from equilibria.models.registry import (
     ModelCard,
+    ModelDescription,
     create_model,
+    describe_model,
     list_models,
     model_card,
     model_options,
     model_outline,
+    nearest_width,
     parameter_count,
     register_model,
 )
-from equilibria.models.resnet import ResNet, resnet, resnet_extractor, resnet_of_size, resnet_small
-from equilibria.models.segmentation import (
-    EquilibriumSegmenter,
-    deep_opteq_segmentation,
-    equilibrium_segmenter,
-)
-from equilibria.models.table1 import AffineOptEqCell, MultivariateOptEqCell, psd_factor
-from equilibria.models.theory import (
-    ProximalReport,
-    deep_opteq_of_network,
-    is_proximal,
-    universal_hidden_units,
-)
+from equilibria.models.restorers.model import EquilibriumRestorer, deq_restorer
 
 __all__ = [
     "FCN",
     "AffineOptEqCell",
     "Autoencoder",
     "BranchCell",
+    "Conv4",
     "DeepOptEqCell",
     "DeepOptEqObjective",
+    "DnCNN",
     "EquilibriumClassifier",
     "EquilibriumDecoder",
+    "EquilibriumModel",
+    "EquilibriumRestorer",
     "EquilibriumSegmenter",
-    "FCNHead",
+    "FewShotClassifier",
     "GEQCell",
     "HRNet",
     "MDEQCell",
@@ -77,28 +116,35 @@ __all__ = [
     "PlainNetwork",
     "ProximalReport",
     "ResNet",
-    "SegmentationStem",
     "UnitLayer",
+    "conv4",
     "convolutional_autoencoder",
     "create_model",
     "deep_opteq",
     "deep_opteq_of_network",
     "deep_opteq_segmentation",
+    "deq_restorer",
     "describe_model",
+    "dncnn",
     "equilibrium_segmenter",
     "fcn",
+    "few_shot_mdeq",
+    "few_shot_opteq",
     "geq",
     "heritage_diversity_loss",
     "hrnet",
+    "image_classifier",
     "is_proximal",
     "list_models",
     "mdeq",
+    "mdeq_autoencoder",
     "mdeq_decoder",
     "model_card",
     "model_options",
     "model_outline",
     "mondeq",
     "mopteq",
+    "nearest_width",
     "neural_ode",
     "opteq",
     "opteq_cell",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from equilibria.operators import LinearOperator
+
 
 class ImageStem(nn.Sequential):
     """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, and optional pooling.
@@ -51,6 +53,18 @@ class ImageStem(nn.Sequential):
         return features
 
 
+class ImageInput(nn.Module):
+    """No stem: the images themselves, checked."""
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        return images
+
+
 class PooledLinearHead(nn.Module):
     """Average pooling to `pool` × `pool`, then a linear classifier."""
 
@@ -62,6 +76,13 @@ class PooledLinearHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.pool(features).flatten(1))
         return logits
+
+
+@torch.no_grad()
+def initialize_small(operator: LinearOperator, scale: float) -> None:
+    """Shrink an operator's initial weights: small norms make the first solves short (OptEq 7.4)."""
+    for parameter in operator.parameters():
+        parameter.mul_(scale)
 
 
 def check_images(images: Tensor, in_channels: int) -> None:
@@ -94,3 +115,15 @@ def check_halvings(features: Tensor, channels: int, levels: int, level: str) -> 
             f"divisible by {divisor}, not {height}×{width}: give fewer channels (one number a "
             f"{level}), or resize or pad the images"
         )
+
+
+def fitting_groups(channels: int, groups: int) -> int:
+    """The largest divisor of `groups` that splits the channels into groups of at least four.
+
+    Four is what 8 groups of the smallest published branch (32 channels) have; a group of one
+    channel on a small map is normalized by a handful of numbers.
+    """
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, not {groups}")
+    fitting = (g for g in range(groups, 1, -1) if groups % g == 0 and channels % g == 0)
+    return next((g for g in fitting if channels // g >= 4), 1)

@@ -1,32 +1,123 @@
 """Few-shot classifiers: an equilibrium network that a task vector tells what the classes are.
 
 Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
-Appendices B.1 and C.2.
+Appendices B.1 and C.2. The task vector acts by feature-wise linear modulation (Perez et al., "FiLM:
+Visual Reasoning with a General Conditioning Layer", AAAI 2018).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
+from equilibria.context import Context, State, unflatten_state
 from equilibria.energies import Input, Quadratic
-from equilibria.equilibrium import EquilibriumLayer
-from equilibria.gradients import GradientRule
-from equilibria.models.blocks import PooledLinearHead
-from equilibria.models.conv4 import Conv4Norm, StridedBlocks, norm_of_images
-from equilibria.models.film import CopiesFiLM, FiLMCell, PackedFiLM
-from equilibria.models.mdeq import branch_channels
-from equilibria.models.mdeq_parts import MDEQHead, MDEQStem
-from equilibria.models.options import initialize_small, solver_from_options
+from equilibria.equilibrium import EquilibriumLayer, Inputs, Solving
+from equilibria.models.base import EquilibriumModel
+from equilibria.models.baselines.plain import Conv4Norm, StridedBlocks, norm_of_images
+from equilibria.models.blocks import PooledLinearHead, initialize_small
+from equilibria.models.mdeq.cell import MDEQCell, branch_channels
+from equilibria.models.mdeq.layers import CellNorm, Reading
+from equilibria.models.mdeq.model import MDEQHead, MDEQStem
+from equilibria.models.registry import ModelCard, register_models
 from equilibria.operators import Conv2d, Identity
-from equilibria.solvers import LinearSolution, Solution, Solver
 
 
-class FewShotClassifier(nn.Module):
+def modulate(features: Tensor, film: Tensor) -> Tensor:
+    """(1 + γ) ⊙ features + β; `film` has γ and β side by side, a number a channel each."""
+    gamma, beta = film[:, :, None, None].chunk(2, dim=1)
+    return torch.addcmul(features + beta, features, gamma)
+
+
+class CopiesFiLM(nn.Module):
+    """The injection of a cell that knows no tasks: copies of the features, each modulated.
+
+    The task vector is γ, orthogonally mixed, to begin with; β starts at 0.
+    """
+
+    def __init__(self, task_size: int, channels: int, *, copies: int) -> None:
+        super().__init__()
+        self.copies = copies
+        self.film = nn.Linear(task_size, 2 * copies * channels)
+        with torch.no_grad():
+            gamma, beta = self.film.weight.chunk(2)
+            nn.init.orthogonal_(gamma)
+            beta.zero_()
+            self.film.bias.zero_()
+
+    def forward(self, features: Tensor, tasks: Tensor) -> Tensor:
+        return modulate(features.repeat(1, self.copies, 1, 1), self.film(tasks))
+
+
+class BranchesFiLM(nn.Module):
+    """The inputs of a `FiLMCell`: the features, and γ and β of each branch's `sizes` numbers."""
+
+    def __init__(self, task_size: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = list(sizes)
+        self.film = nn.Linear(task_size, sum(sizes))
+
+    def forward(self, features: Tensor, tasks: Tensor) -> tuple[Tensor, ...]:
+        return features, *torch.split(self.film(tasks), self.sizes, dim=1)
+
+
+@dataclass
+class FilmedReading(Reading):
+    """What the layers of a `FiLMCell` read in one step."""
+
+    film: tuple[Tensor, ...] = ()
+    """γ and β of each branch."""
+
+
+class FilmedNorm(nn.Module):
+    """A norm and the modulation of its branch."""
+
+    def __init__(self, norm: CellNorm, branch: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.branch = branch
+
+    def forward(self, z: Tensor, reading: FilmedReading) -> Tensor:
+        return modulate(self.norm(z, reading), reading.film[self.branch])
+
+
+class FiLMCell(MDEQCell):
+    """MDEQ's cell with FiLM on top of the first norm of every residual block (JIIO, C.2).
+
+    Its inputs are those of `BranchesFiLM`: the features, and γ and β of each branch. All norms are
+    group norms, so that no sample sees another.
+    """
+
+    def __init__(
+        self, channels: int | Sequence[int], *, expansion: int = 5, **options: Any
+    ) -> None:
+        super().__init__(channels, expansion=expansion, norm="group", **options)
+        self.sizes = [2 * expansion * width for width in self.channels]
+        for branch, block in enumerate(self.blocks):
+            block.inner_norm = FilmedNorm(block.inner_norm, branch)  # type: ignore[arg-type]
+
+    def inject(self, x: Tensor, *film: Tensor) -> Context:
+        shapes = [tuple(one.shape) for one in film]
+        if shapes != [(len(x), size) for size in self.sizes]:
+            raise ValueError(
+                f"beside the features, γ and β of the branches have {self.sizes} numbers a sample, "
+                f"not the shapes {shapes}: make them with BranchesFiLM"
+            )
+        return super().inject(x).with_sample(film=film)
+
+    def step(self, state: State, context: Context) -> State:
+        film = context.sample["film"]
+        assert isinstance(film, tuple)
+        reading = FilmedReading(**vars(Reading.of(context)), film=film)
+        return unflatten_state(state, self._map(state, context, reading))
+
+
+class FewShotClassifier(EquilibriumModel):
     """logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of Eq. 29.
 
     Which classes there are, and what they are called, is for the task vector x to say. It is
@@ -47,59 +138,31 @@ class FewShotClassifier(nn.Module):
         task_size: int,
         episode_statistics: bool = False,
     ) -> None:
-        super().__init__()
-        self.episode_statistics = episode_statistics
-        self.stem = stem
+        super().__init__(stem, layer, head)
         self.conditioning = conditioning
-        self.layer = layer
-        self.head = head
         self.task_size = task_size
+        self.episode_statistics = episode_statistics
 
-    def forward(self, images: Tensor, tasks: Tensor | None = None) -> Tensor:
-        """The logits of images, each with its row of `tasks`, or with the task vector 0.
+    def injected(self, images: Tensor, tasks: Tensor | None = None) -> Inputs:
+        """For images, each with its row of `tasks`, or with the task vector 0.
 
         Episodes, shape `(B, samples, C, H, W)`, are taken as B · samples images.
         """
         if tasks is None:
             tasks = self.no_tasks(images.shape[:-3].numel(), images)
-        logits: Tensor = self.for_images(images)(tasks)
-        return logits
+        return self.for_images(images).injected(tasks)
 
-    def for_images(self, images: Tensor) -> ImagesGiven:
+    def for_images(self, images: Tensor) -> EquilibriumModel:
         """The model with its images fixed, as a function of one task vector an image."""
         if self.episode_statistics and images.dim() == 5 and len(images):
             features = torch.func.vmap(self.stem)(images).flatten(0, 1)
         else:
             features = self.stem(images.flatten(0, -4))
-        return ImagesGiven(self, features)
+        return EquilibriumModel(_TaskStem(self, features), self.layer, self.head)
 
     def no_tasks(self, count: int, like: Tensor) -> Tensor:
         """Where every task starts: task vectors of zeros."""
         return torch.zeros(count, self.task_size, dtype=like.dtype, device=like.device)
-
-    @property
-    def last_solution(self) -> Solution | None:
-        """How the last forward solve went."""
-        return self.layer.last_solution
-
-    @property
-    def last_backward(self) -> LinearSolution | None:
-        """How the last backward solve went."""
-        return self.layer.last_backward
-
-
-class ImagesGiven(nn.Module):
-    """A few-shot classifier with its images fixed: stem, layer and head for `optimize_input`."""
-
-    def __init__(self, model: FewShotClassifier, features: Tensor) -> None:
-        super().__init__()
-        self.stem = _TaskStem(model, features)
-        self.layer = model.layer
-        self.head = model.head
-
-    def forward(self, tasks: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.layer(self.stem(tasks)))
-        return logits
 
 
 class _TaskStem(nn.Module):
@@ -111,13 +174,13 @@ class _TaskStem(nn.Module):
         self.task_size = model.task_size
         self.features = features
 
-    def forward(self, tasks: Tensor) -> Tensor:
+    def forward(self, tasks: Tensor) -> Inputs:
         if tasks.shape != (len(self.features), self.task_size):
             raise ValueError(
                 f"expected a task vector of {self.task_size} numbers for each of the "
                 f"{len(self.features)} images, not a tensor of shape {tuple(tasks.shape)}"
             )
-        injection: Tensor = self.conditioning(self.features, tasks)
+        injection: Inputs = self.conditioning(self.features, tasks)
         return injection
 
 
@@ -133,11 +196,7 @@ def few_shot_opteq(
     activation: str | Activation = "relu",
     zeta: float = 0.9,
     init_scale: float = 0.5,
-    solver: str | Solver[Any] = "auto",
-    gradient: str | GradientRule = "auto",
-    tolerance: float | None = None,
-    max_iterations: int | None = None,
-    strict: bool = False,
+    solving: Solving | None = None,
 ) -> FewShotClassifier:
     """y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space: it contracts whatever the task vector.
 
@@ -164,13 +223,7 @@ def few_shot_opteq(
             norm_of_images(norm, channels, groups),
         ),
         conditioning=CopiesFiLM(task_size, channels, copies=num_classes),
-        layer=EquilibriumLayer(
-            energy,
-            activation=activation,
-            solver=solver_from_options(solver, tolerance, max_iterations),
-            gradient=gradient,
-            strict=strict,
-        ),
+        layer=EquilibriumLayer(energy, activation=activation, solving=solving),
         head=head,
         task_size=task_size,
         episode_statistics=norm == "batch",
@@ -192,11 +245,7 @@ def few_shot_mdeq(
     weight_norm: bool = True,
     init_gain: float = 0.05,
     feedback: float = 0.1,
-    solver: str | Solver[Any] = "auto",
-    gradient: str | GradientRule = "auto",
-    tolerance: float | None = None,
-    max_iterations: int | None = None,
-    strict: bool = False,
+    solving: Solving | None = None,
 ) -> FewShotClassifier:
     """An MDEQ with FiLM on top of the first norm of its residual blocks (C.2, Table 9)."""
     widths = branch_channels(channels)
@@ -211,15 +260,28 @@ def few_shot_mdeq(
     )
     return FewShotClassifier(
         stem=MDEQStem(in_channels, widths[0], downsample=downsample, norm="group", groups=groups),
-        conditioning=PackedFiLM(task_size, cell.film_size),
-        layer=EquilibriumLayer(
-            cell=cell,
-            solver=solver_from_options(solver, tolerance, max_iterations),
-            gradient=gradient,
-            strict=strict,
-        ),
+        conditioning=BranchesFiLM(task_size, cell.sizes),
+        layer=EquilibriumLayer(cell, solving=solving),
         head=MDEQHead(
             widths, head_channels, final_channels, num_classes, norm="group", groups=groups
         ),
         task_size=task_size,
     )
+
+
+register_models(
+    few_shot_mdeq,
+    {
+        "few-shot-mdeq": ModelCard(
+            "MDEQ of two branches with a task vector of 400 numbers (Omniglot)", "JIIO T6"
+        )
+    },
+)
+register_models(
+    few_shot_opteq,
+    {
+        "few-shot-opteq": ModelCard(
+            "OptEq of 64 channels a class with a task vector of 320 numbers (Omniglot)", "JIIO T6"
+        )
+    },
+)

@@ -1,35 +1,41 @@
-"""Models by name."""
+"""Models by name: what there is, what is known of each, and how one is made."""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.normalization import normalize_first
-from equilibria.registry import Registry, current_names
+from equilibria.registry import Registry, current_names, nearest
+
+Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 
 @dataclass(frozen=True)
 class ModelCard:
     """What is known of a named model before it is built."""
 
-    name: str
     summary: str = ""
     paper: str = ""
     """Where the model, or the comparison with it, is published."""
     reported: str = ""
     """The number of parameters that the paper reports."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options that make the model of its factory."""
 
 
 _models: Registry[nn.Module] = Registry("model")
-_presets: dict[str, dict[str, Any]] = {}
 _cards: dict[str, ModelCard] = {}
+
+SOLVING = {option.name: option.default for option in dataclasses.fields(Solving)}
+"""The single options of how a model solves, which `create_model` makes one `Solving` of."""
 
 
 def register_model(
@@ -45,11 +51,18 @@ def register_model(
     """Make a model available by name: `factory` called with `preset` and the user's overrides.
 
     `summary` is the line that lists of models show; `paper` and `reported` say where it comes from
-    and how many parameters it has there.
+    and how many parameters it has there. A factory that takes `solving`, a `Solving`, is given one
+    of the options solver, gradient, tolerance, max_iterations and strict.
     """
     _models.register(name, factory, replace=replace)
-    _presets[name] = preset
-    _cards[name] = ModelCard(name, summary, paper, reported)
+    _cards[name] = ModelCard(summary, paper, reported, preset)
+
+
+def register_models(factory: Callable[..., nn.Module], cards: Mapping[str, ModelCard]) -> None:
+    """Make several models of one factory available."""
+    for name, card in cards.items():
+        _models.register(name, factory)
+        _cards[name] = card
 
 
 def model_card(name: str) -> ModelCard:
@@ -71,26 +84,30 @@ def create_model(
     """The model called `name`, with options overridden.
 
     A model takes pixels in [0, 1]; `normalize`, the mean and the standard deviation of every
-    channel, brings them to mean 0 and variance 1 in its first layer. All
-    models take num_classes and in_channels, equilibrium models also tolerance and max_iterations;
-    `model_options(name)` lists the rest. An unknown name or option is an error that names the
-    nearest one.
+    channel, brings them to mean 0 and variance 1 in its first layer. All models take num_classes
+    and in_channels, equilibrium models also solver, gradient, tolerance, max_iterations and strict,
+    or all of them as `solving`; `model_options(name)` lists the rest. An unknown name or option is
+    an error that names the nearest one.
     """
     factory = _models.factory(name)
     known = model_options(name)
     overrides = current_names(overrides, known)
-    takes_any = any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD
-        for parameter in inspect.signature(factory).parameters.values()
-    )
-    for option in overrides:
-        if option not in known and not takes_any:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(
-                f"model {name!r} has no option {option!r}{hint} It has: {', '.join(known)}."
-            )
-    model = factory(**{**_presets[name], **overrides})
+    parameters = inspect.signature(factory).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for option in overrides:
+            if option not in known:
+                raise TypeError(
+                    f"model {name!r} has no option {option!r}{nearest(option, known)} "
+                    f"It has: {', '.join(known)}."
+                )
+    options = {**_cards[name].options, **overrides}
+    if "solving" in parameters:
+        whole = overrides.get("solving")
+        given = overrides if whole is not None else options
+        single = {option: given[option] for option in SOLVING if option in given}
+        options = {option: value for option, value in options.items() if option not in SOLVING}
+        options["solving"] = Solving(**single) if whole is None else whole.changed(**single)
+    model = factory(**options)
     if normalize is not None:
         normalize_first(model, *normalize)
     return model
@@ -110,5 +127,102 @@ def parameter_count(model: nn.Module) -> int:
 def model_options(name: str) -> dict[str, Any]:
     """The options of a model with their values."""
     parameters = inspect.signature(_models.factory(name)).parameters.values()
-    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    return {p.name: _presets[name].get(p.name, p.default) for p in named} | _presets[name]
+    options = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+    single = SOLVING if "solving" in options else {}
+    return {**options, **single, **_cards[name].options}
+
+
+def with_options_of(
+    other: Callable[..., Any], *, without: Callable[..., Any] | None = None
+) -> Callable[[Factory], Factory]:
+    """For a factory that passes its `**options` on: the keywords of `other` are options of its own.
+
+    They show in its signature, and so in `help` and in `model_options`. Those that the factory has
+    itself, or that `without` has, are left out.
+    """
+    foreign = {} if without is None else inspect.signature(without).parameters
+
+    def decorate(factory: Factory) -> Factory:
+        own = inspect.signature(factory)
+        merged = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        for name, parameter in inspect.signature(other).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in foreign:
+                merged.setdefault(name, parameter)
+        factory.__signature__ = own.replace(parameters=list(merged.values()))  # type: ignore[attr-defined]
+        return factory
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module with parameters of its own."""
+
+    path: str
+    kind: str
+    details: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What there is to say of a named model without running it."""
+
+    card: ModelCard
+    parameters: int
+    is_equilibrium: bool
+    objective: str | None
+    """The hidden objective as a formula; None where there is none."""
+    guarantee: str | None
+    """What is proven of the equilibrium; None where nothing is."""
+    parts: tuple[Part, ...]
+
+    @property
+    def objective_kind(self) -> str:
+        """Whether the equilibrium minimizes something: "yes", "no", or it solves an inclusion."""
+        if self.objective is None:
+            return "no"
+        return "inclusion" if "∈" in self.objective else "yes"
+
+
+def describe_model(name: str, **overrides: Any) -> ModelDescription:
+    """The size, the parts, the hidden objective and the guarantee of a named model."""
+    model = model_outline(name, **overrides)
+    layer = getattr(model, "layer", None)
+    cell = layer.cell if isinstance(layer, EquilibriumLayer) else None
+    parts = []
+    for path, module in model.named_modules():
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if own:
+            parts.append(Part(path, type(module).__name__, module.extra_repr(), own))
+    return ModelDescription(
+        card=model_card(name),
+        parameters=parameter_count(model),
+        is_equilibrium=cell is not None,
+        objective=None if cell is None else cell.formula,
+        guarantee=None if cell is None else cell.guarantee,
+        parts=tuple(parts),
+    )
+
+
+def nearest_width(count: Callable[[int], int], parameters: int, *, remedy: str) -> int:
+    """The width whose growing `count` is nearest to `parameters`.
+
+    remedy: what to do where even the narrowest network is too large, for the error.
+    """
+    if count(1) > parameters:
+        raise ValueError(
+            f"the smallest network of this form has {count(1)} parameters, more than the "
+            f"{parameters} asked for: {remedy}"
+        )
+    upper = 2
+    while count(upper) < parameters:
+        upper *= 2
+    lower = upper // 2
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        if count(middle) < parameters:
+            lower = middle
+        else:
+            upper = middle
+    return min((lower, upper), key=lambda width: abs(count(width) - parameters))

@@ -27,8 +27,7 @@ from equilibria.inputs import (
     measure_attack,
     restore,
 )
-from equilibria.models import EquilibriumClassifier
-from equilibria.models.autoencoders import Autoencoder
+from equilibria.models import Autoencoder, EquilibriumClassifier
 from equilibria.report.generation import generate
 from equilibria.tasks import (
     AdversarialClassification,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equilibria.data import Batches
 from equilibria.inputs import answer, is_generator, picture_of, restore
-from equilibria.models.autoencoders import Autoencoder
+from equilibria.models import Autoencoder
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.figures import figure_png, image_grid_png
 from equilibria.report.generation import generate

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import State, batch_size
+from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import NoObjectiveError, Objective, distance_per_sample
 from equilibria.models import EquilibriumClassifier
 from equilibria.solvers import Picard, Solver
@@ -79,7 +80,9 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
     """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
-    solution = precise.solve(images, zero_state(precise, images), solver=solver, trace="states")
+    solution = precise.solve(
+        images, start=zero_state(precise, images), solver=solver, trace="states"
+    )
     assert solution.trace is not None
     assert solution.trace.states is not None
     cell, states = precise.layer.cell, solution.trace.states
@@ -88,7 +91,7 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
     if objective is not None:
         values = torch.stack([objective.value(state).reshape(-1) for state in states])
         polish = Picard(tolerance=ROUNDING, max_iterations=100 * len(states))
-        minimum = objective.value(precise.solve(images, solution.state, solver=polish).state)
+        minimum = objective.value(precise.solve(images, start=solution.state, solver=polish).state)
     bound = precise.contraction_bound(images)
     return Convergence(
         solver=type(solver).__name__,
@@ -105,8 +108,8 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
 @torch.no_grad()
 def zero_state(model: EquilibriumClassifier, images: Tensor) -> State:
     """Where an iteration is shown from; solves themselves start ahead of it where they can."""
-    x = model.stem(images)
-    return model.layer.cell.initial_state(x, model.layer.cell.inject(x))
+    inputs = as_inputs(model.stem(images))
+    return model.layer.cell.initial_state(*inputs, model.layer.cell.inject(*inputs))
 
 
 @torch.no_grad()
@@ -125,7 +128,7 @@ def objective_change(
             objective = minimized_objective(model, images)
             if objective is None:
                 return None
-            solution = model.solve(images, zero_state(model, images), trace="states")
+            solution = model.solve(images, start=zero_state(model, images), trace="states")
             assert solution.trace is not None
             assert solution.trace.states is not None
             first += float(objective.value(solution.trace.states[0]).sum())

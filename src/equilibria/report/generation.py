@@ -10,8 +10,7 @@ from torch import Tensor
 
 from equilibria.data import evenly_spread
 from equilibria.inputs import ExplicitGenerator, decode, generator_of
-from equilibria.models.autoencoders import Autoencoder
-from equilibria.models.decoder import EquilibriumDecoder
+from equilibria.models import Autoencoder, EquilibriumDecoder
 from equilibria.models.generators.densities import fit_density
 from equilibria.report.figures import image_grid_png
 from equilibria.tasks import Reconstruction

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.inputs import InputResult, get_engine, optimal_input, optimize_input
-from equilibria.models.few_shot import FewShotClassifier
+from equilibria.models import FewShotClassifier
 from equilibria.tasks.base import Task, require_at_least_one
 from equilibria.tasks.evaluation import Outcome, interval
 

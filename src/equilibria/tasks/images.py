@@ -28,7 +28,7 @@ from equilibria.inputs import (
     restore,
     squared_error,
 )
-from equilibria.models.autoencoders import Autoencoder
+from equilibria.models import Autoencoder
 from equilibria.tasks.base import Task, require_at_least_one
 from equilibria.tasks.evaluation import Outcome, Solved
 from equilibria.tasks.image_quality import picture_psnr, psnr
@@ -302,5 +302,5 @@ class ImageRestoration(Task):
             check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
         )
         latents = optimal_input(found, self.outer, strict=False)
-        restored: Tensor = model(latents, found.state)
+        restored: Tensor = model(latents, start=found.state)
         return restored

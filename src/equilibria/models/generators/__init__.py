@@ -1,1 +1,1 @@
-"""Generators of images from latent vectors."""
+"""Generators of JIIO (Gurumurthy et al., NeurIPS 2021): decoders, autoencoders, named models."""

@@ -1,0 +1,107 @@
+"""Models around one equilibrium layer, and how all image classifiers are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from equilibria.context import State
+from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
+from equilibria.models.blocks import ImageInput, ImageStem, PooledLinearHead
+from equilibria.solvers import LinearSolution, Solution, Solver
+
+
+class EquilibriumModel(nn.Module):
+    """head(z*), z* the feature at the equilibrium whose input the stem makes.
+
+    The stem returns a tensor, or a tuple of them: what the cell's `inject` takes.
+    """
+
+    def __init__(self, stem: nn.Module, layer: EquilibriumLayer, head: nn.Module) -> None:
+        super().__init__()
+        self.stem = stem
+        self.layer = layer
+        self.head = head
+
+    def forward(self, *inputs: Any, start: State | None = None) -> Tensor:
+        output: Tensor = self.head(self.features(*inputs, start=start))
+        return output
+
+    def injected(self, *inputs: Any) -> Inputs:
+        """What the equilibrium layer takes."""
+        injected: Inputs = self.stem(*inputs)
+        return injected
+
+    def features(self, *inputs: Any, start: State | None = None) -> Tensor:
+        """The feature z* that the head sees."""
+        feature: Tensor = self.layer(self.injected(*inputs), start)
+        return feature
+
+    def solve(
+        self,
+        *inputs: Any,
+        start: State | None = None,
+        solver: str | Solver[Any] | None = None,
+        trace: bool | Literal["states"] = False,
+    ) -> Solution:
+        """The equilibrium of each sample, with its status; no gradients."""
+        return self.layer.solve(self.injected(*inputs), start, solver=solver, trace=trace)
+
+    def objective(self, *inputs: Any) -> Objective:
+        """The hidden objective that the equilibrium of each sample minimizes."""
+        return self.layer.objective(self.injected(*inputs))
+
+    def contraction_bound(self, *inputs: Any) -> Tensor | None:
+        """A proven bound of the contraction factor of the map, for each sample."""
+        return self.layer.contraction_bound(self.injected(*inputs))
+
+    @property
+    def last_solution(self) -> Solution | None:
+        """How the last forward solve went."""
+        return self.layer.last_solution
+
+    @property
+    def last_backward(self) -> LinearSolution | None:
+        """How the last backward solve went."""
+        return self.layer.last_backward
+
+
+class EquilibriumClassifier(EquilibriumModel):
+    """logits = head(z*), z* the feature at the equilibrium for the input g(image) (OptEq Eq. 5)."""
+
+
+def image_classifier(
+    cell: Cell,
+    channels: int,
+    head: Callable[..., nn.Module] = PooledLinearHead,
+    feature_channels: int | None = None,
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    stem_depth: int = 1,
+    stem_strides: int = 0,
+    downsample: int = 1,
+    pool: int = 2,
+    solving: Solving | None = None,
+) -> EquilibriumClassifier:
+    """A classifier around any cell, whose input (and feature) has `channels` channels.
+
+    The stem is an `ImageStem`; with stem_depth=0 a cell of the images' own channels takes them as
+    they are. The head is made by `head(feature_channels, num_classes, pool=pool)`.
+    """
+    stem: nn.Module
+    if stem_depth == 0 and channels == in_channels:
+        if downsample != 1 or stem_strides:
+            raise ValueError("downsample and stem_strides need a stem: set stem_depth to 1 or more")
+        stem = ImageInput(in_channels)
+    else:
+        stem = ImageStem(
+            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
+        )
+    return EquilibriumClassifier(
+        stem,
+        EquilibriumLayer(cell, solving=solving),
+        head(feature_channels or channels, num_classes, pool=pool),
+    )

@@ -1,0 +1,1 @@
+"""What the papers compare with: networks without an equilibrium."""

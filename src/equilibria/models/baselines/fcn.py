@@ -1,0 +1,143 @@
+"""Fully convolutional networks: the head that gives every pixel a class, and the plain baseline.
+
+Shelhamer, Long and Darrell, "Fully Convolutional Networks for Semantic Segmentation", TPAMI 2017;
+the baseline of OptEq's Section 7.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.models.baselines.resnet import conv_norm_relu, initialize_he
+from equilibria.models.blocks import ImageStem, check_images
+from equilibria.models.registry import nearest_width, parameter_count
+
+
+class SegmentationStem(ImageStem):
+    """An `ImageStem` of 1/`stride` of the resolution, for images of any size.
+
+    The right and lower edges are repeated until both sides are multiples of `stride` · `multiple`,
+    so that the logits, upsampled by `stride`, cover the image exactly; `crop_to` takes off what was
+    added. `multiple` is what the maps behind the stem must be divisible by.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        stride: int = 4,
+        depth: int | None = None,
+        multiple: int = 1,
+    ) -> None:
+        halvings = stride.bit_length() - 1
+        if stride < 1 or stride != 2**halvings:
+            raise ValueError(f"stride must be a power of 2, not {stride}")
+        if multiple < 1:
+            raise ValueError(f"multiple must be at least 1, not {multiple}")
+        depth = max(halvings, 1) if depth is None else depth
+        super().__init__(in_channels, channels, depth=depth, strides=halvings)
+        self.stride = stride
+        self.multiple = multiple
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        divisor = self.stride * self.multiple
+        below, right = (-side % divisor for side in images.shape[2:])
+        if below or right:
+            images = F.pad(images, (0, right, 0, below), mode="replicate")
+        return super().forward(images)
+
+
+class FCNHead(nn.Module):
+    """3×3 convolution, BatchNorm, ReLU, dropout, 1×1 convolution; upsampled by `stride`."""
+
+    def __init__(
+        self, channels: int, width: int, num_classes: int, *, stride: int, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.convolution = conv_norm_relu(channels, width, 3)
+        self.dropout = nn.Dropout2d(dropout)
+        self.classifier = nn.Conv2d(width, num_classes, 1)
+        self.stride = stride
+        initialize_he(self.convolution)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.convolution(features)))
+        if self.stride == 1:
+            return logits
+        return F.interpolate(logits, scale_factor=self.stride, mode="bilinear", align_corners=False)
+
+
+def crop_to(logits: Tensor, images: Tensor) -> Tensor:
+    """The logits of the image's own pixels: without those that a `SegmentationStem` added."""
+    return logits[:, :, : images.shape[2], : images.shape[3]]
+
+
+class FCN(nn.Module):
+    """logits = head(backbone(stem(image))), one vector of logits a pixel."""
+
+    def __init__(self, stem: SegmentationStem, backbone: nn.Module, head: FCNHead) -> None:
+        super().__init__()
+        self.stem = stem
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        return crop_to(self.head(self.features(images)), images)
+
+    def features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.backbone(self.stem(images))
+        return features
+
+
+def fcn(
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    channels: int = 32,
+    widths: Sequence[int] = (32, 64, 64),
+    kernel_size: int = 3,
+    stem_depth: int | None = None,
+    stride: int = 4,
+    head_width: int = 32,
+    dropout: float = 0.1,
+    parameters: int | None = None,
+) -> FCN:
+    """A plain convolutional segmenter: a layer with BatchNorm and ReLU for each of `widths`.
+
+    Stem and head are those of `deep_opteq_segmentation`. With `parameters`, all of `widths` are
+    scaled by one factor so that the count comes nearest to it: the baseline "with a similar number
+    of parameters" of a given equilibrium model.
+    """
+    if not widths:
+        raise ValueError("an FCN needs at least one layer")
+    if kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size must be odd, not {kernel_size}")
+
+    def network(sizes: Sequence[int]) -> FCN:
+        stem = SegmentationStem(in_channels, channels, stride=stride, depth=stem_depth)
+        layers = [conv_norm_relu(a, b, kernel_size) for a, b in pairwise([channels, *sizes])]
+        backbone = nn.Sequential(*layers)
+        initialize_he(backbone)
+        head = FCNHead(sizes[-1], head_width, num_classes, stride=stride, dropout=dropout)
+        return FCN(stem, backbone, head)
+
+    if parameters is None:
+        return network(widths)
+
+    # In steps of one channel of the widest layer.
+    def scaled(widest: int) -> list[int]:
+        return [max(1, round(widest * width / max(widths))) for width in widths]
+
+    def count(widest: int) -> int:
+        with torch.device("meta"):
+            return parameter_count(network(scaled(widest)))
+
+    remedy = "take fewer layers, channels or a smaller head_width"
+    return network(scaled(nearest_width(count, parameters, remedy=remedy)))

@@ -1,0 +1,181 @@
+"""Autoencoders: what a decoder-only generator is compared with (JIIO, Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.equilibrium import Solving
+from equilibria.models.blocks import check_images
+from equilibria.models.generators.decoders import mdeq_decoder
+from equilibria.models.mdeq.model import mdeq
+from equilibria.solvers import Solution
+
+SMALLEST_MAP = 4
+"""Maps are halved while they are even and larger than this."""
+LARGEST_LOG_VARIANCE = 15.0
+
+
+class Autoencoder(nn.Module):
+    """An encoder to a latent vector (or to the Gaussian of one), and a decoder to an image.
+
+    variational: the encoder has 2 · `latent_dim` outputs, the mean and the log-variance of the
+        latent given the image. The reconstruction is that of the mean; draws are for the training.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, decoder: nn.Module, *, latent_dim: int, variational: bool
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.latent_dim = latent_dim
+        self.variational = variational
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.decode(self.encode(images))
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The latent of each image; of a variational encoder, the mean."""
+        return self.posterior(images)[0]
+
+    def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the latents; without `variational` the variance is zero."""
+        codes: Tensor = self.encoder(images)
+        if not self.variational:
+            return codes, torch.full_like(codes, -torch.inf)
+        mean, log_variance = codes.chunk(2, dim=1)
+        return mean, log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        images: Tensor = self.decoder(latents)
+        return images
+
+    @property
+    def last_solution(self) -> Solution | None:
+        """How the decoder's last solve went; None where it has no equilibrium."""
+        solution = getattr(self.decoder, "last_solution", None)
+        return solution if isinstance(solution, Solution) else None
+
+
+class ConvolutionalEncoder(nn.Module):
+    """4×4 convolutions of stride 2 with batch norm and ReLU, then a linear map (as RAE's)."""
+
+    def __init__(self, in_channels: int, image_size: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        sizes = map_sizes(image_size)
+        layers: list[nn.Module] = []
+        before = in_channels
+        for level in range(len(sizes) - 1):
+            after = width * 2**level
+            layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after)]
+            layers.append(nn.ReLU())
+            before = after
+        self.convolutions = nn.Sequential(*layers)
+        self.linear = nn.Linear(before * sizes[-1] ** 2, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        codes: Tensor = self.linear(self.convolutions(images).flatten(1))
+        return codes
+
+
+class ConvolutionalDecoder(nn.Module):
+    """A linear map, 4×4 transposed convolutions with batch norm and ReLU, then the image."""
+
+    def __init__(self, latent_dim: int, image_channels: int, image_size: int, width: int) -> None:
+        super().__init__()
+        sizes = map_sizes(image_size)
+        before = width * 2 ** (len(sizes) - 2)
+        self.shape = (before, sizes[-1], sizes[-1])
+        self.linear = nn.Linear(latent_dim, before * sizes[-1] ** 2)
+        layers: list[nn.Module] = [nn.BatchNorm2d(before), nn.ReLU()]
+        for _ in range(len(sizes) - 1):
+            after = max(width, before // 2)
+            layers.append(nn.ConvTranspose2d(before, after, 4, stride=2, padding=1))
+            layers += [nn.BatchNorm2d(after), nn.ReLU()]
+            before = after
+        self.convolutions = nn.Sequential(*layers)
+        self.draw = nn.Conv2d(before, image_channels, 3, padding=1)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        maps = self.linear(latents).reshape(len(latents), *self.shape)
+        return torch.sigmoid(self.draw(self.convolutions(maps)))
+
+
+def convolutional_autoencoder(
+    *,
+    in_channels: int = 1,
+    image_size: int = 28,
+    latent_dim: int = 32,
+    width: int = 32,
+    variational: bool = False,
+) -> Autoencoder:
+    """A convolutional AE, RAE or VAE, with RAE's layout at `width` channels in its first layer.
+
+    Whether it is an AE or an RAE is for the training to say (Ghosh et al., "From variational to
+    deterministic autoencoders", ICLR 2020, have 128 channels there).
+    """
+    outputs = 2 * latent_dim if variational else latent_dim
+    return Autoencoder(
+        encoder=ConvolutionalEncoder(in_channels, image_size, width, outputs),
+        decoder=ConvolutionalDecoder(latent_dim, in_channels, image_size, width),
+        latent_dim=latent_dim,
+        variational=variational,
+    )
+
+
+def mdeq_autoencoder(
+    *,
+    in_channels: int = 1,
+    image_size: int = 28,
+    latent_dim: int = 32,
+    channels: int | Sequence[int] = (8, 16),
+    expansion: int = 2,
+    downsample: int = 2,
+    encoder_head: int = 4,
+    final_channels: int = 64,
+    head_channels: int = 32,
+    groups: int = 8,
+    variational: bool = True,
+    solving: Solving | None = None,
+) -> Autoencoder:
+    """MDEQ-VAE or MDEQ-AE: an MDEQ classifier as encoder, and an `mdeq_decoder` (Appendix C.2).
+
+    All norms are group norms, so that JIIO can be run on the decoder of a trained one.
+    """
+    shared: dict[str, Any] = {
+        "in_channels": in_channels,
+        "channels": channels,
+        "expansion": expansion,
+        "downsample": downsample,
+        "groups": groups,
+        "solving": solving,
+    }
+    encoder = mdeq(
+        num_classes=2 * latent_dim if variational else latent_dim,
+        head_channels=encoder_head,
+        final_channels=final_channels,
+        **shared,
+    )
+    decoder = mdeq_decoder(
+        image_size=image_size, latent_dim=latent_dim, head_channels=head_channels, **shared
+    )
+    return Autoencoder(encoder, decoder, latent_dim=latent_dim, variational=variational)
+
+
+def map_sizes(image_size: int) -> list[int]:
+    """The sides of the maps, from the image down: halved while even and larger than 4."""
+    if image_size < 2 * SMALLEST_MAP or image_size % 2:
+        raise ValueError(
+            f"an autoencoder takes images of an even side of at least {2 * SMALLEST_MAP}, not "
+            f"{image_size}: pad or resize them"
+        )
+    sizes = [image_size]
+    while sizes[-1] % 2 == 0 and sizes[-1] > SMALLEST_MAP:
+        sizes.append(sizes[-1] // 2)
+    return sizes

@@ -1,0 +1,182 @@
+"""Decoders: from a latent vector, through an equilibrium, to an image.
+
+Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
+Section 4.1 and Appendix C.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.activations import Activation
+from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.models.base import EquilibriumModel
+from equilibria.models.blocks import fitting_groups, initialize_small
+from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
+from equilibria.models.opteq.cells import opteq_cell, optimal_space
+from equilibria.operators import Conv2d
+
+
+class EquilibriumDecoder(EquilibriumModel):
+    """image = head(z*), z* the equilibrium for the injection stem(latent) (h and f of Eq. 20).
+
+    Nothing in it draws at random or couples samples, so that `optimize_input` finds the latent of
+    each image on its own. Images have values in [0, 1].
+    """
+
+    def __init__(
+        self, stem: nn.Module, layer: EquilibriumLayer, head: nn.Module, *, latent_dim: int
+    ) -> None:
+        super().__init__(stem, layer, head)
+        self.latent_dim = latent_dim
+
+
+class LatentStem(nn.Module):
+    """One linear map of the latent into each branch (Appendix C.2).
+
+    Branch i has `channels[i]` channels on a map of `size`/2ⁱ a side.
+    """
+
+    def __init__(self, latent_dim: int, channels: Sequence[int], size: int) -> None:
+        super().__init__()
+        if latent_dim < 1:
+            raise ValueError(f"latent_dim must be at least 1, not {latent_dim}")
+        self.latent_dim = latent_dim
+        self.shapes = [(c, size // 2**i, size // 2**i) for i, c in enumerate(channels)]
+        self.maps = nn.ModuleList(nn.Linear(latent_dim, c * h * w) for c, h, w in self.shapes)
+
+    def forward(self, latents: Tensor) -> tuple[Tensor, ...]:
+        if latents.dim() != 2 or latents.shape[1] != self.latent_dim:
+            raise ValueError(
+                f"expected latents of shape (batch, {self.latent_dim}), not {tuple(latents.shape)}"
+            )
+        return tuple(
+            linear(latents).reshape(len(latents), *shape)
+            for linear, shape in zip(self.maps, self.shapes, strict=True)
+        )
+
+
+class ImageHead(nn.Module):
+    """All branches at the finest resolution, a convolution, and the image, in [0, 1] (h of Eq. 20).
+
+    Coarser branches are upsampled, and a 1×1 convolution merges all, as in MDEQ's segmentation
+    network. `upsample` is the factor from the finest branch to the image, by pixel shuffling.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        width: int,
+        image_channels: int,
+        *,
+        upsample: int,
+        groups: int,
+    ) -> None:
+        super().__init__()
+        self.channels = tuple(channels)
+        self.merge = nn.Conv2d(sum(channels), width, 1)
+        self.norm = nn.GroupNorm(fitting_groups(width, groups), width)
+        self.draw = nn.Conv2d(width, image_channels * upsample**2, 3, padding=1)
+        self.shuffle = nn.PixelShuffle(upsample)
+
+    def forward(self, features: Tensor) -> Tensor:
+        finest, *coarser = unpack_branches(features, self.channels)
+        size = finest.shape[2:]
+        maps = [finest, *(F.interpolate(z, size, mode="nearest") for z in coarser)]
+        merged = F.relu(self.norm(self.merge(torch.cat(maps, dim=1))))
+        return torch.sigmoid(self.shuffle(self.draw(merged)))
+
+
+def equilibrium_size(image_size: int, downsample: int, branches: int) -> int:
+    """The side of the finest branch's map."""
+    if downsample not in (1, 2, 4):
+        raise ValueError(f"downsample must be 1, 2 or 4, not {downsample}")
+    divisor = downsample * 2 ** (branches - 1)
+    if image_size < 1 or image_size % divisor:
+        raise ValueError(
+            f"images of {image_size} pixels a side do not fit downsample={downsample} with "
+            f"{branches} branches: the side must be divisible by {divisor}; pad or resize the "
+            "images, or give fewer channels (one number a branch)"
+        )
+    return image_size // downsample
+
+
+def mdeq_decoder(
+    *,
+    in_channels: int = 1,
+    image_size: int = 28,
+    latent_dim: int = 32,
+    channels: int | Sequence[int] = (16, 32),
+    expansion: int = 2,
+    downsample: int = 2,
+    head_channels: int = 32,
+    activation: str | Activation = "relu",
+    groups: int = 8,
+    weight_norm: bool = True,
+    init_gain: float = 0.05,
+    feedback: float = 0.1,
+    solving: Solving | None = None,
+) -> EquilibriumDecoder:
+    """An MDEQ decoder: a linear map of the latent into each branch, and all branches to the image.
+
+    `in_channels` are those of the images. `channels` has one number a branch, the finest first;
+    the finest works at 1/`downsample` of the resolution, and the head makes up for it. All norms
+    are group norms: inputs are optimized sample by sample.
+    """
+    widths = branch_channels(channels)
+    size = equilibrium_size(image_size, downsample, len(widths))
+    cell = MDEQCell(
+        widths,
+        expansion=expansion,
+        activation=activation,
+        groups=groups,
+        weight_norm=weight_norm,
+        init_gain=init_gain,
+        feedback=feedback,
+        inject_all=True,
+    )
+    return EquilibriumDecoder(
+        LatentStem(latent_dim, widths, size),
+        EquilibriumLayer(cell, solving=solving),
+        ImageHead(widths, head_channels, in_channels, upsample=downsample, groups=groups),
+        latent_dim=latent_dim,
+    )
+
+
+def opteq_decoder(
+    *,
+    in_channels: int = 1,
+    image_size: int = 28,
+    latent_dim: int = 32,
+    channels: int = 24,
+    width: int = 24,
+    kernel_size: int = 5,
+    downsample: int = 2,
+    head_channels: int = 32,
+    activation: str | Activation = "relu",
+    mu: float = 1.0,
+    norm: Literal["bound", "estimate"] | None = "bound",
+    zeta: float = 0.9,
+    init_scale: float = 1.0,
+    groups: int = 8,
+    solving: Solving | None = None,
+) -> EquilibriumDecoder:
+    """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached."""
+    size = equilibrium_size(image_size, downsample, 1)
+    W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
+    U = Conv2d(channels, width, kernel_size)
+    initialize_small(W, init_scale)
+    cell = opteq_cell(
+        W, U, bias=True, activation=activation, mu=mu, space=optimal_space(channels, width)
+    )
+    return EquilibriumDecoder(
+        LatentStem(latent_dim, (channels,), size),
+        EquilibriumLayer(cell, solving=solving),
+        ImageHead((channels,), head_channels, in_channels, upsample=downsample, groups=groups),
+        latent_dim=latent_dim,
+    )

@@ -1,0 +1,1 @@
+"""GEQ: equilibria whose input acts through a Gaussian kernel."""

@@ -1,0 +1,339 @@
+"""MDEQ: the joint equilibrium of features at several resolutions.
+
+Bai, Koltun, Kolter, "Multiscale Deep Equilibrium Models", NeurIPS 2020; details that the paper
+leaves open follow the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.activations import Activation, get_activation
+from equilibria.context import Context, State, state_tensors, unflatten_state
+from equilibria.equilibrium import Cell
+from equilibria.models.blocks import check_halvings
+from equilibria.models.mdeq.layers import CellConv2d, CellLayers, CellNorm, Norm, Reading
+
+
+class ResidualBlock(nn.Module):
+    """norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) of one branch (Figure 2)."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        expansion: int,
+        activation: Activation,
+        norm: Norm,
+        groups: int,
+        weight_norm: bool,
+        init_gain: float,
+        gain: float,
+    ) -> None:
+        super().__init__()
+        wide = expansion * channels
+        self.activation = activation
+        self.widen = CellConv2d(channels, wide, 3, weight_norm=weight_norm)
+        self.inner_norm = CellNorm(wide, norm, groups=groups)
+        self.narrow = CellConv2d(wide, channels, 3, weight_norm=weight_norm, init_gain=init_gain)
+        self.injection_norm = CellNorm(channels, norm, groups=groups)
+        self.output_norm = CellNorm(channels, norm, groups=groups, gain=gain)
+
+    def forward(
+        self, z: Tensor, injection: Tensor | None, mask: Tensor | None, reading: Reading
+    ) -> Tensor:
+        out = self.activation(self.inner_norm(self.widen(z, reading), reading))
+        out = self.narrow(out, reading)
+        if mask is not None:
+            out = out * mask
+        if injection is not None:
+            out = out + injection
+        out = self.activation(self.injection_norm(out, reading) + z)
+        normed: Tensor = self.output_norm(out, reading)
+        return normed
+
+
+class Down(nn.Module):
+    """From a finer branch to a coarser one: a strided 3×3 convolution and norm each halving."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        halvings: int,
+        *,
+        activation: Activation,
+        norm: Norm,
+        groups: int,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        widths = [in_channels] * halvings + [out_channels]
+        self.convolutions = nn.ModuleList(
+            CellConv2d(before, after, 3, stride=2) for before, after in pairwise(widths)
+        )
+        self.norms = nn.ModuleList(CellNorm(width, norm, groups=groups) for width in widths[1:])
+
+    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+        for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            z = norm(convolution(z if i == 0 else self.activation(z), reading), reading)
+        return z
+
+
+class Up(nn.Module):
+    """From a coarser branch to a finer one: a 1×1 convolution, norm, nearest upsampling."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        doublings: int,
+        *,
+        norm: Norm,
+        groups: int,
+        gain: float,
+    ) -> None:
+        super().__init__()
+        self.scale = 2**doublings
+        self.convolution = CellConv2d(in_channels, out_channels, 1)
+        self.norm = CellNorm(out_channels, norm, groups=groups, gain=gain)
+
+    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+        out = self.norm(self.convolution(z, reading), reading)
+        return F.interpolate(out, scale_factor=self.scale, mode="nearest")
+
+
+class Mixed(nn.Module):
+    """norm(conv1×1(σ(·))) of a branch, after the branches have been added."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        activation: Activation,
+        norm: Norm,
+        groups: int,
+        weight_norm: bool,
+        gain: float,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.convolution = CellConv2d(channels, channels, 1, weight_norm=weight_norm)
+        self.norm = CellNorm(channels, norm, groups=groups, gain=gain)
+
+    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+        normed: Tensor = self.norm(self.convolution(self.activation(z), reading), reading)
+        return normed
+
+
+class MDEQCell(Cell):
+    """A residual block a branch, then a fusion of all branches into each (Section 3.1).
+
+    Branch i has `channels[i]` channels at 1/2ⁱ of the resolution. The input is injected into the
+    first branch only, and the others learn of it by the fusion; with `inject_all` there is an input
+    for each. With one branch there is no fusion, as in the authors' code. Weight norm acts on the
+    residual blocks and the 1×1 convolutions after the fusion. Dropout is variational: one mask a
+    sample, channel and solve, at every step the same.
+
+    There is no hidden objective and no bound of the map's Lipschitz constant. norm="batch" couples
+    the samples while training; its running statistics move once a solve, at the equilibrium.
+
+    init_gain, feedback: how a fresh model is made to contract; neither constrains training. What
+        the injection is added to starts at the scale `init_gain`; the norms on the paths that lead
+        back (from coarse to fine, and round a branch) start with the gain `feedback`, those that
+        carry the injection on with 1.
+    """
+
+    remedy = (
+        "raise max_iterations or the tolerance, or train with a penalty on the Jacobian "
+        "(equilibria.jacobian_penalty)"
+    )
+
+    def __init__(
+        self,
+        channels: int | Sequence[int],
+        *,
+        expansion: int = 5,
+        activation: str | Activation = "relu",
+        norm: Norm = "group",
+        groups: int = 8,
+        weight_norm: bool = True,
+        dropout: float = 0.0,
+        init_gain: float = 0.05,
+        feedback: float = 0.1,
+        inject_all: bool = False,
+    ) -> None:
+        super().__init__()
+        self.channels = branch_channels(channels)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+        if expansion < 1:
+            raise ValueError(f"expansion must be at least 1, not {expansion}")
+        self.norm = norm
+        self.dropout = dropout
+        self.inject_all = inject_all
+        sigma = get_activation(activation)
+        common: dict[str, Any] = {"norm": norm, "groups": groups}
+        count = len(self.channels)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(
+                width,
+                expansion=expansion,
+                activation=sigma,
+                weight_norm=weight_norm,
+                init_gain=init_gain,
+                # A branch that carries an injection on; one alone is all feedback.
+                gain=1.0 if (branch == 0 or inject_all) and count > 1 else feedback,
+                **common,
+            )
+            for branch, width in enumerate(self.channels)
+        )
+        self.paths = nn.ModuleList()
+        self.mixers = nn.ModuleList()
+        if count == 1:
+            return
+        for target, width in enumerate(self.channels):
+            into = nn.ModuleList()
+            for source, other in enumerate(self.channels):
+                if source < target:
+                    into.append(Down(other, width, target - source, activation=sigma, **common))
+                elif source > target:
+                    into.append(Up(other, width, source - target, gain=feedback, **common))
+            self.paths.append(into)
+            mixer_groups = {**common, "groups": max(1, groups // 2)}
+            self.mixers.append(
+                Mixed(
+                    width, activation=sigma, weight_norm=weight_norm, gain=feedback, **mixer_groups
+                )
+            )
+
+    @property
+    def couples_batch(self) -> bool:  # type: ignore[override]
+        return self.norm == "batch" and self.training
+
+    def inject(self, x: Tensor, *coarser: Tensor) -> Context:
+        check_halvings(x, self.channels[0], len(self.channels), "branch")
+        if self.inject_all != bool(coarser) and len(self.channels) > 1:
+            raise ValueError(
+                f"{1 + len(coarser)} inputs, but {len(self.channels)} branches: the cell has one "
+                f"for {'each' if self.inject_all else 'the first'} (inject_all={self.inject_all})"
+            )
+        injections = (x, *coarser)
+        shared = CellLayers.of(self).prepared(training=self.training)
+        context = Context({"injections": injections}, shared)
+        if not (self.training and self.dropout):
+            return context
+        keep = 1 - self.dropout
+        masks = (
+            x.new_empty(len(x), width, 1, 1).bernoulli_(keep) / keep for width in self.channels
+        )
+        return context.with_sample(masks=tuple(masks))
+
+    def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
+        batch, _, height, width = x.shape
+        states = []
+        for branch, channels in enumerate(self.channels):
+            shape = (batch, channels, height // 2**branch, width // 2**branch)
+            # A state in the memory format of the input is packed without copies.
+            spare = x.new_empty(1, 1, 1, 1).expand(shape)
+            states.append(torch.zeros_like(spare, memory_format=_memory_format(x)))
+        return states[0] if len(states) == 1 else tuple(states)
+
+    def step(self, state: State, context: Context) -> State:
+        return unflatten_state(state, self._map(state, context, Reading.of(context)))
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """All branches in one tensor (see `pack_branches`)."""
+        if self.norm == "batch" and "statistics" not in context.shared:
+            self._absorb_statistics(state, context)
+        return pack_branches(state_tensors(state))
+
+    def _map(self, state: State, context: Context, reading: Reading) -> list[Tensor]:
+        branches = state_tensors(state)
+        masks = context.sample.get("masks", (None,) * len(branches))
+        given = context.sample["injections"]
+        injections = (*given, *(None,) * (len(branches) - len(given)))
+        blocks = [
+            block(z, injection, mask, reading)
+            for block, z, injection, mask in zip(
+                self.blocks, branches, injections, masks, strict=True
+            )
+        ]
+        if len(blocks) == 1:
+            return blocks
+        return [
+            mixer(self._fused(target, blocks, reading), reading)
+            for target, mixer in enumerate(self.mixers)
+        ]
+
+    def _fused(self, target: int, blocks: Sequence[Tensor], reading: Reading) -> Tensor:
+        """Σ_j of branch j at the resolution of branch `target`."""
+        others = [z for source, z in enumerate(blocks) if source != target]
+        paths = self.paths[target]
+        assert isinstance(paths, nn.ModuleList)
+        total = blocks[target]
+        for path, z in zip(paths, others, strict=True):
+            total = total + path(z, reading)
+        return total
+
+    @torch.no_grad()
+    def _absorb_statistics(self, state: State, context: Context) -> None:
+        reading = Reading.of(context, observe=True)
+        self._map(state, context, reading)
+        CellLayers.of(self).absorb(reading.observed or {})
+
+    def extra_repr(self) -> str:
+        return f"channels={self.channels}, norm={self.norm!r}, dropout={self.dropout}"
+
+
+def branch_channels(channels: int | Sequence[int]) -> tuple[int, ...]:
+    """The channels of each branch; a number alone is one branch."""
+    widths = (channels,) if isinstance(channels, int) else tuple(channels)
+    if not widths or min(widths) < 1:
+        raise ValueError(f"channels must be positive, one number a branch, not {channels}")
+    return widths
+
+
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    last = tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def pack_branches(branches: Sequence[Tensor]) -> Tensor:
+    """Branches, each half as fine as the one before, in one tensor of the coarsest resolution.
+
+    The pixels of a block become channels: nothing is lost, and nothing is repeated.
+    """
+    if len(branches) == 1:
+        return branches[0]
+    coarsest = len(branches) - 1
+    return torch.cat([_to_channels(z, 2 ** (coarsest - i)) for i, z in enumerate(branches)], dim=1)
+
+
+def unpack_branches(packed: Tensor, channels: Sequence[int]) -> tuple[Tensor, ...]:
+    """The branches that `pack_branches` packed."""
+    scales = [2 ** (len(channels) - 1 - i) for i in range(len(channels))]
+    pieces = torch.split(packed, [c * s**2 for c, s in zip(channels, scales, strict=True)], dim=1)
+    return tuple(_to_pixels(z, s) for z, s in zip(pieces, scales, strict=True))
+
+
+def _to_channels(z: Tensor, scale: int) -> Tensor:
+    """`pixel_unshuffle`, which leaves an empty batch as it is, shape and all."""
+    batch, channels, height, width = z.shape
+    height, width = height // scale, width // scale
+    blocks = z.reshape(batch, channels, height, scale, width, scale).permute(0, 1, 3, 5, 2, 4)
+    return blocks.reshape(batch, channels * scale**2, height, width)
+
+
+def _to_pixels(z: Tensor, scale: int) -> Tensor:
+    """The inverse of `_to_channels`."""
+    batch, channels, height, width = z.shape
+    channels //= scale**2
+    blocks = z.reshape(batch, channels, scale, scale, height, width).permute(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(batch, channels, height * scale, width * scale)

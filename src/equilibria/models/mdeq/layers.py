@@ -1,0 +1,177 @@
+"""The layers inside MDEQ's cell: they hold parameters and read all else from the context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.context import Context, Entry
+from equilibria.models.blocks import fitting_groups
+
+Norm = Literal["group", "batch"]
+
+EPSILON = 1e-5
+"""What all norms add to a variance."""
+
+
+@dataclass
+class Reading:
+    """What the layers of a cell read in one step, found by their `position`."""
+
+    kernels: tuple[Tensor, ...]
+    statistics: tuple[Tensor, ...] | None
+    """Mean and variance of each batch norm in turn; None where the batch at hand gives them."""
+    observed: dict[int, tuple[Tensor, Tensor]] | None = None
+    """Where batch norms leave the mean and the (unbiased) variance that they meet, if asked."""
+
+    @classmethod
+    def of(cls, context: Context, *, observe: bool = False) -> Reading:
+        frozen = "statistics" in context.shared
+        return cls(
+            kernels=context.weights("kernels"),
+            statistics=context.weights("statistics") if frozen else None,
+            observed={} if observe else None,
+        )
+
+
+class CellConv2d(nn.Module):
+    """A zero-padded convolution without bias, weight-normalized or not.
+
+    With weight normalization the kernel is `length` · `direction`/‖direction‖, one length an output
+    channel (Salimans and Kingma 2016). The kernel is computed once a solve, by `kernel()`, and
+    read from the context by every step. It starts with standard deviation `init_gain`/√fan-in.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        weight_norm: bool = False,
+        init_gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.position = -1
+        self.stride = stride
+        shape = (out_channels, in_channels, kernel_size, kernel_size)
+        std = 1 / math.sqrt(math.prod(shape[1:]))
+        self.direction = nn.Parameter(torch.empty(shape).normal_(std=std))
+        self.length: nn.Parameter | None = None
+        if weight_norm:
+            self.length = nn.Parameter(init_gain * self._norms().detach())
+        else:
+            with torch.no_grad():
+                self.direction.mul_(init_gain)
+
+    def kernel(self) -> Tensor:
+        if self.length is None:
+            return self.direction
+        return self.direction * (self.length / self._norms())
+
+    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+        kernel = reading.kernels[self.position]
+        return F.conv2d(z, kernel, stride=self.stride, padding=kernel.shape[-1] // 2)
+
+    def _norms(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.direction, dim=(1, 2, 3), keepdim=True)
+        return norms.clamp_min(torch.finfo(norms.dtype).tiny)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.direction.shape)}, stride={self.stride}"
+
+
+class CellNorm(nn.Module):
+    """Group or batch normalization with a trainable gain and offset.
+
+    A group norm treats each sample alone. A batch norm normalizes by the batch in training and by
+    running statistics in evaluation; which of the two is for the context to say, so that a backward
+    pass sees what its forward pass saw. A step never changes the running statistics: `absorb` does.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(
+        self, channels: int, norm: Norm, *, groups: int, gain: float = 1.0, momentum: float = 0.1
+    ) -> None:
+        super().__init__()
+        if norm not in ("group", "batch"):
+            raise ValueError(f"norm must be 'group' or 'batch', not {norm!r}")
+        self.position = -1
+        self.norm = norm
+        self.groups = fitting_groups(channels, groups)
+        self.momentum = momentum
+        self.weight = nn.Parameter(torch.full((channels,), gain))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        if norm == "batch":
+            self.register_buffer("mean", torch.zeros(channels))
+            self.register_buffer("variance", torch.ones(channels))
+
+    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+        if self.norm == "group":
+            return F.group_norm(z, self.groups, self.weight, self.bias, eps=EPSILON)
+        if reading.statistics is not None:
+            mean, variance = reading.statistics[2 * self.position : 2 * self.position + 2]
+            # Not F.batch_norm, which refuses statistics that are inputs of a differentiable step.
+            scale = self.weight * torch.rsqrt(variance + EPSILON)
+            return z * _by_channel(scale) + _by_channel(self.bias - mean * scale)
+        if reading.observed is not None:
+            variance, mean = torch.var_mean(z, dim=(0, 2, 3))
+            reading.observed[self.position] = (mean, variance)
+        return F.batch_norm(z, None, None, self.weight, self.bias, training=True, eps=EPSILON)
+
+    @torch.no_grad()
+    def absorb(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics towards those of a batch."""
+        self.mean.lerp_(mean.to(self.mean), self.momentum)
+        self.variance.lerp_(variance.to(self.variance), self.momentum)
+
+    def extra_repr(self) -> str:
+        groups = f", groups={self.groups}" if self.norm == "group" else ""
+        return f"{len(self.weight)}, norm={self.norm!r}{groups}"
+
+
+@dataclass
+class CellLayers:
+    """All convolutions and batch norms of a cell, numbered in the order of its modules."""
+
+    convolutions: list[CellConv2d] = field(default_factory=list)
+    batch_norms: list[CellNorm] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, cell: nn.Module) -> CellLayers:
+        layers = cls()
+        for module in cell.modules():
+            if isinstance(module, CellConv2d):
+                module.position = len(layers.convolutions)
+                layers.convolutions.append(module)
+            elif isinstance(module, CellNorm) and module.norm == "batch":
+                module.position = len(layers.batch_norms)
+                layers.batch_norms.append(module)
+        return layers
+
+    def prepared(self, *, training: bool) -> Mapping[str, Entry]:
+        """The kernels, and in evaluation the running statistics, for the context."""
+        entries: dict[str, Entry] = {"kernels": tuple(c.kernel() for c in self.convolutions)}
+        if self.batch_norms and not training:
+            # Copies: a later update of the buffers must not reach a graph that waits for its
+            # backward pass.
+            pairs = [(norm.mean.clone(), norm.variance.clone()) for norm in self.batch_norms]
+            entries["statistics"] = tuple(tensor for pair in pairs for tensor in pair)
+        return entries
+
+    def absorb(self, observed: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        for position, (mean, variance) in observed.items():
+            self.batch_norms[position].absorb(mean, variance)
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    return values[:, None, None]

@@ -1,0 +1,253 @@
+"""MDEQ as an image classifier: its stem, the head that joins the branches, the named models.
+
+Bai, Koltun, Kolter, "Multiscale Deep Equilibrium Models", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.activations import Activation
+from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.models.base import EquilibriumClassifier
+from equilibria.models.blocks import check_images, fitting_groups
+from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
+from equilibria.models.mdeq.layers import Norm
+from equilibria.models.registry import ModelCard, register_models
+
+BOTTLENECK_EXPANSION = 4
+
+
+class MDEQStem(nn.Sequential):
+    """The injection: two 3×3 convolutions and a 1×1 one, each with norm and ReLU.
+
+    `downsample` 2 strides the first convolution, 4 the first two. The initial kernels preserve the
+    variance, so that a fresh model in evaluation mode, whose batch norms have seen nothing yet,
+    injects at the same scale as in training.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: int, *, downsample: int, norm: Norm, groups: int
+    ) -> None:
+        if downsample not in (1, 2, 4):
+            raise ValueError(f"downsample must be 1, 2 or 4, not {downsample}")
+        first, second = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[downsample]
+        layers: list[nn.Module] = []
+        for width, kernel_size, stride in (
+            (in_channels, 3, first),
+            (channels, 3, second),
+            (channels, 1, 1),
+        ):
+            layers += _conv(width, channels, kernel_size, stride=stride, norm=norm, groups=groups)
+            layers.append(nn.ReLU())
+        super().__init__(*layers)
+        self.in_channels = in_channels
+        for i, layer in enumerate(self):
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if i == 0 else "relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        features = images
+        for layer in self:
+            features = layer(features)
+        return features
+
+
+class Bottleneck(nn.Module):
+    """ReLU(conv1×1 ∘ conv3×3 ∘ conv1×1 + projection), all with norms, to 4 times `width`."""
+
+    def __init__(self, in_channels: int, width: int, *, norm: Norm, groups: int) -> None:
+        super().__init__()
+        out_channels = BOTTLENECK_EXPANSION * width
+        self.residual = nn.Sequential(
+            *_conv(in_channels, width, 1, norm=norm, groups=groups, affine=False),
+            nn.ReLU(),
+            *_conv(width, width, 3, norm=norm, groups=groups, affine=False),
+            nn.ReLU(),
+            *_conv(width, out_channels, 1, norm=norm, groups=groups, affine=False),
+        )
+        self.projection = (
+            nn.Identity()
+            if in_channels == out_channels
+            else nn.Sequential(*_conv(in_channels, out_channels, 1, norm=norm, groups=groups))
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        return F.relu(self.residual(z) + self.projection(z))
+
+
+class MDEQHead(nn.Module):
+    """A bottleneck a branch; strided convolutions down to the coarsest, summed; then the classes.
+
+    It takes all branches in one tensor, as `pack_branches` makes it. The bottlenecks have width
+    `head_channels` in the first branch and twice that of the branch before in every other.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        head_channels: int,
+        final_channels: int,
+        num_classes: int,
+        *,
+        norm: Norm,
+        groups: int,
+    ) -> None:
+        super().__init__()
+        self.channels = tuple(channels)
+        widths = [head_channels * 2**branch for branch in range(len(channels))]
+        sizes = [BOTTLENECK_EXPANSION * width for width in widths]
+        self.bottlenecks = nn.ModuleList(
+            Bottleneck(c, width, norm=norm, groups=groups)
+            for c, width in zip(channels, widths, strict=True)
+        )
+        self.downs = nn.ModuleList(
+            nn.Sequential(
+                *_conv(size, larger, 3, stride=2, norm=norm, groups=groups, bias=True), nn.ReLU()
+            )
+            for size, larger in pairwise(sizes)
+        )
+        self.final = nn.Sequential(
+            *_conv(sizes[-1], final_channels, 1, norm=norm, groups=groups, bias=True), nn.ReLU()
+        )
+        self.classifier = nn.Linear(final_channels, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        branches = unpack_branches(features, self.channels)
+        joined = self.bottlenecks[0](branches[0])
+        for branch, bottleneck, down in zip(
+            branches[1:], self.bottlenecks[1:], self.downs, strict=True
+        ):
+            joined = bottleneck(branch) + down(joined)
+        logits: Tensor = self.classifier(self.final(joined).mean(dim=(2, 3)))
+        return logits
+
+
+def mdeq(
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    channels: int | Sequence[int] = (16, 32),
+    expansion: int = 5,
+    head_channels: int = 4,
+    final_channels: int = 64,
+    downsample: int = 1,
+    activation: str | Activation = "relu",
+    norm: Norm = "group",
+    outer_norm: Norm = "group",
+    groups: int = 8,
+    weight_norm: bool = True,
+    dropout: float = 0.0,
+    init_gain: float = 0.05,
+    feedback: float = 0.1,
+    solving: Solving | None = None,
+) -> EquilibriumClassifier:
+    """An MDEQ classifier; `channels` has one number a branch, the finest first.
+
+    `norm` is the norm in the equilibrium, `outer_norm` that in the stem and the head ("batch" in
+    the paper; with "group" no sample sees another, and training and evaluation are the same map).
+    `groups` are reduced to what fits the channels. `downsample` (1, 2 or 4) is by strides in the
+    stem.
+    """
+    widths = branch_channels(channels)
+    outer: dict[str, Any] = {"norm": outer_norm, "groups": groups}
+    cell = MDEQCell(
+        widths,
+        expansion=expansion,
+        activation=activation,
+        norm=norm,
+        groups=groups,
+        weight_norm=weight_norm,
+        dropout=dropout,
+        init_gain=init_gain,
+        feedback=feedback,
+    )
+    return EquilibriumClassifier(
+        MDEQStem(in_channels, widths[0], downsample=downsample, **outer),
+        EquilibriumLayer(cell, solving=solving),
+        MDEQHead(widths, head_channels, final_channels, num_classes, **outer),
+    )
+
+
+def _conv(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    norm: Norm,
+    groups: int,
+    affine: bool = True,
+    bias: bool = False,
+) -> list[nn.Module]:
+    """A convolution and its norm."""
+    convolution = nn.Conv2d(
+        in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=bias
+    )
+    if norm == "batch":
+        return [convolution, nn.BatchNorm2d(out_channels, affine=affine)]
+    count = fitting_groups(out_channels, groups)
+    return [convolution, nn.GroupNorm(count, out_channels, affine=affine)]
+
+
+BATCH = dict(outer_norm="batch")
+IMAGENET = dict(num_classes=1000, downsample=4, final_channels=2048, **BATCH)
+
+# The sizes that the papers report are met by fitted channels: no published configuration gives
+# them. The authors' own for CIFAR is the 11 M.
+register_models(
+    mdeq,
+    {
+        "mdeq-small": ModelCard(
+            "MDEQ of two resolutions, images of 8×8 to 32×32", "Bai et al., 2020", options=BATCH
+        ),
+        "mdeq-2.5m": ModelCard(
+            "MDEQ of four resolutions (CIFAR-10)",
+            "MOptEqs T1b, T2",
+            "2.53 M",
+            dict(channels=(15, 30, 60, 120), head_channels=7, final_channels=840, **BATCH),
+        ),
+        "mdeq-10m": ModelCard(
+            "MDEQ of four resolutions (CIFAR-10)",
+            "MOptEqs T1b; GEQ T1",
+            "10 M",
+            dict(channels=(30, 60, 120, 240), head_channels=14, final_channels=1680, **BATCH),
+        ),
+        "mdeq-11m": ModelCard(
+            "MDEQ of four resolutions, its authors' configuration (CIFAR)",
+            "MOptEqs T2a",
+            "11 M",
+            dict(
+                channels=(32, 64, 128, 256),
+                head_channels=14,
+                final_channels=1680,
+                dropout=0.3,
+                **BATCH,
+            ),
+        ),
+        "mdeq-imagenet-single": ModelCard(
+            "MDEQ of one resolution (ImageNet)",
+            "OptEq T7",
+            "18 M",
+            dict(channels=(352,), head_channels=256, **IMAGENET),
+        ),
+        "mdeq-imagenet-small": ModelCard(
+            "MDEQ of four resolutions (ImageNet)",
+            "OptEq T7",
+            "18 M",
+            dict(channels=(32, 64, 128, 256), head_channels=28, **IMAGENET),
+        ),
+        "mdeq-imagenet-large": ModelCard(
+            "MDEQ of four wide resolutions (ImageNet)",
+            "OptEq T7",
+            "63 M",
+            dict(channels=(76, 152, 304, 608), head_channels=32, **IMAGENET),
+        ),
+    },
+)

@@ -1,0 +1,1 @@
+"""monDEQ (Winston and Kolter, NeurIPS 2020)."""

@@ -1,0 +1,386 @@
+"""monDEQ: the equilibrium z = σ(Wz + Ux + b) with I − W strongly monotone.
+
+Winston, Kolter, "Monotone operator equilibrium networks", NeurIPS 2020; details that the paper
+leaves open follow the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.activations import (
+    Activation,
+    IdentityActivation,
+    LeakyReLU,
+    ReLU,
+    SoftThreshold,
+    get_activation,
+)
+from equilibria.context import (
+    Context,
+    Entry,
+    Layout,
+    Packing,
+    State,
+    state_tensors,
+    unflatten_state,
+)
+from equilibria.equilibrium import Cell
+from equilibria.models.base import EquilibriumClassifier, image_classifier
+from equilibria.models.blocks import check_halvings
+from equilibria.models.registry import ModelCard, register_models, with_options_of
+from equilibria.operators.circular import (
+    apply_symbol,
+    as_complex,
+    as_real,
+    circular_norm,
+    circular_symbol,
+    gram_kernel,
+    subsampled_symbol,
+    transposed_kernel,
+)
+from equilibria.operators.spectral import full_precision
+
+Splitting = Literal["forward-backward", "peaceman-rachford"]
+
+
+class UnitKernel(nn.Module):
+    """A convolution kernel `scale` · K/‖K‖_F: K gives the direction alone, `scale` starts at 1."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(
+            torch.empty(out_channels, in_channels, kernel_size, kernel_size)
+        )
+        nn.init.kaiming_uniform_(self.direction, a=math.sqrt(5))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(self.direction)
+        return self.direction * (self.scale / norm.clamp_min(torch.finfo(norm.dtype).tiny))
+
+
+class MonDEQCell(Cell):
+    """z = σ(Wz + Ux + b) with W = (1−m)I − AᵀA + B − Bᵀ, so that I − W ⪰ mI (Proposition 1).
+
+    With several tiers (Section 4), A is block bidiagonal: A_i within tier i, and N_i, strided, from
+    tier i to the next, of half the resolution. B's blocks are B_i and −A_{i+1}ᵀN_i, which leaves
+
+        W_ii = (1−m)I − A_iᵀA_i − N_iᵀN_i + B_i − B_iᵀ,    W_{i+1,i} = −2A_{i+1}ᵀN_i
+
+    and no other blocks. The input enters the first tier, the feature is the last.
+
+    Convolutions are circular, on a grid with a frame as wide as the kernel reaches; σ is followed
+    by zeros on the frame, so that nothing wraps round. Both splittings have the same z*:
+
+    "forward-backward": z ← prox_{af}((1−a)z + a(Wz + Ux + b));
+    "peaceman-rachford": z = prox_{af}(u), u ← 2V(2z − u + a(Ux + b)) − (2z − u), with the exact
+        V = (I + a(I − W))⁻¹; its state is u.
+
+    `step_size` a is the one with the best guarantee by default: m/L² and 1/L with L ≥ ‖I − W‖.
+
+    σ must be a proximal operator prox_f with a known prox_{af}: ReLU, leaky ReLU, soft threshold,
+    identity.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int | Sequence[int],
+        *,
+        kernel_size: int = 3,
+        activation: str | Activation = "relu",
+        m: float = 1.0,
+        bias: bool = True,
+        splitting: Splitting = "peaceman-rachford",
+        step_size: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = (channels,) if isinstance(channels, int) else tuple(channels)
+        if not self.channels or min(self.channels) < 1:
+            raise ValueError(f"channels must be positive, one number a tier, not {channels}")
+        if not m > 0:
+            raise ValueError(f"m must be positive, not {m}: W would not be monotone")
+        if step_size is not None and not step_size > 0:
+            raise ValueError(f"step_size must be positive or None, not {step_size}")
+        if splitting not in get_args(Splitting):
+            raise ValueError(f"splitting must be one of {get_args(Splitting)}, not {splitting!r}")
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, not {kernel_size}")
+        self.activation = get_activation(activation)
+        _scaled_prox(self.activation, torch.zeros(()), torch.ones(()))  # refuses what it cannot do
+        self.m = m
+        self.splitting = splitting
+        self.step_size = step_size
+        self.frame = kernel_size // 2
+        self.U = nn.Conv2d(
+            in_channels, self.channels[0], kernel_size, padding=self.frame, bias=bias
+        )
+        self.A = nn.ModuleList(UnitKernel(c, c, kernel_size) for c in self.channels)
+        self.B = nn.ModuleList(UnitKernel(c, c, kernel_size) for c in self.channels)
+        self.N = nn.ModuleList(
+            UnitKernel(finer, coarser, kernel_size)
+            for finer, coarser in zip(self.channels[:-1], self.channels[1:], strict=True)
+        )
+
+    def inject(self, x: Tensor) -> Context:
+        check_halvings(x, self.U.in_channels, len(self.channels), "tier")
+        context = Context({"c": F.pad(self.U(x), (self.frame,) * 4)})
+        layout = Packing.of(self.initial_state(x, context)).layout
+        return context.with_shared(self.prepare(layout))
+
+    def initial_state(self, x: Tensor, context: Context) -> State:
+        c = context["c"]
+        states = []
+        for tier, channels in enumerate(self.channels):
+            sides = ((n - 2 * self.frame) // 2**tier + 2 * self.frame for n in c.shape[2:])
+            states.append(c.new_zeros(len(c), channels, *sides))
+        return states[0] if len(states) == 1 else tuple(states)
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        """The symbols of the blocks of W, and for Peaceman-Rachford what inverts I + a(I − W)."""
+        A, B, N = self._kernels()
+        grids = [(shape[1], shape[2]) for shape in layout]
+        with full_precision(A[0]):
+            a = self._step_size(layout)
+            kernels = [self._within(*pair) for pair in zip(A, B, strict=True)]
+            within = [circular_symbol(k, grid) for k, grid in zip(kernels, grids, strict=True)]
+            across = [circular_symbol(k, grid) for k, grid in zip(N, grids[:-1], strict=True)]
+            after = [circular_symbol(k, g) for k, g in zip(A[1:], grids[1:], strict=True)]
+            entries: dict[str, list[Tensor]] = {"N": across, "A": after}
+            if self.splitting == "forward-backward":
+                entries["F"] = within
+            else:
+                eye = [torch.eye(len(k), device=k.device, dtype=k.dtype) for k in kernels]
+                D = [
+                    torch.linalg.inv(identity + a * symbol)
+                    for identity, symbol in zip(eye, within, strict=True)
+                ]
+                H = [
+                    torch.linalg.inv(next_eye + a * subsampled_symbol(n @ d @ n.mH, grid, 2))
+                    for next_eye, n, d, grid in zip(eye[1:], across, D, grids, strict=False)
+                ]
+                entries |= {"D": D, "H": H}
+        stored = {name: tuple(map(as_real, symbols)) for name, symbols in entries.items()}
+        return {**stored, "a": a}
+
+    def step(self, state: State, context: Context) -> State:
+        tiers, c, a = state_tensors(state), context["c"], context["a"].to(context["c"].dtype)
+        if self.splitting == "forward-backward":
+            moved = [z - a * f for z, f in zip(tiers, self._monotone(tiers, context), strict=True)]
+            moved[0] = moved[0] + a * c
+            return unflatten_state(state, (self._prox(t, a) for t in moved))
+        reflected = [2 * self._prox(u, a) - u for u in tiers]
+        solved = self._resolvent([reflected[0] + a * c, *reflected[1:]], context)
+        return unflatten_state(state, (2 * v - r for v, r in zip(solved, reflected, strict=True)))
+
+    def tiers(self, state: State, context: Context) -> tuple[Tensor, ...]:
+        """z of every tier, without the frame."""
+        a = context["a"]
+        return tuple(
+            self._inside(
+                z if self.splitting == "forward-backward" else self._prox(z, a.to(z.dtype))
+            )
+            for z in state_tensors(state)
+        )
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """z of the last tier."""
+        return self.tiers(state, context)[-1]
+
+    def lipschitz_bound(self, layout: Layout) -> Tensor:
+        """L ≥ ‖I − W‖: exact for one tier, from the norms of the blocks for several."""
+        A, B, N = self._kernels()
+        grids = [(shape[1], shape[2]) for shape in layout]
+        with full_precision(A[0]):
+            pairs = zip(A, B, grids, strict=True)
+            diagonal = [circular_norm(self._within(k, b), grid) for k, b, grid in pairs]
+            if not N:
+                return diagonal[0]
+            strided = [circular_norm(n, grid, 2) for n, grid in zip(N, grids[:-1], strict=True)]
+            after = [circular_norm(k, grid) for k, grid in zip(A[1:], grids[1:], strict=True)]
+            for tier, norm in enumerate(strided):
+                diagonal[tier] = diagonal[tier] + norm.square()
+            below = [2 * k * n for k, n in zip(after, strided, strict=True)]
+            # ‖M‖² ≤ ‖M‖₁‖M‖_∞ for the matrix M of the norms of the blocks.
+            zero = torch.zeros_like(diagonal[0])
+            rows = torch.stack(diagonal) + torch.stack([zero, *below])
+            columns = torch.stack(diagonal) + torch.stack([*below, zero])
+            return (rows.max() * columns.max()).sqrt()
+
+    @property
+    def guarantee(self) -> str:
+        return f"unique, m = {self.m:g}"
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
+        """√(1 − 2am + a²L²) forward-backward, √(1 − 4am/(1 + 2am + a²L²)) Peaceman-Rachford.
+
+        The latter is the Lipschitz constant of the reflected resolvent of an m-strongly monotone
+        and L-Lipschitz map; proximal operators do not expand, nor do their reflections.
+        """
+        a, m, L = context["a"], self.m, self.lipschitz_bound(layout)
+        square = (a * L).square()
+        if self.splitting == "forward-backward":
+            return (1 - 2 * a * m + square).clamp_min(0).sqrt()
+        return (1 - 4 * a * m / (1 + 2 * a * m + square)).clamp_min(0).sqrt()
+
+    def _kernels(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        A, B, N = ([kernel() for kernel in kernels] for kernels in (self.A, self.B, self.N))
+        return A, B, N
+
+    def _within(self, A: Tensor, B: Tensor) -> Tensor:
+        """The kernel of mI + AᵀA − B + Bᵀ: of I − W_ii without N_iᵀN_i."""
+        gram = gram_kernel(A)
+        skew = F.pad(B - transposed_kernel(B), (self.frame,) * 4)
+        identity = torch.zeros_like(gram)
+        identity[:, :, 2 * self.frame, 2 * self.frame] = torch.eye(
+            len(gram), device=gram.device, dtype=gram.dtype
+        )
+        return self.m * identity + gram - skew
+
+    def _step_size(self, layout: Layout) -> Tensor:
+        if self.step_size is not None:
+            weight = self.U.weight
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            return torch.full((), self.step_size, device=weight.device, dtype=dtype)
+        L = self.lipschitz_bound(layout)
+        return self.m / L.square() if self.splitting == "forward-backward" else 1 / L
+
+    def _monotone(self, tiers: Sequence[Tensor], context: Context) -> list[Tensor]:
+        """(I − W)z."""
+        within = context.weights("F")
+        result = [apply_symbol(as_complex(f), z) for f, z in zip(within, tiers, strict=True)]
+        for tier in range(len(tiers) - 1):
+            strided = self._strided(tier, tiers[tier], context)
+            result[tier] = result[tier] + self._strided_transposed(tier, strided, context)
+            result[tier + 1] = result[tier + 1] + 2 * self._passed_on(tier, strided, context)
+        return result
+
+    def _resolvent(self, tiers: Sequence[Tensor], context: Context) -> list[Tensor]:
+        """V r, tier by tier: I + a(I − W) is block triangular.
+
+        Its blocks P + aNᵀN are inverted by the Woodbury identity,
+        D − aDNᵀ(I + aNDNᵀ)⁻¹ND with D = P⁻¹.
+        """
+        D, H = context.weights("D"), context.weights("H")
+        result: list[Tensor] = []
+        passed: Tensor | float = 0.0
+        for tier, r in enumerate(tiers):
+            a = context["a"].to(r.dtype)
+            inverse = as_complex(D[tier])
+            v = apply_symbol(inverse, r - a * passed)
+            if tier < len(self.N):
+                small = apply_symbol(as_complex(H[tier]), self._strided(tier, v, context))
+                spread = self._strided_transposed(tier, small, context)
+                v = v - a * apply_symbol(inverse, spread)
+                passed = 2 * self._passed_on(tier, self._strided(tier, v, context), context)
+            result.append(v)
+        return result
+
+    def _strided(self, tier: int, z: Tensor, context: Context) -> Tensor:
+        """N_i z."""
+        return apply_symbol(as_complex(context.weights("N")[tier]), z)[..., ::2, ::2]
+
+    def _strided_transposed(self, tier: int, y: Tensor, context: Context) -> Tensor:
+        """N_iᵀ y."""
+        batch, channels, height, width = y.shape
+        spread = F.pad(y[..., None, :, None], (0, 1, 0, 0, 0, 1))
+        spread = spread.reshape(batch, channels, 2 * height, 2 * width)
+        return apply_symbol(as_complex(context.weights("N")[tier]).mH, spread)
+
+    def _passed_on(self, tier: int, y: Tensor, context: Context) -> Tensor:
+        """A_{i+1}ᵀ y, y laid on the grid of tier i + 1, which is wider by one frame."""
+        laid = F.pad(y, (0, self.frame, 0, self.frame))
+        return apply_symbol(as_complex(context.weights("A")[tier]).mH, laid)
+
+    def _prox(self, u: Tensor, a: Tensor) -> Tensor:
+        return F.pad(_scaled_prox(self.activation, self._inside(u), a), (self.frame,) * 4)
+
+    def _inside(self, z: Tensor) -> Tensor:
+        height, width = z.shape[2:]
+        return z[..., self.frame : height - self.frame, self.frame : width - self.frame]
+
+    def extra_repr(self) -> str:
+        return (
+            f"channels={self.channels}, m={self.m}, splitting={self.splitting!r}, "
+            f"step_size={self.step_size}, activation={self.activation!r}"
+        )
+
+
+@with_options_of(image_classifier)
+def mondeq(
+    *,
+    in_channels: int = 3,
+    channels: int | Sequence[int] = 32,
+    kernel_size: int = 3,
+    stem_depth: int = 1,
+    pool: int = 4,
+    activation: str | Activation = "relu",
+    m: float = 1.0,
+    bias: bool = True,
+    splitting: Splitting = "peaceman-rachford",
+    step_size: float | None = None,
+    **image: Any,
+) -> EquilibriumClassifier:
+    """A monDEQ classifier: a single convolution, or with a sequence of `channels` multi-tier.
+
+    U acts on what a stem makes of the images, or, as published, on the images (`stem_depth=0`).
+    """
+    finest = channels if isinstance(channels, int) else channels[0]
+    inputs = in_channels if stem_depth == 0 else finest
+    cell = MonDEQCell(
+        inputs,
+        channels,
+        kernel_size=kernel_size,
+        activation=activation,
+        m=m,
+        bias=bias,
+        splitting=splitting,
+        step_size=step_size,
+    )
+    image |= {"in_channels": in_channels, "stem_depth": stem_depth, "pool": pool}
+    return image_classifier(cell, inputs, feature_channels=cell.channels[-1], **image)
+
+
+def _scaled_prox(activation: Activation, u: Tensor, a: Tensor) -> Tensor:
+    """prox_{af}(u) for the f with σ = prox_f."""
+    if isinstance(activation, ReLU | IdentityActivation):
+        return activation(u)
+    if isinstance(activation, LeakyReLU):
+        # f = ½(1/s − 1) min(y, 0)².
+        return torch.where(u > 0, u, u / (1 + a * (1 / activation.slope - 1)))
+    if isinstance(activation, SoftThreshold):
+        return u.sign() * torch.relu(u.abs() - a * activation.threshold)
+    raise ValueError(
+        f"monDEQ needs an activation prox_f with a known prox_af: relu, leaky_relu, "
+        f"soft_threshold or identity, not {activation.name}"
+    )
+
+
+PUBLISHED = dict(stem_depth=0, pool=8)
+CIFAR = "Monotone DEQ (CIFAR-10)"
+
+register_models(
+    mondeq,
+    {
+        "mondeq-small": ModelCard(
+            "Monotone DEQ of one convolution, images of 8×8 to 32×32", "Winston & Kolter, 2020"
+        ),
+        "mondeq-multi-small": ModelCard(
+            "Monotone DEQ of two tiers, images of 8×8 to 32×32",
+            "Winston & Kolter, 2020",
+            options=dict(channels=(16, 32)),
+        ),
+        "mondeq-172k": ModelCard(CIFAR, "OptEq T4", "172 k", dict(channels=81, **PUBLISHED)),
+        "mondeq-854k": ModelCard(CIFAR, "MOptEqs T1a", "854 k", dict(channels=200, **PUBLISHED)),
+        "mondeq-multi-1m": ModelCard(
+            CIFAR, "MOptEqs T1b", "1 M", dict(channels=(64, 128, 128), **PUBLISHED)
+        ),
+    },
+)

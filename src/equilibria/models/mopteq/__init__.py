@@ -1,0 +1,1 @@
+"""POptEqs and MOptEqs (Li et al.): branches, cells, networks, named models."""

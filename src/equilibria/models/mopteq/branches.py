@@ -1,0 +1,168 @@
+"""Models of several branches: their cell, the fusion of their features, their head; POptEqs.
+
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Appendix A.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.activations import Activation
+from equilibria.context import Context, State, state_tensors
+from equilibria.energies import Branches, Energy, Input, Quadratic
+from equilibria.equilibrium import EnergyCell
+from equilibria.models.blocks import PooledLinearHead, initialize_small
+from equilibria.operators import AveragePool, Conv2d, LinearOperator, as_operator
+
+Fusion = Literal["average", "sum", "none"]
+
+
+class BranchCell(EnergyCell):
+    """The joint equilibrium of several branches, and the one feature that they give the head.
+
+    Features are upsampled (nearest neighbor) to the finest resolution and averaged, summed, or,
+    with fusion="none", concatenated.
+    """
+
+    def __init__(
+        self,
+        energy: Energy,
+        activation: str | Activation = "relu",
+        *,
+        fusion: Fusion = "average",
+        alpha: float = 1.0,
+        damping: float = 1.0,
+    ) -> None:
+        super().__init__(energy, activation, alpha, damping)
+        if fusion not in ("average", "sum", "none"):
+            raise ValueError(f"fusion must be 'average', 'sum' or 'none', not {fusion!r}")
+        self.fusion = fusion
+
+    def features(self, state: State, context: Context) -> Sequence[Tensor]:
+        """The feature of each branch, at its own resolution: the state itself unless overridden."""
+        return state_tensors(state)
+
+    def output(self, state: State, context: Context) -> Tensor:
+        return self.fuse(self.features(state, context))
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        finest = max(feature.shape[2] for feature in features)
+        aligned = [upsample(feature, finest // feature.shape[2]) for feature in features]
+        if self.fusion == "none":
+            return torch.cat(aligned, dim=1)
+        total = torch.stack(aligned).sum(dim=0)
+        return total if self.fusion == "sum" else total / len(aligned)
+
+
+class POptEqCell(BranchCell):
+    """zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ) for each branch (Eq. 10), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
+
+    The branches together minimize Eq. 11, a sum of OptEq's objectives.
+    """
+
+    def __init__(
+        self,
+        W: Sequence[LinearOperator | nn.Module | Tensor],
+        U: Sequence[LinearOperator | nn.Module | Tensor],
+        *,
+        bias: bool | None = None,
+        activation: str | Activation = "relu",
+        fusion: Fusion = "average",
+        alpha: float = 1.0,
+    ) -> None:
+        operators = [as_operator(one) for one in W]
+        pairs = zip(operators, U, strict=True)
+        energy = Branches([Input(Ui, bias) + Quadratic(Wi) for Wi, Ui in pairs])
+        super().__init__(energy, activation, fusion=fusion, alpha=alpha)
+
+    @property
+    def W(self) -> list[LinearOperator]:  # noqa: N802 - the paper's symbol
+        return [term.W for term in self.energy.modules() if isinstance(term, Quadratic)]
+
+    def features(self, state: State, context: Context) -> Sequence[Tensor]:
+        """zᵢ = Wᵢᵀyᵢ."""
+        triples = zip(self.W, state_tensors(state), context.parts.values(), strict=True)
+        return [W.adjoint(y, part.parts["quadratic"].weights("W")) for W, y, part in triples]
+
+
+class ConvolutionFusionHead(nn.Module):
+    """Concatenated branches through a 3×3 convolution, averaged over branches, and classified."""
+
+    def __init__(self, channels: int, branches: int, num_classes: int, *, pool: int = 1) -> None:
+        super().__init__()
+        self.branches = branches
+        width = channels * branches
+        self.fusion = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.head = PooledLinearHead(channels, num_classes, pool=pool)
+
+    @property
+    def classifier(self) -> nn.Linear:
+        return self.head.classifier
+
+    def forward(self, features: Tensor) -> Tensor:
+        fused = self.fusion(features).unflatten(1, (self.branches, -1)).mean(dim=1)
+        logits: Tensor = self.head(fused)
+        return logits
+
+
+def branch_head(
+    fusion: Fusion | Literal["conv"],
+    branches: int,
+    channels: int,
+    num_classes: int,
+    *,
+    pool: int = 1,
+) -> nn.Module:
+    """The classifier that belongs to a fusion."""
+    if fusion == "conv":
+        return ConvolutionFusionHead(channels, branches, num_classes, pool=pool)
+    width = channels * branches if fusion == "none" else channels
+    return PooledLinearHead(width, num_classes, pool=pool)
+
+
+def branch_input(channels: int, width: int, kernel_size: int, scale: int) -> LinearOperator:
+    """U of a branch: a convolution, after pooling the input to the branch's resolution."""
+    convolution = Conv2d(channels, width, kernel_size)
+    return convolution if scale == 1 else convolution @ AveragePool(scale)
+
+
+def branch_operators(
+    channels: int,
+    widths: Sequence[int],
+    scales: Sequence[int],
+    *,
+    kernel_size: int,
+    input_kernel_size: int,
+    norm: Literal["bound", "estimate"] | None,
+    zeta: float,
+    init_scale: float,
+) -> tuple[list[LinearOperator], list[LinearOperator]]:
+    """W and U of every branch, from `channels` to its middle width."""
+    checked_branches(widths, scales)
+    W: list[LinearOperator] = []
+    U: list[LinearOperator] = []
+    for width, scale in zip(widths, scales, strict=True):
+        W.append(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta))
+        initialize_small(W[-1], init_scale)
+        U.append(branch_input(channels, width, input_kernel_size, scale))
+    return W, U
+
+
+def checked_branches(widths: Sequence[int], scales: Sequence[int]) -> None:
+    """A clear error where widths and scales do not belong together."""
+    if len(widths) != len(scales) or not widths:
+        raise ValueError(
+            f"give one scale a branch: there are {len(widths)} widths and {len(scales)} scales"
+        )
+    if min(scales) != 1:
+        raise ValueError(f"scales are relative to the finest branch: one must be 1, not {scales}")
+
+
+def upsample(feature: Tensor, scale: int) -> Tensor:
+    """Nearest-neighbor upsampling."""
+    return feature if scale == 1 else F.interpolate(feature, scale_factor=scale, mode="nearest")

@@ -1,0 +1,192 @@
+"""POptEqs and MOptEqs as image classifiers, and what their paper measures on them.
+
+Li et al., "Optimization Inspired Multi-Branch Equilibrium Models".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from equilibria.activations import Activation
+from equilibria.context import State
+from equilibria.energies import (
+    Energy,
+    HeritageDiversity,
+    Input,
+    PolynomialKernel,
+    SigmoidKernel,
+    diversity,
+    heritage,
+)
+from equilibria.energies.heritage_diversity import Sign
+from equilibria.models.base import EquilibriumClassifier, image_classifier
+from equilibria.models.mopteq.branches import Fusion, POptEqCell, branch_head, branch_operators
+from equilibria.models.mopteq.cells import (
+    MOptEqCell,
+    MOptEqFeatureCell,
+    Perturb,
+    features_are_large,
+    reconstructed_perturbations,
+)
+from equilibria.models.registry import with_options_of
+
+INPUT_TERMS: dict[str, Callable[..., Energy]] = {
+    "linear": Input,
+    "polynomial": PolynomialKernel,
+    "sigmoid": SigmoidKernel,
+}
+"""How g(x) enters a branch, by the name of its kernel."""
+
+
+@with_options_of(image_classifier)
+def popteq(
+    *,
+    channels: int = 32,
+    widths: Sequence[int] = (16, 32, 32),
+    scales: Sequence[int] = (1, 1, 1),
+    kernel_size: int = 3,
+    input_kernel_size: int = 3,
+    activation: str | Activation = "relu",
+    alpha: float = 1.0,
+    bias: bool = True,
+    fusion: Fusion | Literal["conv"] = "average",
+    norm: Literal["bound", "estimate"] | None = "bound",
+    zeta: float = 0.9,
+    init_scale: float = 0.5,
+    **image: Any,
+) -> EquilibriumClassifier:
+    """A convolutional POptEqs classifier: a middle width and a scale for each branch.
+
+    fusion: "average" or "sum" of the branches; "conv", a 3×3 convolution over all of them; "none",
+    the classifier sees them side by side.
+    """
+    W, U = branch_operators(
+        channels,
+        widths,
+        scales,
+        kernel_size=kernel_size,
+        input_kernel_size=input_kernel_size,
+        norm=norm,
+        zeta=zeta,
+        init_scale=init_scale,
+    )
+    cell = POptEqCell(
+        W,
+        U,
+        bias=bias,
+        activation=activation,
+        fusion="none" if fusion == "conv" else fusion,
+        alpha=alpha,
+    )
+    head = partial(branch_head, fusion, len(widths))
+    return image_classifier(cell, channels, head, **image)
+
+
+def perturbed_logits(
+    model: EquilibriumClassifier, images: Tensor, epsilon: float, branch: int = 0
+) -> Tensor:
+    """The logits at g(x) − δ, δ reconstructed from the equilibrium of one branch (Figure 3a)."""
+    cell = model.layer.cell
+    if not isinstance(cell, MOptEqCell | MOptEqFeatureCell):
+        raise TypeError("reconstructed perturbations are those of a MOptEqs model")
+    feature = model.stem(images)
+    solution = model.layer.solve(feature)
+    if isinstance(cell, MOptEqFeatureCell):
+        y: State = cell.lift(solution.state, solution.context)
+        cell = cell.lifted
+    else:
+        y = solution.state
+    delta = reconstructed_perturbations(cell, y, epsilon)[branch]
+    logits: Tensor = model.head(model.layer(feature - delta))
+    return logits
+
+
+def heritage_diversity_loss(features: Tensor, branches: int, strength: float) -> Tensor:
+    """λD − H over the loop of branches, per sample: the loss that may stand in for HH&D.
+
+    Section 3.2 adds γ times it to the training loss of a model without HH&D, instead of putting it
+    into the objective (the printed sign, γ(H − λD), would reward what it should penalize).
+    `features` are those of single-view branches side by side, as fusion="none" gives them.
+    """
+    z = features.unflatten(1, (branches, -1)).unbind(dim=1)  # type: ignore[no-untyped-call]
+    pairs = [(z[i], z[(i + 1) % branches]) for i in range(branches)]
+    terms = [strength * diversity(one, two) - heritage(one, two) for one, two in pairs]
+    return torch.stack(terms).sum(dim=0)
+
+
+@with_options_of(image_classifier)
+def mopteq(
+    *,
+    channels: int = 32,
+    widths: Sequence[int] = (16, 32, 32),
+    scales: Sequence[int] = (1, 1, 1),
+    kernel_size: int = 3,
+    input_kernel_size: int = 3,
+    activation: str | Activation = "relu",
+    alpha: float = 1.0,
+    bias: bool = True,
+    kernel: Literal["linear", "polynomial", "sigmoid"] = "linear",
+    heritage: bool = True,
+    diversity: float = 0.01,
+    sign: Sign = "smooth",
+    tau: float = 0.1,
+    freeze_after: int = 10,
+    pe: Perturb = "off",
+    epsilon: float = 0.1,
+    perturb_for: int = 5,
+    space: Literal["auto", "y", "z"] = "auto",
+    fusion: Fusion | Literal["conv"] = "average",
+    norm: Literal["bound", "estimate"] | None = "bound",
+    zeta: float = 0.9,
+    init_scale: float = 0.5,
+    **image: Any,
+) -> EquilibriumClassifier:
+    """A convolutional MOptEqs classifier: a middle width and a scale for each branch.
+
+    scales=(1, 1, 1) is the single-view model; (1, 2, 4, 8) has branches of full to an eighth of the
+    resolution (32/16/8/4 for CIFAR). `diversity` is λ, to be kept around 1/channels or below.
+    Ablations: −D is diversity=0, −H is heritage=False. `space="auto"` iterates in z-space unless
+    the features are much larger than the middle widths, or a kernel needs y.
+    """
+    if space not in ("auto", "y", "z"):
+        raise ValueError(f"space must be 'auto', 'y' or 'z', not {space!r}")
+    if kernel not in INPUT_TERMS:
+        raise ValueError(f"kernel must be one of {', '.join(INPUT_TERMS)}, not {kernel!r}")
+    W, U = branch_operators(
+        channels,
+        widths,
+        scales,
+        kernel_size=kernel_size,
+        input_kernel_size=input_kernel_size,
+        norm=norm,
+        zeta=zeta,
+        init_scale=init_scale,
+    )
+    cell = MOptEqCell(
+        [INPUT_TERMS[kernel](operator, bias=bias) for operator in U],
+        HeritageDiversity(
+            W,
+            diversity=diversity,
+            scales=scales,
+            heritage=heritage,
+            sign=sign,
+            tau=tau,
+            freeze_after=freeze_after,
+        ),
+        activation=activation,
+        fusion="none" if fusion == "conv" else fusion,
+        alpha=alpha,
+        pe=pe,
+        epsilon=epsilon,
+        perturb_for=perturb_for,
+    )
+    if space == "auto":
+        space = "y" if kernel != "linear" or features_are_large(channels, widths, scales) else "z"
+    head = partial(branch_head, fusion, len(widths))
+    chosen = MOptEqFeatureCell(cell) if space == "z" else cell
+    return image_classifier(chosen, channels, head, **image)

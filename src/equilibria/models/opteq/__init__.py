@@ -1,0 +1,1 @@
+"""OptEq and Deep OptEq (Xie et al., TPAMI 2022): cells, networks, theory, named models."""

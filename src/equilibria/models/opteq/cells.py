@@ -1,0 +1,390 @@
+"""OptEq and Deep OptEq: equilibria of proximal operators, z = f_L∘…∘f_1(z, x).
+
+Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Sections 3.2, 3.3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.activations import Activation, get_activation
+from equilibria.context import Context, Layout, State, numbered, sum_per_sample
+from equilibria.energies import Input, Quadratic, Regularizer, Scaled, Sum, get_regularizer
+from equilibria.equilibrium import Cell, EnergyCell, EnergyObjective, Objective
+from equilibria.gradients import Symmetry
+from equilibria.operators import LinearOperator, as_operator
+
+SMALLEST_ALPHA = 0.01
+
+Placement = Literal["exact", "paper"]
+
+
+class OptEqCell(EnergyCell):
+    """OptEq in y-space: y = σ(WWᵀy/μ + Ux + b), with the feature z = Wᵀy/μ.
+
+    y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, and z* the convex φ of Theorem 1, with
+    φ(z) = G(y)/μ at every output of the map: no inverse of W is needed, so W may be a convolution,
+    rectangular or singular. `alpha` < 1 is the skip connection of Table 1, row 2, which leaves the
+    fixed points where they are.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator | nn.Module | Tensor,
+        U: LinearOperator | nn.Module | Tensor,
+        *,
+        bias: bool | Tensor | None = None,
+        activation: str | Activation = "relu",
+        mu: float = 1.0,
+        alpha: float = 1.0,
+    ) -> None:
+        if not mu > 0:
+            raise ValueError(f"mu must be positive, not {mu}")
+        quadratic = Quadratic(W)
+        energy = Input(U, bias) + (quadratic if mu == 1 else (1 / mu) * quadratic)
+        super().__init__(energy, activation, alpha)
+        self.mu = mu
+
+    @property
+    def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        assert isinstance(self.energy, Sum)
+        term = self.energy["quadratic"]
+        quadratic = term.term if isinstance(term, Scaled) else term
+        assert isinstance(quadratic, Quadratic)
+        return quadratic.W
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """z = Wᵀy/μ."""
+        assert isinstance(state, Tensor)
+        return self.W.adjoint(state, context.parts["quadratic"].weights("W")) / self.mu
+
+    def objective(self, context: Context) -> Objective:
+        """φ = G/μ (Theorem 1)."""
+        return EnergyObjective(
+            self.energy, self.activation, context, scale=1 / self.mu, relaxed=self.alpha < 1
+        )
+
+
+class UnitLayer(nn.Module):
+    """f(z, x) = (α/μ) Wᵀσ(Wz + Ux + b) + (1 − α) z (Eq. 6): the proximal operator of α M_φ^{1−α}.
+
+    α is fixed, or learnable with that start. A learnable α is kept in (0, 1] by reflection at 1,
+    which, unlike a sigmoid, can start at and reach 1 and, unlike clamping, never gets stuck there.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator | nn.Module | Tensor,
+        U: LinearOperator | nn.Module | Tensor,
+        *,
+        bias: bool | Tensor | None = None,
+        activation: str | Activation = "relu",
+        mu: float = 1.0,
+        alpha: float = 1.0,
+        learnable_alpha: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must be in (0, 1], not {alpha}")
+        if not mu > 0:
+            raise ValueError(f"mu must be positive, not {mu}")
+        self.W = as_operator(W)
+        self.input = Input(U, bias)
+        self.activation = get_activation(activation)
+        self.mu = mu
+        self.raw_alpha: nn.Parameter | float
+        self.raw_alpha = nn.Parameter(torch.tensor(float(alpha))) if learnable_alpha else alpha
+
+    @property
+    def alpha(self) -> Tensor | float:
+        raw = self.raw_alpha
+        if not isinstance(raw, Tensor):
+            return raw
+        return torch.where(raw <= 1, raw, 2 - raw).clamp_min(SMALLEST_ALPHA)
+
+    def inject(self, x: Tensor) -> Context:
+        """c = Ux + b."""
+        return self.input.inject(x)
+
+    def prepare(self, layout: Layout) -> dict[str, Any]:
+        alpha = self.alpha
+        prepared: dict[str, Any] = {"W": self.W.weights(layout[0])}
+        if isinstance(alpha, Tensor):
+            prepared["alpha"] = alpha
+        return prepared
+
+    def lift(self, z: Tensor, context: Context) -> Tensor:
+        """y = σ(Wz + Ux + b)."""
+        return self.activation(self.W(z, context.weights("W")) + context["c"])
+
+    def lower(self, y: Tensor, context: Context) -> Tensor:
+        """p = Wᵀy/μ."""
+        p = self.W.adjoint(y, context.weights("W"))
+        return p if self.mu == 1 else p / self.mu
+
+    def forward(self, z: Tensor, context: Context) -> Tensor:
+        p = self.lower(self.lift(z, context), context)
+        alpha = self.step_size(context)
+        if isinstance(alpha, float | int) and alpha == 1:
+            return p
+        return z + alpha * (p - z)
+
+    def step_size(self, context: Context) -> Tensor | float:
+        """α, as the context holds it."""
+        return context["alpha"] if "alpha" in context.shared else self.alpha
+
+    def phi(self, y: Tensor, context: Context) -> Tensor:
+        """φ(p) of Theorem 1 at p = Wᵀy/μ, exact for y an output of σ (SPEC: φ(p) = Q(y))."""
+        z = self.W.adjoint(y, context.weights("W"))
+        linear = sum_per_sample(self.activation.conjugate(y) - context["c"] * y)
+        return linear / self.mu - sum_per_sample(z.square()) / (2 * self.mu**2)
+
+    @property
+    def lipschitz_limit(self) -> float | None:
+        """The bound below that holds by construction: ‖W‖ ≤ ζ, and α is a number."""
+        norm = self.W.norm_limit
+        if norm is None or isinstance(self.raw_alpha, Tensor):
+            return None
+        return 1 - self.raw_alpha + self.raw_alpha * self.activation.lipschitz * norm**2 / self.mu
+
+    def lipschitz_bound(self, context: Context, layout: Layout) -> Tensor:
+        """1 − α + α L_σ‖W‖²/μ."""
+        alpha = self.step_size(context)
+        square = self.W.norm_bound(layout[0]).square()
+        return 1 - alpha + alpha * self.activation.lipschitz * square / self.mu
+
+
+class DeepOptEqCell(Cell):
+    """z = f_L∘…∘f_1(z, x) (Eq. 5). With one layer it is OptEq in z-space.
+
+    One layer has the symmetric Jacobian αWᵀDW/μ + (1−α)I; a product of several has none.
+
+    A `regularizer` R with weight `gamma` enters by its step T_R, the proximal operator or a
+    gradient step (Section 5.1). placement="exact": z ← f_L(f_{L−1}∘…∘f_1(z) + T_R(z) − z), whose
+    equilibrium is stationary for Φ + γR(z_L). placement="paper": z ← f_L∘…∘f_1(T_R(z)) as printed,
+    which for L ≥ 2 is not (it misses by γ∇R in two blocks); for L = 1 both are Theorem 4. The
+    feature is prox_{γR}(z*) where R has a proximal operator: of L1, it is the sparse one.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[UnitLayer],
+        *,
+        regularizer: str | Mapping[str, Any] | Regularizer | None = None,
+        gamma: float = 0.0,
+        placement: Placement = "exact",
+    ) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("Deep OptEq needs at least one layer")
+        if placement not in ("exact", "paper"):
+            raise ValueError(f"placement must be 'exact' or 'paper', not {placement!r}")
+        if not gamma >= 0:
+            raise ValueError(f"gamma must not be negative, not {gamma}")
+        self.layers = nn.ModuleList(layers)
+        self.regularizer = None if regularizer is None else get_regularizer(regularizer)
+        self.gamma = gamma
+        self.placement = placement
+        self.couples_batch = self.regularizer is not None and self.regularizer.couples_batch
+        symmetric = len(layers) == 1 and regularizer is None
+        self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
+        self.monotone = symmetric
+
+    def units(self) -> list[UnitLayer]:
+        return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
+
+    def inject(self, x: Tensor) -> Context:
+        contexts = [layer.inject(x) for layer in self.units()]
+        first = self.units()[0]
+        layout = (first.W.input_shape(tuple(contexts[0]["c"].shape[1:])),)
+        pairs = zip(self.units(), contexts, strict=True)
+        return Context(parts=numbered(c.with_shared(layer.prepare(layout)) for layer, c in pairs))
+
+    def initial_state(self, x: Tensor, context: Context) -> Tensor:
+        injected = context.parts["0"]["c"]
+        shape = self.units()[0].W.input_shape(tuple(injected.shape[1:]))
+        return injected.new_zeros(injected.shape[0], *shape)
+
+    def step(self, state: State, context: Context) -> State:
+        assert isinstance(state, Tensor)
+        z = state
+        parts = context.parts.values()
+        for layer, part, pull in zip(self.units(), parts, self.pulls(state), strict=True):
+            z = layer(z if pull is None else z + pull, part)
+        return z
+
+    def pulls(self, z: Tensor) -> list[Tensor | None]:
+        """What the regularizer adds to the input of each layer: T_R(z) − z at its place."""
+        count = len(self.layers)
+        pulls: list[Tensor | None] = [None] * count
+        if self.regularizer is not None:
+            place = 0 if self.placement == "paper" else count - 1
+            pulls[place] = self.regularizer.step(z, self.gamma) - z
+        return pulls
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """z*, or prox_{γR}(z*)."""
+        assert isinstance(state, Tensor)
+        near = None
+        if self.regularizer is not None:
+            near = self.regularizer.proximal(state, self.gamma)
+        return state if near is None else near
+
+    @property
+    def formula(self) -> str:
+        count = len(self.layers)
+        extra = "" if self.regularizer is None else f" + {self.gamma:g}·{self.regularizer}(z_L)"
+        where = "   (M the Moreau envelope, prox_φ(v) = Wᵀσ(Wv + Ux + b)/μ)"
+        if count == 1:
+            return f"αM_φ^(1−α)(z){extra}{where}"
+        if count == 2:
+            return f"αM_φ₁^(1−α)(z₁) + αM_φ₂^(1−α)(z₂) + ½‖z₁ − z₂‖²{extra}{where}"
+        return (
+            f"0 ∈ ∇[Σᵢ αM_φᵢ^(1−α)(zᵢ){extra}] + (I − P)z̃, i = 1 … {count}, an inclusion rather "
+            f"than a minimum{where}"
+        )
+
+    @property
+    def contraction_limit(self) -> float | None:
+        if self.regularizer is not None:
+            return None
+        product = 1.0
+        for layer in self.units():
+            limit = layer.lipschitz_limit
+            if limit is None:
+                return None
+            product *= limit
+        return product
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """The product of the layers' Lipschitz constants; None with a regularizer."""
+        if self.regularizer is not None:
+            return None
+        pairs = zip(self.units(), context.parts.values(), strict=True)
+        bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
+        return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
+
+    def objective(self, context: Context) -> DeepOptEqObjective:
+        return DeepOptEqObjective(self, context)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one layer does to its input v: y = σ(Wv + c), p = Wᵀy/μ = prox_φ(v), z = αp + (1−α)v."""
+
+    v: Tensor
+    y: Tensor
+    p: Tensor
+    z: Tensor
+    envelope: Tensor
+    """α M_φ^{1−α}(z) of each sample."""
+
+
+class DeepOptEqObjective(Objective):
+    """What the equilibrium of a Deep OptEq minimizes, or, for L > 2, the inclusion it solves.
+
+    Everything is evaluated at the blocks z_1 = f_1(z_0), …, z_L = f_L(z_{L−1}) that one application
+    of the map makes of a state z_0, because outputs are where the Moreau envelopes are exact:
+    M_φ^{1−α}(z) = φ(p) + (1−α)/2 ‖v − p‖² and ∇(α M)(z) = v − z.
+
+    L = 1: α M_φ^{1−α}, which has φ's minimizers (Theorem 1, Table 1).
+    L = 2: Corollary 1's α M₁(z_1) + α M₂(z_2) + ½‖z_1 − z_2‖²; falls along a Picard iteration.
+    With a regularizer γR(z_L) is added to each (γ times its Moreau envelope where its proximal
+    operator is used).
+
+    L > 2: no objective exists; `value` is Φ(z̃) = Σ α M_i(z_i), which need not fall, and `gradient`
+        and `residual` are those of Theorem 2's inclusion 0 = ∇Φ(z̃) + (I − P) z̃, (P z̃)_i = z_{i−1}
+        (Eq. 8, with Eq. 7 corrected: P stands inside σ, and W̃ has no identity block).
+    """
+
+    def __init__(self, cell: DeepOptEqCell, context: Context) -> None:
+        self.cell = cell
+        self.context = context
+
+    @property
+    def is_minimized(self) -> bool:
+        """Whether the equilibrium is the minimizer of `value` (L ≤ 2)."""
+        return len(self.cell.units()) <= 2
+
+    def blocks(self, state: State) -> list[Block]:
+        assert isinstance(state, Tensor)
+        blocks = []
+        z = state
+        pulls = self.cell.pulls(state)
+        parts = self.context.parts.values()
+        for layer, context, pull in zip(self.cell.units(), parts, pulls, strict=True):
+            v = z if pull is None else z + pull
+            y = layer.lift(v, context)
+            p = layer.lower(y, context)
+            alpha = layer.step_size(context)
+            z = v + alpha * (p - v)
+            distance = sum_per_sample((v - p).square())
+            envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
+            blocks.append(Block(v, y, p, z, envelope))
+        return blocks
+
+    def phi(self, state: State) -> Tensor:
+        """Φ(z̃) = Σ α M_i(z_i) of Theorem 2."""
+        return torch.stack([block.envelope for block in self.blocks(state)]).sum(dim=0)
+
+    def value(self, state: State) -> Tensor:
+        blocks = self.blocks(state)
+        total = torch.stack([block.envelope for block in blocks]).sum(dim=0)
+        if len(blocks) == 2:
+            total = total + 0.5 * sum_per_sample((blocks[0].z - blocks[1].z).square())
+        regularizer, gamma = self.cell.regularizer, self.cell.gamma
+        if regularizer is None:
+            return total
+        if regularizer.couples_batch:
+            total = total.sum()
+        last = blocks[-1].z
+        near = regularizer.proximal(last, gamma)
+        if near is None:
+            return total + gamma * regularizer.value(last)
+        distance = sum_per_sample((last - near).square())
+        return total + gamma * regularizer.value(near) + 0.5 * distance
+
+    def gradient(self, state: State) -> tuple[Tensor, ...]:
+        """∇Φ(z̃) + (I − P) z̃ (+ γ∇R at z_L), block by block (that of `value` for L ≤ 2)."""
+        blocks = self.blocks(state)
+        previous = [blocks[-1], *blocks[:-1]]
+        gradients = [
+            (block.v - block.z) + (block.z - before.z)
+            for block, before in zip(blocks, previous, strict=True)
+        ]
+        regularizer = self.cell.regularizer
+        if regularizer is not None:
+            last = blocks[-1].z
+            gradients[-1] = gradients[-1] + last - regularizer.step(last, self.cell.gamma)
+        return tuple(gradients)
+
+    def residual(self, state: State) -> Tensor:
+        squares = [sum_per_sample(block.square()) for block in self.gradient(state)]
+        return torch.stack(squares).sum(dim=0).sqrt()
+
+
+def optimal_space(channels: int, width: int) -> Literal["y", "z"]:
+    """The smaller of the two spaces: y has the middle width, z the channels of the feature."""
+    return "z" if width > channels else "y"
+
+
+def opteq_cell(
+    W: LinearOperator,
+    U: LinearOperator,
+    *,
+    bias: bool | Tensor | None = None,
+    activation: str | Activation = "relu",
+    mu: float = 1.0,
+    alpha: float = 1.0,
+    space: Literal["y", "z"] = "y",
+) -> Cell:
+    """OptEq's cell in the space where it is iterated; both have the same feature z*."""
+    if space == "y":
+        return OptEqCell(W, U, bias=bias, activation=activation, mu=mu, alpha=alpha)
+    layer = UnitLayer(W, U, bias=bias, activation=activation, mu=mu, alpha=alpha)
+    return DeepOptEqCell([layer])

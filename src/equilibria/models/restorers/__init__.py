@@ -1,0 +1,1 @@
+"""Models that restore images by minimizing an explicit objective."""

@@ -1,0 +1,181 @@
+"""A restorer whose output minimizes an explicit objective: a data term and a learned prior.
+
+After Gilton, Ongie, Willett, "Deep equilibrium architectures for inverse problems in imaging"
+(2021), whose network takes the place of a proximal operator; here it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.energies import Energy, Input, Sum
+from equilibria.energies.terms import one_tensor
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
+from equilibria.models.base import EquilibriumModel
+from equilibria.models.blocks import check_images
+from equilibria.models.registry import ModelCard, register_models
+from equilibria.operators import AveragePool, Conv2d, LinearOperator
+
+
+class DataTerm(Energy):
+    """(weight/2)·‖A z − ŷ‖² with z = Wᵀy, less the constant ‖ŷ‖²; A: a mask, then a mean of blocks.
+
+    Its inputs are Aᵀŷ and the mask of what is known.
+    """
+
+    def __init__(self, W: LinearOperator, weight: float, factor: int = 1) -> None:
+        super().__init__()
+        if not weight > 0:
+            raise ValueError(f"the weight of a data term must be positive, not {weight}")
+        self.W = W
+        self.weight = weight
+        self.pool = AveragePool(factor)
+
+    @property
+    def formula(self) -> str:
+        return f"{self.weight / 2:g}·‖A Wᵀy − ŷ‖²"
+
+    def inject(self, pulled: Tensor, known: Tensor) -> Context:
+        return Context(sample={"pulled": pulled, "known": known})
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        return {"W": self.W.weights(self.W.input_shape(layout[0]))}
+
+    def value(self, state: State, context: Context) -> Tensor:
+        z = self.W.adjoint(one_tensor(state, self), context.weights("W"))
+        seen = self.pool(z * context["known"])
+        return self.weight * (
+            0.5 * sum_per_sample(seen.square()) - sum_per_sample(z * context["pulled"])
+        )
+
+    def descent(self, state: State, context: Context) -> State:
+        weights = context.weights("W")
+        z = self.W.adjoint(one_tensor(state, self), weights)
+        seen = self.pool.adjoint(self.pool(z * context["known"])) * context["known"]
+        descent: Tensor = self.weight * self.W(context["pulled"] - seen, weights)
+        return descent
+
+    @property
+    def curvature_limit(self) -> float | None:
+        limit = self.W.norm_limit
+        return None if limit is None else self.weight * (limit / self.pool.scale) ** 2
+
+
+class RestoringCell(EnergyCell):
+    """The proximal gradient step of length 1/(1 + L) on a strongly convex objective.
+
+    L bounds the curvature of the data term, the only one there is. The step contracts by
+    L/(1 + L), so that the minimizer is unique and is reached, however much the data weigh.
+    """
+
+    def __init__(self, data: DataTerm, prior: Input) -> None:
+        limit = data.curvature_limit
+        if limit is None:
+            raise ValueError("W needs a norm that is bounded by construction: norm='bound'")
+        super().__init__(prior + data, "relu", damping=1 / (1 + limit))
+        self.limit = limit
+
+    @property
+    def data(self) -> DataTerm:
+        assert isinstance(self.energy, Sum)
+        term = self.energy["data_term"]
+        assert isinstance(term, DataTerm)
+        return term
+
+    @property
+    def contraction_limit(self) -> float:
+        return self.limit / (1 + self.limit)
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
+        return torch.tensor(self.contraction_limit)
+
+    def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
+        return x.new_zeros(len(x), *self.data.W.output_shape(tuple(x.shape[1:])))
+
+    def output(self, state: State, context: Context) -> Tensor:
+        """The restored image z = Wᵀy."""
+        weights = context.parts["data_term"].weights("W")
+        return self.data.W.adjoint(one_tensor(state, self.data), weights)
+
+
+class MeasurementStem(nn.Module):
+    """Aᵀŷ and the mask of what is known, of a measurement ŷ and the operator that made it."""
+
+    def __init__(self, in_channels: int, factor: int) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.factor = factor
+
+    def forward(self, measured: Tensor, measurement: object | None = None) -> tuple[Tensor, Tensor]:
+        check_images(measured, self.in_channels)
+        factor = getattr(measurement, "scale", 1)
+        if measurement is not None and factor != self.factor:
+            raise ValueError(
+                f"the model restores images of {self.factor} times the resolution, but the "
+                f"measurement is one of {factor} times: set the model's option factor"
+            )
+        if hasattr(measurement, "width"):
+            raise ValueError("the model undoes noise, masks and a lower resolution, but no blur")
+        height, width = (size * self.factor for size in measured.shape[2:])
+        known = getattr(measurement, "known", None)
+        mask = measured.new_ones(()) if known is None else known.to(measured)
+        pulled = AveragePool(self.factor).adjoint(measured) * mask
+        return pulled, mask.expand(len(measured), 1, height, width)
+
+
+class EquilibriumRestorer(EquilibriumModel):
+    """The image z = Wᵀy whose code y ≥ 0 minimizes ½‖y‖² − ⟨Up + b, y⟩ + (weight/2)‖Az − ŷ‖².
+
+    p is the picture of the measurement ŷ. The objective is strongly convex: there is one restored
+    image, and `objective` tells its value. Called with a measurement alone it takes every pixel as
+    seen; a measurement operator may say which are (`known`), or how much coarser they are
+    (`scale`, which must be the model's factor).
+    """
+
+    takes_measurement = True
+
+    def __init__(self, layer: EquilibriumLayer, in_channels: int, factor: int) -> None:
+        super().__init__(MeasurementStem(in_channels, factor), layer, nn.Identity())
+        self.factor = factor
+
+
+class _Prior(Input):
+    """−⟨Up + b, y⟩, of the picture alone."""
+
+    def inject(self, picture: Tensor, known: Tensor) -> Context:  # type: ignore[override]
+        return super().inject(picture)
+
+
+def deq_restorer(
+    *,
+    in_channels: int = 1,
+    channels: int = 32,
+    kernel_size: int = 7,
+    weight: float = 2.0,
+    factor: int = 1,
+    solving: Solving | None = None,
+) -> EquilibriumRestorer:
+    """A convolutional code of `channels` maps, fitted to what was measured.
+
+    weight: of the data term against ½‖y‖²; high for little noise. factor: of a lower resolution.
+    """
+    W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)
+    prior = _Prior(Conv2d(in_channels, channels, kernel_size), bias=True)
+    cell = RestoringCell(DataTerm(W, weight, factor), prior)
+    return EquilibriumRestorer(EquilibriumLayer(cell, solving=solving), in_channels, factor)
+
+
+register_models(
+    deq_restorer,
+    {
+        "deq-restorer": ModelCard(
+            "Restores images: minimizes a data term and a learned convex prior",
+            "after Gilton et al., 2021",
+        )
+    },
+)
