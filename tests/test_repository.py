@@ -114,6 +114,23 @@ def test_the_examples_of_a_page_run(
         assert "all 5 samples converged" in capsys.readouterr().out
 
 
+def test_the_walks_name_files_and_functions_that_exist() -> None:
+    package = ROOT / "src" / "equilibria"
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    walks = page[page.index("## Two walks") : page.index("### What is converted")]
+    steps = [line.split("|")[2] for line in walks.splitlines() if line.count("|") == 4]
+    names = [name for step in steps for name in re.findall(r"`([\w./]+)`", step)]
+    assert len(names) > 50
+    code = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    missing = [
+        name
+        for name in names
+        if ("/" in name and not (package / name).exists())
+        or ("/" not in name and not re.search(rf"(def|class) {name.split('.')[-1]}\b", code))
+    ]
+    assert missing == []
+
+
 def test_the_compiler_is_not_imported_before_it_is_used(imported_modules: set[str]) -> None:
     """`torch.compiler.disable` as a decorator would double the time of `import equilibria`."""
     assert "torch._dynamo" not in imported_modules
