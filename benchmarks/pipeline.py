@@ -34,14 +34,9 @@ def pipeline_seconds(experiment: Experiment, batches: int) -> float:
     """CPU time of a batch as the loop gets it, before the model sees it."""
     chance = torch.Generator().manual_seed(0)
     source = Batches(experiment.training, experiment.recipe.training.batch_size, shuffle=chance)
-    alone = experiment.augmentations.get("augmentation")
-    paired = experiment.augmentations.get("paired_augmentation")
     started, done = time.process_time(), 0
     for images, labels in islice(source, batches):
-        if alone is not None:
-            alone(images, chance)
-        if paired is not None:
-            paired(images, labels, chance)
+        experiment.augmentation(images, labels, chance)
         done += 1
     return (time.process_time() - started) / done
 

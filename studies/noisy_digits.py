@@ -71,7 +71,7 @@ def draw(data: DataSet, seed: int, *, validate: bool = False) -> tuple[Split, Sp
 
 
 def corrupted(split: Split, chance: torch.Generator) -> Split:
-    return Split(CORRUPTION(split.images, chance), split.labels)
+    return Split(*CORRUPTION(split.images, split.labels, chance))
 
 
 def setting_of(epochs: int, learning_rate: float, validate: bool) -> dict[str, Any]:

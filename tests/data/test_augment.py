@@ -15,11 +15,13 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
+    RandAugment,
     RandomCrop,
     RandomFlip,
+    RandomScaleCrop,
     RandomShift,
+    build_augmentation,
 )
-from equilibria.data.randaugment import RandAugment
 
 RANDOM: list[Augmentation] = [
     RandomCrop(2),
@@ -34,6 +36,14 @@ RANDOM: list[Augmentation] = [
 
 def chance(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def augmented(augmentation: Augmentation, images: Tensor, seed: int = 0) -> Tensor:
+    """The images; their classes are left alone."""
+    classes = torch.arange(len(images))
+    changed, labels = augmentation(images, classes, chance(seed))
+    assert labels is classes
+    return changed
 
 
 def crops_found(images: Tensor, cropped: Tensor, padded: Tensor) -> set[tuple[int, int]]:
@@ -56,14 +66,14 @@ def crops_found(images: Tensor, cropped: Tensor, padded: Tensor) -> set[tuple[in
 
 def test_every_shifted_image_is_a_crop_of_the_padded_one() -> None:
     images = torch.rand(20, 2, 5, 6)
-    offsets = crops_found(images, RandomShift(1)(images, chance()), F.pad(images, (1, 1, 1, 1)))
+    offsets = crops_found(images, augmented(RandomShift(1), images), F.pad(images, (1, 1, 1, 1)))
     assert len(offsets) > 4
 
 
 @pytest.mark.parametrize(("mode", "padding"), [("zero", "constant"), ("reflect", "reflect")])
 def test_every_crop_lies_in_the_padded_image(mode: str, padding: str) -> None:
     images = torch.rand(200, 3, 6, 5)
-    cropped = RandomCrop(2, mode)(images, chance())  # type: ignore[arg-type]
+    cropped = augmented(RandomCrop(2, mode), images)  # type: ignore[arg-type]
     assert cropped.shape == images.shape
     assert cropped.is_contiguous()
     offsets = crops_found(images, cropped, F.pad(images, (2, 2, 2, 2), mode=padding))
@@ -72,18 +82,18 @@ def test_every_crop_lies_in_the_padded_image(mode: str, padding: str) -> None:
 
 def test_flip_mirrors_about_half_of_the_images() -> None:
     images = torch.rand(400, 1, 3, 4)
-    flipped = RandomFlip()(images, chance())
+    flipped = augmented(RandomFlip(), images)
     kept = (flipped == images).flatten(1).all(dim=1)
     mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
     assert bool((kept ^ mirrored).all())
     assert 160 < int(mirrored.sum()) < 240
-    assert torch.equal(RandomFlip(1.0)(images, chance()), images.flip(3))
-    assert torch.equal(RandomFlip(0.0)(images, chance()), images)
+    assert torch.equal(augmented(RandomFlip(1.0), images), images.flip(3))
+    assert torch.equal(augmented(RandomFlip(0.0), images), images)
 
 
 def test_cutout_blackens_one_square_around_a_pixel_of_the_image() -> None:
     images = torch.ones(300, 2, 8, 9)
-    cut = Cutout(4)(images, chance())
+    cut = augmented(Cutout(4), images)
     assert torch.equal(cut[:, 0], cut[:, 1])
     hidden = cut[:, 0] == 0
     rows, columns = hidden.any(dim=2), hidden.any(dim=1)
@@ -92,11 +102,11 @@ def test_cutout_blackens_one_square_around_a_pixel_of_the_image() -> None:
         # A center c covers [c − 2, c + 2), cut at the border.
         expected = {len(range(max(c - 2, 0), min(c + 2, length))) for c in range(length)}
         assert set(sides.sum(dim=1).tolist()) == expected
-    assert torch.equal(Cutout(0)(images, chance()), images)
+    assert torch.equal(augmented(Cutout(0), images), images)
 
 
 def test_noise_has_the_deviation_asked_for() -> None:
-    noise = GaussianNoise(0.1)(torch.zeros(50, 1, 20, 20), chance())
+    noise = augmented(GaussianNoise(0.1), torch.zeros(50, 1, 20, 20))
     assert abs(float(noise.std()) - 0.1) < 0.005
 
 
@@ -105,10 +115,10 @@ def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.d
     images = torch.rand(16, 3, 8, 8).to(device)
     kept = images.clone()
     torch.manual_seed(1)
-    first = augmentation(images, chance(3))
+    first = augmented(augmentation, images, 3)
     torch.manual_seed(2)
-    assert torch.equal(augmentation(images, chance(3)), first)
-    assert not torch.equal(augmentation(images, chance(4)), first)
+    assert torch.equal(augmented(augmentation, images, 3), first)
+    assert not torch.equal(augmented(augmentation, images, 4), first)
     assert torch.equal(images, kept)
     assert first.device == images.device
 
@@ -118,7 +128,7 @@ def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.d
 def test_shape_and_kind_are_kept(augmentation: Augmentation, dtype: torch.dtype) -> None:
     for samples in (0, 5):
         images = torch.rand(samples, 3, 8, 10).to(dtype)
-        changed = augmentation(images, chance())
+        changed = augmented(augmentation, images)
         assert changed.shape == images.shape
         assert changed.dtype == dtype
         if not isinstance(augmentation, GaussianNoise):
@@ -128,8 +138,26 @@ def test_shape_and_kind_are_kept(augmentation: Augmentation, dtype: torch.dtype)
 def test_chain_follows_the_seed() -> None:
     chain = Chain((RandomShift(1), GaussianNoise(0.1)))
     images = torch.rand(8, 1, 8, 8)
-    assert torch.equal(chain(images, chance(3)), chain(images, chance(3)))
-    assert not torch.equal(chain(images, chance(3)), chain(images, chance(4)))
+    assert torch.equal(augmented(chain, images, 3), augmented(chain, images, 3))
+    assert not torch.equal(augmented(chain, images, 3), augmented(chain, images, 4))
+    assert augmented(Chain(()), images) is images
+
+
+def test_images_can_be_scaled_without_label_maps() -> None:
+    images = torch.rand(4, 1, 8, 8)
+    maps = torch.zeros(4, 8, 8, dtype=torch.long)
+    crop = RandomScaleCrop((6, 10))
+    assert torch.equal(augmented(crop, images, 3), crop(images, maps, chance(3))[0])
+
+
+def test_by_name() -> None:
+    assert build_augmentation("flip") == RandomFlip()
+    assert build_augmentation({"crop": {"padding": 2}}) == RandomCrop(2)
+    assert build_augmentation({"randaugment": None}) == RandAugment()
+    with pytest.raises(ValueError, match="one name with options"):
+        build_augmentation({"flip": {}, "crop": {}})
+    with pytest.raises(TypeError, match="did you mean 'padding'"):
+        build_augmentation({"crop": {"pading": 2}})
 
 
 class CountOperations(TorchDispatchMode):
@@ -151,7 +179,7 @@ def test_a_batch_is_augmented_at_once(augmentation: Augmentation) -> None:
     def operations(samples: int) -> int:
         images = torch.rand(samples, 3, 8, 8)
         with CountOperations() as counted:
-            augmentation(images, chance())
+            augmented(augmentation, images)
         return counted.count
 
     assert operations(256) < 2 * operations(64)
@@ -163,7 +191,7 @@ def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="'zero' or 'reflect'"):
         RandomCrop(1, "wrap")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="smaller padding"):
-        RandomCrop(4, "reflect")(torch.rand(1, 1, 4, 4), chance())
+        augmented(RandomCrop(4, "reflect"), torch.rand(1, 1, 4, 4))
     with pytest.raises(ValueError, match="probability"):
         RandomFlip(1.5)
     with pytest.raises(ValueError, match="size"):

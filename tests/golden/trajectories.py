@@ -134,7 +134,7 @@ def _trained(experiment: Experiment) -> dict[str, list[float]]:
         experiment.task,
         FirstInDouble(experiment.training, BATCHES * settings.batch_size),
         settings,
-        **experiment.augmentations,
+        augmentation=experiment.augmentation,
         on_step=lambda progress: losses.append(float(progress.loss)),
     )
     model.eval()

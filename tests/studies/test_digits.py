@@ -86,7 +86,7 @@ def test_a_seed_draws_the_images() -> None:
 
 
 def test_validation_never_sees_a_held_out_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noisy_digits, "CORRUPTION", lambda images, chance: images)
+    monkeypatch.setattr(noisy_digits, "CORRUPTION", lambda images, labels, _: (images, labels))
     data = load_digits()
     training, validation = noisy_digits.draw(data, 100, validate=True)
 

@@ -5,15 +5,12 @@ from equilibria.data.augment import (
     Chain,
     Cutout,
     GaussianNoise,
-    PairedAugmentation,
-    PairedChain,
+    RandAugment,
     RandomCrop,
     RandomFlip,
-    RandomPairFlip,
     RandomScaleCrop,
     RandomShift,
     build_augmentation,
-    build_paired_augmentation,
 )
 from equilibria.data.download import DownloadError, download
 from equilibria.data.image_files import (
@@ -25,7 +22,6 @@ from equilibria.data.image_files import (
     open_image,
     read_image,
 )
-from equilibria.data.randaugment import RandAugment
 from equilibria.data.readers import DataFileError, MissingDataError
 from equilibria.data.registry import (
     DataSetCard,
@@ -65,12 +61,9 @@ __all__ = [
     "GaussianNoise",
     "ImageFiles",
     "MissingDataError",
-    "PairedAugmentation",
-    "PairedChain",
     "RandAugment",
     "RandomCrop",
     "RandomFlip",
-    "RandomPairFlip",
     "RandomScaleCrop",
     "RandomShift",
     "SegmentedFiles",
@@ -78,7 +71,6 @@ __all__ = [
     "Source",
     "Split",
     "build_augmentation",
-    "build_paired_augmentation",
     "data_root",
     "dataset_card",
     "download",

@@ -1,33 +1,49 @@
 """Random changes of training images that leave their labels true.
 
 Images are batches of shape `(samples, channels, height, width)`, floating-point, on any device,
-with values in [0, 1]. Chance comes from the generator alone, and is drawn where the generator
-lives: a generator on the processor gives the same augmentation on every device.
-
-For segmentation there are those that change images together with their label maps, of shape
-`(samples, height, width)`: what moves a pixel moves its label along.
+with values in [0, 1]. The class of an image stays; in label maps, `(samples, height, width)`, what
+moves a pixel moves its label along. Chance comes from the generator alone, and is drawn where the
+generator lives: a generator on the processor gives the same augmentation on every device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equilibria.data.randaugment import RandAugment
+from equilibria.data.randaugment import OPERATIONS, STRONGEST
 from equilibria.registry import Registry
 
-T = TypeVar("T")
+Batch: TypeAlias = tuple[Tensor, Tensor]
+"""Images and their labels: one an image, or a map with one a pixel."""
 
-Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""From images and a source of chance to images of the same shape."""
+Augmentation: TypeAlias = Callable[[Tensor, Tensor, torch.Generator], Batch]
+"""From images, labels and a source of chance to images and labels."""
 
-PairedAugmentation: TypeAlias = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
-"""From images, label maps and a source of chance to images and label maps."""
+
+def _has_maps(images: Tensor, labels: Tensor) -> bool:
+    """Whether every pixel has its own label; an error where such maps do not fit the images."""
+    if labels.dim() < 3:
+        return False
+    if images.dim() != 4 or labels.shape != (len(images), *images.shape[2:]):
+        raise ValueError(
+            "expected images (samples, channels, height, width) and label maps (samples, height, "
+            f"width) of the same size, not {tuple(images.shape)} and {tuple(labels.shape)}"
+        )
+    return True
+
+
+def _refuse_maps(name: str, images: Tensor, labels: Tensor) -> None:
+    if _has_maps(images, labels):
+        raise ValueError(
+            f"{name} cannot change label maps along with their images: take scale_crop, flip or "
+            "noise for segmentation"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,8 @@ class RandomCrop:
         if self.mode not in ("zero", "reflect"):
             raise ValueError(f"mode must be 'zero' or 'reflect', not {self.mode!r}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
+        _refuse_maps("crop", images, labels)
         samples, _, height, width = images.shape
         reach = self.padding
         if self.mode == "reflect" and reach >= min(height, width):
@@ -64,7 +81,8 @@ class RandomCrop:
         ).to(images.device)
         # Every window is a view of the padded images: indexing copies only those that were drawn.
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-        return windows[torch.arange(samples, device=images.device), :, corner[0], corner[1]]
+        sample = torch.arange(samples, device=images.device)
+        return windows[sample, :, corner[0], corner[1]], labels
 
 
 @dataclass(frozen=True)
@@ -73,8 +91,9 @@ class RandomShift:
 
     pixels: int = 1
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return RandomCrop(self.pixels)(images, generator)
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
+        _refuse_maps("shift", images, labels)
+        return RandomCrop(self.pixels)(images, labels, generator)
 
 
 @dataclass(frozen=True)
@@ -87,13 +106,12 @@ class RandomFlip:
         if not 0 <= self.probability <= 1:
             raise ValueError(f"probability must be in [0, 1], not {self.probability}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.where(self.draw(images, generator), images.flip(3), images)
-
-    def draw(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Which images to mirror, shape `(samples, 1, 1, 1)`."""
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         chance = torch.rand(len(images), generator=generator, device=generator.device)
-        return (chance < self.probability).to(images.device)[:, None, None, None]
+        flipped = (chance < self.probability).to(images.device)[:, None, None, None]
+        if _has_maps(images, labels):
+            labels = torch.where(flipped[:, 0], labels.flip(2), labels)
+        return torch.where(flipped, images.flip(3), images), labels
 
 
 @dataclass(frozen=True)
@@ -109,7 +127,8 @@ class Cutout:
         if self.size < 0:
             raise ValueError(f"size must not be negative, not {self.size}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
+        _refuse_maps("cutout", images, labels)
         samples, _, height, width = images.shape
         hidden = []
         for length in (height, width):
@@ -120,20 +139,20 @@ class Cutout:
             place = torch.arange(length, device=images.device)
             hidden.append((place >= start) & (place < start + self.size))
         square = hidden[0][:, None, :, None] & hidden[1][:, None, None, :]
-        return images.masked_fill(square, 0)
+        return images.masked_fill(square, 0), labels
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Adds normal noise of this standard deviation."""
+    """Adds normal noise of this standard deviation; it moves no pixel, so that label maps stay."""
 
     deviation: float
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         noise = torch.randn(
             images.shape, generator=generator, dtype=images.dtype, device=generator.device
         )
-        return images + self.deviation * noise.to(images.device)
+        return images + self.deviation * noise.to(images.device), labels
 
 
 @dataclass(frozen=True)
@@ -142,10 +161,52 @@ class Chain:
 
     steps: tuple[Augmentation, ...]
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         for step in self.steps:
-            images = step(images, generator)
-        return images
+            images, labels = step(images, labels, generator)
+        return images, labels
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Applies `operations` random operations of one `magnitude`, 0 to 30, to each image.
+
+    Each is drawn uniformly from `OPERATIONS`, with replacement; those with a direction get a random
+    sign. Images with the same operation are changed together. At magnitude 0 all but `autocontrast`
+    and `equalize`, which have no strength, change nothing. Cubuk et al., "RandAugment: Practical
+    automated data augmentation", 2020.
+    """
+
+    operations: int = 2
+    magnitude: float = 9
+
+    def __post_init__(self) -> None:
+        if self.operations < 0:
+            raise ValueError(f"operations must not be negative, not {self.operations}")
+        if not 0 <= self.magnitude <= STRONGEST:
+            raise ValueError(f"magnitude must be between 0 and {STRONGEST}, not {self.magnitude}")
+
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
+        _refuse_maps("randaugment", images, labels)
+        if images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"RandAugment takes gray and RGB images, not images of {images.shape[1]} channels"
+            )
+        samples, device = len(images), generator.device
+        names = list(OPERATIONS)
+        augmented = images.clone()
+        for _ in range(self.operations):
+            drawn = torch.randint(0, len(names), (samples,), generator=generator, device=device)
+            sign = 2.0 * torch.randint(0, 2, (samples,), generator=generator, device=device) - 1
+            strength = sign * (self.magnitude / STRONGEST)
+            for index in sorted(set(drawn.tolist())):
+                chosen = (drawn == index).nonzero().squeeze(1)
+                place = chosen.to(images.device)
+                apply = OPERATIONS[names[index]]
+                augmented[place] = apply(
+                    augmented[place], strength[chosen].to(images.device, images.dtype)
+                )
+        return augmented, labels
 
 
 @dataclass(frozen=True)
@@ -169,16 +230,8 @@ class RandomScaleCrop:
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"scales must be positive, the smaller one first, not {self.scales}")
 
-    def __call__(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        _check_pair(images, labels)
-        range_of_labels = torch.iinfo(labels.dtype)
-        if not range_of_labels.min <= self.ignore_index <= range_of_labels.max:
-            raise ValueError(
-                f"labels of {labels.dtype} cannot hold the ignore_index {self.ignore_index}: "
-                "convert them, e.g. labels.long()"
-            )
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
+        has_maps = _has_maps(images, labels)
         low, high = self.scales
         chance = torch.rand(
             3, len(images), generator=generator, dtype=torch.float64, device=generator.device
@@ -188,68 +241,26 @@ class RandomScaleCrop:
         row_inside, row, y = _draw_axis(height, self.size[0], scale, chance[1], device)
         column_inside, column, x = _draw_axis(width, self.size[1], scale, chance[2], device)
         inside = row_inside[:, :, None] & column_inside[:, None, :]
-        sample = torch.arange(len(images), device=device)[:, None, None]
-        nearest = labels[sample, row[:, :, None], column[:, None, :]]
-        scaled = _interpolate(images, y, x)
-        return (
-            torch.where(inside[:, None], scaled, self.fill),
-            torch.where(inside, nearest, self.ignore_index),
+        right, down = x[:, None, :].expand(inside.shape), y[:, :, None].expand(inside.shape)
+        # A pixel at the border has nothing beyond it to be mixed with.
+        scaled = F.grid_sample(
+            images,
+            torch.stack((right, down), dim=3).to(images.dtype),
+            mode="bilinear",
+            padding_mode="border",
+            align_corners=False,
         )
-
-
-@dataclass(frozen=True)
-class RandomPairFlip:
-    """Mirrors an image and its label map, left to right, with this probability."""
-
-    probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        RandomFlip(self.probability)
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        _check_pair(images, labels)
-        flipped = RandomFlip(self.probability).draw(images, generator)
-        return (
-            torch.where(flipped, images.flip(3), images),
-            torch.where(flipped[:, 0], labels.flip(2), labels),
-        )
-
-
-@dataclass(frozen=True)
-class PairedNoise:
-    """Normal noise of this standard deviation on the images: it moves no pixel, the labels stay."""
-
-    deviation: float
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        return GaussianNoise(self.deviation)(images, generator), labels
-
-
-@dataclass(frozen=True)
-class PairedChain:
-    """One paired augmentation after the other."""
-
-    steps: tuple[PairedAugmentation, ...]
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        for step in self.steps:
-            images, labels = step(images, labels, generator)
-        return images, labels
-
-
-def _check_pair(images: Tensor, labels: Tensor) -> None:
-    """A clear error where label maps do not belong to the images."""
-    if images.dim() != 4 or labels.shape != (len(images), *images.shape[2:]):
-        raise ValueError(
-            "expected images (samples, channels, height, width) and label maps (samples, height, "
-            f"width) of the same size, not {tuple(images.shape)} and {tuple(labels.shape)}"
-        )
+        if has_maps:
+            range_of_labels = torch.iinfo(labels.dtype)
+            if not range_of_labels.min <= self.ignore_index <= range_of_labels.max:
+                raise ValueError(
+                    f"labels of {labels.dtype} cannot hold the ignore_index {self.ignore_index}: "
+                    "convert them, e.g. labels.long()"
+                )
+            sample = torch.arange(len(images), device=device)[:, None, None]
+            nearest = labels[sample, row[:, :, None], column[:, None, :]]
+            labels = torch.where(inside, nearest, self.ignore_index)
+        return torch.where(inside[:, None], scaled, self.fill), labels
 
 
 def _draw_axis(
@@ -271,45 +282,27 @@ def _draw_axis(
     return inside.to(device), nearest.to(device), (2 * center / length - 1).float().to(device)
 
 
-def _interpolate(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Bilinear; a pixel at the border has nothing beyond it to be mixed with."""
-    samples, height, width = len(images), rows.shape[1], columns.shape[1]
-    down = rows[:, :, None].expand(samples, height, width)
-    right = columns[:, None, :].expand(samples, height, width)
-    grid = torch.stack((right, down), dim=3).to(images.dtype)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-_alone: Registry[Augmentation] = Registry("augmentation")
-_alone.register("crop", RandomCrop)
-_alone.register("cutout", Cutout)
-_alone.register("flip", RandomFlip)
-_alone.register("noise", GaussianNoise)
-_alone.register("randaugment", RandAugment)
-_alone.register("shift", RandomShift)
-
-_paired: Registry[PairedAugmentation] = Registry("augmentation for segmentation")
-_paired.register("flip", RandomPairFlip)
-_paired.register("noise", PairedNoise)
-_paired.register("scale_crop", RandomScaleCrop)
+_augmentations: Registry[Augmentation] = Registry(
+    "augmentation",
+    factories={
+        "crop": RandomCrop,
+        "cutout": Cutout,
+        "flip": RandomFlip,
+        "noise": GaussianNoise,
+        "randaugment": RandAugment,
+        "scale_crop": RandomScaleCrop,
+        "shift": RandomShift,
+    },
+)
 
 
 def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
     """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`."""
-    return _build(_alone, step)
-
-
-def build_paired_augmentation(step: str | Mapping[str, Any]) -> PairedAugmentation:
-    """One for images with label maps, named alike: `{"scale_crop": {"size": [64, 64]}}`."""
-    return _build(_paired, step)
-
-
-def _build(registry: Registry[T], step: str | Mapping[str, Any]) -> T:
     if isinstance(step, str):
-        return registry.create(step)
+        return _augmentations.create(step)
     if len(step) != 1:
         raise ValueError(
             f"a step of augmentation is a name, or one name with options, not {dict(step)}"
         )
     ((name, options),) = step.items()
-    return registry.create(name, **(options or {}))
+    return _augmentations.create(name, **(options or {}))

@@ -1,14 +1,13 @@
-"""RandAugment on batches: Cubuk et al., "RandAugment: Practical automated data augmentation", 2020.
+"""The fourteen operations of RandAugment, on batches.
 
-The fourteen operations are Pillow's, as the paper uses them, on floating-point images in [0, 1]:
-what Pillow rounds to 8 bits is not rounded here, except where the operation counts or masks bits
-(`equalize`, `posterize`). Each takes its strength for every image, shape `(samples,)`.
+They are Pillow's, as the paper uses them, on floating-point images in [0, 1]: what Pillow rounds to
+8 bits is not rounded here, except where the operation counts or masks bits (`equalize`,
+`posterize`). Each takes its strength for every image, shape `(samples,)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -20,46 +19,6 @@ STRONGEST = 30
 
 LUMA = (0.299, 0.587, 0.114)
 BRIGHTEST = 255
-
-
-@dataclass(frozen=True)
-class RandAugment:
-    """Applies `operations` random operations of one `magnitude`, 0 to 30, to each image.
-
-    Each is drawn uniformly from `OPERATIONS`, with replacement; those with a direction get a random
-    sign. Images with the same operation are changed together. At magnitude 0 all but `autocontrast`
-    and `equalize`, which have no strength, change nothing.
-    """
-
-    operations: int = 2
-    magnitude: float = 9
-
-    def __post_init__(self) -> None:
-        if self.operations < 0:
-            raise ValueError(f"operations must not be negative, not {self.operations}")
-        if not 0 <= self.magnitude <= STRONGEST:
-            raise ValueError(f"magnitude must be between 0 and {STRONGEST}, not {self.magnitude}")
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        if images.shape[1] not in (1, 3):
-            raise ValueError(
-                f"RandAugment takes gray and RGB images, not images of {images.shape[1]} channels"
-            )
-        samples, device = len(images), generator.device
-        names = list(OPERATIONS)
-        augmented = images.clone()
-        for _ in range(self.operations):
-            drawn = torch.randint(0, len(names), (samples,), generator=generator, device=device)
-            sign = 2.0 * torch.randint(0, 2, (samples,), generator=generator, device=device) - 1
-            strength = sign * (self.magnitude / STRONGEST)
-            for index in sorted(set(drawn.tolist())):
-                chosen = (drawn == index).nonzero().squeeze(1)
-                place = chosen.to(images.device)
-                apply = OPERATIONS[names[index]]
-                augmented[place] = apply(
-                    augmented[place], strength[chosen].to(images.device, images.dtype)
-                )
-        return augmented
 
 
 def autocontrast(images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,9 @@ from equilibria.data import (
     Batches,
     Chain,
     DataSet,
-    PairedAugmentation,
-    PairedChain,
     Selection,
     Source,
     build_augmentation,
-    build_paired_augmentation,
     evenly_spread,
     load_dataset,
     read_into_memory,
@@ -47,13 +44,6 @@ VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
 
 
-class Augmentations(TypedDict, total=False):
-    """The arguments of `train` that say what happens to training images."""
-
-    augmentation: Augmentation | None
-    paired_augmentation: PairedAugmentation | None
-
-
 @dataclass(frozen=True)
 class Experiment:
     """What a recipe stands for, ready to train."""
@@ -62,7 +52,7 @@ class Experiment:
     model: nn.Module
     data: DataSet[Source]
     task: Task
-    augmentations: Augmentations
+    augmentation: Augmentation
     training: Source
     validation: Source | None
     test: Source
@@ -86,7 +76,7 @@ class Experiment:
             model=model,
             data=data,
             task=task,
-            augmentations=_augmentations(recipe, data),
+            augmentation=Chain(tuple(map(build_augmentation, recipe.data.augmentation))),
             training=training,
             validation=validation,
             test=data.test,
@@ -113,7 +103,7 @@ class Experiment:
             self.task,
             self.training,
             self.recipe.training,
-            **self.augmentations,
+            augmentation=self.augmentation,
             validation=self.validation,
             device=device,
             checkpoints=Checkpoints(run.checkpoints),
@@ -179,16 +169,6 @@ def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
         f"{data.name} has no labels: name a task that needs none (task.name), or take one of the "
         "data sets with labels that `equilibria datasets` lists"
     )
-
-
-def _augmentations(recipe: Recipe, data: DataSet[Source]) -> Augmentations:
-    """What happens to a training batch."""
-    steps = recipe.data.augmentation
-    if data.kind == "segmentation":
-        paired = tuple(build_paired_augmentation(step) for step in steps)
-        return {"paired_augmentation": PairedChain(paired) if paired else None}
-    alone = tuple(build_augmentation(step) for step in steps)
-    return {"augmentation": Chain(alone) if alone else None}
 
 
 def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.data import Augmentation, Batches, PairedAugmentation, Selection, Source, Split
+from equilibria.data import Augmentation, Batches, Selection, Source, Split
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.files import Checkpoints, TrainingState
@@ -41,7 +41,6 @@ def fit(
     settings: TrainingSettings,
     *,
     augmentation: Augmentation | None = None,
-    paired_augmentation: PairedAugmentation | None = None,
     validation: Source | None = None,
     device: torch.device | str = "cpu",
     checkpoints: Checkpoints | None = None,
@@ -53,10 +52,9 @@ def fit(
 
     `validation` is evaluated after every epoch. With `checkpoints` the state of the run is kept
     after every epoch, and a run that was interrupted goes on from the last one: on a CPU to the
-    very same numbers. `paired_augmentation` changes images and label maps alike. `on_epoch` and
-    `on_step` are told how it goes (epochs of before an interruption are not told again); an
-    exception they raise ends the training. Of several `processes` each takes its share of every
-    batch, and the first one reports.
+    very same numbers. `on_epoch` and `on_step` are told how it goes (epochs of before an
+    interruption are not told again); an exception they raise ends the training. Of several
+    `processes` each takes its share of every batch, and the first one reports.
     """
     if len(data) == 0:
         raise ValueError("there is nothing to train on: the split holds no sample")
@@ -75,7 +73,6 @@ def fit(
         data=data,
         settings=settings,
         augmentation=augmentation,
-        paired_augmentation=paired_augmentation,
         validation=validation,
         device=torch.device(device),
         checkpoints=checkpoints,
@@ -100,7 +97,6 @@ class _Training:
     data: Source
     settings: TrainingSettings
     augmentation: Augmentation | None
-    paired_augmentation: PairedAugmentation | None
     validation: Source | None
     device: torch.device
     checkpoints: Checkpoints | None
@@ -202,9 +198,7 @@ class _Training:
         """Add the gradient of a batch, times `share`; return its loss over all processes."""
         indices, images, targets = batch
         if self.augmentation is not None and len(images):
-            images = self.augmentation(images, generator)
-        if self.paired_augmentation is not None and len(images):
-            images, targets = self.paired_augmentation(images, targets, generator)
+            images, targets = self.augmentation(images, targets, generator)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
             self.solves.batch(indices) as record,

@@ -8,12 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.data.augment import (
+    Augmentation,
+    Chain,
+    Cutout,
     GaussianNoise,
-    PairedAugmentation,
-    PairedChain,
-    PairedNoise,
-    RandomPairFlip,
+    RandAugment,
+    RandomCrop,
+    RandomFlip,
     RandomScaleCrop,
+    RandomShift,
 )
 
 IGNORE = 255
@@ -30,17 +33,17 @@ def blocks(samples: int = 6, height: int = 24, width: int = 36) -> tuple[Tensor,
     return ((labels + 1) / 10)[:, None].repeat(1, 3, 1, 1), labels
 
 
-PAIRED: list[PairedAugmentation] = [
+MOVING: list[Augmentation] = [
     RandomScaleCrop((20, 30), (1.0, 1.0)),
     RandomScaleCrop((40, 30), (1.0, 1.0)),
-    RandomPairFlip(),
-    PairedChain((RandomScaleCrop((30, 30), (1.0, 1.0)), RandomPairFlip())),
+    RandomFlip(),
+    Chain((RandomScaleCrop((30, 30), (1.0, 1.0)), RandomFlip())),
 ]
 
 
-@pytest.mark.parametrize("augmentation", PAIRED, ids=str)
+@pytest.mark.parametrize("augmentation", MOVING, ids=str)
 def test_pixels_that_are_only_moved_keep_their_labels_exactly(
-    augmentation: PairedAugmentation,
+    augmentation: Augmentation,
 ) -> None:
     images, labels = augmentation(*blocks(), chance())
     expected = torch.where(labels == IGNORE, 0.0, (labels + 1) / 10)
@@ -116,10 +119,8 @@ def test_each_image_has_a_scale_of_its_own_within_the_limits() -> None:
     assert 36 < int(heights.max()) <= 40
 
 
-@pytest.mark.parametrize("augmentation", [*PAIRED, RandomScaleCrop((20, 20))], ids=str)
-def test_the_seed_decides_everything(
-    augmentation: PairedAugmentation, device: torch.device
-) -> None:
+@pytest.mark.parametrize("augmentation", [*MOVING, RandomScaleCrop((20, 20))], ids=str)
+def test_the_seed_decides_everything(augmentation: Augmentation, device: torch.device) -> None:
     images, labels = (tensor.to(device) for tensor in blocks())
     first = augmentation(images, labels, chance(1))
     again = augmentation(images, labels, chance(1))
@@ -132,9 +133,17 @@ def test_the_seed_decides_everything(
 
 def test_what_moves_nothing_leaves_labels_alone() -> None:
     images, labels = blocks()
-    changed, kept = PairedNoise(0.1)(images, labels, chance())
+    changed, kept = GaussianNoise(0.1)(images, labels, chance())
     assert kept is labels
-    torch.testing.assert_close(changed, GaussianNoise(0.1)(images, chance()))
+    assert not torch.equal(changed, images)
+
+
+@pytest.mark.parametrize(
+    "augmentation", [RandomCrop(2), RandomShift(1), Cutout(3), RandAugment()], ids=str
+)
+def test_what_cannot_move_label_maps_refuses_them(augmentation: Augmentation) -> None:
+    with pytest.raises(ValueError, match="take scale_crop, flip or noise for segmentation"):
+        augmentation(*blocks(), chance())
 
 
 def test_kinds_are_kept_and_empty_batches_work() -> None:
@@ -152,8 +161,8 @@ def test_bad_options_and_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match="smaller one first"):
         RandomScaleCrop((4, 4), (2.0, 1.0))
     with pytest.raises(ValueError, match="probability"):
-        RandomPairFlip(2.0)
+        RandomFlip(2.0)
     with pytest.raises(ValueError, match="same size"):
-        RandomPairFlip()(images, labels[:, :-1], chance())
+        RandomFlip()(images, labels[:, :-1], chance())
     with pytest.raises(ValueError, match="cannot hold"):
         RandomScaleCrop((4, 4), ignore_index=-1)(images, labels.to(torch.uint8), chance())
