@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -141,20 +142,17 @@ class ProcessGroup(Processes):
 
     def gathered(self, values: Tensor) -> Tensor:
         """The vectors of all processes, one after another."""
-        sizes = torch.zeros(self.count, dtype=torch.int64)
-        sizes[self.rank] = len(values)
-        sizes = self.total(sizes)
-        start = int(sizes[: self.rank].sum())
-        joint = torch.zeros(int(sizes.sum()), dtype=torch.float64)
-        joint[start : start + len(values)] = values.to(joint)
-        return self.total(joint).to(values)
+        return torch.cat(self._said_by_all(values.cpu())).to(values.device)
 
     def first_message(self, own: str | None) -> str | None:
         """What the first process says that has something to say; None if nobody has."""
-        said: list[str | None] = [None] * self.count
+        return next((said for said in self._said_by_all(own) if said is not None), None)
+
+    def _said_by_all(self, own: Any) -> list[Any]:
+        said = [None] * self.count
         with _noticing_the_lost():
             distributed.all_gather_object(said, own)
-        return next((message for message in said if message is not None), None)
+        return said
 
     def _copy(self, values: Tensor) -> Tensor:
         values = values.detach()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -166,7 +167,8 @@ class _Training:
             part=(self.processes.rank, self.processes.count),
         )
         totals = _Totals(self.device)
-        for group in _groups(batches.indexed(), self.settings.accumulate):
+        batch = batches.indexed()
+        while group := list(islice(batch, self.settings.accumulate)):
             totals.learning_rate = set_learning_rate(
                 self.optimizer, self.settings, self.step, self.steps_per_epoch
             )
@@ -283,18 +285,6 @@ class _Totals:
         self.counts_correct = True
         self.learning_rate = 0.0
         self.solves: list[Solved] = []
-
-
-def _groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Batches in groups of `size`; the last group may be smaller."""
-    group: list[Batch] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 def choose_device(name: str = "auto") -> torch.device:
     """The device called `name`; "auto" is the first of cuda, mps and cpu that is there."""
-    present = present_devices()
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    present = [*(kind for kind, is_there in there.items() if is_there), "cpu"]
     if name == "auto":
         return torch.device(present[0])
     try:
@@ -22,16 +23,6 @@ def choose_device(name: str = "auto") -> torch.device:
         choices = " or ".join(["auto", *present])
         raise ValueError(f"there is no device {name!r} here: use {choices}") from None
     return device
-
-
-def present_devices() -> list[str]:
-    """The kinds of device there are, the fastest first."""
-    devices = ["cpu"]
-    if torch.backends.mps.is_available():
-        devices.insert(0, "mps")
-    if torch.cuda.is_available():
-        devices.insert(0, "cuda")
-    return devices
 
 
 class Processes:

@@ -72,22 +72,13 @@ def synchronized_norms(norms: Iterable[nn.Module], processes: Processes) -> Iter
     changed = [(norm, type(norm)) for norm in norms]
     try:
         for norm, kind in changed:
-            norm.__class__ = _synchronized(kind)
+            norm.__class__ = type(f"Synchronized{kind.__name__}", (SynchronizedNorm, kind), {})
             norm.__dict__["processes"] = processes
         yield
     finally:
         for norm, kind in changed:
             norm.__class__ = kind
             norm.__dict__.pop("processes", None)
-
-
-def can_be_synchronized(module: nn.Module) -> bool:
-    """Whether a module is a batch norm that computes as torch's own do."""
-    return isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
-
-
-def _synchronized(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Synchronized{kind.__name__}", (SynchronizedNorm, kind), {})
 
 
 def _statistics(values: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,7 +141,12 @@ def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[Non
         if isinstance(layer, EquilibriumLayer)
         for module in layer.cell.modules()
     }
-    norms = [m for m in model.modules() if can_be_synchronized(m) and m not in inside]
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
+        if module not in inside
+    ]
     scales = [m for m in model.modules() if isinstance(m, RunningScale)]
     synchronized = {*norms, *(m for m in model.modules() if isinstance(m, nn.SyncBatchNorm))}
     left_out = any(isinstance(m, _BatchNorm) and m not in synchronized for m in model.modules())
