@@ -45,7 +45,7 @@ def predict(
         where = choose_device(device)
         files = find_images(images)
         experiment = trained(run, device=where, weights="best" if best else "last")
-        if not experiment.predicts_classes:
+        if not experiment.task.names_classes:
             task = experiment.recipe.task.name
             raise ValueError(f"a run of the task {task!r} has no classes to predict")
         if isinstance(experiment.task, Segmentation):

@@ -31,6 +31,8 @@ class Task(ABC):
 
     score: ClassVar[str] = "accuracy"
     """The figure that the best of several models has most of."""
+    names_classes: ClassVar[bool] = False
+    """Whether models say classes, of images or of their pixels."""
     draws_pictures: ClassVar[bool] = False
     """Whether models give pictures back, whose values are in [0, 1] as those they get."""
     starts_at_zero: ClassVar[bool] = False

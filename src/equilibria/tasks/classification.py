@@ -28,6 +28,8 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
 class Classification(Task):
     """Cross-entropy over classes; in training the targets are softened by `label_smoothing`."""
 
+    names_classes: ClassVar[bool] = True
+
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class AdversarialClassification(Task):
     """
 
     score: ClassVar[str] = "robust_accuracy"
+    names_classes: ClassVar[bool] = True
 
     eps: float
     norm: Norm = "l2"

@@ -23,6 +23,7 @@ class Segmentation(Task):
 
     score: ClassVar[str] = "mean_iou"
     unit: ClassVar[str] = "labelled pixel"
+    names_classes: ClassVar[bool] = True
 
     ignore_index: int = 255
 

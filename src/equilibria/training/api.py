@@ -140,7 +140,7 @@ def predict(
     if model is None:
         experiment = trained(Path(str(run_or_model)), device=_device(device), weights=weights)
         model = experiment.model
-        if not experiment.predicts_classes:
+        if not experiment.task.names_classes:
             raise ValueError(
                 f"a run of the task {experiment.recipe.task.name!r} has no classes to predict"
             )

@@ -27,7 +27,6 @@ from equilibria.data import (
 from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
-    AdversarialClassification,
     Classification,
     Evaluation,
     Segmentation,
@@ -125,11 +124,6 @@ class Experiment:
         batches = Batches(test, self.recipe.training.evaluation_batch_size)
         with self.solving():
             return self.task.evaluate(self.model, batches, gather)
-
-    @property
-    def predicts_classes(self) -> bool:
-        """Whether its model says classes, of images or of their pixels."""
-        return isinstance(self.task, Classification | AdversarialClassification | Segmentation)
 
     def solving(self) -> AbstractContextManager[Record]:
         """The layers of the model as they solve in an evaluation."""
