@@ -13,7 +13,7 @@ NAME = "Equilibria"
 
 def default_name(kind: str) -> str:
     """What a layer takes for `kind`, "solver" or "gradient", if asked to choose by itself."""
-    names = {"solver": eq.list_solvers, "gradient": eq.list_gradients}[kind]()
+    names = {"solver": eq.solvers.list_solvers, "gradient": eq.gradients.list_gradients}[kind]()
     default = str(inspect.signature(eq.EquilibriumLayer).parameters[kind].default)
     return "auto" if "auto" in names else default
 
@@ -42,12 +42,12 @@ def layer(
     """The cell with the default (or the named) solver, and the default gradient rule."""
     return eq.EquilibriumLayer(
         cell=cell,
-        solver=eq.get_solver(
+        solver=eq.solvers.get_solver(
             solver or default_name("solver"),
             tolerance=tolerance,
             max_iterations=options.pop("max_iterations", MAX_ITERATIONS),
         ),
-        gradient=eq.get_gradient(
+        gradient=eq.gradients.get_gradient(
             default_name("gradient"),
             tolerance=backward_tolerance,
             max_iterations=MAX_ITERATIONS,

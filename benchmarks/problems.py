@@ -107,7 +107,7 @@ def with_norm(operator: KernelOperator, shape: tuple[int, ...], norm: float) -> 
 
 
 def _opteq(W: eq.LinearOperator) -> eq.Cell:
-    return eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W))
+    return eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W))
 
 
 def _mostly_active(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Contestant:
 
     def build(self, *, in_channels: int, num_classes: int) -> nn.Module:
         options = dict(self.options)
-        if "pool" in eq.model_options(self.model) and "node" not in self.model:
+        if "pool" in eq.models.model_options(self.model) and "node" not in self.model:
             options.setdefault("pool", HEAD_POOL)
         return eq.create_model(
             self.model, in_channels=in_channels, num_classes=num_classes, **options
@@ -68,7 +68,7 @@ def contestants(names: Sequence[str] | None = None) -> list[Contestant]:
     known = {contestant.name: contestant for contestant in FAMILY}
     chosen = []
     for name in names:
-        eq.model_card(known[name].model if name in known else name)
+        eq.models.model_card(known[name].model if name in known else name)
         chosen.append(known.get(name) or Contestant(name, name, name))
     return chosen
 

@@ -78,7 +78,7 @@ def fit(
     return Outcome(
         name=contestant.name,
         seed=settings.seed,
-        parameters=eq.parameter_count(model),
+        parameters=eq.models.parameter_count(model),
         correct=result.correct,
         samples=result.samples,
         training_accuracy=history[-1].accuracy,

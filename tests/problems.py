@@ -60,7 +60,7 @@ def _energy_problem(activation: str, states: Tensor, slack: Tensor, W: Tensor) -
     """
     H = W @ W.T
     x = slack - states @ H
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), activation)
+    cell = eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W), activation)
     slope = cell.activation.derivative(slack)
     identity = torch.eye(len(H), dtype=torch.float64)
     jacobian = torch.stack(
@@ -209,7 +209,7 @@ WITH_OBJECTIVE = {name for name in PROBLEMS if name not in ("linear_nonsymmetric
 
 
 def layer(
-    cell: eq.Cell, solver: str | eq.Solver = "anderson", **options: object
+    cell: eq.Cell, solver: str | eq.solvers.Solver = "anderson", **options: object
 ) -> eq.EquilibriumLayer:
-    chosen = eq.get_solver(solver, **options) if isinstance(solver, str) else solver
+    chosen = eq.solvers.get_solver(solver, **options) if isinstance(solver, str) else solver
     return eq.EquilibriumLayer(cell=cell, solver=chosen)

@@ -35,3 +35,18 @@ def test_the_signature_stays() -> None:
     assert list(inspect.signature(draw).parameters) == ["center", "size"]
     with pytest.raises(TypeError, match="colour"):
         draw(center=1.0, colour=2)  # type: ignore[call-arg]
+
+
+def test_names_that_left_the_window_are_found_in_their_rooms() -> None:
+    with pytest.warns(DeprecationWarning, match=r"equilibria\.energies\.L1"):
+        assert eq.L1 is eq.energies.L1  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match=r"equilibria\.gradients\.get_gradient"):
+        assert eq.get_adjoint is eq.gradients.get_gradient  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match=r"equilibria\.FeatureRegularizer"):
+        assert eq.FeatureRegulariser is eq.FeatureRegularizer  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_this_name'"):
+        eq.nothing_of_this_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_window_is_small() -> None:
+    assert len(eq.__all__) <= 45

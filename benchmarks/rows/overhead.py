@@ -29,7 +29,7 @@ AIMS = {"anderson": 1.3, "accelerated": 1.15}
 def measure(make: Callable[[Settings], Problem], settings: Settings) -> Iterator[Overhead]:
     problem = make(settings)
     runs: dict[tuple[str, str], Callable[[], int]] = dict(_bare_maps(problem))
-    runs |= {(ours.NAME, name): _our_run(problem, name) for name in eq.list_solvers()}
+    runs |= {(ours.NAME, name): _our_run(problem, name) for name in eq.solvers.list_solvers()}
     if peer.is_installed():
         runs |= {(peer.NAME, name): _peer_run(problem, name) for name in peer.TUNED_OPTIONS}
     with quiet_solves():

@@ -1,216 +1,119 @@
-"""Equilibria: networks whose output is the minimizer of an explicit hidden objective."""
+"""Equilibria: networks whose output is the minimizer of an explicit hidden objective.
 
-from equilibria.activations import (
-    Activation,
-    get_activation,
-    list_activations,
-    register_activation,
-)
+These are the names that most programs need; the rest is in the rooms, as `eq.energies.L1`,
+`eq.solvers.SAM` or `eq.operators.SeparableConv2d`.
+"""
+
+from importlib import import_module
+from typing import Any
+from warnings import warn
+
 from equilibria.context import Context, State
 from equilibria.energies import (
-    HSIC,
-    L1,
-    L2,
-    Branches,
-    Decorrelation,
     Energy,
     FeatureRegularizer,
     GaussianKernel,
-    HeritageDiversity,
-    Incay,
     Input,
-    PolynomialKernel,
     Quadratic,
-    Regularizer,
-    SigmoidKernel,
     energy_term,
 )
-from equilibria.equilibrium import (
-    BatchCouplingWarning,
-    Cell,
-    EnergyCell,
-    EquilibriumLayer,
-    Solving,
-    jacobian_penalty,
-    random_iterate,
-    solving,
-    spectral_radius,
-)
-from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
-from equilibria.gradients import (
-    GradientRule,
-    Implicit,
-    OneStep,
-    Phantom,
-    Symmetry,
-    Unrolled,
-    get_gradient,
-    list_gradients,
-    register_gradient,
-)
-from equilibria.inputs import (
-    AttackResult,
-    Box,
-    Constraint,
-    Deblurring,
-    Denoising,
-    Engine,
-    Inpainting,
-    InputResult,
-    L2Ball,
-    LinfBall,
-    Restoration,
-    SuperResolution,
-    attack,
-    get_engine,
-    list_engines,
-    optimal_input,
-    optimal_value,
-    optimize_input,
-    register_engine,
-    restore,
-)
-from equilibria.models import (
-    EquilibriumClassifier,
-    create_model,
-    describe_model,
-    list_models,
-    model_card,
-    model_options,
-    model_outline,
-    parameter_count,
-    register_model,
-)
-from equilibria.operators import (
-    AveragePool,
-    Compose,
-    Conv2d,
-    Dense,
-    Identity,
-    LinearOperator,
-    SeparableConv2d,
-    as_operator,
-)
+from equilibria.equilibrium import Cell, EnergyCell, EquilibriumLayer, Solving, solving
+from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
+from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
+from equilibria.models import create_model, list_models, register_model
+from equilibria.operators import AveragePool, Conv2d, Dense, LinearOperator
 from equilibria.solvers import (
-    SAM,
     Accelerated,
     Anderson,
-    AndersonTypeOne,
     Auto,
     Broyden,
     ConvergenceError,
     ConvergenceWarning,
     Picard,
     Solution,
-    Solver,
     Status,
-    get_solver,
-    list_solvers,
-    register_solver,
 )
 from equilibria.training import evaluate, load, predict, train
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "HSIC",
-    "L1",
-    "L2",
-    "SAM",
     "Accelerated",
-    "Activation",
     "Anderson",
-    "AndersonTypeOne",
-    "AttackResult",
     "Auto",
     "AveragePool",
-    "BatchCouplingWarning",
     "Box",
-    "Branches",
     "Broyden",
     "Cell",
-    "Compose",
-    "Constraint",
     "Context",
     "Conv2d",
     "ConvergenceError",
     "ConvergenceWarning",
-    "Deblurring",
-    "Decorrelation",
-    "Denoising",
     "Dense",
     "Energy",
     "EnergyCell",
-    "EnergyObjective",
-    "Engine",
-    "EquilibriumClassifier",
     "EquilibriumLayer",
     "FeatureRegularizer",
     "GaussianKernel",
-    "GradientRule",
-    "HeritageDiversity",
-    "Identity",
     "Implicit",
-    "Incay",
-    "Inpainting",
     "Input",
-    "InputResult",
     "L2Ball",
     "LinearOperator",
     "LinfBall",
-    "NoObjectiveError",
-    "Objective",
     "OneStep",
     "Phantom",
     "Picard",
-    "PolynomialKernel",
     "Quadratic",
-    "Regularizer",
-    "Restoration",
-    "SeparableConv2d",
-    "SigmoidKernel",
     "Solution",
-    "Solver",
     "Solving",
     "State",
     "Status",
-    "SuperResolution",
-    "Symmetry",
     "Unrolled",
     "__version__",
-    "as_operator",
     "attack",
     "create_model",
-    "describe_model",
     "energy_term",
     "evaluate",
-    "get_activation",
-    "get_engine",
-    "get_gradient",
-    "get_solver",
-    "jacobian_penalty",
-    "list_activations",
-    "list_engines",
-    "list_gradients",
     "list_models",
-    "list_solvers",
     "load",
-    "model_card",
-    "model_options",
-    "model_outline",
-    "optimal_input",
-    "optimal_value",
     "optimize_input",
-    "parameter_count",
     "predict",
-    "random_iterate",
-    "register_activation",
-    "register_engine",
-    "register_gradient",
     "register_model",
-    "register_solver",
     "restore",
     "solving",
-    "spectral_radius",
     "train",
 ]
+
+_ROOMS = (
+    "activations",
+    "energies",
+    "equilibrium",
+    "gradients",
+    "inputs",
+    "models",
+    "operators",
+    "solvers",
+)
+_RENAMED = {
+    "FeatureRegulariser": "FeatureRegularizer",
+    "Regulariser": "Regularizer",
+    "get_adjoint": "get_gradient",
+    "list_adjoints": "list_gradients",
+    "register_adjoint": "register_gradient",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of before version 0.2, most of which are in their rooms alone now."""
+    present = _RENAMED.get(name, name)
+    for room in ("", *_ROOMS):
+        place = f"equilibria.{room}".rstrip(".")
+        module = import_module(place)
+        if present in module.__all__:
+            warn(
+                f"equilibria.{name} is now {place}.{present}; the old name works until 0.3",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return getattr(module, present)
+    raise AttributeError(f"module 'equilibria' has no attribute {name!r}")

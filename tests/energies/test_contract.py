@@ -14,7 +14,7 @@ from equilibria.context import Packing, state_tensors
 from equilibria.energies import Branches, HeritageDiversity
 from equilibria.operators import AveragePool
 
-pytestmark = pytest.mark.filterwarnings("ignore::equilibria.BatchCouplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::equilibria.equilibrium.BatchCouplingWarning")
 
 Case = tuple[tuple[int, ...], Callable[[], eq.Energy]]
 
@@ -79,7 +79,7 @@ def gaussian(
     return make
 
 
-def regularized(regularizer: eq.Regularizer) -> Callable[[], eq.Energy]:
+def regularized(regularizer: eq.energies.Regularizer) -> Callable[[], eq.Energy]:
     def make() -> eq.Energy:
         W = recurrence(4, 3)
         term = eq.FeatureRegularizer(W, regularizer, 0.02, step="gradient")
@@ -104,15 +104,15 @@ CASES: dict[str, Case] = {
     "mopteq-frozen": ((2, 4, 4), mopteq((1, 2, 2), sign="freeze")),
     "mopteq-without-diversity": ((2, 4, 4), mopteq((1, 2), diversity=0.0)),
     "mopteq-without-heritage": ((2, 4, 4), mopteq((1, 2), heritage=False)),
-    "mopteq-polynomial": ((2, 4, 4), with_kernel(eq.PolynomialKernel)),
-    "mopteq-sigmoid": ((2, 4, 4), with_kernel(eq.SigmoidKernel)),
+    "mopteq-polynomial": ((2, 4, 4), with_kernel(eq.energies.PolynomialKernel)),
+    "mopteq-sigmoid": ((2, 4, 4), with_kernel(eq.energies.SigmoidKernel)),
     "polynomial": (
         (2, 4, 4),
-        lambda: eq.PolynomialKernel(injection(2, 3)) + eq.Quadratic(recurrence(3, 4).T),
+        lambda: eq.energies.PolynomialKernel(injection(2, 3)) + eq.Quadratic(recurrence(3, 4).T),
     ),
     "sigmoid": (
         (2, 4, 4),
-        lambda: eq.SigmoidKernel(injection(2, 3)) + eq.Quadratic(recurrence(3, 4).T),
+        lambda: eq.energies.SigmoidKernel(injection(2, 3)) + eq.Quadratic(recurrence(3, 4).T),
     ),
     "geq": ((2, 4, 4), gaussian()),
     "geq-whole-map": ((2, 4, 4), gaussian(patch=None, channel_split=1, hidden=None)),
@@ -121,10 +121,10 @@ CASES: dict[str, Case] = {
         (2, 4, 4),
         lambda: Branches([gaussian(scale=s)() for s in (1, 2)]),
     ),
-    "l2": ((2, 4, 4), regularized(eq.L2())),
-    "incay": ((2, 4, 4), regularized(eq.Incay())),
-    "decorrelation": ((2, 4, 4), regularized(eq.Decorrelation())),
-    "hsic": ((2, 4, 4), regularized(eq.HSIC())),
+    "l2": ((2, 4, 4), regularized(eq.energies.L2())),
+    "incay": ((2, 4, 4), regularized(eq.energies.Incay())),
+    "decorrelation": ((2, 4, 4), regularized(eq.energies.Decorrelation())),
+    "hsic": ((2, 4, 4), regularized(eq.energies.HSIC())),
     "mopteq-without-both": ((2, 4, 4), mopteq((1, 2), diversity=0.0, heritage=False)),
 }
 

@@ -233,13 +233,13 @@ def test_a_wrong_value_is_explained() -> None:
 def test_input_options() -> None:
     assert eq.Input(eq.Dense(2, 3)).bias is not None
     assert eq.Input(eq.Dense(2, 3), bias=False).bias is None
-    assert eq.Input(eq.Identity()).bias is None
+    assert eq.Input(eq.operators.Identity()).bias is None
     bias = nn.Parameter(torch.ones(3))
     term = eq.Input(eq.Dense(2, 3), bias=bias)
     assert term.bias is bias
     x = torch.zeros(1, 2)
     assert torch.equal(term.inject(x)["c"], torch.ones(1, 3))
     with pytest.raises(ValueError, match="give the bias as a tensor"):
-        eq.Input(eq.Identity(), bias=True)
+        eq.Input(eq.operators.Identity(), bias=True)
     with pytest.raises(KeyError, match="the context holds no tensor 'z'; it has"):
         term.inject(x)["z"]

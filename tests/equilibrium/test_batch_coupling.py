@@ -16,12 +16,12 @@ from tests.problems import CoupledMean
 def from_energy() -> eq.EquilibriumLayer:
     W = 0.5 * torch.eye(3)
     energy = eq.Input(torch.eye(3)) + eq.Quadratic(W)
-    return eq.EquilibriumLayer(energy + eq.FeatureRegularizer(W, eq.Decorrelation(), 0.01))
+    return eq.EquilibriumLayer(energy + eq.FeatureRegularizer(W, eq.energies.Decorrelation(), 0.01))
 
 
 def from_deep_cell() -> eq.EquilibriumLayer:
     unit = UnitLayer(0.5 * torch.eye(3), torch.eye(3))
-    cell = DeepOptEqCell([unit], regularizer=eq.Decorrelation(), gamma=0.01)
+    cell = DeepOptEqCell([unit], regularizer=eq.energies.Decorrelation(), gamma=0.01)
     return eq.EquilibriumLayer(cell=cell)
 
 
@@ -61,7 +61,7 @@ def test_a_solver_may_couple_the_batch_too() -> None:
     """SAM selects by a regularizer; one that relates samples makes the batch one problem."""
     cell = DeepOptEqCell([UnitLayer(0.5 * torch.eye(3), torch.eye(3))])
     x = torch.randn(4, 3) + 1
-    for regularizer, problems in ((eq.L2(), 4), (eq.Decorrelation(), 1)):
-        layer = eq.EquilibriumLayer(cell=cell, solver=eq.SAM(regularizer=regularizer))
+    for regularizer, problems in ((eq.energies.L2(), 4), (eq.energies.Decorrelation(), 1)):
+        layer = eq.EquilibriumLayer(cell=cell, solver=eq.solvers.SAM(regularizer=regularizer))
         assert layer.train().solve(x).status.shape == (problems,)
         assert layer.couples_batch is regularizer.couples_batch

@@ -57,7 +57,7 @@ def test_the_penalty_trains() -> None:
     """Its gradient agrees with finite differences, and descending it makes the map contract."""
     torch.manual_seed(0)
     W = torch.nn.Parameter(0.4 * torch.randn(5, 4, dtype=torch.float64))
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "tanh")
+    cell = eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W), "tanh")
     x = torch.randn(3, 5, dtype=torch.float64)
     state = eq.EquilibriumLayer(cell=cell, solver=eq.Anderson(tolerance=1e-8)).solve(x).state
 

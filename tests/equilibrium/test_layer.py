@@ -11,6 +11,7 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import Context
+from equilibria.operators import Identity
 from tests.problems import linear_nonsymmetric, relu_active_set
 
 
@@ -117,7 +118,7 @@ def test_reports_hold_no_state() -> None:
 def test_contraction_bound() -> None:
     W = 0.5 * torch.eye(3)
     x = torch.zeros(1, 3)
-    energy = eq.Input(eq.Identity()) + 2.0 * eq.Quadratic(W)
+    energy = eq.Input(Identity()) + 2.0 * eq.Quadratic(W)
     layer = eq.EquilibriumLayer(energy, activation="relu")
     assert layer.contraction_bound(x) == pytest.approx(0.5)
     quarter = eq.EquilibriumLayer(energy, activation="sigmoid")
@@ -166,8 +167,8 @@ def test_randomness_lives_in_the_context() -> None:
             assert isinstance(image, Tensor)
             return context["mask"] * image
 
-    cell = Dropout(eq.Input(eq.Identity()) + eq.Quadratic(0.8 * torch.eye(20)))
-    cell.symmetry = eq.Symmetry.NONE
+    cell = Dropout(eq.Input(Identity()) + eq.Quadratic(0.8 * torch.eye(20)))
+    cell.symmetry = eq.gradients.Symmetry.NONE
     layer = eq.EquilibriumLayer(cell=cell, strict=True)
     x = torch.rand(4, 20, requires_grad=True)
     y = layer(x)
@@ -178,13 +179,13 @@ def test_randomness_lives_in_the_context() -> None:
     torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / 0.36))
 
 
-@pytest.mark.parametrize("name", eq.list_gradients())
+@pytest.mark.parametrize("name", eq.gradients.list_gradients())
 def test_every_rule_pairs_with_every_solver(name: str) -> None:
     problem = relu_active_set()
-    for solver in [name for name in eq.list_solvers() if name != "sam"]:
+    for solver in [name for name in eq.solvers.list_solvers() if name != "sam"]:
         layer = eq.EquilibriumLayer(
             cell=problem.cell,
-            solver=eq.get_solver(solver, tolerance=1e-9, max_iterations=999),
+            solver=eq.solvers.get_solver(solver, tolerance=1e-9, max_iterations=999),
             gradient=eq.Unrolled(steps=60) if name == "unrolled" else name,
         )
         x = problem.x.clone().requires_grad_()
@@ -206,7 +207,7 @@ def test_a_step_of_ones_own_is_the_one_that_is_differentiated() -> None:
             assert isinstance(image, Tensor)
             return 0.5 * image
 
-    energy = eq.Input(eq.Identity()) + eq.Quadratic(0.6 * torch.eye(2, dtype=torch.float64))
+    energy = eq.Input(Identity()) + eq.Quadratic(0.6 * torch.eye(2, dtype=torch.float64))
     x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
     patched = eq.EnergyCell(energy)
     plain = patched.step

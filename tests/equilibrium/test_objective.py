@@ -44,7 +44,7 @@ def inputs(shape: str) -> Tensor:
     return torch.randn(*size, dtype=torch.float64)
 
 
-def solved(cell: OptEqCell, x: Tensor) -> tuple[Tensor, eq.Objective, eq.Solution]:
+def solved(cell: OptEqCell, x: Tensor) -> tuple[Tensor, eq.equilibrium.Objective, eq.Solution]:
     layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER, strict=True)
     solution = layer.solve(x)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def solved(cell: OptEqCell, x: Tensor) -> tuple[Tensor, eq.Objective, eq.Solutio
 CASES = [
     (shape, activation, mu)
     for shape in SHAPES
-    for activation in eq.list_activations()
+    for activation in eq.activations.list_activations()
     for mu in ((1.0, 1.7) if activation in ("relu", "tanh") else (1.0,))
 ]
 
@@ -217,7 +217,7 @@ def test_the_objective_falls_along_a_picard_iteration(seed: int, norm: float, al
     W *= norm / torch.linalg.matrix_norm(W, 2)
     c = torch.randn(3, 6, generator=generator, dtype=torch.float64)
     for activation in ("relu", "tanh", "softplus"):
-        cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), activation, alpha)
+        cell = eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W), activation, alpha)
         layer = eq.EquilibriumLayer(
             cell=cell, solver=eq.Picard(tolerance=1e-6, max_iterations=30)
         ).train()
@@ -244,7 +244,7 @@ def test_a_coupled_energy_has_one_value() -> None:
     def decorrelate(y: Tensor, x: Tensor) -> Tensor:
         return 0.01 * (y.T @ y).square().sum()
 
-    energy = eq.Input(eq.Identity()) + 0.1 * decorrelate
+    energy = eq.Input(eq.operators.Identity()) + 0.1 * decorrelate
     layer = eq.EquilibriumLayer(energy, activation="relu", solver=SOLVER, strict=True)
     x = torch.rand(4, 3, dtype=torch.float64)
     solution = layer.solve(x)

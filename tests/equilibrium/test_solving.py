@@ -191,9 +191,9 @@ def test_when_to_stop_is_an_object(solver: str) -> None:
     """And each sample stops by it on its own, also after others were dropped from the batch."""
     run = layer()
     x = inputs(12) * torch.logspace(-2, 1, 12, dtype=torch.float64)[:, None]
-    plain = run.solve(x, solver=eq.get_solver(solver, tolerance=1e-10))
+    plain = run.solve(x, solver=eq.solvers.get_solver(solver, tolerance=1e-10))
     criterion = SmallestEntry(0.5)
-    found = run.solve(x, solver=eq.get_solver(solver, stop=criterion, tolerance=1e-10))
+    found = run.solve(x, solver=eq.solvers.get_solver(solver, stop=criterion, tolerance=1e-10))
     largest = plain.state.amax(dim=1)  # type: ignore[union-attr]
     # The iteration grows towards the equilibrium from below, where the map is monotone or nearly.
     clear = (largest < 0.45) | (largest > 0.6)
@@ -261,7 +261,7 @@ def test_a_function_of_several_inputs_is_an_energy() -> None:
 
 def test_an_energy_bound_of_each_sample() -> None:
     torch.manual_seed(0)
-    kernel = eq.PolynomialKernel(eq.Dense(3, 6).double(), 2, form="printed")
+    kernel = eq.energies.PolynomialKernel(eq.Dense(3, 6).double(), 2, form="printed")
     run = eq.EquilibriumLayer(
         kernel + eq.Quadratic(eq.Dense(2, 6, norm="bound", zeta=0.5).double())
     )

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.operators import Identity
 from tests.problems import PROBLEMS, linear_nonsymmetric, relu_active_set
 
 
-def gradient(rule: eq.GradientRule, x: Tensor, cell: eq.Cell) -> Tensor:
+def gradient(rule: eq.gradients.GradientRule, x: Tensor, cell: eq.Cell) -> Tensor:
     solver = eq.Anderson(tolerance=1e-12, max_iterations=2000)
     layer = eq.EquilibriumLayer(cell=cell, solver=solver, gradient=rule)
     x = x.clone().requires_grad_()
@@ -99,7 +100,7 @@ def test_checkpointing_keeps_fewer_tensors() -> None:
 
 
 def test_unrolled_says_when_it_diverged() -> None:
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(1e3 * torch.eye(2)), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(1e3 * torch.eye(2)), "relu")
     layer = eq.EquilibriumLayer(cell=cell, gradient=eq.Unrolled(steps=40)).eval()
     with pytest.warns(eq.ConvergenceWarning, match="diverged"):
         layer(torch.ones(2, 2))
@@ -117,12 +118,12 @@ def test_more_steps_come_closer_to_the_exact_gradient() -> None:
 
 
 def test_rules_say_whether_they_are_exact() -> None:
-    exact = {name: eq.get_gradient(name).exact for name in eq.list_gradients()}
+    exact = {name: eq.gradients.get_gradient(name).exact for name in eq.gradients.list_gradients()}
     expected = {"one_step": False, "phantom": False, "unrolled": False}
     assert exact == {"implicit": True, "auto": True, **expected}
-    for name in eq.list_gradients():
+    for name in eq.gradients.list_gradients():
         if not exact[name]:
-            assert "**Approximate**" in (type(eq.get_gradient(name)).__doc__ or "")
+            assert "**Approximate**" in (type(eq.gradients.get_gradient(name)).__doc__ or "")
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,8 @@ def test_rules_say_whether_they_are_exact() -> None:
         (lambda: eq.Implicit(tolerance=-1.0), ValueError, "tolerance"),
         (lambda: eq.Implicit(max_iterations=0), ValueError, "max_iterations"),
         (lambda: eq.Implicit(method="lu"), ValueError, "method"),  # type: ignore[arg-type]
-        (lambda: eq.get_gradient("implict"), ValueError, "did you mean 'implicit'"),
-        (lambda: eq.get_gradient("phantom", step=2), TypeError, "step"),
+        (lambda: eq.gradients.get_gradient("implict"), ValueError, "did you mean 'implicit'"),
+        (lambda: eq.gradients.get_gradient("phantom", step=2), TypeError, "step"),
     ],
 )
 def test_bad_options_are_refused(make: object, error: type[Exception], message: str) -> None:

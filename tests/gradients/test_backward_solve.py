@@ -94,7 +94,7 @@ def test_conjugate_gradients_report_an_indefinite_operator() -> None:
 def test_indefinite_systems_fall_back_to_gmres_and_are_right() -> None:
     """‖W‖ > 1 but the equilibrium exists: I − JᵀS is indefinite, conjugate gradients break down."""
     W = torch.diag(torch.tensor([1.3, 0.5], dtype=torch.float64))
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "identity")
+    cell = eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W), "identity")
     exact = torch.tensor([[1 / (1 - 1.69), 1 / 0.75]], dtype=torch.float64)
     x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     layer = eq.EquilibriumLayer(

@@ -11,6 +11,7 @@ from torch.func import functional_call
 import equilibria as eq
 from equilibria.context import Context
 from equilibria.models import DeepOptEqCell, OptEqCell, UnitLayer
+from equilibria.operators import Identity
 from tests.problems import PROBLEMS, CoupledMean
 
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=3000)
@@ -43,7 +44,7 @@ def dense_cells() -> dict[str, eq.Cell]:
         return W, eq.Dense(2, width)
 
     cells: dict[str, eq.Cell] = {}
-    for activation in eq.list_activations():
+    for activation in eq.activations.list_activations():
         W, U = operators(4)
         cells[f"opteq-{activation}"] = OptEqCell(W, U, activation=activation)
     W, U = operators(4)
@@ -114,7 +115,7 @@ def test_second_derivatives_against_finite_differences(name: str) -> None:
 
 def test_third_derivative() -> None:
     """y = tanh(w²y + x) in one dimension, against finite differences of the second derivative."""
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(torch.tensor([[0.8]])), "tanh")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(torch.tensor([[0.8]])), "tanh")
     layer = double_layer(cell)
 
     def derivatives(at: float) -> tuple[Tensor, Tensor, Tensor]:

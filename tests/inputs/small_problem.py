@@ -12,7 +12,7 @@ import equilibria as eq
 HIDDEN = 6
 
 
-def smooth_model(seed: int = 0, activation: str = "softplus") -> eq.EquilibriumClassifier:
+def smooth_model(seed: int = 0, activation: str = "softplus") -> eq.models.EquilibriumClassifier:
     """A dense equilibrium with 4 inputs and 3 outputs."""
     torch.manual_seed(seed)
     W = 0.5 * torch.randn(HIDDEN, HIDDEN) / HIDDEN**0.5
@@ -22,7 +22,7 @@ def smooth_model(seed: int = 0, activation: str = "softplus") -> eq.EquilibriumC
         solver=eq.Anderson(tolerance=1e-12, max_iterations=500),
         gradient=eq.Implicit(tolerance=1e-12),
     )
-    model = eq.EquilibriumClassifier(nn.Linear(4, 5), layer, nn.Linear(HIDDEN, 3)).double()
+    model = eq.models.EquilibriumClassifier(nn.Linear(4, 5), layer, nn.Linear(HIDDEN, 3)).double()
     return model.requires_grad_()
 
 

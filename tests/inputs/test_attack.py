@@ -27,7 +27,7 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels, reduction="none")
 
 
-def dense_model(gradient: str, seed: int = 0) -> eq.EquilibriumClassifier:
+def dense_model(gradient: str, seed: int = 0) -> eq.models.EquilibriumClassifier:
     """A small smooth equilibrium in float64, far from a map that contracts quickly."""
     torch.manual_seed(seed)
     W = 0.9 * torch.linalg.qr(torch.randn(6, 6))[0]
@@ -37,7 +37,7 @@ def dense_model(gradient: str, seed: int = 0) -> eq.EquilibriumClassifier:
         solver=eq.Anderson(tolerance=1e-12, max_iterations=500),
         gradient=gradient,
     )
-    return eq.EquilibriumClassifier(nn.Linear(4, 5), layer, nn.Linear(6, 3)).double()
+    return eq.models.EquilibriumClassifier(nn.Linear(4, 5), layer, nn.Linear(6, 3)).double()
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])

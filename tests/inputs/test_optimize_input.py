@@ -393,10 +393,10 @@ def test_a_stem_may_give_the_cell_several_inputs(groups: Tensor | None) -> None:
     (gradient,) = torch.autograd.grad(loss(outputs).sum() + ridge(leaf).sum(), leaf)
     assert float(gradient.norm(dim=1).max()) <= 1e-6
     torch.testing.assert_close(found.outputs(), outputs.detach())
-    value = eq.optimal_value(found).sum()
+    value = eq.inputs.optimal_value(found).sum()
     (own,) = torch.autograd.grad(value, model.second.weight)
     fixed = model(found.x if groups is None else found.x[groups])
     (exact,) = torch.autograd.grad(loss(fixed).sum(), model.second.weight)
     torch.testing.assert_close(own, exact, rtol=1e-6, atol=1e-8)
-    moved = eq.optimal_input(found).sum()
+    moved = eq.inputs.optimal_input(found).sum()
     assert bool(torch.autograd.grad(moved, model.second.weight)[0].any())

@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def optimum(model: eq.EquilibriumClassifier, case: str, start: Tensor = X0) -> InputResult:
+def optimum(model: eq.models.EquilibriumClassifier, case: str, start: Tensor = X0) -> InputResult:
     found = optimize_input(
         model, squared_distance(), start, **CASES[case], iterations=400, tolerance=1e-9
     )
@@ -37,7 +37,7 @@ def optimum(model: eq.EquilibriumClassifier, case: str, start: Tensor = X0) -> I
 
 
 def difference_quotients(
-    model: eq.EquilibriumClassifier, value: Callable[[], float], step: float = 1e-5
+    model: eq.models.EquilibriumClassifier, value: Callable[[], float], step: float = 1e-5
 ) -> list[float]:
     """d value/dθ along a random direction of each parameter.
 
@@ -55,12 +55,12 @@ def difference_quotients(
     return quotients
 
 
-def directions(model: eq.EquilibriumClassifier) -> list[Tensor]:
+def directions(model: eq.models.EquilibriumClassifier) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     return [torch.randn(p.shape, generator=generator).double() for p in model.parameters()]
 
 
-def along(model: eq.EquilibriumClassifier, gradients: Any) -> list[float]:
+def along(model: eq.models.EquilibriumClassifier, gradients: Any) -> list[float]:
     pairs = zip(directions(model), gradients, strict=True)
     return [float((d * g).sum()) for d, g in pairs]
 

@@ -31,13 +31,13 @@ SHRUNK: dict[str, Callable[[Any], Any]] = {
 def equilibrium_models() -> list[str]:
     """One name a kind: the presets of other sizes are made by the same functions."""
     small = [n for n in eq.list_models() if n.endswith("-small") and "imagenet" not in n]
-    kinds = [n for n in small if isinstance(eq.model_outline(n), EquilibriumClassifier)]
+    kinds = [n for n in small if isinstance(eq.models.model_outline(n), EquilibriumClassifier)]
     return [*kinds, "deep-opteq-199k"]
 
 
 def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
     """A small version of a registered model with tight tolerances, on 3 classes."""
-    options = eq.model_options(name)
+    options = eq.models.model_options(name)
     shrunk = {key: SHRUNK[key](value) for key, value in options.items() if key in SHRUNK}
     defaults = {"num_classes": 3, "in_channels": 2, "tolerance": 1e-12, "max_iterations": 2000}
     if "init_scale" in options:

@@ -63,7 +63,7 @@ def test_takes_images_of_all_kinds(
         assert objective.value(solution.state).shape == (2,)
         assert (objective.residual(solution.state) < 1e-2).all()
     else:
-        with pytest.raises(eq.NoObjectiveError):
+        with pytest.raises(eq.equilibrium.NoObjectiveError):
             model.objective(batch)
     bound = model.contraction_bound(batch)
     assert bound is None or ((bound > 0) & (bound < 1)).all()
@@ -130,7 +130,7 @@ def test_second_derivatives(name: str) -> None:
     """A gradient penalty trains: its derivative agrees with finite differences."""
     # monDEQ takes only activations with a known scaled proximal operator.
     smooth = "leaky_relu" if name.startswith("mondeq") else "softplus"
-    takes = "activation" in eq.model_options(name)
+    takes = "activation" in eq.models.model_options(name)
     model = settled(small_model(name, **({"activation": smooth} if takes else {})))
     batch = images().requires_grad_()
     parameter = model.stem[0].weight  # type: ignore[index]
@@ -172,7 +172,7 @@ def test_a_copy_is_the_same_and_independent(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 def test_a_saved_and_loaded_model_is_the_same(name: str, norm: str, tmp_path: Path) -> None:
-    if eq.model_options(name).get("norm") not in ("bound", "estimate"):
+    if eq.models.model_options(name).get("norm") not in ("bound", "estimate"):
         pytest.skip("has no norm control")
     model = small_model(name, norm=norm)
     gradients(model, images())
@@ -294,7 +294,7 @@ def test_frozen_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("gradient", eq.list_gradients())
+@pytest.mark.parametrize("gradient", eq.gradients.list_gradients())
 @pytest.mark.filterwarnings("ignore::equilibria.ConvergenceWarning")  # 20 unrolled steps
 def test_activation_checkpointing(name: str, reentrant: bool, gradient: str) -> None:
     model = settled(small_model(name, gradient=gradient))

@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.energies import L1, L2, Decorrelation, Incay, Regularizer
 from equilibria.models import DeepOptEqCell, DeepOptEqObjective, UnitLayer
 
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
@@ -210,7 +211,10 @@ def test_no_layers_is_an_error() -> None:
 
 
 def regularized(
-    widths: tuple[int, ...], regularizer: eq.Regularizer, placement: str, gamma: float = 0.1
+    widths: tuple[int, ...],
+    regularizer: Regularizer,
+    placement: str,
+    gamma: float = 0.1,
 ) -> tuple[DeepOptEqCell, Tensor]:
     plain, _ = deep(widths, 0.8)
     cell = DeepOptEqCell(
@@ -222,13 +226,18 @@ def regularized(
     return cell, torch.randn(4, 3, dtype=torch.float64)
 
 
-REGULARISERS = [eq.L2(), eq.L1(), eq.Incay(), eq.Decorrelation()]
+REGULARISERS = [
+    L2(),
+    L1(),
+    Incay(),
+    Decorrelation(),
+]
 
 
 @pytest.mark.parametrize("regularizer", REGULARISERS, ids=str)
 @pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6)])
 def test_the_exact_placement_is_stationary_and_the_papers_is_not(
-    widths: tuple[int, ...], regularizer: eq.Regularizer
+    widths: tuple[int, ...], regularizer: Regularizer
 ) -> None:
     residuals = {}
     for placement in ("exact", "paper"):
@@ -246,7 +255,7 @@ def test_the_exact_placement_is_stationary_and_the_papers_is_not(
 
 def test_the_objective_with_a_regularizer_is_least_at_the_equilibrium() -> None:
     """L = 2, convex R: Corollary 1's objective plus γR, against other outputs of the map."""
-    for regularizer in (eq.L2(), eq.L1()):
+    for regularizer in (L2(), L1()):
         cell, x = regularized((5, 3), regularizer, "exact")
         state, objective = solved(cell, x)
         least = objective.value(state)
@@ -256,20 +265,20 @@ def test_the_objective_with_a_regularizer_is_least_at_the_equilibrium() -> None:
 
 
 def test_the_feature_is_the_proximal_point() -> None:
-    cell, x = regularized((5, 3), eq.L1(), "exact", gamma=0.3)
+    cell, x = regularized((5, 3), L1(), "exact", gamma=0.3)
     layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER)
     with torch.no_grad():
         feature, state = layer(x), layer.solve(x).state
-    torch.testing.assert_close(feature, eq.L1().proximal(state, 0.3), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(feature, L1().proximal(state, 0.3), rtol=1e-9, atol=1e-9)
     assert (feature == 0).any()
     assert layer.contraction_bound(x) is None
     with pytest.raises(ValueError, match="placement"):
-        regularized((5,), eq.L2(), "middle")
+        regularized((5,), L2(), "middle")
 
 
 def test_a_regularized_model_trains() -> None:
     model = eq.create_model(
-        "deep-opteq-small", channels=6, widths=(4, 5), regularizer=eq.L2(), gamma=0.05
+        "deep-opteq-small", channels=6, widths=(4, 5), regularizer=L2(), gamma=0.05
     ).double()
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     model(images).square().sum().backward()

@@ -42,7 +42,7 @@ def small(**options: Any) -> EquilibriumClassifier:
     }
     if options.get("kernel", "gaussian") != "gaussian":
         del defaults["channel_split"], defaults["hidden"]
-    if isinstance(options.get("solver"), eq.Solver):
+    if isinstance(options.get("solver"), eq.solvers.Solver):
         del defaults["tolerance"], defaults["max_iterations"]
     return geq(**with_solving({**defaults, **options})).double()
 

@@ -373,6 +373,6 @@ def test_errors_say_what_to_do() -> None:
         made(groups=0)
     with pytest.raises(ValueError, match=r"expected images of shape \(batch, 2, height, width\)"):
         made()(images()[:, :1])
-    with pytest.raises(eq.NoObjectiveError):
+    with pytest.raises(eq.equilibrium.NoObjectiveError):
         made().objective(images())
     assert made().contraction_bound(images()) is None

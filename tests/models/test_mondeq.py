@@ -326,5 +326,5 @@ def test_errors_say_what_to_do() -> None:
         mondeq(stem_depth=0, downsample=2)
     with pytest.raises(ValueError, match="divisible by 4, not 6×6"):
         mondeq(channels=(4, 4, 4))(torch.randn(1, 3, 6, 6))
-    with pytest.raises(eq.NoObjectiveError):
+    with pytest.raises(eq.equilibrium.NoObjectiveError):
         mondeq(channels=4).objective(torch.randn(1, 3, 4, 4))

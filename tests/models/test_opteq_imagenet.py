@@ -132,7 +132,7 @@ def test_images_of_any_size(size: int, channels: int, device: torch.device) -> N
 
 
 @pytest.mark.parametrize("gradient", ["auto", eq.Unrolled(steps=5)])
-def test_gradients_reach_every_parameter(gradient: str | eq.GradientRule) -> None:
+def test_gradients_reach_every_parameter(gradient: str | eq.gradients.GradientRule) -> None:
     model = tiny(gradient=gradient)
     F.cross_entropy(model(images()), torch.tensor([0, 1, 2])).backward()
     for name, parameter in model.named_parameters():
@@ -176,7 +176,7 @@ def test_decorrelation(placement: str) -> None:
     batch = images(8)
     with torch.no_grad():
         before = Decorrelation().value(plain.features(batch))
-        with pytest.warns(eq.BatchCouplingWarning, match="depends on the others"):
+        with pytest.warns(eq.equilibrium.BatchCouplingWarning, match="depends on the others"):
             features = model.features(batch)
         after = Decorrelation().value(features)
     assert model.last_solution is not None

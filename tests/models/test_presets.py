@@ -44,7 +44,7 @@ SMALL = [
 
 @pytest.mark.parametrize("name", list(COUNTS))
 def test_parameter_counts(name: str) -> None:
-    assert eq.parameter_count(eq.model_outline(name)) == COUNTS[name]
+    assert eq.models.parameter_count(eq.models.model_outline(name)) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -52,7 +52,7 @@ def test_parameter_counts(name: str) -> None:
 def test_small_models_take_small_images(name: str, channels: int, size: int) -> None:
     torch.manual_seed(0)
     model = eq.create_model(name, in_channels=channels, num_classes=4).eval()
-    assert eq.parameter_count(model) < 150_000
+    assert eq.models.parameter_count(model) < 150_000
     with torch.no_grad():
         logits = model(torch.randn(2, channels, size, size))
     assert logits.shape == (2, 4)
@@ -69,21 +69,21 @@ def test_a_model_is_described_without_being_built(name: str) -> None:
     assert found.card.summary
     assert found.card.paper
     assert sum(part.parameters for part in found.parts) == found.parameters
-    outline = eq.model_outline(name)
+    outline = eq.models.model_outline(name)
     assert all(parameter.is_meta for parameter in outline.parameters())
 
 
 CLASSIFIERS = [
     name
     for name in eq.list_models()
-    if "num_classes" in eq.model_options(name) and not name.startswith("few-shot")
+    if "num_classes" in eq.models.model_options(name) and not name.startswith("few-shot")
 ]
 
 
 @pytest.mark.parametrize("name", [n for n in CLASSIFIERS if "imagenet" not in n])
 def test_all_presets_run_at_a_fraction_of_their_width(name: str) -> None:
     """The structure of every preset, with few channels: one forward and one backward pass."""
-    options = eq.model_options(name)
+    options = eq.models.model_options(name)
     shrink = {key: SHRUNK[key](value) for key, value in options.items() if key in SHRUNK}
     if name.startswith(("resnet", "node", "anode")):
         shrink = {}

@@ -35,7 +35,7 @@ def test_an_unknown_name_names_the_nearest() -> None:
 
 
 def test_options_are_listed_with_the_presets_values() -> None:
-    options = eq.model_options("deep-opteq-199k")
+    options = eq.models.model_options("deep-opteq-199k")
     assert options["channels"] == 48
     assert options["alpha"] == 0.8
     assert {"num_classes", "in_channels", "tolerance", "max_iterations"} <= set(options)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.operators import Identity
 from equilibria.solvers import Memory
 from tests.problems import PROBLEMS, layer
 
@@ -19,14 +20,14 @@ def hard_problem() -> tuple[eq.EnergyCell, Tensor]:
     W = torch.randn(64, 64, generator=generator, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
     x = torch.randn(8, 64, generator=generator, dtype=torch.float64) + 1
-    return eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "relu"), x
+    return eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu"), x
 
 
 def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
     """Counts, not times: they are what a solver is for, and the machine does not change them."""
     cell, x = hard_problem()
     counts = {}
-    for solver in eq.list_solvers():
+    for solver in eq.solvers.list_solvers():
         run = layer(cell, solver, tolerance=1e-6, max_iterations=2000)
         counts[solver] = run.solve(x).evaluations
     assert counts["accelerated"] < 0.6 * counts["picard"]
@@ -42,13 +43,13 @@ def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
         (eq.Picard(), 0),
         (eq.Accelerated(), 1),
         (eq.Anderson(memory=5), 10),
-        (eq.AndersonTypeOne(memory=5), 12),
+        (eq.solvers.AndersonTypeOne(memory=5), 12),
         (eq.Broyden(rank=6), 13),
     ],
     ids=str,
 )
 def test_memory_is_bounded_whatever_the_number_of_iterations(
-    solver: eq.Solver, vectors: int
+    solver: eq.solvers.Solver, vectors: int
 ) -> None:
     cell, x = hard_problem()
     memories: list[Memory] = []
@@ -76,7 +77,7 @@ def test_auto_chooses_by_what_the_cell_states() -> None:
 
     def energy(zeta: float) -> eq.Energy:
         W = eq.Dense(3, 3, norm="bound", zeta=zeta)
-        return eq.Input(eq.Identity()) + eq.Quadratic(W)
+        return eq.Input(Identity()) + eq.Quadratic(W)
 
     assert chosen(eq.EnergyCell(energy(0.5))) == "Picard"
     assert chosen(eq.EnergyCell(energy(0.9))) == "Accelerated"
@@ -86,7 +87,7 @@ def test_auto_chooses_by_what_the_cell_states() -> None:
     assert chosen(nonsymmetric.cell, nonsymmetric.x) == "Anderson"
     images = torch.rand(2, 8, 32, 32)
     W = eq.Conv2d(8, 8, 3, norm="bound", zeta=0.9)
-    assert chosen(eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W)), images) == "Anderson"
+    assert chosen(eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W)), images) == "Anderson"
     # A map that only happens to contract strongly states nothing.
-    unbounded = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(0.1 * torch.eye(3)))
+    unbounded = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(0.1 * torch.eye(3)))
     assert chosen(unbounded) == "Accelerated"

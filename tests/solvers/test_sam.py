@@ -11,12 +11,13 @@ from torch import Tensor
 import equilibria as eq
 from equilibria.context import Context
 from equilibria.models import DeepOptEqCell, UnitLayer
+from equilibria.solvers import SAM
 
 
 class Projection(eq.Cell):
     """T projects on the plane {z : ⟨a, z⟩ = x}: every point of it is a fixed point."""
 
-    symmetry = eq.Symmetry.PLAIN
+    symmetry = eq.gradients.Symmetry.PLAIN
 
     def __init__(self, a: Tensor) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ X = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
 LEAST = X * A / A.square().sum()
 
 
-def distance(solver: eq.Solver) -> float:
+def distance(solver: eq.solvers.Solver) -> float:
     layer = eq.EquilibriumLayer(cell=Projection(A), solver=solver)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", eq.ConvergenceWarning)
@@ -47,7 +48,7 @@ def distance(solver: eq.Solver) -> float:
 
 def test_it_approaches_the_fixed_point_of_least_norm() -> None:
     plain = distance(eq.Picard(tolerance=1e-10))
-    distances = [distance(eq.SAM(max_iterations=k)) for k in (20, 200, 2000)]
+    distances = [distance(SAM(max_iterations=k)) for k in (20, 200, 2000)]
     assert plain > 1, "plain iteration lands where it started"
     assert distances == sorted(distances, reverse=True)
     assert distances[0] < plain
@@ -62,7 +63,7 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
     x = torch.zeros(1, 5, dtype=torch.float64)
     start = torch.rand(1, 5, dtype=torch.float64) @ W
 
-    class FromPoint(eq.Regularizer):
+    class FromPoint(eq.energies.Regularizer):
         """½‖z − p‖² with p outside the cone: the least is p's projection on it."""
 
         def value(self, z: Tensor) -> Tensor:
@@ -75,33 +76,33 @@ def test_on_an_opteq_map_with_a_cone_of_fixed_points() -> None:
     p = y @ W
     target = y.relu() @ W
 
-    def found(solver: eq.Solver) -> float:
+    def found(solver: eq.solvers.Solver) -> float:
         layer = eq.EquilibriumLayer(cell=cell, solver=solver)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", eq.ConvergenceWarning)
             return float((layer.solve(x, start=start).state - target).norm())
 
     plain = found(eq.Picard(tolerance=1e-10))
-    selected = [found(eq.SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 200, 2000)]
+    selected = [found(SAM(regularizer=FromPoint(), max_iterations=k)) for k in (20, 200, 2000)]
     assert selected == sorted(selected, reverse=True)
     # The rate is k^−c: 0.16 of the way is left at 2000.
     assert selected[-1] < 0.2 * plain
 
 
 def test_the_schedule_is_theorem_5s() -> None:
-    solver = eq.SAM(lipschitz=0.5, rho=0.5, c=0.2)
+    solver = SAM(lipschitz=0.5, rho=0.5, c=0.2)
     beta, shrinkage = solver.schedule(16)
     assert beta == pytest.approx(0.25 / 4)
     assert shrinkage == pytest.approx(0.25 / 16**0.2)
     assert solver.gamma == 1.0
     with pytest.raises(ValueError, match=r"rho \+ 2c < 1"):
-        eq.SAM(rho=0.8, c=0.2)
+        SAM(rho=0.8, c=0.2)
     with pytest.raises(ValueError, match="lipschitz"):
-        eq.SAM(lipschitz=0.0)
+        SAM(lipschitz=0.0)
 
 
 def test_the_state_is_an_image_and_its_status_is_true() -> None:
-    layer = eq.EquilibriumLayer(cell=Projection(A), solver=eq.SAM(tolerance=1e-3, max_iterations=7))
+    layer = eq.EquilibriumLayer(cell=Projection(A), solver=SAM(tolerance=1e-3, max_iterations=7))
     solution = layer.train().solve(X, trace="states")
     assert solution.evaluations == 7
     assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
@@ -119,8 +120,8 @@ def test_unrolled_training_with_sam() -> None:
     cell = DeepOptEqCell([UnitLayer(W, eq.Dense(3, 6).double(), activation="tanh", alpha=0.8)])
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     outputs = {}
-    for regularizer in (eq.L2(), eq.Incay()):
-        solver = eq.SAM(regularizer=regularizer, tolerance=1e-2)
+    for regularizer in (eq.energies.L2(), eq.energies.Incay()):
+        solver = SAM(regularizer=regularizer, tolerance=1e-2)
         layer = eq.EquilibriumLayer(cell=cell, solver=solver, gradient=eq.Unrolled(steps=8))
         output = layer(x)
         outputs[type(regularizer).__name__] = output

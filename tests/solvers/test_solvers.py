@@ -13,11 +13,12 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import Context, map_state, state_tensors
+from equilibria.operators import Identity
 from equilibria.solvers import FixedPointProblem, Memory
 from tests.problems import PROBLEMS, WITH_OBJECTIVE, CoupledMean, layer, relu_active_set
 
 # SAM selects among fixed points, which needs a map with many: it has tests of its own.
-SOLVERS = [name for name in eq.list_solvers() if name != "sam"]
+SOLVERS = [name for name in eq.solvers.list_solvers() if name != "sam"]
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
@@ -79,7 +80,7 @@ def test_a_sample_alone_and_beside_a_hard_one_give_the_same_answer(
     solver: str, drop_share: float
 ) -> None:
     W = torch.diag(torch.tensor([0.3, 0.2, 0.99, 0.98], dtype=torch.float64))
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     easy = torch.tensor([[1.0, 2.0, -1.0, -1.0]], dtype=torch.float64)
     hard = torch.tensor([[1.0, -2.0, 1.0, 3.0]], dtype=torch.float64)
     run = layer(cell, solver, tolerance=1e-8, max_iterations=3000, drop_share=drop_share)
@@ -96,7 +97,7 @@ def test_finished_samples_are_dropped_and_change_nothing(solver: str) -> None:
     torch.manual_seed(3)
     W = torch.randn(8, 8, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     x = torch.randn(16, 8, dtype=torch.float64) + torch.linspace(-2, 2, 16).double()[:, None]
     options = {"tolerance": 1e-9, "max_iterations": 5000}
     kept = layer(cell, solver, drop_share=1.0, **options).solve(x)
@@ -132,7 +133,7 @@ def test_nan_or_inf_in_one_sample_marks_only_that_sample(
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_map_that_is_not_contractive_says_so(solver: str) -> None:
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(3 * torch.eye(3)), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(3 * torch.eye(3)), "relu")
     with pytest.warns(eq.ConvergenceWarning, match="bound the norm of W"):
         solution = layer(cell, solver, max_iterations=500).eval().solve(torch.ones(2, 3))
     # An extrapolating solver may meet the (repelling) fixed point of the linear piece or not;
@@ -147,7 +148,7 @@ def test_a_tolerance_below_the_precision_is_named(solver: str) -> None:
     torch.manual_seed(0)
     W = torch.randn(40, 40)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "tanh")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "tanh")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = layer(cell, solver, tolerance=1e-12, max_iterations=100).eval()
@@ -187,7 +188,7 @@ def test_an_empty_batch(solver: str) -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_constant_map_does_not_break_anything(solver: str) -> None:
     """The residual after the first step is exactly zero: the Anderson system is singular."""
-    cell = eq.EnergyCell(eq.Input(eq.Identity()), "identity")
+    cell = eq.EnergyCell(eq.Input(Identity()), "identity")
     run = layer(cell, solver, tolerance=1e-12)
     solution = run.solve(torch.randn(3, 4), torch.zeros(3, 4))
     assert solution.converged.all()
@@ -197,7 +198,7 @@ def test_a_constant_map_does_not_break_anything(solver: str) -> None:
 
 def test_a_singular_anderson_system_falls_back_to_a_plain_step() -> None:
     """One-dimensional linear problems make all residuals parallel: the Gram matrix has rank one."""
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(0.9 * torch.eye(1)), "identity")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(0.9 * torch.eye(1)), "identity")
     for ridge in (0.0, 1e-8):
         solution = layer(cell, eq.Anderson(ridge=ridge, tolerance=1e-6, memory=5)).solve(
             torch.ones(2, 1)
@@ -277,21 +278,21 @@ OPTIONS = [
     (eq.Anderson(tolerance=1e-2), eq.Anderson(tolerance=1e-6)),
     (eq.Anderson(max_iterations=3), eq.Anderson(max_iterations=300)),
     (eq.Anderson(drop_share=0.1), eq.Anderson(drop_share=1.0)),
-    (eq.AndersonTypeOne(memory=1), eq.AndersonTypeOne(memory=6)),
-    (eq.AndersonTypeOne(ridge=1e1), eq.AndersonTypeOne()),
-    (eq.AndersonTypeOne(cap=1e-3), eq.AndersonTypeOne()),
-    (eq.AndersonTypeOne(restart_growth=1.01), eq.AndersonTypeOne()),
+    (eq.solvers.AndersonTypeOne(memory=1), eq.solvers.AndersonTypeOne(memory=6)),
+    (eq.solvers.AndersonTypeOne(ridge=1e1), eq.solvers.AndersonTypeOne()),
+    (eq.solvers.AndersonTypeOne(cap=1e-3), eq.solvers.AndersonTypeOne()),
+    (eq.solvers.AndersonTypeOne(restart_growth=1.01), eq.solvers.AndersonTypeOne()),
     (eq.Broyden(rank=1), eq.Broyden(rank=6)),
     (eq.Broyden(restart_growth=1.01), eq.Broyden()),
 ]
 
 
 @pytest.mark.parametrize(("one", "other"), OPTIONS, ids=str)
-def test_every_option_changes_behavior(one: eq.Solver, other: eq.Solver) -> None:
+def test_every_option_changes_behavior(one: eq.solvers.Solver, other: eq.solvers.Solver) -> None:
     torch.manual_seed(1)
     W = torch.randn(12, 12, dtype=torch.float64)
     W *= 0.99 / torch.linalg.matrix_norm(W, 2)
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     x = 3 * torch.randn(9, 12, dtype=torch.float64)
     outcomes = []
     for solver in (one, other):
@@ -313,11 +314,11 @@ def test_every_option_changes_behavior(one: eq.Solver, other: eq.Solver) -> None
         (lambda: eq.Anderson(memory=0), "memory"),
         (lambda: eq.Anderson(damping=1.5), "damping"),
         (lambda: eq.Anderson(ridge=-1.0), "ridge"),
-        (lambda: eq.AndersonTypeOne(memory=0), "memory"),
-        (lambda: eq.AndersonTypeOne(cap=0.0), "cap"),
+        (lambda: eq.solvers.AndersonTypeOne(memory=0), "memory"),
+        (lambda: eq.solvers.AndersonTypeOne(cap=0.0), "cap"),
         (lambda: eq.Broyden(rank=0), "rank"),
         (lambda: eq.Broyden(restart_growth=1.0), "restart_growth"),
-        (lambda: eq.get_solver("andersen"), "did you mean 'anderson'"),
+        (lambda: eq.solvers.get_solver("andersen"), "did you mean 'anderson'"),
     ],
 )
 def test_bad_options_are_refused(make: object, message: str) -> None:
@@ -327,13 +328,13 @@ def test_bad_options_are_refused(make: object, message: str) -> None:
 
 def test_an_unknown_option_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"'anderson'.*momentum"):
-        eq.get_solver("anderson", momentum=0.9)
+        eq.solvers.get_solver("anderson", momentum=0.9)
     with pytest.raises(TypeError, match="momentum"):
         eq.Anderson(momentum=0.9)  # type: ignore[call-arg]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeavyBall(eq.Solver[Memory]):
+class HeavyBall(eq.solvers.Solver[Memory]):
     """A third party's solver, in one class."""
 
     def begin(self, start: Tensor) -> Memory:
@@ -344,7 +345,7 @@ class HeavyBall(eq.Solver[Memory]):
 
 
 def test_a_third_party_can_add_a_solver() -> None:
-    eq.register_solver("heavy_ball", HeavyBall, replace=True)
+    eq.solvers.register_solver("heavy_ball", HeavyBall, replace=True)
     try:
         problem = relu_active_set()
         solution = layer(problem.cell, "heavy_ball", tolerance=1e-9, max_iterations=999).solve(
@@ -352,7 +353,7 @@ def test_a_third_party_can_add_a_solver() -> None:
         )
         torch.testing.assert_close(solution.state, problem.fixed_point, rtol=1e-6, atol=1e-6)
         with pytest.raises(ValueError, match="exists already"):
-            eq.register_solver("heavy_ball", HeavyBall)
+            eq.solvers.register_solver("heavy_ball", HeavyBall)
     finally:
         from equilibria.solvers import registry
 
@@ -400,7 +401,7 @@ def test_the_solve_does_not_depend_on_the_scale_of_the_problem(
     W = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     W *= norm / torch.linalg.matrix_norm(W, 2)
     x = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     for solver in SOLVERS:
         run = layer(cell, solver, tolerance=1e-6, max_iterations=3000)
         one, scaled = run.solve(x), run.solve(scale * x)
@@ -417,7 +418,7 @@ def test_the_a_posteriori_error_bound_holds(seed: int, norm: float) -> None:
     W = torch.randn(6, 5, generator=generator, dtype=torch.float64)
     W *= norm / torch.linalg.matrix_norm(W, 2)
     x = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    cell = eq.EnergyCell(eq.Input(eq.Identity()) + eq.Quadratic(W), "relu")
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu")
     truth = layer(cell, "anderson", tolerance=1e-13, max_iterations=9999).solve(x).state
     q = norm**2
     for solver in SOLVERS:

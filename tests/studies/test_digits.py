@@ -53,7 +53,7 @@ def test_every_member_of_the_family_learns(contestant: Contestant) -> None:
     assert outcome.samples == 64
     assert outcome.training_accuracy > 0.3
     assert outcome.seconds > 0
-    if isinstance(contestant.build(in_channels=1, num_classes=10), eq.EquilibriumClassifier):
+    if isinstance(contestant.build(in_channels=1, num_classes=10), eq.models.EquilibriumClassifier):
         assert outcome.share_converged == 1
         assert outcome.mean_iterations is not None
     else:

@@ -16,7 +16,7 @@ from equilibria.tasks import AdversarialClassification
 from equilibria.training import TrainingSettings, fit
 
 
-def small_opteq() -> eq.EquilibriumClassifier:
+def small_opteq() -> eq.models.EquilibriumClassifier:
     torch.manual_seed(0)
     return eq.create_model("opteq-small", in_channels=1, channels=8, width=8, pool=4)
 

@@ -145,7 +145,7 @@ def test_the_jacobian_term_makes_the_map_contract(few_digits: Split) -> None:
         with torch.no_grad():
             inputs = model.stem(few_digits.images[:20])
         found = model.layer.solve(inputs)
-        radius = eq.spectral_radius(model.layer.cell, found.state, found.context)
+        radius = eq.equilibrium.spectral_radius(model.layer.cell, found.state, found.context)
         return float(radius.mean())
 
     assert contraction(30.0) < 0.8 * contraction(0.0)

@@ -37,7 +37,7 @@ def report(images: Tensor) -> TuningReport:
     )
 
 
-def only(report: TuningReport, rule: type[eq.GradientRule]) -> list[Measurement]:
+def only(report: TuningReport, rule: type[eq.gradients.GradientRule]) -> list[Measurement]:
     return [m for m in report.measurements if isinstance(m.setting.gradient, rule)]
 
 
@@ -193,7 +193,7 @@ def test_one_approximate_rule_alone(images: Tensor, adjoint: str) -> None:
         gradients=[adjoint],
         repeats=1,
     )
-    rule = type(eq.get_gradient(adjoint))
+    rule = type(eq.gradients.get_gradient(adjoint))
     others = [m for m in found.measurements if m is not found.present]
     assert len(others) == 4
     assert all(isinstance(m.setting.gradient, rule) for m in others)
