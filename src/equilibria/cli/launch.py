@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -35,10 +34,6 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
 
     logging.disable(logging.CRITICAL)  # The launcher logs every failure, which `work` has told.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    for _, device in socket.if_nameindex():
-        if device in ("lo", "lo0"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", device)
     with tempfile.TemporaryDirectory(prefix="equilibria-") as folder:
         config = LaunchConfig(
             min_nodes=1,

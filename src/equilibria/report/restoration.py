@@ -178,12 +178,12 @@ class Restorer:
         damaged: the images are measurements already; there is no original to compare with.
         mask: an image whose bright pixels are hidden, for inpainting.
         """
-        chance = torch.Generator().manual_seed(self.seed)
+        random = torch.Generator().manual_seed(self.seed)
         output.mkdir(parents=True, exist_ok=True)
         pictures = drawn_files(files, output, "restored", "sheet")
         for start in range(0, len(files), BATCH):
             some = files[start : start + BATCH]
-            originals, seen = self._measure(some, chance, damaged, mask)
+            originals, seen = self._measure(some, random, damaged, mask)
             batch = self.batch(seen)
             count = entries(seen.measured, seen.measurement)
             left = (misfit(batch.generated, seen.measured, seen.measurement) / count).sqrt()
@@ -216,10 +216,10 @@ class Restorer:
 
         progress: goes around the batches, to show how far they are.
         """
-        chance = torch.Generator().manual_seed(self.seed)
+        random = torch.Generator().manual_seed(self.seed)
         originals = self.experiment.some_test_images(count)[0].to(self.device)
         batches = [
-            self.batch(self.damage.corrupt(some, chance))
+            self.batch(self.damage.corrupt(some, random))
             for some in progress(torch.split(originals, BATCH))
         ]
         generated = torch.cat([batch.generated for batch in batches])
@@ -266,7 +266,7 @@ class Restorer:
         return images, _solves(solution, solution.message)
 
     def _measure(
-        self, files: Sequence[Path], chance: torch.Generator, damaged: bool, mask: Path | None
+        self, files: Sequence[Path], random: torch.Generator, damaged: bool, mask: Path | None
     ) -> tuple[Tensor | None, Corrupted]:
         """The original images, if these are they, and what is seen of them."""
         channels, height, width = self.experiment.data.image_shape
@@ -281,7 +281,7 @@ class Restorer:
         images = [read_image(path, frame, is_gray=channels == 1) for path in files]
         batch = torch.stack(images).to(self.device).float() / 255
         if mask is None:
-            seen = self.damage.corrupt(batch, chance)
+            seen = self.damage.corrupt(batch, random)
             if not damaged:
                 return batch, seen
             return None, Corrupted(batch, seen.measurement, seen.noise)

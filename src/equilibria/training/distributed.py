@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -174,6 +175,11 @@ def joined_group(place: Place, device: torch.device) -> Iterator[ProcessGroup]:
     if place.meeting_point is not None:
         file = str(place.meeting_point)
         store = distributed.FileStore(file, place.count)  # type: ignore[attr-defined]
+        # All are on this machine: nothing has to listen on the network.
+        for _, loopback in socket.if_nameindex():
+            if loopback in ("lo", "lo0"):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     distributed.init_process_group(
         "nccl" if nccl else "gloo",
         store=store,
