@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import equilibria
 from equilibria.cli import app
-from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, load_recipe
+from equilibria.training import EpochMetrics, Experiment, NonFiniteError, StepProgress, load_recipe
 
 HEAVY = {"matplotlib", "sklearn", "scipy", "safetensors", "PIL", "pooch", "jinja2", "tensorboard"}
 
@@ -105,7 +105,7 @@ def test_failed_training_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(*arguments: object, **options: object) -> None:
         raise NonFiniteError("the loss is nan: lower the learning rate")
 
-    monkeypatch.setattr("equilibria.training.experiment.train", fail)
+    monkeypatch.setattr(Experiment, "train", fail)
     result = demo(tmp_path / "run")
     assert result.exit_code == 1
     assert "Error: the loss is nan: lower the learning rate" in result.output
