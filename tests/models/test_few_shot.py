@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.inputs import optimal_value, optimize_input
 from equilibria.models import MDEQCell
-from equilibria.models.baselines.plain import conv4
+from equilibria.models.baselines.plain import Conv4
 from equilibria.models.few_shot import (
     BranchesFiLM,
     FewShotClassifier,
@@ -210,7 +210,7 @@ def test_tasks_and_images_of_the_wrong_size_are_refused() -> None:
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_the_network_of_maml(norm: Any) -> None:
-    model = conv4(channels=8, norm=norm, num_classes=3, in_channels=1)
+    model = Conv4(channels=8, norm=norm, num_classes=3, in_channels=1)
     images = torch.rand(4, 1, 28, 28)
     logits = model(images)
     assert logits.shape == (4, 3)
@@ -220,7 +220,7 @@ def test_the_network_of_maml(norm: Any) -> None:
     apart = torch.allclose(logits[:2], model(images[:2]), rtol=1e-4, atol=1e-6)
     assert apart is (norm == "group")
     with pytest.raises(ValueError, match="norm must be 'batch' or 'group'"):
-        conv4(norm="layer")  # type: ignore[arg-type]
+        Conv4(norm="layer")  # type: ignore[arg-type]
 
 
 def test_the_papers_sizes() -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equilibria.models.baselines.hrnet import Fuse, HRNet, hrnet
+from equilibria.models.baselines.hrnet import Fuse, HRNet
 
 
 def tiny(num_classes: int = 4, in_channels: int = 3) -> HRNet:
-    return hrnet(
+    return HRNet(
         num_classes=num_classes,
         in_channels=in_channels,
         width=2,
@@ -25,7 +25,7 @@ def tiny(num_classes: int = 4, in_channels: int = 3) -> HRNet:
 
 def test_parameter_count() -> None:
     with torch.device("meta"):
-        model = hrnet(num_classes=1000)
+        model = HRNet(num_classes=1000)
         assert sum(parameter.numel() for parameter in model.parameters()) == 21_299_004
         branches = model.branches(torch.empty(1, 3, 224, 224))
         features = model.neck(branches)
@@ -96,8 +96,8 @@ def test_fusing_between_resolutions() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        hrnet(width=0)
+        HRNet(width=0)
     with pytest.raises(ValueError, match="must be positive"):
-        hrnet(modules=())
+        HRNet(modules=())
     with pytest.raises(ValueError, match="add a batch dimension"):
         tiny()(torch.randn(3, 32, 32))

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.models.baselines.neural_ode import NeuralODE, neural_ode
+from equilibria.models.baselines.neural_ode import NeuralODE
 
 
 def tiny(
     augment: int = 0, adjoint: bool = True, tolerance: float = 1e-8, activation: str = "softplus"
 ) -> NeuralODE:
-    model = neural_ode(
+    model = NeuralODE(
         num_classes=3,
         in_channels=2,
         filters=4,
@@ -101,12 +101,12 @@ def test_augmentation_adds_zero_channels() -> None:
 def test_parameter_counts(options: dict[str, int], parameters: int) -> None:
     """172 k in both papers' tables, plain and augmented."""
     with torch.device("meta"):
-        model = neural_ode(**options)  # type: ignore[arg-type]
+        model = NeuralODE(**options)  # type: ignore[arg-type]
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_the_head_of_the_published_size_sees_every_pixel() -> None:
-    model = neural_ode(filters=2, pool=8)
+    model = NeuralODE(filters=2, pool=8)
     assert isinstance(model.head, nn.Module)
     features = torch.randn(2, 3, 8, 8)
     expected = model.head.classifier(features.flatten(1))  # type: ignore[operator, union-attr]
@@ -136,7 +136,7 @@ def test_evaluations_are_counted() -> None:
 @pytest.mark.parametrize("size", [8, 12])
 @pytest.mark.parametrize("augment", [0, 2])
 def test_images_of_all_kinds(channels: int, size: int, augment: int, device: torch.device) -> None:
-    model = neural_ode(in_channels=channels, filters=4, augment=augment).to(device)
+    model = NeuralODE(in_channels=channels, filters=4, augment=augment).to(device)
     batch = torch.randn(2, channels, size, size, device=device)
     logits = model(batch)
     assert logits.shape == (2, 10)
@@ -180,7 +180,7 @@ def test_a_solve_that_fails_says_why() -> None:
     batch[0, 0, 0, 0] = float("nan")
     with pytest.raises(RuntimeError, match="images that are not finite"):
         tiny()(batch)
-    model = neural_ode(in_channels=2, filters=4, max_steps=1, rtol=1e-9, atol=1e-9).double()
+    model = NeuralODE(in_channels=2, filters=4, max_steps=1, rtol=1e-9, atol=1e-9).double()
     with pytest.raises(RuntimeError, match="raise max_steps"):
         model(images())
 
@@ -196,10 +196,10 @@ def test_without_torchdiffeq_the_error_says_what_to_install(
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="augment must not be negative"):
-        neural_ode(augment=-1)
+        NeuralODE(augment=-1)
     with pytest.raises(ValueError, match="unknown activation"):
-        neural_ode(activation="nothing")
+        NeuralODE(activation="nothing")
     with pytest.raises(ValueError, match="rtol and atol must be positive"):
-        neural_ode(rtol=0.0)
+        NeuralODE(rtol=0.0)
     with pytest.raises(ValueError, match="add a batch dimension"):
         tiny()(torch.randn(2, 8, 8))

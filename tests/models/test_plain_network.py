@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.models import plain_network
+from equilibria.models import PlainNetwork
 
 WIDTHS = (16, 32, 64, 128, 128)
 
@@ -25,8 +25,8 @@ def test_parameter_counts_beside_deep_opteq() -> None:
     shared = {"channels": 48, "stem_depth": 2, "pool": 1, "bias": False}
     with torch.device("meta"):
         deep_opteq = eq.create_model("deep-opteq-199k")
-        same_widths = plain_network(widths=WIDTHS, **shared)
-        same_size = plain_network(widths=(16, 32, 64, 96, 96), **shared)
+        same_widths = PlainNetwork(widths=WIDTHS, **shared)
+        same_size = PlainNetwork(widths=(16, 32, 64, 96, 96), **shared)
     assert count(deep_opteq) == 199_162
     assert count(same_size) == 198_874
     kernels = 9 * sum(a * b for a, b in pairwise(WIDTHS))
@@ -37,7 +37,7 @@ def test_parameter_counts_beside_deep_opteq() -> None:
 
 
 def test_the_equation() -> None:
-    model = plain_network(channels=4, widths=(3, 5, 2), activation="tanh").double().eval()
+    model = PlainNetwork(channels=4, widths=(3, 5, 2), activation="tanh").double().eval()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     x = model.stem(images)
     z = None
@@ -56,7 +56,7 @@ def test_the_equation() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 32])
 def test_forward_and_backward(channels: int, size: int, device: torch.device) -> None:
-    model = plain_network(num_classes=3, in_channels=channels, channels=4, widths=(3, 5)).to(device)
+    model = PlainNetwork(num_classes=3, in_channels=channels, channels=4, widths=(3, 5)).to(device)
     images = torch.randn(3, channels, size, size, device=device)
     F.cross_entropy(model(images), torch.tensor([0, 1, 2], device=device)).backward()
     for name, parameter in model.named_parameters():
@@ -66,14 +66,14 @@ def test_forward_and_backward(channels: int, size: int, device: torch.device) ->
 
 
 def test_he_initialization_for_both_inputs_together() -> None:
-    first, second = plain_network(channels=32, widths=(64, 96)).layers
+    first, second = PlainNetwork(channels=32, widths=(64, 96)).layers
     assert first.U.weight.std().item() == pytest.approx(math.sqrt(2 / 32), rel=0.06)  # type: ignore
     for kernel in (second.W.weight, second.U.weight):  # type: ignore[union-attr]
         assert kernel.std().item() == pytest.approx(math.sqrt(2 / (9 * 64 + 32)), rel=0.06)  # type: ignore
 
 
 def test_evaluation_does_not_depend_on_the_batch() -> None:
-    model = plain_network(channels=4, widths=(3, 5)).double()
+    model = PlainNetwork(channels=4, widths=(3, 5)).double()
     images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
     model(images)
     model.eval()
@@ -85,8 +85,8 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one layer"):
-        plain_network(widths=())
+        PlainNetwork(widths=())
     with pytest.raises(ValueError, match="must be odd"):
-        plain_network(kernel_size=2)
+        PlainNetwork(kernel_size=2)
     with pytest.raises(ValueError, match="add a batch dimension"):
-        plain_network()(torch.randn(3, 8, 8))
+        PlainNetwork()(torch.randn(3, 8, 8))

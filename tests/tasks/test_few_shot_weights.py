@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equilibria.models.baselines.plain import conv4
+from equilibria.models.baselines.plain import Conv4
 from equilibria.tasks import IMAML, MAML, EpisodeBatch, Reptile
 from tests.tasks.test_few_shot import episodes_of
 
@@ -171,7 +171,7 @@ TASKS: dict[str, Any] = {
 @pytest.mark.parametrize("name", list(TASKS))
 def test_no_episode_learns_from_another(name: str) -> None:
     torch.manual_seed(0)
-    model = conv4(in_channels=1, channels=4, num_classes=2).double()
+    model = Conv4(in_channels=1, channels=4, num_classes=2).double()
     kept = copy.deepcopy(model.state_dict())
     images, labels = episodes_of(3)
     together = TASKS[name].evaluate(model, [(images, labels)])
@@ -185,7 +185,7 @@ def test_no_episode_learns_from_another(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_a_step_trains_every_weight(name: str) -> None:
-    model = conv4(in_channels=1, channels=4, num_classes=2, norm="group").double()
+    model = Conv4(in_channels=1, channels=4, num_classes=2, norm="group").double()
     images, labels = episodes_of(2)
     step = TASKS[name].training_step(model, images, labels)
     step.loss.backward()
@@ -196,7 +196,7 @@ def test_a_step_trains_every_weight(name: str) -> None:
         assert bool((parameter.grad != 0).any())
     with pytest.raises(ValueError, match="the model has 3 classes, but the episodes 2 ways"):
         TASKS[name].training_step(
-            conv4(in_channels=1, channels=4, num_classes=3).double(), images, labels
+            Conv4(in_channels=1, channels=4, num_classes=3).double(), images, labels
         )
 
 

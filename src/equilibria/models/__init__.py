@@ -3,16 +3,9 @@
 from equilibria.models.base import EquilibriumClassifier, EquilibriumModel, image_classifier
 from equilibria.models.baselines import presets as _baselines  # noqa: F401  (named models)
 from equilibria.models.baselines.fcn import FCN, fcn
-from equilibria.models.baselines.hrnet import HRNet, hrnet
-from equilibria.models.baselines.neural_ode import NeuralODE, neural_ode
-from equilibria.models.baselines.plain import (
-    Conv4,
-    DnCNN,
-    PlainNetwork,
-    conv4,
-    dncnn,
-    plain_network,
-)
+from equilibria.models.baselines.hrnet import HRNet
+from equilibria.models.baselines.neural_ode import NeuralODE
+from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
 from equilibria.models.baselines.resnet import (
     ResNet,
     resnet,
@@ -117,7 +110,6 @@ __all__ = [
     "ProximalReport",
     "ResNet",
     "UnitLayer",
-    "conv4",
     "convolutional_autoencoder",
     "create_model",
     "deep_opteq",
@@ -125,14 +117,12 @@ __all__ = [
     "deep_opteq_segmentation",
     "deq_restorer",
     "describe_model",
-    "dncnn",
     "equilibrium_segmenter",
     "fcn",
     "few_shot_mdeq",
     "few_shot_opteq",
     "geq",
     "heritage_diversity_loss",
-    "hrnet",
     "image_classifier",
     "is_proximal",
     "list_models",
@@ -145,14 +135,12 @@ __all__ = [
     "mondeq",
     "mopteq",
     "nearest_width",
-    "neural_ode",
     "opteq",
     "opteq_cell",
     "opteq_decoder",
     "opteq_imagenet",
     "parameter_count",
     "perturbed_logits",
-    "plain_network",
     "popteq",
     "psd_factor",
     "reconstructed_perturbations",

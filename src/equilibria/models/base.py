@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equilibria.context import State
 from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
-from equilibria.models.blocks import ImageInput, ImageStem, PooledLinearHead
+from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
 from equilibria.solvers import LinearSolution, Solution, Solver
 
 
@@ -95,7 +95,7 @@ def image_classifier(
     if stem_depth == 0 and channels == in_channels:
         if downsample != 1 or stem_strides:
             raise ValueError("downsample and stem_strides need a stem: set stem_depth to 1 or more")
-        stem = ImageInput(in_channels)
+        stem = ImageLayers(in_channels)  # none
     else:
         stem = ImageStem(
             in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from equilibria.operators import LinearOperator
 
 
-class ImageStem(nn.Sequential):
+class ImageLayers(nn.Sequential):
+    """Layers one after the other on images, which are checked first."""
+
+    def __init__(self, in_channels: int, layers: Iterable[nn.Module] = ()) -> None:
+        super().__init__(*layers)
+        self.in_channels = in_channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.in_channels)
+        features = images
+        for layer in self:
+            features = layer(features)
+        return features
+
+
+class ImageStem(ImageLayers):
     """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, and optional pooling.
 
     The first `strides` convolutions halve the resolution; an average pooling by `downsample` may
@@ -42,27 +59,7 @@ class ImageStem(nn.Sequential):
             layers.append(nn.BatchNorm2d(channels, affine=False))
         if downsample > 1:
             layers.append(nn.AvgPool2d(downsample))
-        super().__init__(*layers)
-        self.in_channels = in_channels
-
-    def forward(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_channels)
-        features = images
-        for layer in self:
-            features = layer(features)
-        return features
-
-
-class ImageInput(nn.Module):
-    """No stem: the images themselves, checked."""
-
-    def __init__(self, in_channels: int) -> None:
-        super().__init__()
-        self.in_channels = in_channels
-
-    def forward(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_channels)
-        return images
+        super().__init__(in_channels, layers)
 
 
 class PooledLinearHead(nn.Module):

@@ -21,10 +21,10 @@ from equilibria.equilibrium import EquilibriumLayer, Inputs, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.baselines.plain import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.blocks import PooledLinearHead, initialize_small
-from equilibria.models.mdeq.cell import MDEQCell, branch_channels
+from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.layers import CellNorm, Reading
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
-from equilibria.models.registry import ModelCard, register_models
+from equilibria.models.registry import ModelCard, register_models, with_options_of
 from equilibria.operators import Conv2d, Identity
 
 
@@ -230,41 +230,28 @@ def few_shot_opteq(
     )
 
 
+@with_options_of(MDEQCell, without=("norm", "dropout"))
 def few_shot_mdeq(
     *,
     num_classes: int = 5,
     in_channels: int = 3,
     channels: int | Sequence[int] = (64, 128),
-    expansion: int = 5,
     head_channels: int = 32,
     final_channels: int = 256,
     task_size: int = 400,
     downsample: int = 1,
-    activation: str | Activation = "relu",
     groups: int = 8,
-    weight_norm: bool = True,
-    init_gain: float = 0.05,
-    feedback: float = 0.1,
     solving: Solving | None = None,
+    **cell: Any,
 ) -> FewShotClassifier:
     """An MDEQ with FiLM on top of the first norm of its residual blocks (C.2, Table 9)."""
-    widths = branch_channels(channels)
-    cell = FiLMCell(
-        widths,
-        expansion=expansion,
-        activation=activation,
-        groups=groups,
-        weight_norm=weight_norm,
-        init_gain=init_gain,
-        feedback=feedback,
-    )
+    made = FiLMCell(channels, groups=groups, **cell)
+    outer: dict[str, Any] = {"norm": "group", "groups": groups}
     return FewShotClassifier(
-        stem=MDEQStem(in_channels, widths[0], downsample=downsample, norm="group", groups=groups),
-        conditioning=BranchesFiLM(task_size, cell.sizes),
-        layer=EquilibriumLayer(cell, solving=solving),
-        head=MDEQHead(
-            widths, head_channels, final_channels, num_classes, norm="group", groups=groups
-        ),
+        stem=MDEQStem(in_channels, made.channels[0], downsample=downsample, **outer),
+        conditioning=BranchesFiLM(task_size, made.sizes),
+        layer=EquilibriumLayer(made, solving=solving),
+        head=MDEQHead(made.channels, head_channels, final_channels, num_classes, **outer),
         task_size=task_size,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -133,20 +133,20 @@ def model_options(name: str) -> dict[str, Any]:
 
 
 def with_options_of(
-    other: Callable[..., Any], *, without: Callable[..., Any] | None = None
+    other: Callable[..., Any], *, without: Iterable[str] = ()
 ) -> Callable[[Factory], Factory]:
     """For a factory that passes its `**options` on: the keywords of `other` are options of its own.
 
-    They show in its signature, and so in `help` and in `model_options`. Those that the factory has
-    itself, or that `without` has, are left out.
+    They show in its signature, and so in `help` and in `model_options`, but for those that the
+    factory has itself and those of `without`.
     """
-    foreign = {} if without is None else inspect.signature(without).parameters
+    left_out = set(without)
 
     def decorate(factory: Factory) -> Factory:
         own = inspect.signature(factory)
         merged = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
         for name, parameter in inspect.signature(other).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and name not in foreign:
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in left_out:
                 merged.setdefault(name, parameter)
         factory.__signature__ = own.replace(parameters=list(merged.values()))  # type: ignore[attr-defined]
         return factory

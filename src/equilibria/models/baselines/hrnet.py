@@ -133,21 +133,28 @@ class ClassificationNeck(nn.Module):
 
 
 class HRNet(nn.Module):
-    """Stem, stage 1 of bottlenecks, later stages of ever more branches, neck, linear classifier."""
+    """Stem, stage 1 of bottlenecks, later stages of ever more branches, neck, linear classifier.
+
+    HRNet-W18 and its like: `width` is that of the finest branch, doubled from one to the next.
+    `modules` are the numbers of modules of stages 2, 3, 4, each with a branch more than the last.
+    Images may have any size; the published network is meant for multiples of 32.
+    """
 
     def __init__(
         self,
-        in_channels: int,
-        num_classes: int,
         *,
-        width: int,
-        modules: Sequence[int],
-        blocks: int,
-        stem_channels: int,
-        head_width: int,
-        features: int,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        width: int = 18,
+        modules: Sequence[int] = (1, 4, 3),
+        blocks: int = BLOCKS,
+        stem_channels: int = 64,
+        head_width: int = 32,
+        features: int = 2048,
     ) -> None:
         super().__init__()
+        if min(width, blocks, stem_channels, head_width, features, *modules) < 1 or not modules:
+            raise ValueError("widths and numbers of blocks and modules must be positive")
         self.in_channels = in_channels
         self.stem = nn.Sequential(
             conv_norm_relu(in_channels, stem_channels, 3, stride=2),
@@ -185,33 +192,3 @@ class HRNet(nn.Module):
         """The feature map that is pooled, at the coarsest resolution."""
         features: Tensor = self.neck(self.branches(images))
         return features
-
-
-def hrnet(
-    *,
-    num_classes: int = 10,
-    in_channels: int = 3,
-    width: int = 18,
-    modules: Sequence[int] = (1, 4, 3),
-    blocks: int = BLOCKS,
-    stem_channels: int = 64,
-    head_width: int = 32,
-    features: int = 2048,
-) -> HRNet:
-    """HRNet-W18 and its like: `width` is that of the finest branch, doubled from one to the next.
-
-    `modules` are the numbers of modules of stages 2, 3, 4, each with a branch more than the last.
-    Images may have any size; the published network is meant for multiples of 32.
-    """
-    if min(width, blocks, stem_channels, head_width, features, *modules) < 1 or not modules:
-        raise ValueError("widths and numbers of blocks and modules must be positive")
-    return HRNet(
-        in_channels,
-        num_classes,
-        width=width,
-        modules=modules,
-        blocks=blocks,
-        stem_channels=stem_channels,
-        head_width=head_width,
-        features=features,
-    )

@@ -58,6 +58,13 @@ class VectorField(nn.Module):
 class NeuralODE(nn.Module):
     """logits = head(z(1)), z(0) = the image with `augment` more channels of zeros.
 
+    Plain on the pixels, with augment > 0 an augmented one. The head averages z(1) to `pool` ×
+    `pool` pixels; for images of that size it is the linear layer on all of z(1) that Dupont et al.
+    use. `adjoint` solves a second ODE for the gradient, whose error the tolerances control, with
+    memory that does not grow with the steps; without it, autograd goes through the steps. At most
+    `max_steps` steps are taken, forward and backward. The ODE of the adjoint jumps wherever ReLU
+    has a kink, so tight tolerances make its steps many: activation="softplus" has none.
+
     dopri5 chooses **one step size for the whole batch**, from an error norm over all samples: the
     answer for a sample depends on what else is in the batch, by as much as the tolerances allow,
     and a sample that is hard to integrate makes all of them slow.
@@ -65,11 +72,14 @@ class NeuralODE(nn.Module):
 
     def __init__(
         self,
-        field: VectorField,
-        head: nn.Module,
         *,
-        in_channels: int,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        filters: int = 32,
         augment: int = 0,
+        time_dependent: bool = True,
+        activation: str | Activation = "relu",
+        pool: int = 8,
         rtol: float = 1e-3,
         atol: float = 1e-3,
         adjoint: bool = True,
@@ -80,8 +90,11 @@ class NeuralODE(nn.Module):
             raise ValueError(f"augment must not be negative, not {augment}")
         if not (rtol > 0 and atol > 0):
             raise ValueError(f"rtol and atol must be positive, not {rtol} and {atol}")
-        self.field = field
-        self.head = head
+        channels = in_channels + augment
+        self.field = VectorField(
+            channels, filters, time_dependent=time_dependent, activation=activation
+        )
+        self.head = PooledLinearHead(channels, num_classes, pool=pool)
         self.in_channels = in_channels
         self.augment = augment
         self.rtol = rtol
@@ -154,40 +167,3 @@ def import_torchdiffeq() -> ModuleType:
         ) from error
     module: ModuleType = torchdiffeq
     return module
-
-
-def neural_ode(
-    *,
-    num_classes: int = 10,
-    in_channels: int = 3,
-    filters: int = 32,
-    augment: int = 0,
-    time_dependent: bool = True,
-    activation: str | Activation = "relu",
-    pool: int = 8,
-    rtol: float = 1e-3,
-    atol: float = 1e-3,
-    adjoint: bool = True,
-    max_steps: int = 1000,
-) -> NeuralODE:
-    """A Neural ODE on the pixels; with augment > 0 an augmented one.
-
-    The head averages z(1) to `pool` × `pool` pixels; for images of that size it is the linear layer
-    on all of z(1) that Dupont et al. use. `adjoint` solves a second ODE for the gradient, whose
-    error the tolerances control, with memory that does not grow with the steps; without it,
-    autograd goes through the steps. At most `max_steps` steps are taken, forward and backward.
-    The ODE of the adjoint jumps wherever ReLU has a kink, so tight tolerances make its steps many:
-    activation="softplus" has none.
-    """
-    return NeuralODE(
-        VectorField(
-            in_channels + augment, filters, time_dependent=time_dependent, activation=activation
-        ),
-        PooledLinearHead(in_channels + augment, num_classes, pool=pool),
-        in_channels=in_channels,
-        augment=augment,
-        rtol=rtol,
-        atol=atol,
-        adjoint=adjoint,
-        max_steps=max_steps,
-    )

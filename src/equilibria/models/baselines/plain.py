@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation, get_activation
-from equilibria.models.blocks import ImageStem, PooledLinearHead, check_images, fitting_groups
+from equilibria.models.blocks import (
+    ImageLayers,
+    ImageStem,
+    PooledLinearHead,
+    check_images,
+    fitting_groups,
+)
 
 Conv4Norm = Literal["batch", "group"]
 DnCNNNorm = Literal["batch", "none"]
@@ -65,13 +71,52 @@ class PlainLayer(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """y = W_{L+1} z_L with z_0 = 0, x = g(image); g and the last layer are those of Deep OptEq."""
+    """y = W_{L+1} z_L with z_0 = 0, x = g(image); g and the last layer are those of Deep OptEq.
 
-    def __init__(self, stem: nn.Module, layers: Sequence[PlainLayer], head: nn.Module) -> None:
+    The weight-untied network of Eq. 1, with the options of `deep_opteq` that apply to it.
+    `channels` is the width of x. With the widths 16, 32, 64, 128, 128 the kernels W_k of
+    n_k × n_{k−1} alone have 244 224 entries, more than the 199 k that Table 3 states for network
+    and Deep OptEq alike: the same widths and the same size exclude each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        channels: int = 32,
+        widths: Sequence[int] = (16, 32),
+        kernel_size: int = 3,
+        input_kernel_size: int = 1,
+        stem_depth: int = 1,
+        stem_strides: int = 0,
+        downsample: int = 1,
+        pool: int = 2,
+        activation: str | Activation = "relu",
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        self.stem = stem
+        if not widths:
+            raise ValueError("a plain network needs at least one layer")
+        if kernel_size % 2 == 0 or input_kernel_size % 2 == 0:
+            raise ValueError(f"kernel sizes must be odd, not {kernel_size}, {input_kernel_size}")
+        layers = [
+            PlainLayer(
+                before,
+                width,
+                channels,
+                kernel_size=kernel_size,
+                input_kernel_size=input_kernel_size,
+                bias=bias,
+                activation=get_activation(activation),
+            )
+            for before, width in zip([None, *widths], widths, strict=False)
+        ]
+        self.stem = ImageStem(
+            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
+        )
         self.layers = nn.ModuleList(layers)
-        self.head = head
+        self.head = PooledLinearHead(widths[-1], num_classes, pool=pool)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))
@@ -85,52 +130,6 @@ class PlainNetwork(nn.Module):
             z = layer(z, x)
         assert z is not None
         return z
-
-
-def plain_network(
-    *,
-    num_classes: int = 10,
-    in_channels: int = 3,
-    channels: int = 32,
-    widths: Sequence[int] = (16, 32),
-    kernel_size: int = 3,
-    input_kernel_size: int = 1,
-    stem_depth: int = 1,
-    stem_strides: int = 0,
-    downsample: int = 1,
-    pool: int = 2,
-    activation: str | Activation = "relu",
-    bias: bool = True,
-) -> PlainNetwork:
-    """The weight-untied network of Eq. 1, with the options of `deep_opteq` that apply to it.
-
-    `channels` is the width of x. With the widths 16, 32, 64, 128, 128 the kernels W_k of
-    n_k × n_{k−1} alone have 244 224 entries, more than the 199 k that Table 3 states for network
-    and Deep OptEq alike: the same widths and the same size exclude each other.
-    """
-    if not widths:
-        raise ValueError("a plain network needs at least one layer")
-    if kernel_size % 2 == 0 or input_kernel_size % 2 == 0:
-        raise ValueError(f"kernel sizes must be odd, not {kernel_size}, {input_kernel_size}")
-    layers = [
-        PlainLayer(
-            before,
-            width,
-            channels,
-            kernel_size=kernel_size,
-            input_kernel_size=input_kernel_size,
-            bias=bias,
-            activation=get_activation(activation),
-        )
-        for before, width in zip([None, *widths], widths, strict=False)
-    ]
-    return PlainNetwork(
-        stem=ImageStem(
-            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
-        ),
-        layers=layers,
-        head=PooledLinearHead(widths[-1], num_classes, pool=pool),
-    )
 
 
 class BatchStatisticsNorm(nn.Module):
@@ -159,7 +158,7 @@ def norm_of_images(norm: Conv4Norm, channels: int, groups: int) -> nn.Module:
     raise ValueError(f"norm must be 'batch' or 'group', not {norm!r}")
 
 
-class StridedBlocks(nn.Sequential):
+class StridedBlocks(ImageLayers):
     """`depth` times a convolution that halves the resolution, a norm, ReLU."""
 
     def __init__(
@@ -173,22 +172,23 @@ class StridedBlocks(nn.Sequential):
                 norm_of_images(norm, channels, groups),
                 nn.ReLU(),
             ]
-        super().__init__(*layers)
-        self.in_channels = in_channels
-
-    def forward(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_channels)
-        features = images
-        for layer in self:
-            features = layer(features)
-        return features
+        super().__init__(in_channels, layers)
 
 
 class Conv4(nn.Module):
-    """Four times convolution (stride 2), norm, ReLU; the mean over pixels; a linear classifier."""
+    """Four times convolution (stride 2), norm, ReLU; the mean over pixels; a linear classifier.
+
+    The explicit network of MAML, Reptile and iMAML; norm="group" keeps samples apart.
+    """
 
     def __init__(
-        self, in_channels: int, channels: int, num_classes: int, *, norm: Conv4Norm, groups: int
+        self,
+        *,
+        num_classes: int = 5,
+        in_channels: int = 3,
+        channels: int = 64,
+        norm: Conv4Norm = "batch",
+        groups: int = 8,
     ) -> None:
         super().__init__()
         self.features = StridedBlocks(in_channels, channels, 4, norm=norm, groups=groups)
@@ -201,23 +201,20 @@ class Conv4(nn.Module):
         return logits
 
 
-def conv4(
-    *,
-    num_classes: int = 5,
-    in_channels: int = 3,
-    channels: int = 64,
-    norm: Conv4Norm = "batch",
-    groups: int = 8,
-) -> Conv4:
-    """The explicit network of MAML, Reptile and iMAML; norm="group" keeps samples apart."""
-    return Conv4(in_channels, channels, num_classes, norm=norm, groups=groups)
-
-
 class DnCNN(nn.Module):
-    """x̂ = ŷ − f(ŷ), with f a chain of `depth` convolutions and ReLUs between them."""
+    """x̂ = ŷ − f(ŷ), with f a chain of `depth` convolutions and ReLUs between them.
+
+    The defaults are the paper's network for noise of a known strength.
+    """
 
     def __init__(
-        self, in_channels: int, channels: int, depth: int, kernel_size: int, norm: DnCNNNorm
+        self,
+        *,
+        in_channels: int = 1,
+        channels: int = 64,
+        depth: int = 17,
+        kernel_size: int = 3,
+        norm: DnCNNNorm = "batch",
     ) -> None:
         super().__init__()
         if depth < 2:
@@ -243,15 +240,3 @@ class DnCNN(nn.Module):
         check_images(measured, self.in_channels)
         restored: Tensor = measured - self.noise(measured)
         return restored
-
-
-def dncnn(
-    *,
-    in_channels: int = 1,
-    channels: int = 64,
-    depth: int = 17,
-    kernel_size: int = 3,
-    norm: DnCNNNorm = "batch",
-) -> DnCNN:
-    """The network of the paper for noise of a known strength."""
-    return DnCNN(in_channels, channels, depth, kernel_size, norm)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from equilibria.models.baselines.fcn import fcn
-from equilibria.models.baselines.hrnet import hrnet
-from equilibria.models.baselines.neural_ode import neural_ode
-from equilibria.models.baselines.plain import conv4, dncnn, plain_network
+from equilibria.models.baselines.hrnet import HRNet
+from equilibria.models.baselines.neural_ode import NeuralODE
+from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
 from equilibria.models.baselines.resnet import resnet, resnet_extractor_classifier, resnet_small
 from equilibria.models.registry import ModelCard, register_models
 
 IMAGENET = dict(num_classes=1000)
 
 register_models(
-    plain_network,
+    PlainNetwork,
     {
         "dnn-small": ModelCard(
             "Plain network without shared weights, the counterpart of deep-opteq-small",
@@ -39,13 +39,13 @@ register_models(
     },
 )
 register_models(
-    conv4,
+    Conv4,
     {
         "conv4": ModelCard("four strided convolutions, the network of MAML (Omniglot)", "JIIO T6"),
     },
 )
 register_models(
-    dncnn,
+    DnCNN,
     {
         "dncnn": ModelCard(
             "Restores images: a plain network that predicts the noise", "Zhang et al., 2017"
@@ -53,7 +53,7 @@ register_models(
     },
 )
 register_models(
-    neural_ode,
+    NeuralODE,
     {
         "node-small": ModelCard("Neural ODE, images of 8×8 to 32×32", "Chen et al., 2018"),
         "anode-small": ModelCard(
@@ -133,4 +133,4 @@ register_models(
         ),
     },
 )
-register_models(hrnet, {"hrnet-w18-imagenet": ModelCard("HRNet-W18", "OptEq T7", "21 M", IMAGENET)})
+register_models(HRNet, {"hrnet-w18-imagenet": ModelCard("HRNet-W18", "OptEq T7", "21 M", IMAGENET)})

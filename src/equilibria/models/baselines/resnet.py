@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.models.blocks import PooledLinearHead, check_images
-from equilibria.models.registry import nearest_width, parameter_count
+from equilibria.models.registry import nearest_width, parameter_count, with_options_of
 
 Form = Literal["imagenet", "cifar"]
 Kind = Literal["basic", "bottleneck"]
@@ -207,28 +207,20 @@ def resnet_extractor(
     )
 
 
+@with_options_of(resnet_extractor)
 def resnet(
     *,
     num_classes: int = 10,
-    in_channels: int = 3,
     depth: int = 18,
     form: Form = "cifar",
     stages: int = 4,
-    channels: int = 64,
-    widening: int = 1,
+    **extractor: Any,
 ) -> ResNet:
     """ResNet-18, -34, -50 or -101; depth=50 with widening=2 is Wide-ResNet-50-2.
 
     With fewer `stages` it is a truncated network: an extractor and a linear classifier.
     """
-    trunk = resnet_extractor(
-        in_channels=in_channels,
-        depth=depth,
-        stages=stages,
-        channels=channels,
-        widening=widening,
-        form=form,
-    )
+    trunk = resnet_extractor(depth=depth, form=form, stages=stages, **extractor)
     return ResNet(trunk, PooledLinearHead(trunk.out_channels, num_classes))
 
 
@@ -309,24 +301,10 @@ class ConvolutionalHead(nn.Module):
         return logits
 
 
+@with_options_of(resnet_extractor)
 def resnet_extractor_classifier(
-    *,
-    num_classes: int = 10,
-    in_channels: int = 3,
-    depth: int = 50,
-    widening: int = 1,
-    stages: int = 2,
-    channels: int = 64,
-    form: Form = "imagenet",
-    head_widths: Sequence[int] = (1024, 2048),
+    *, num_classes: int = 10, head_widths: Sequence[int] = (1024, 2048), **extractor: Any
 ) -> ResNet:
     """Table 7's "Extr. + Cls.": the extractor of `opteq_imagenet` with its head, no equilibrium."""
-    trunk = resnet_extractor(
-        in_channels=in_channels,
-        depth=depth,
-        stages=stages,
-        channels=channels,
-        widening=widening,
-        form=form,
-    )
+    trunk = resnet_extractor(**extractor)
     return ResNet(trunk, ConvolutionalHead(trunk.out_channels, head_widths, num_classes))

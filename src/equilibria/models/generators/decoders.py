@@ -7,7 +7,7 @@ Section 4.1 and Appendix C.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import fitting_groups, initialize_small
 from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
 from equilibria.models.opteq.cells import opteq_cell, optimal_space
+from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
 
 
@@ -106,6 +107,7 @@ def equilibrium_size(image_size: int, downsample: int, branches: int) -> int:
     return image_size // downsample
 
 
+@with_options_of(MDEQCell, without=("norm", "dropout"))
 def mdeq_decoder(
     *,
     in_channels: int = 1,
@@ -115,12 +117,9 @@ def mdeq_decoder(
     expansion: int = 2,
     downsample: int = 2,
     head_channels: int = 32,
-    activation: str | Activation = "relu",
     groups: int = 8,
-    weight_norm: bool = True,
-    init_gain: float = 0.05,
-    feedback: float = 0.1,
     solving: Solving | None = None,
+    **cell: Any,
 ) -> EquilibriumDecoder:
     """An MDEQ decoder: a linear map of the latent into each branch, and all branches to the image.
 
@@ -130,19 +129,10 @@ def mdeq_decoder(
     """
     widths = branch_channels(channels)
     size = equilibrium_size(image_size, downsample, len(widths))
-    cell = MDEQCell(
-        widths,
-        expansion=expansion,
-        activation=activation,
-        groups=groups,
-        weight_norm=weight_norm,
-        init_gain=init_gain,
-        feedback=feedback,
-        inject_all=True,
-    )
+    made = MDEQCell(widths, inject_all=True, expansion=expansion, groups=groups, **cell)
     return EquilibriumDecoder(
         LatentStem(latent_dim, widths, size),
-        EquilibriumLayer(cell, solving=solving),
+        EquilibriumLayer(made, solving=solving),
         ImageHead(widths, head_channels, in_channels, upsample=downsample, groups=groups),
         latent_dim=latent_dim,
     )

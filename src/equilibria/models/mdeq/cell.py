@@ -158,6 +158,7 @@ class MDEQCell(Cell):
     def __init__(
         self,
         channels: int | Sequence[int],
+        inject_all: bool = False,
         *,
         expansion: int = 5,
         activation: str | Activation = "relu",
@@ -167,7 +168,6 @@ class MDEQCell(Cell):
         dropout: float = 0.0,
         init_gain: float = 0.05,
         feedback: float = 0.1,
-        inject_all: bool = False,
     ) -> None:
         super().__init__()
         self.channels = branch_channels(channels)

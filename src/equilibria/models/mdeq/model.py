@@ -12,18 +12,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.activations import Activation
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier
-from equilibria.models.blocks import check_images, fitting_groups
+from equilibria.models.blocks import ImageLayers, fitting_groups
 from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
 from equilibria.models.mdeq.layers import Norm
-from equilibria.models.registry import ModelCard, register_models
+from equilibria.models.registry import ModelCard, register_models, with_options_of
 
 BOTTLENECK_EXPANSION = 4
 
 
-class MDEQStem(nn.Sequential):
+class MDEQStem(ImageLayers):
     """The injection: two 3×3 convolutions and a 1×1 one, each with norm and ReLU.
 
     `downsample` 2 strides the first convolution, 4 the first two. The initial kernels preserve the
@@ -45,18 +44,10 @@ class MDEQStem(nn.Sequential):
         ):
             layers += _conv(width, channels, kernel_size, stride=stride, norm=norm, groups=groups)
             layers.append(nn.ReLU())
-        super().__init__(*layers)
-        self.in_channels = in_channels
+        super().__init__(in_channels, layers)
         for i, layer in enumerate(self):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if i == 0 else "relu")
-
-    def forward(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_channels)
-        features = images
-        for layer in self:
-            features = layer(features)
-        return features
 
 
 class Bottleneck(nn.Module):
@@ -129,48 +120,33 @@ class MDEQHead(nn.Module):
         return logits
 
 
+@with_options_of(MDEQCell)
 def mdeq(
     *,
     num_classes: int = 10,
     in_channels: int = 3,
     channels: int | Sequence[int] = (16, 32),
-    expansion: int = 5,
     head_channels: int = 4,
     final_channels: int = 64,
     downsample: int = 1,
-    activation: str | Activation = "relu",
-    norm: Norm = "group",
     outer_norm: Norm = "group",
     groups: int = 8,
-    weight_norm: bool = True,
-    dropout: float = 0.0,
-    init_gain: float = 0.05,
-    feedback: float = 0.1,
     solving: Solving | None = None,
+    **cell: Any,
 ) -> EquilibriumClassifier:
     """An MDEQ classifier; `channels` has one number a branch, the finest first.
 
     `norm` is the norm in the equilibrium, `outer_norm` that in the stem and the head ("batch" in
     the paper; with "group" no sample sees another, and training and evaluation are the same map).
     `groups` are reduced to what fits the channels. `downsample` (1, 2 or 4) is by strides in the
-    stem.
+    stem. The other options are those of `MDEQCell`.
     """
     widths = branch_channels(channels)
     outer: dict[str, Any] = {"norm": outer_norm, "groups": groups}
-    cell = MDEQCell(
-        widths,
-        expansion=expansion,
-        activation=activation,
-        norm=norm,
-        groups=groups,
-        weight_norm=weight_norm,
-        dropout=dropout,
-        init_gain=init_gain,
-        feedback=feedback,
-    )
+    layer = EquilibriumLayer(MDEQCell(widths, groups=groups, **cell), solving=solving)
     return EquilibriumClassifier(
         MDEQStem(in_channels, widths[0], downsample=downsample, **outer),
-        EquilibriumLayer(cell, solving=solving),
+        layer,
         MDEQHead(widths, head_channels, final_channels, num_classes, **outer),
     )
 

@@ -16,7 +16,7 @@ from equilibria.activations import Activation
 from equilibria.context import Context, State, state_tensors
 from equilibria.energies import Branches, Energy, Input, Quadratic
 from equilibria.equilibrium import EnergyCell
-from equilibria.models.blocks import PooledLinearHead, initialize_small
+from equilibria.models.blocks import PooledLinearHead
 from equilibria.operators import AveragePool, Conv2d, LinearOperator, as_operator
 
 Fusion = Literal["average", "sum", "none"]
@@ -129,28 +129,6 @@ def branch_input(channels: int, width: int, kernel_size: int, scale: int) -> Lin
     """U of a branch: a convolution, after pooling the input to the branch's resolution."""
     convolution = Conv2d(channels, width, kernel_size)
     return convolution if scale == 1 else convolution @ AveragePool(scale)
-
-
-def branch_operators(
-    channels: int,
-    widths: Sequence[int],
-    scales: Sequence[int],
-    *,
-    kernel_size: int,
-    input_kernel_size: int,
-    norm: Literal["bound", "estimate"] | None,
-    zeta: float,
-    init_scale: float,
-) -> tuple[list[LinearOperator], list[LinearOperator]]:
-    """W and U of every branch, from `channels` to its middle width."""
-    checked_branches(widths, scales)
-    W: list[LinearOperator] = []
-    U: list[LinearOperator] = []
-    for width, scale in zip(widths, scales, strict=True):
-        W.append(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta))
-        initialize_small(W[-1], init_scale)
-        U.append(branch_input(channels, width, input_kernel_size, scale))
-    return W, U
 
 
 def checked_branches(widths: Sequence[int], scales: Sequence[int]) -> None:

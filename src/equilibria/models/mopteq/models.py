@@ -24,8 +24,16 @@ from equilibria.energies import (
     heritage,
 )
 from equilibria.energies.heritage_diversity import Sign
+from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
-from equilibria.models.mopteq.branches import Fusion, POptEqCell, branch_head, branch_operators
+from equilibria.models.blocks import initialize_small
+from equilibria.models.mopteq.branches import (
+    Fusion,
+    POptEqCell,
+    branch_head,
+    branch_input,
+    checked_branches,
+)
 from equilibria.models.mopteq.cells import (
     MOptEqCell,
     MOptEqFeatureCell,
@@ -34,6 +42,7 @@ from equilibria.models.mopteq.cells import (
     reconstructed_perturbations,
 )
 from equilibria.models.registry import with_options_of
+from equilibria.operators import Conv2d, LinearOperator
 
 INPUT_TERMS: dict[str, Callable[..., Energy]] = {
     "linear": Input,
@@ -44,47 +53,51 @@ INPUT_TERMS: dict[str, Callable[..., Energy]] = {
 
 
 @with_options_of(image_classifier)
-def popteq(
+def branch_classifier(
+    make_cell: Callable[[list[LinearOperator], list[LinearOperator], Fusion], Cell],
     *,
     channels: int = 32,
     widths: Sequence[int] = (16, 32, 32),
     scales: Sequence[int] = (1, 1, 1),
     kernel_size: int = 3,
     input_kernel_size: int = 3,
-    activation: str | Activation = "relu",
-    alpha: float = 1.0,
-    bias: bool = True,
     fusion: Fusion | Literal["conv"] = "average",
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.9,
     init_scale: float = 0.5,
     **image: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional POptEqs classifier: a middle width and a scale for each branch.
+    """A convolutional classifier of several branches: a middle width and a scale for each.
 
     fusion: "average" or "sum" of the branches; "conv", a 3×3 convolution over all of them; "none",
     the classifier sees them side by side.
     """
-    W, U = branch_operators(
-        channels,
-        widths,
-        scales,
-        kernel_size=kernel_size,
-        input_kernel_size=input_kernel_size,
-        norm=norm,
-        zeta=zeta,
-        init_scale=init_scale,
-    )
-    cell = POptEqCell(
-        W,
-        U,
-        bias=bias,
-        activation=activation,
-        fusion="none" if fusion == "conv" else fusion,
-        alpha=alpha,
-    )
+    checked_branches(widths, scales)
+    W: list[LinearOperator] = []
+    U: list[LinearOperator] = []
+    for width, scale in zip(widths, scales, strict=True):
+        W.append(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta))
+        initialize_small(W[-1], init_scale)
+        U.append(branch_input(channels, width, input_kernel_size, scale))
+    cell = make_cell(W, U, "none" if fusion == "conv" else fusion)
     head = partial(branch_head, fusion, len(widths))
     return image_classifier(cell, channels, head, **image)
+
+
+@with_options_of(branch_classifier)
+def popteq(
+    *,
+    activation: str | Activation = "relu",
+    alpha: float = 1.0,
+    bias: bool = True,
+    **branches: Any,
+) -> EquilibriumClassifier:
+    """A convolutional POptEqs classifier; further options are those of `branch_classifier`."""
+
+    def cell(W: list[LinearOperator], U: list[LinearOperator], fusion: Fusion) -> Cell:
+        return POptEqCell(W, U, bias=bias, activation=activation, fusion=fusion, alpha=alpha)
+
+    return branch_classifier(cell, **branches)
 
 
 def perturbed_logits(
@@ -119,14 +132,12 @@ def heritage_diversity_loss(features: Tensor, branches: int, strength: float) ->
     return torch.stack(terms).sum(dim=0)
 
 
-@with_options_of(image_classifier)
+@with_options_of(branch_classifier)
 def mopteq(
     *,
     channels: int = 32,
     widths: Sequence[int] = (16, 32, 32),
     scales: Sequence[int] = (1, 1, 1),
-    kernel_size: int = 3,
-    input_kernel_size: int = 3,
     activation: str | Activation = "relu",
     alpha: float = 1.0,
     bias: bool = True,
@@ -140,13 +151,9 @@ def mopteq(
     epsilon: float = 0.1,
     perturb_for: int = 5,
     space: Literal["auto", "y", "z"] = "auto",
-    fusion: Fusion | Literal["conv"] = "average",
-    norm: Literal["bound", "estimate"] | None = "bound",
-    zeta: float = 0.9,
-    init_scale: float = 0.5,
-    **image: Any,
+    **branches: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional MOptEqs classifier: a middle width and a scale for each branch.
+    """A convolutional MOptEqs classifier; further options are those of `branch_classifier`.
 
     scales=(1, 1, 1) is the single-view model; (1, 2, 4, 8) has branches of full to an eighth of the
     resolution (32/16/8/4 for CIFAR). `diversity` is λ, to be kept around 1/channels or below.
@@ -157,36 +164,29 @@ def mopteq(
         raise ValueError(f"space must be 'auto', 'y' or 'z', not {space!r}")
     if kernel not in INPUT_TERMS:
         raise ValueError(f"kernel must be one of {', '.join(INPUT_TERMS)}, not {kernel!r}")
-    W, U = branch_operators(
-        channels,
-        widths,
-        scales,
-        kernel_size=kernel_size,
-        input_kernel_size=input_kernel_size,
-        norm=norm,
-        zeta=zeta,
-        init_scale=init_scale,
-    )
-    cell = MOptEqCell(
-        [INPUT_TERMS[kernel](operator, bias=bias) for operator in U],
-        HeritageDiversity(
-            W,
-            diversity=diversity,
-            scales=scales,
-            heritage=heritage,
-            sign=sign,
-            tau=tau,
-            freeze_after=freeze_after,
-        ),
-        activation=activation,
-        fusion="none" if fusion == "conv" else fusion,
-        alpha=alpha,
-        pe=pe,
-        epsilon=epsilon,
-        perturb_for=perturb_for,
-    )
-    if space == "auto":
-        space = "y" if kernel != "linear" or features_are_large(channels, widths, scales) else "z"
-    head = partial(branch_head, fusion, len(widths))
-    chosen = MOptEqFeatureCell(cell) if space == "z" else cell
-    return image_classifier(chosen, channels, head, **image)
+
+    def cell(W: list[LinearOperator], U: list[LinearOperator], fusion: Fusion) -> Cell:
+        lifted = MOptEqCell(
+            [INPUT_TERMS[kernel](operator, bias=bias) for operator in U],
+            HeritageDiversity(
+                W,
+                diversity=diversity,
+                scales=scales,
+                heritage=heritage,
+                sign=sign,
+                tau=tau,
+                freeze_after=freeze_after,
+            ),
+            activation=activation,
+            fusion=fusion,
+            alpha=alpha,
+            pe=pe,
+            epsilon=epsilon,
+            perturb_for=perturb_for,
+        )
+        in_y = kernel != "linear" or features_are_large(channels, widths, scales)
+        if space == "y" or (space == "auto" and in_y):
+            return lifted
+        return MOptEqFeatureCell(lifted)
+
+    return branch_classifier(cell, channels=channels, widths=widths, scales=scales, **branches)

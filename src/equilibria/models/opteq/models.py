@@ -5,6 +5,7 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 7.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -257,7 +258,7 @@ def equilibrium_segmenter(
     )
 
 
-@with_options_of(deep_opteq, without=image_classifier)
+@with_options_of(deep_opteq, without=inspect.signature(image_classifier).parameters)
 def deep_opteq_segmentation(
     *,
     channels: int = 32,

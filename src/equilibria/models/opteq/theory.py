@@ -342,23 +342,13 @@ def is_proximal(
         monotonicity = min(monotonicity, float((inner / apart.square()).min()))
         lipschitz = max(lipschitz, float((torch.linalg.vector_norm(moved, dim=1) / apart).max()))
         # ⟨Ju, v⟩ = ⟨u, Jᵀv⟩, so that two products with Jᵀ show whether J is symmetric.
-        _, (pulled_u, pulled_v) = _pull_back(step, a, (u, v))
+        with torch.enable_grad():
+            image = step(a.requires_grad_())
+        pulled_u, pulled_v = (
+            torch.autograd.grad(image, a, c, retain_graph=True, materialize_grads=True)[0]
+            for c in (u, v)
+        )
         sizes = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(v, dim=1)
         gap = (pulled_u * v).sum(dim=1) - (u * pulled_v).sum(dim=1)
         asymmetry = max(asymmetry, float((gap.abs() / sizes).max()))
     return ProximalReport(asymmetry, monotonicity, lipschitz, tolerance)
-
-
-def _pull_back(
-    step: object, at: Tensor, cotangents: tuple[Tensor, ...]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """T at a point, and Jᵀ applied to vectors."""
-    assert callable(step)
-    with torch.enable_grad():
-        point = at.detach().requires_grad_()
-        image: Tensor = step(point)
-        pulled = tuple(
-            torch.autograd.grad(image, point, c, retain_graph=True, materialize_grads=True)[0]
-            for c in cotangents
-        )
-    return image.detach(), pulled
