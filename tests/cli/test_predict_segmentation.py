@@ -33,7 +33,7 @@ def boxes(samples: int) -> tuple[Tensor, Tensor]:
     return COLORS[labels].movedim(3, 1).contiguous(), labels
 
 
-def load_boxes() -> DataSet[Split]:
+def load_boxes() -> DataSet:
     images, labels = boxes(48)
     train, test = Split(images[:40], labels[:40]), Split(images[40:], labels[40:])
     return DataSet("boxes", train, test, NAMES, kind="segmentation", ignore_index=255)

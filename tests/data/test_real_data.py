@@ -12,7 +12,7 @@ from equilibria.data import Batches, DataSet, Source, dataset_card, load_dataset
 from equilibria.data.source import known_labels
 
 
-def load(root: Path, name: str, **options: object) -> DataSet[Source]:
+def load(root: Path, name: str, **options: object) -> DataSet:
     if dataset_card(name).find(root) is None:
         pytest.skip(f"NO REAL DATA: {name} is not below {root}")
     return load_dataset(name, root, **options)

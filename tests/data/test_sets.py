@@ -435,7 +435,7 @@ def test_batches_of_every_kind(tmp_path: Path) -> None:
     """The same loop reads a source in memory and one on disk."""
     write_cifar10(tmp_path / "cifar-10-batches-py")
     write_class_folders(tmp_path / "imagenette", WNIDS)
-    sets: list[DataSet[Source]] = [
+    sets: list[DataSet] = [
         load_dataset("cifar10", tmp_path),
         load_dataset("imagenette", tmp_path, size=32),
     ]

@@ -60,7 +60,7 @@ TINY = {"camvid": "tiny-pixels", "mnist": "tiny-gray", "omniglot-episodes": "tin
 """What stands for a data set of the quick settings; "tiny" for all others."""
 
 
-def tiny_images(name: str) -> DataSet[Any]:
+def tiny_images(name: str) -> DataSet:
     chance = torch.Generator().manual_seed(0)
     if name == "tiny-episodes":
         drawings = torch.randint(256, (6, 4, 1, 28, 28), generator=chance, dtype=torch.uint8)

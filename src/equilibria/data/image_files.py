@@ -199,14 +199,9 @@ def is_image(path: Path | str) -> bool:
     return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
-def image_names(folder: Path) -> list[str]:
-    """The names of the images of a folder, in order."""
-    return sorted(filter(is_image, os.listdir(folder)))
-
-
 def list_images(folder: Path) -> list[Path]:
     """The images of a folder, by name."""
-    return [folder / name for name in image_names(folder)]
+    return [folder / name for name in sorted(filter(is_image, os.listdir(folder)))]
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:

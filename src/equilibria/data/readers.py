@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 UNSIGNED_BYTES = 0x08
-BYTE_TYPES: tuple[object, ...] = ("u1", "|u1", b"u1", b"|u1")
+BYTE_TYPES = (("u1",), ("|u1",), (b"u1",), (b"|u1",))
+"""How a pickle may name the type of bytes."""
 
 
 class MissingDataError(FileNotFoundError):
@@ -86,14 +87,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
     stream = io.BytesIO(path.read_bytes())
     try:
         content = _Unpickler(stream, encoding="bytes").load()
+        if not isinstance(content, dict):
+            raise ValueError("it holds no dictionary")
+        if not all(isinstance(key, (bytes, str)) for key in content):
+            raise ValueError("it holds a dictionary whose keys are not text")
+        return {_plain(key): _plain(value) for key, value in content.items()}
     except Exception as error:
         # Damaged pickles raise nearly anything.
-        raise DataFileError(path, f"not a pickled batch of CIFAR ({error})") from error
-    if not isinstance(content, dict):
-        raise DataFileError(path, "not a pickled batch of CIFAR (it holds no dictionary)")
-    try:
-        return {_text(key): _plain(value) for key, value in content.items()}
-    except (RecursionError, TypeError, ValueError) as error:
         raise DataFileError(path, f"not a pickled batch of CIFAR ({error})") from error
 
 
@@ -103,28 +103,20 @@ def bytes_to_tensor(content: bytes, shape: tuple[int, ...] | list[int]) -> Tenso
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(shape)
 
 
-class _PickledArray:
-    """An array as its pickle describes it; checked when it becomes a tensor."""
+class _Pickled:
+    """An array, or the type of its elements, as the pickle describes it.
 
-    __slots__ = ("state",)
+    It is checked when it becomes a tensor.
+    """
+
+    __slots__ = ("arguments", "state")
 
     def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
         self.state: object = None
 
     def __setstate__(self, state: object) -> None:
         self.state = state
-
-
-class _PickledType:
-    """The type of an array's elements."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: object = None, *arguments: object) -> None:
-        self.name = name
-
-    def __setstate__(self, state: object) -> None:
-        """The byte order, which bytes do not have."""
 
 
 class _StandIn:
@@ -161,10 +153,10 @@ def _empty_bytes(*arguments: object) -> object:
 
 
 ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _StandIn(_PickledArray),
-    ("numpy._core.multiarray", "_reconstruct"): _StandIn(_PickledArray),
+    ("numpy.core.multiarray", "_reconstruct"): _StandIn(_Pickled),
+    ("numpy._core.multiarray", "_reconstruct"): _StandIn(_Pickled),
     ("numpy", "ndarray"): _StandIn(_not_a_function),
-    ("numpy", "dtype"): _StandIn(_PickledType),
+    ("numpy", "dtype"): _StandIn(_Pickled),
     ("_codecs", "encode"): _StandIn(_encode),
     ("__builtin__", "bytes"): _StandIn(_empty_bytes),
 }
@@ -185,24 +177,24 @@ class _Unpickler(pickle._Unpickler):
         raise pickle.UnpicklingError("it refers to objects outside the file")
 
 
-def _plain(value: object) -> object:
+def _plain(value: object) -> Any:
     """Data of the pickle as data of this library."""
-    if isinstance(value, _PickledArray):
+    if isinstance(value, _Pickled):
         return _tensor(value)
     if isinstance(value, list):
         return [_plain(element) for element in value]
     if isinstance(value, bytes):
-        return _text(value)
+        return value.decode("latin1")
     if isinstance(value, (str, int)):
         return value
     raise ValueError(f"it holds a {type(value).__name__}")
 
 
-def _tensor(array: _PickledArray) -> Tensor:
+def _tensor(array: _Pickled) -> Tensor:
     if not isinstance(array.state, tuple) or len(array.state) != 5:
         raise ValueError("it holds an array without content")
     _, shape, kind, is_fortran, content = array.state
-    if not isinstance(kind, _PickledType) or kind.name not in BYTE_TYPES:
+    if not isinstance(kind, _Pickled) or kind.arguments[:1] not in BYTE_TYPES:
         raise ValueError("it holds an array of something else than bytes")
     if not isinstance(shape, tuple) or not all(
         isinstance(side, int) and side >= 0 for side in shape
@@ -214,11 +206,3 @@ def _tensor(array: _PickledArray) -> Tensor:
         transposed = bytes_to_tensor(content, shape[::-1])
         return transposed.permute(*reversed(range(len(shape)))).contiguous()
     return bytes_to_tensor(content, shape)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode("latin1")
-    if isinstance(value, str):
-        return value
-    raise ValueError(f"its keys are of type {type(value).__name__}, not text")

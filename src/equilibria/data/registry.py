@@ -1,14 +1,19 @@
-"""Data sets by name."""
+"""Data sets by name; those of `sets/catalog.yaml` are known from the start."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from equilibria.data.readers import MissingDataError
+from equilibria.data.sets import arrays, folders, omniglot
 from equilibria.data.source import DataSet, Kind, Source, choose_samples, select
 from equilibria.registry import Registry
 
@@ -63,9 +68,9 @@ class DataSetCard:
         return [pattern for pattern in self.contents if not any(folder.glob(pattern))]
 
 
-Loader = Callable[..., DataSet[Source]]
+Loader = Callable[..., DataSet]
 
-_loaders: Registry[DataSet[Source]] = Registry("data set")
+_loaders: Registry[DataSet] = Registry("data set")
 _cards: dict[str, DataSetCard] = {}
 
 
@@ -109,7 +114,7 @@ def load_dataset(
     test_samples: int | None = None,
     subset_seed: int = 0,
     **options: Any,
-) -> DataSet[Source]:
+) -> DataSet:
     """A data set by name, from the files below `root` (or below what EQUILIBRIA_DATA names).
 
     `train_samples` and `test_samples` choose so many samples of each part, the same ones for the
@@ -152,3 +157,28 @@ def _find_folder(card: DataSetCard, root: Path | str | None) -> Path:
 
 def _chosen(source: Source, samples: int | None, seed: int) -> Source:
     return source if samples is None else select(source, choose_samples(source, samples, seed))
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads lists as tuples, which nobody can change."""
+
+
+_Loader.add_constructor(
+    "tag:yaml.org,2002:seq", lambda loader, node: tuple(loader.construct_sequence(node, deep=True))
+)
+
+
+def _register_catalog() -> None:
+    catalog = resources.files("equilibria.data.sets").joinpath("catalog.yaml")
+    readers = {**vars(arrays), **vars(folders), **vars(omniglot)}
+    for name, entry in yaml.load(catalog.read_text(encoding="utf-8"), Loader=_Loader).items():
+        read, constants = readers[entry.pop("reader")], entry.pop("constants", {})
+        if "folders" in entry:
+            kind = entry.get("kind", "classification")
+            constants["about"] = {"name": name, "kind": kind, **entry.pop("about", {})}
+        entry["downloads"] = tuple(Download(**item) for item in entry.get("downloads", ()))
+        entry.setdefault("obtain", f"Get it with `equilibria datasets get {name}`.")
+        register_dataset(DataSetCard(name, **entry), partial(read, **constants))
+
+
+_register_catalog()

@@ -9,21 +9,12 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, read_image
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    S = TypeVar("S", bound="Source", covariant=True, default="Split")
-else:
-    from typing import TypeVar
-
-    S = TypeVar("S", bound="Source", covariant=True)
 
 AnySource = TypeVar("AnySource", "Split", "Source")
 """Of samples in memory some are samples in memory."""
@@ -98,18 +89,18 @@ class Split:
 
 
 @dataclass(frozen=True)
-class DataSet(Generic[S]):
+class DataSet:
     """A data set with its held-out part. Choose settings on a piece of `train`, never on `test`.
 
     A part may be empty: CIFAR-10-C has nothing to train on. Labels of unlabelled images are zero.
     """
 
     name: str
-    train: S
-    test: S
+    train: Source
+    test: Source
     class_names: tuple[str, ...]
     kind: Kind = "classification"
-    validation: S | None = None
+    validation: Source | None = None
     """A part of its own for choosing settings, where the authors of the data set made one."""
     mean: tuple[float, ...] | None = None
     """Of every channel of the training images, as published; None if nobody did."""
@@ -127,7 +118,7 @@ class DataSet(Generic[S]):
     @cached_property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
-        source: Source = self.train if len(self.train) else self.test
+        source = self.train if len(self.train) else self.test
         if isinstance(source, Split):
             _, channels, height, width = source.images.shape
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from equilibria.data import DataSet, MissingDataError, Source, dataset_card, load_dataset
+from equilibria.data import DataSet, MissingDataError, dataset_card, load_dataset
 from equilibria.models import model_options, model_outline, parameter_count
 from equilibria.papers.jobs import Job, Outcome, attempt, make_job, run_jobs
 from equilibria.papers.measures import Result
@@ -134,7 +134,7 @@ def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
 
 def model_sizes(made: Plan) -> dict[str, int]:
     """The number of parameters of every row; nothing is allocated for them."""
-    loaded: dict[str, DataSet[Source] | None] = {}
+    loaded: dict[str, DataSet | None] = {}
     sizes: dict[str, int] = {}
     for (label, _), job in made.jobs.items():
         if label not in sizes:
@@ -146,14 +146,14 @@ def model_sizes(made: Plan) -> dict[str, int]:
     return sizes
 
 
-def _data_if_here(recipe: Recipe) -> DataSet[Source] | None:
+def _data_if_here(recipe: Recipe) -> DataSet | None:
     try:
         return load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
     except MissingDataError:
         return None
 
 
-def _outline(recipe: Recipe, data: DataSet[Source] | None) -> nn.Module:
+def _outline(recipe: Recipe, data: DataSet | None) -> nn.Module:
     """For the classes and channels of the data; where it is not here, its card knows classes."""
     name = recipe.model.name
     fitting = {"num_classes": dataset_card(recipe.data.name).classes}

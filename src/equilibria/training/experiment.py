@@ -49,7 +49,7 @@ class Experiment:
 
     recipe: Recipe
     model: nn.Module
-    data: DataSet[Source]
+    data: DataSet
     task: Task
     augmentation: Augmentation
     training: Source
@@ -134,7 +134,7 @@ class Experiment:
         return self.data.test.fetch(evenly_spread(self.data.test, count))
 
 
-def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
+def _task(recipe: Recipe, data: DataSet) -> Task:
     if recipe.task.name is not None:
         task = create_task(recipe.task.name, **recipe.task.options)
         if recipe.data.normalize and task.draws_pictures:
@@ -165,7 +165,7 @@ def _task(recipe: Recipe, data: DataSet[Source]) -> Task:
     )
 
 
-def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None]:
+def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:
     """What is trained on, and what is evaluated after every epoch."""
     share = recipe.data.validation
     if share == "own":
@@ -180,7 +180,7 @@ def _parts(recipe: Recipe, data: DataSet[Source]) -> tuple[Source, Source | None
     return stratified_split(data.train, share, VALIDATION_SEED)
 
 
-def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
+def build_model(recipe: Recipe, data: DataSet) -> nn.Module:
     """The recipe's model for these images, normalized in its first layer if the recipe says so."""
     options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
     if not recipe.data.normalize:
@@ -192,7 +192,7 @@ def build_model(recipe: Recipe, data: DataSet[Source]) -> nn.Module:
     return create_model(recipe.model.name, normalize=(data.mean, data.std), **options)
 
 
-def _facts(recipe: Recipe, data: DataSet[Source]) -> dict[str, Any]:
+def _facts(recipe: Recipe, data: DataSet) -> dict[str, Any]:
     """What a model says of its images, as attributes (`load` describes them)."""
     return {
         "class_names": data.class_names,
@@ -202,7 +202,7 @@ def _facts(recipe: Recipe, data: DataSet[Source]) -> dict[str, Any]:
     }
 
 
-def fitting_options(model: str, data: DataSet[Source]) -> dict[str, Any]:
+def fitting_options(model: str, data: DataSet) -> dict[str, Any]:
     """The options of a model that follow from the data, as far as it has them."""
     channels, height, _ = data.image_shape
     options = {"in_channels": channels, "num_classes": data.num_classes, "image_size": height}

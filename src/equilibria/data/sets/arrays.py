@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from equilibria.data.readers import (
     read_npy,
     read_pickle,
 )
-from equilibria.data.source import DataSet, Source, Split, stratified_split
+from equilibria.data.source import DataSet, Split, stratified_split
+from equilibria.registry import nearest
 
 DIGITS_TEST_SHARE = 0.25
 DIGITS_SPLIT_SEED = 20220613
@@ -61,7 +61,7 @@ def load_digits() -> DataSet:
     return DataSet("digits", train, test, names, license="CC BY 4.0")
 
 
-def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
+def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet:
     """A data set in MNIST's format: images and labels in idx files, plain or gzipped."""
 
     def read(part: str) -> Split:
@@ -75,20 +75,20 @@ def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
             )
         return _split(labels_file, images.unsqueeze(1), labels, len(about["class_names"]))
 
-    return DataSet[Source](train=read("train"), test=read("t10k"), **about)
+    return DataSet(train=read("train"), test=read("t10k"), **about)
 
 
-def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet[Source]:
+def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet:
     """CIFAR-10 from `cifar-10-batches-py` (pickled) or `cifar-10-batches-bin` (binary)."""
     train = [_read_cifar(folder, name, ("labels",), "labels", 10) for name in CIFAR10_TRAINING]
     joined = Split(
         torch.cat([part.images for part in train]), torch.cat([part.labels for part in train])
     )
     test = _read_cifar(folder, "test_batch", ("labels",), "labels", 10)
-    return DataSet[Source](train=joined, test=test, **about)
+    return DataSet(train=joined, test=test, **about)
 
 
-def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) -> DataSet[Source]:
+def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) -> DataSet:
     """CIFAR-100 from `cifar-100-python` or `cifar-100-binary`; `labels` is "fine" or "coarse"."""
     if labels not in CIFAR100_CLASSES:
         raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), not {labels!r}")
@@ -105,7 +105,7 @@ def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) 
         names = read_pickle(path).get(f"{labels}_label_names")
     if not isinstance(names, list) or len(names) != classes:
         raise DataFileError(path, f"does not name the {classes} {labels} classes")
-    return DataSet[Source](train=train, test=test, class_names=tuple(map(str, names)), **about)
+    return DataSet(train=train, test=test, class_names=tuple(map(str, names)), **about)
 
 
 def load_cifar10_c(
@@ -114,17 +114,16 @@ def load_cifar10_c(
     corruption: str | None = None,
     severity: int | None = None,
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """One of nineteen corruptions of CIFAR-10's test images, of one severity or (None) all five.
 
     There is nothing to train on: `train` is empty.
     """
     known = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
     if corruption not in known:
-        near = difflib.get_close_matches(str(corruption), known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
-            f"cifar10-c needs a corruption, not {corruption!r}; {hint}There are: {', '.join(known)}"
+            f"cifar10-c needs a corruption, not {corruption!r}{nearest(corruption, known)} "
+            f"There are: {', '.join(known)}"
         )
     if severity is not None and not 1 <= severity <= SEVERITIES:
         raise ValueError(f"severity is a number from 1 to {SEVERITIES}, not {severity}")
@@ -145,7 +144,7 @@ def load_cifar10_c(
         part = slice((severity - 1) * share, severity * share)
     pixels = np.ascontiguousarray(np.moveaxis(images[part], 3, 1))
     test = Split(torch.from_numpy(pixels), torch.from_numpy(labels[part].astype(np.int64)))
-    return DataSet[Source](train=test.subset(torch.arange(0)), test=test, **about)
+    return DataSet(train=test.subset(torch.arange(0)), test=test, **about)
 
 
 def _read_cifar(

@@ -17,12 +17,11 @@ from equilibria.data.image_files import (
     Framing,
     ImageFiles,
     SegmentedFiles,
-    image_names,
     is_image,
     list_images,
 )
 from equilibria.data.readers import DataFileError, MissingDataError, incomplete
-from equilibria.data.source import DataSet, Source
+from equilibria.data.source import DataSet
 
 CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
 FFHQ_FOLDERS = ("images1024x1024", "thumbnails128x128")
@@ -39,7 +38,7 @@ def load_class_folders(
     classes: int | None = None,
     names: dict[str, str] | None = None,
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """`train/` and `val/`, each with one folder a class: images of `size`, cut from the center.
 
     Before that the shorter side is scaled to `resize`. A class is called what its folder is called,
@@ -61,14 +60,14 @@ def load_class_folders(
         paths: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(found):
-            images = image_names(part / name) if (part / name).is_dir() else []
+            images = list_images(part / name) if (part / name).is_dir() else []
             if not images:
                 raise incomplete(part / name, "no images of this class")
-            paths += [os.path.join(part, name, image) for image in images]
+            paths += map(str, images)
             labels += [label] * len(images)
         return ImageFiles(tuple(paths), torch.tensor(labels), framing, threads=threads)
 
-    return DataSet[Source](
+    return DataSet(
         train=read(folder / "train"),
         test=read(folder / "val"),
         class_names=tuple((names or {}).get(entry, entry) for entry in found),
@@ -83,7 +82,7 @@ def load_celeba(
     size: int | Sequence[int] = 64,
     threads: int = READING_THREADS,
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """The aligned faces, in the parts of `list_eval_partition.txt`."""
     listing, images = folder / "list_eval_partition.txt", folder / "img_align_celeba"
     paths: dict[str, list[Path | str]] = {part: [] for part in CELEBA_PARTS.values()}
@@ -98,9 +97,7 @@ def load_celeba(
         raise DataFileError(listing, "names no images to train on, or none to test on")
     framing = Framing.make(size)
     train, validation, test = (_unlabelled(paths[part], framing, threads) for part in paths)
-    return DataSet[Source](
-        train=train, test=test, validation=validation or None, framing=framing, **about
-    )
+    return DataSet(train=train, test=test, validation=validation or None, framing=framing, **about)
 
 
 def load_ffhq(
@@ -109,7 +106,7 @@ def load_ffhq(
     size: int | Sequence[int] = 128,
     threads: int = READING_THREADS,
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """The faces of `images1024x1024/`, or else `thumbnails128x128/`; the last 10,000 to test on."""
     held = next((folder / name for name in FFHQ_FOLDERS if (folder / name).is_dir()), None)
     if held is None:
@@ -129,7 +126,7 @@ def load_ffhq(
         counts = f"{len(train)} images numbered below {FFHQ_TRAINING}, {len(test)} from there on"
         raise incomplete(held, counts)
     framing = Framing.make(size)
-    return DataSet[Source](
+    return DataSet(
         train=_unlabelled(train, framing, threads),
         test=_unlabelled(test, framing, threads),
         framing=framing,
@@ -152,7 +149,7 @@ def load_streets(
     maps: dict[str, str],
     values: Sequence[int],
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """Images with a map of labels each: CamVid, Cityscapes.
 
     `images` is the pattern of the image files of a part, and `maps` says what to replace in an
@@ -178,7 +175,7 @@ def load_streets(
             places.append(folder / place)
         return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads)
 
-    return DataSet[Source](
+    return DataSet(
         train=read(parts["train"]),
         test=read(parts["test"]),
         validation=read(parts["validation"]) if "validation" in parts else None,

@@ -47,7 +47,7 @@ def load_omniglot(
     size: int = 28,
     threads: int = READING_THREADS,
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """Gray images, black on white, as on disk.
 
     With `parting="characters"`, the way of few-shot learning, `test` has characters that `train`
@@ -90,7 +90,7 @@ def load_omniglot(
         paths = tuple(path for path, _ in part)
         return ImageFiles(paths, numbers, framing, is_gray=True, threads=threads)
 
-    return DataSet[Source](
+    return DataSet(
         train=read(train), test=read(test), class_names=tuple(classes), framing=framing, **about
     )
 
@@ -218,7 +218,7 @@ def load_omniglot_episodes(
     rotations: bool = True,
     seed: int = 0,
     about: dict[str, Any],
-) -> DataSet[Source]:
+) -> DataSet:
     """Episodes of `ways` characters, `shots` drawings of each to learn from and `queries` others.
 
     Ink is 1, paper 0. `test` has characters that `train` has not (the two parts that the authors of
@@ -249,7 +249,7 @@ def load_omniglot_episodes(
             drawn, images=training[order[:aside]], episodes=test_episodes, seed=VALIDATION_SEED
         )
         drawn = replace(drawn, images=training[order[aside:]])
-    return DataSet[Source](
+    return DataSet(
         train=drawn,
         test=replace(drawn, images=testing, episodes=test_episodes, seed=TEST_SEED),
         class_names=tuple(f"class {number}" for number in range(ways)),
