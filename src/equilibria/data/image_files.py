@@ -204,6 +204,11 @@ def list_images(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(filter(is_image, os.listdir(folder)))]
 
 
+def list_folders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+
+
 def find_images(paths: Iterable[Path]) -> list[Path]:
     """Image files, those of folders included, in order."""
     found: list[Path] = []

@@ -18,6 +18,7 @@ from equilibria.data.image_files import (
     ImageFiles,
     SegmentedFiles,
     is_image,
+    list_folders,
     list_images,
 )
 from equilibria.data.readers import DataFileError, MissingDataError, incomplete
@@ -45,12 +46,12 @@ def load_class_folders(
     or what `names` says.
     """
     framing = Framing.make(size, resize)
-    found = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
+    found = [entry.name for entry in list_folders(folder / "train")]
     if classes is not None and len(found) != classes:
         raise incomplete(folder / "train", f"{len(found)} folders of classes, not {classes}")
 
     def read(part: Path) -> ImageFiles:
-        strange = {entry.name for entry in part.iterdir() if entry.is_dir()} - set(found)
+        strange = {entry.name for entry in list_folders(part)} - set(found)
         if strange:
             raise DataFileError(
                 part / min(strange),
@@ -112,7 +113,7 @@ def load_ffhq(
     if held is None:
         raise MissingDataError(f"{folder} has neither {' nor '.join(FFHQ_FOLDERS)}")
     paths = list_images(held)
-    for piece in sorted(entry for entry in held.iterdir() if entry.is_dir()):
+    for piece in list_folders(held):
         paths += list_images(piece)
     train: list[Path | str] = []
     test: list[Path | str] = []

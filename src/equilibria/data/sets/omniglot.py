@@ -22,6 +22,7 @@ from equilibria.data.image_files import (
     READING_THREADS,
     Framing,
     ImageFiles,
+    list_folders,
     list_images,
 )
 from equilibria.data.readers import MissingDataError, incomplete
@@ -121,8 +122,8 @@ def _characters(folder: Path) -> dict[str, list[Path]]:
     """The drawings of every character, by `Alphabet/character01`."""
     found = {
         f"{alphabet.name}/{character.name}": list_images(character)
-        for alphabet in sorted(entry for entry in folder.iterdir() if entry.is_dir())
-        for character in sorted(entry for entry in alphabet.iterdir() if entry.is_dir())
+        for alphabet in list_folders(folder)
+        for character in list_folders(alphabet)
     }
     for name, drawings in found.items():
         if not drawings:
@@ -231,15 +232,7 @@ def load_omniglot_episodes(
         raise ValueError(f"validation_share must be in [0, 1), not {validation_share}")
     data = load_omniglot(folder, size=size, about={"name": "omniglot"})
     training, testing = (_by_class(folder, part) for part in (data.train, data.test))
-    drawn = Episodes(
-        training,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        episodes=episodes,
-        seed=seed,
-        rotations=rotations,
-    )
+    drawn = Episodes(training, ways, shots, queries, episodes, seed, rotations)
     validation: Episodes | None = None
     if validation_share:
         chance = torch.Generator().manual_seed(VALIDATION_SEED)
