@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -15,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from equilibria.training import EpochMetrics, StepProgress
+from equilibria.training import EpochMetrics, StepProgress, json_text
 
 WIDTH_OF_A_FILE = 200
 """Columns where the output is not a terminal."""
@@ -35,16 +33,8 @@ def print_line(text: str) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Data for other programs; JSON has no NaN, which becomes null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: finite(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    print(json.dumps(finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+    """Data for other programs."""
+    print(json_text(data))
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

@@ -14,7 +14,7 @@ from rich.table import Table
 from equilibria.cli.app import Best, Device, FinishedRun, JsonList, command
 from equilibria.cli.console import one_line_errors, output_console, print_json, table_of
 from equilibria.data import find_images
-from equilibria.report.prediction import PixelPrediction, predict_pixels
+from equilibria.report.segmentation import PixelPrediction, predict_pixels
 from equilibria.tasks import Segmentation
 from equilibria.training import Prediction, choose_device, trained
 from equilibria.training import predict as predict_classes

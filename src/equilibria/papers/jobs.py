@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import multiprocessing
 import shutil
 import signal
@@ -29,6 +28,7 @@ from equilibria.training import (
     EpochMetrics,
     Experiment,
     RunFolder,
+    json_text,
     load_weights,
     recipe_from_data,
     write_atomically,
@@ -239,11 +239,7 @@ def _train_and_evaluate(
 
 
 def _write(file: Path, result: Result) -> None:
-    finite = {
-        name: value if value is None or math.isfinite(value) else None
-        for name, value in result.items()
-    }
-    write_atomically(file, (json.dumps(finite, indent=1) + "\n").encode())
+    write_atomically(file, f"{json_text(result, indent=1)}\n".encode())
 
 
 @contextmanager

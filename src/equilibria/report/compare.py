@@ -28,6 +28,7 @@ from equilibria.training import (
     Checkpoints,
     Recipe,
     RunFolder,
+    json_text,
     load_recipe,
     stored_shapes,
     write_atomically,
@@ -137,7 +138,7 @@ class ComparedRun:
             "mean_iterations": self.last("mean_iterations"),
             "share_converged": self.last("share_converged"),
             "seconds": self.total("seconds"),
-            "cpu_seconds": self.total("cpu_seconds"),
+            "cpu_seconds": self.total(CPU),
         }
 
 
@@ -168,12 +169,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Keep the evaluation of a run in its folder; numbers that are not finite become None."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in evaluation.items()
-    }
-    text = json.dumps(finite, indent=2, allow_nan=False) + "\n"
-    write_atomically(RunFolder(folder).evaluation, text.encode())
+    write_atomically(RunFolder(folder).evaluation, f"{json_text(evaluation)}\n".encode())
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
@@ -189,7 +185,7 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     }
 
 
-def comparison_png(runs: Sequence[ComparedRun], *, dots_per_inch: int = 120) -> bytes:
+def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
     """Loss, accuracy, validation score and iterations; over the epochs, and over processor time.
 
     A panel is there if a run has what it shows. Runs that did not record their processor time are
@@ -230,7 +226,7 @@ def comparison_png(runs: Sequence[ComparedRun], *, dots_per_inch: int = 120) -> 
                 _draw(axis, title, lines, runs, over_time=row == 1)
         marks = [Line2D([], [], label=name, **_style(at)) for at, name in enumerate(names)]
         legend_below(figure, marks, columns)
-        return figure_png(figure, dots_per_inch)
+        return figure_png(figure, 120)
 
 
 def _read_run(folder: Path, name: str) -> ComparedRun:

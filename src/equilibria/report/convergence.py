@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from equilibria.context import State, batch_size
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import NoObjectiveError, Objective, distance_per_sample
 from equilibria.models import EquilibriumClassifier
-from equilibria.solvers import Picard, Solver
+from equilibria.solvers import Picard, Solution, Solver
 
 ROUNDING = 1e-12
 """Relative to an objective's value: differences below it mean nothing in float64."""
@@ -80,13 +80,9 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
     """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
-    solution = precise.solve(
-        images, start=zero_state(precise, images), solver=solver, trace="states"
-    )
-    assert solution.trace is not None
-    assert solution.trace.states is not None
-    cell, states = precise.layer.cell, solution.trace.states
-    objective = minimized_objective(precise, images)
+    solution, states = _traced_solve(precise, images, solver)
+    cell = precise.layer.cell
+    objective = _minimized_objective(precise, images)
     values = minimum = None
     if objective is not None:
         values = torch.stack([objective.value(state).reshape(-1) for state in states])
@@ -106,13 +102,6 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
 
 
 @torch.no_grad()
-def zero_state(model: EquilibriumClassifier, images: Tensor) -> State:
-    """Where an iteration is shown from; solves themselves start ahead of it where they can."""
-    inputs = as_inputs(model.stem(images))
-    return model.layer.cell.initial_state(*inputs, model.layer.cell.inject(*inputs))
-
-
-@torch.no_grad()
 def objective_change(
     model: EquilibriumClassifier, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> ObjectiveChange | None:
@@ -125,13 +114,11 @@ def objective_change(
     try:
         for images, _ in batches:
             images = images.to(device)
-            objective = minimized_objective(model, images)
+            objective = _minimized_objective(model, images)
             if objective is None:
                 return None
-            solution = model.solve(images, start=zero_state(model, images), trace="states")
-            assert solution.trace is not None
-            assert solution.trace.states is not None
-            first += float(objective.value(solution.trace.states[0]).sum())
+            solution, states = _traced_solve(model, images)
+            first += float(objective.value(states[0]).sum())
             equilibrium += float(objective.value(solution.state).sum())
             samples += batch_size(solution.state)
     finally:
@@ -139,7 +126,19 @@ def objective_change(
     return ObjectiveChange(first / samples, equilibrium / samples) if samples else None
 
 
-def minimized_objective(model: EquilibriumClassifier, images: Tensor) -> Objective | None:
+def _traced_solve(
+    model: EquilibriumClassifier, images: Tensor, solver: Solver[Any] | None = None
+) -> tuple[Solution, Sequence[State]]:
+    """With every iterate, from zero on; other solves start ahead of it where they can."""
+    inputs = as_inputs(model.stem(images))
+    start = model.layer.cell.initial_state(*inputs, model.layer.cell.inject(*inputs))
+    solution = model.solve(images, start=start, solver=solver, trace="states")
+    assert solution.trace is not None
+    assert solution.trace.states is not None
+    return solution, solution.trace.states
+
+
+def _minimized_objective(model: EquilibriumClassifier, images: Tensor) -> Objective | None:
     """The objective that the equilibria of these images minimize, if there is one.
 
     Deep OptEq with L > 2 layers has an inclusion in its place, other cells have nothing.

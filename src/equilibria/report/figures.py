@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,11 +109,7 @@ def training_figure(history: Sequence[EpochMetrics]) -> ThemedFigure:
 
 def image_png(image: Tensor) -> bytes:
     """A `(channels, height, width)` image with values in [0, 1] as a PNG of its own size."""
-    from matplotlib.image import imsave
-
-    buffer = io.BytesIO()
-    imsave(buffer, _pixels(image), cmap="gray", vmin=0, vmax=1, format="png")
-    return buffer.getvalue()
+    return image_grid_png([image[None]], scale=1)
 
 
 def image_grid_png(rows: Sequence[Tensor], *, scale: int = 2) -> bytes:
@@ -171,6 +169,25 @@ def figure_png(figure: Any, dots_per_inch: int) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def drawn_files(files: Sequence[Path], folder: Path, *kinds: str) -> list[tuple[Path, ...]]:
+    """Where the pictures of each file go, one a kind; no file is written over.
+
+    A picture has the name of its image; a number tells those of the same name apart.
+    """
+    taken = {file.resolve() for file in files}
+    found = []
+    for file in files:
+        for number in count(1):
+            stem = file.stem if number == 1 else f"{file.stem}-{number}"
+            paths = tuple(folder / f"{stem}-{kind}.png" for kind in kinds)
+            places = {path.resolve() for path in paths}
+            if not taken & places:
+                break
+        taken |= places
+        found.append(paths)
+    return found
 
 
 def _pixels(image: Tensor) -> Any:

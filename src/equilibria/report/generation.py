@@ -84,8 +84,8 @@ def generate(
             f"{experiment.recipe.model.name} draws no images: name the run of a generator or an "
             "autoencoder (equilibria train mnist-generator)"
         )
-    known = _some(experiment, latents, test=False)[0].to(device)
-    originals = _some(experiment, images, test=True)[0].to(device)
+    known = _training_images(experiment, latents)[0].to(device)
+    originals = experiment.some_test_images(images)[0].to(device)
     # In the way that the model was trained with.
     latents_of_known = (
         _encoded(model, known) if isinstance(model, Autoencoder) else _searched(experiment, known)
@@ -98,6 +98,12 @@ def generate(
     if not isinstance(generator_of(model), ExplicitGenerator):
         ways["JIIO"] = _searched(experiment, originals)
     rows = [originals, *(decode(model, found) for found in ways.values())]
+    reconstructions = []
+    for way, row in zip(ways, rows[1:], strict=True):
+        ratios = psnr(row, originals)
+        mean, median = float(ratios.mean()), float(ratios.median())
+        fid = _distance(network, row, originals)
+        reconstructions.append(Reconstructions(way, mean, median, fid))
     result = Generation(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
@@ -105,9 +111,7 @@ def generate(
         fitted_to=len(known),
         images=len(originals),
         sample_fid=_distance(network, drawn[: len(originals)], originals),
-        reconstructions=[
-            _judged(way, row, originals, network) for way, row in zip(ways, rows[1:], strict=True)
-        ],
+        reconstructions=reconstructions,
         features=None
         if network is None
         else f"features of a classifier trained on {experiment.data.name}, not Inception's",
@@ -134,10 +138,9 @@ def _searched(experiment: Experiment, images: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _some(experiment: Experiment, count: int, *, test: bool) -> tuple[Tensor, Tensor]:
-    """Images and labels, spread evenly over the test or the training images."""
-    source = experiment.test if test else experiment.training
-    return source.fetch(evenly_spread(source, count))
+def _training_images(experiment: Experiment, count: int) -> tuple[Tensor, Tensor]:
+    """Images and labels, spread evenly over the training images."""
+    return experiment.training.fetch(evenly_spread(experiment.training, count))
 
 
 def _feature_network(
@@ -152,25 +155,13 @@ def _feature_network(
         network = FeatureNetwork(data.channels, data.num_classes)
         load_weights(network, file)
         return network.to(device).eval()
-    images, labels = _some(experiment, FEATURE_IMAGES, test=False)
+    images, labels = _training_images(experiment, FEATURE_IMAGES)
     network = train_feature_network(
         images.to(device), labels.to(device), num_classes=data.num_classes
     )
     if file is not None:
         save_weights(network, file)
     return network
-
-
-def _judged(
-    way: str, drawn: Tensor, images: Tensor, network: FeatureNetwork | None
-) -> Reconstructions:
-    ratios = psnr(drawn, images)
-    return Reconstructions(
-        latents_by=way,
-        psnr=float(ratios.mean()),
-        median_psnr=float(ratios.median()),
-        fid=_distance(network, drawn, images),
-    )
 
 
 def _distance(network: FeatureNetwork | None, drawn: Tensor, images: Tensor) -> float | None:

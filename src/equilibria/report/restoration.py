@@ -26,8 +26,7 @@ from equilibria.inputs import (
     restore,
 )
 from equilibria.operators import Mask
-from equilibria.report.figures import image_grid_png
-from equilibria.report.prediction import drawn_files
+from equilibria.report.figures import drawn_files, image_grid_png, image_png
 from equilibria.solvers import Status
 from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.tasks.image_quality import picture_psnr
@@ -193,7 +192,7 @@ class Restorer:
             for row, file in enumerate(some):
                 restored, sheet = pictures[start + row]
                 columns = torch.stack([images[row] for images in shown if images is not None])
-                write_atomically(restored, image_grid_png([batch.images[row : row + 1]], scale=1))
+                write_atomically(restored, image_png(batch.images[row]))
                 write_atomically(sheet, image_grid_png([columns], scale=scale))
                 yield RestoredImage(
                     file=str(file),

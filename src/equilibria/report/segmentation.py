@@ -1,15 +1,28 @@
-"""Segmentations drawn over their images, as a PNG; matplotlib is imported where it is used."""
+"""Segmentations: test images beside their truth, and what a model sees in image files, as PNG."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from equilibria.report.figures import LIGHT, PAPER, figure_png, legend_below, legend_columns
+from equilibria.data import image_to_tensor, open_image
+from equilibria.equilibrium import solving
+from equilibria.report.figures import (
+    LIGHT,
+    PAPER,
+    drawn_files,
+    figure_png,
+    legend_below,
+    legend_columns,
+)
+from equilibria.training import Experiment, write_atomically
 
 UNLABELLED = (0.82, 0.84, 0.87)
 WRONG = (0.85, 0.12, 0.12)
@@ -22,9 +35,27 @@ PANEL_WIDTH = 2.6
 """In inches."""
 LEGEND_COLUMNS = 6
 LARGE_PANEL = 4.2
-"""The side of a square panel of `prediction_png`, in inches."""
+"""The side of a square panel of a prediction, in inches."""
 DARKEST = 0.3
 """The gray of black, below its classes."""
+LONGEST_SIDE = 1024
+"""Of a drawn segmentation, in pixels; larger images are drawn smaller."""
+
+
+@dataclass(frozen=True)
+class PixelPrediction:
+    """One image, class by class."""
+
+    file: str
+    drawn: str
+    """The picture of it."""
+    classes: dict[str, float]
+    """Those that were found, with their share of the pixels, the largest first."""
+    confidence: float
+    """The mean over the pixels."""
+    iterations: int | None
+    """None for a model without an equilibrium, as is `converged`."""
+    converged: bool | None
 
 
 def segmentation_png(
@@ -36,7 +67,6 @@ def segmentation_png(
     ignore_index: int = 255,
     opacity: float = 0.65,
     colors: Sequence[tuple[float, float, float]] | None = None,
-    dots_per_inch: int = 110,
 ) -> bytes:
     """A row for each image: itself, its true classes, the predicted ones, and where they differ.
 
@@ -88,7 +118,7 @@ def segmentation_png(
         for column, (title, panel) in enumerate(zip(PANELS, panels, strict=True)):
             axis = figure.add_subplot(len(images), len(PANELS), row * len(PANELS) + column + 1)
             axis.imshow(panel.numpy(), interpolation="nearest")
-            _dress(axis)
+            _without_frame(axis)
             if row == 0:
                 axis.set_title(title, color=LIGHT.ink, fontsize=10)
         judged = int((truth[row] != ignore_index).sum())
@@ -99,43 +129,64 @@ def segmentation_png(
     if has_unlabelled:
         entries.append(Patch(color=UNLABELLED, label="unlabelled"))
     legend_below(figure, entries, min(len(entries), LEGEND_COLUMNS), size=9)
-    return figure_png(figure, dots_per_inch)
+    return figure_png(figure, 110)
 
 
-def prediction_png(
-    image: Tensor,
-    classes: Tensor,
-    class_names: Sequence[str],
-    *,
-    opacity: float = 0.6,
-    dots_per_inch: int = 110,
+@torch.no_grad()
+def predict_pixels(
+    experiment: Experiment, files: Sequence[Path], device: torch.device, output: Path
+) -> Iterator[PixelPrediction]:
+    """Segment images framed as those of training; draw what is in the frame as large as it was."""
+    names = experiment.data.class_names
+    is_gray = experiment.data.channels == 1
+    output.mkdir(parents=True, exist_ok=True)
+    for path, (drawn,) in zip(files, drawn_files(files, output, "classes"), strict=True):
+        inputs = experiment.data.read_image(path)[None].to(device)
+        image = experiment.data.frame.region(open_image(path, is_gray=is_gray))
+        scale = min(1.0, LONGEST_SIDE / max(image.size))
+        height, width = (max(1, round(side * scale)) for side in (image.height, image.width))
+        with solving(experiment.model, record=True) as record:
+            probabilities = experiment.model(inputs).float().softmax(dim=1).cpu()
+        confidence, classes = F.interpolate(
+            probabilities, (height, width), mode="bilinear", align_corners=False
+        )[0].max(dim=0)
+        pixels = image_to_tensor(image.resize((width, height))).float() / 255
+        counts = classes.flatten().bincount(minlength=len(names))
+        order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
+        shares = {int(index): int(counts[index]) / classes.numel() for index in order}
+        write_atomically(drawn, _prediction_png(pixels, classes, names, shares))
+        solution = record.solutions[-1] if record.solutions else None
+        yield PixelPrediction(
+            file=str(path),
+            drawn=str(drawn),
+            classes={names[index]: share for index, share in shares.items()},
+            confidence=float(confidence.mean()),
+            iterations=None if solution is None else int(solution.iterations[0]),
+            converged=None if solution is None else bool(solution.converged[0]),
+        )
+
+
+def _prediction_png(
+    image: Tensor, classes: Tensor, class_names: Sequence[str], shares: Mapping[int, float]
 ) -> bytes:
     """An image, beside it the classes of its pixels, and below them each class with its share.
 
-    image: `(1 or 3, height, width)` with values in [0, 1], not normalized.
-    classes: of the pixels, `(height, width)`.
-    opacity: of the classes over the image, which is gray below them.
+    image: `(1 or 3, height, width)` with values in [0, 1]; classes: `(height, width)`.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
-    if image.dim() != 3 or image.shape[0] not in (1, 3) or classes.shape != image.shape[1:]:
-        raise ValueError(
-            "expected an image (1 or 3, height, width) and classes (height, width), not "
-            f"{tuple(image.shape)} and {tuple(classes.shape)}"
-        )
     height, width = classes.shape
     colors = distinct_colors(len(class_names))
-    pixels = image.detach().cpu().float().clamp(0, 1).expand(3, -1, -1).movedim(0, 2)
+    pixels = image.expand(3, -1, -1).movedim(0, 2)
     # Where the image is dark, colors would no longer look like those of the legend.
     pale = DARKEST + (1 - DARKEST) * pixels
-    overlay = _overlay(pale, classes.cpu().long(), torch.tensor(colors), opacity, ignore_index=-1)
+    overlay = _overlay(pale, classes, torch.tensor(colors), opacity=0.6, ignore_index=-1)
 
     # Panels of one area, whatever the proportions of the image.
     panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
-    shares = class_shares(classes, len(class_names))
-    labels = [f"{class_names[index]}  {share:.1%}" for index, share in shares]
+    labels = [f"{class_names[index]}  {share:.1%}" for index, share in shares.items()]
     columns = legend_columns(labels, 2 * panel_width, mark=0.55)
     legend_height = 0.25 * math.ceil(len(labels) / columns) + 0.15
     figure = Figure(
@@ -147,20 +198,12 @@ def prediction_png(
         axis = figure.add_subplot(1, 2, place + 1)
         axis.imshow(panel.numpy(), interpolation="antialiased")
         axis.set_title(title, color=LIGHT.ink, fontsize=11)
-        _dress(axis)
+        _without_frame(axis)
     entries = [
-        Patch(color=colors[index], label=label)
-        for (index, _), label in zip(shares, labels, strict=True)
+        Patch(color=colors[index], label=label) for index, label in zip(shares, labels, strict=True)
     ]
     legend_below(figure, entries, columns)
-    return figure_png(figure, dots_per_inch)
-
-
-def class_shares(classes: Tensor, count: int) -> list[tuple[int, float]]:
-    """The classes that are there with their share of the pixels, the largest first."""
-    shares = torch.bincount(classes.flatten().long(), minlength=count).double() / classes.numel()
-    found = [(index, share) for index, share in enumerate(shares.tolist()) if share > 0]
-    return sorted(found, key=lambda entry: -entry[1])
+    return figure_png(figure, 110)
 
 
 def distinct_colors(count: int) -> list[tuple[float, float, float]]:
@@ -197,7 +240,7 @@ def _errors(pixels: Tensor, wrong: Tensor, unlabelled: Tensor) -> Tensor:
     return torch.where(wrong[..., None], torch.tensor(WRONG), pale)
 
 
-def _dress(axis: Any) -> None:
+def _without_frame(axis: Any) -> None:
     axis.set_xticks([])
     axis.set_yticks([])
     for spine in axis.spines.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import warnings
@@ -41,6 +42,19 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 def write_atomically(path: Path, content: bytes) -> None:
     with atomic_writer(path) as file:
         file.write(content)
+
+
+def json_text(data: Any, *, indent: int = 2) -> str:
+    """Data as JSON, which has no NaN and no infinity: these become null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: finite(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(data), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
