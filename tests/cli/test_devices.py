@@ -161,8 +161,7 @@ def test_every_error_is_told_once(
     program = f"""
 import sys, typer
 from pathlib import Path
-from equilibria.cli.launch import launch
-from equilibria.cli.train import train
+from equilibria.cli.train import launch, train
 from tests.cli.test_devices import fail_alone
 if __name__ == "__main__":
     try:

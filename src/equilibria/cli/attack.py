@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -112,7 +111,7 @@ def attack(
         write_atomically(draw, attack_png(images, found[0][1], data.class_names))
     figures = [row for row, _ in found]
     if as_json:
-        print_json([asdict(row) for row in figures])
+        print_json(figures)
         return
     title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
     output_console().print(_table(title, figures))

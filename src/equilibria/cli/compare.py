@@ -18,6 +18,7 @@ from equilibria.cli.console import (
     output_console,
     print_json,
     print_line,
+    shown,
     table_of,
 )
 from equilibria.cli.evaluate import as_data
@@ -88,8 +89,7 @@ def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
     names = dict.fromkeys(name for fact in facts for name in fact["test_figures"])
     for name in names:
         label, form = figure_form(name)
-        values = [fact["test_figures"].get(name) for fact in facts]
-        cells = ["" if value is None else format(value, form) for value in values]
+        cells = [shown(fact["test_figures"].get(name), form) for fact in facts]
         rows.append((f"Test: {label}", cells))
     settings = [
         (key, [_setting(value) for value in values])
@@ -142,7 +142,7 @@ def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:
 
 
 def _number(key: str, form: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda fact: "" if fact[key] is None else format(fact[key], form)
+    return lambda fact: shown(fact[key], form)
 
 
 def _score(key: str) -> Callable[[Mapping[str, Any]], str]:

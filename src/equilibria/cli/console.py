@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Data for other programs."""
+    """Data for other programs; a dataclass is an object."""
     print(json_text(data))
 
 
@@ -66,14 +66,16 @@ def table_of(
     return table
 
 
-def print_facts(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+def print_facts(
+    title: str, rows: Sequence[tuple[str, str]], console: Console | None = None
+) -> None:
     """Two columns: what, and how much."""
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    (console or output_console()).print(table)
 
 
 def progress_bar(
@@ -123,6 +125,16 @@ def figure_rows(
     return rows
 
 
+def fact_rows(facts: Iterable[tuple[str, Any, str]]) -> list[tuple[str, str]]:
+    """Of (label, value, format), those that have a value, as (label, value)."""
+    return [(label, format(value, form)) for label, value, form in facts if value is not None]
+
+
+def shown(value: Any, form: str = "", unit: str = "") -> str:
+    """A cell of a table; empty where there is no value."""
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
 class TrainingDisplay:
     """A progress bar on a terminal; elsewhere one plain line an epoch."""
 
@@ -149,13 +161,13 @@ class TrainingDisplay:
         score, form = metrics.validation_accuracy, ".1%"
         if score is None:
             score, form = metrics.validation_score, ".2f"
-        facts = [
-            ("loss", metrics.loss, ".4f"),
-            ("accuracy", metrics.accuracy, ".1%"),
-            ("validation", score, form),
-            ("converged", metrics.share_converged, ".1%"),
-            ("iterations", metrics.mean_iterations, ".1f"),
-        ]
-        epoch = f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}"
-        told = [(label, f"{value:{form}}") for label, value, form in facts if value is not None]
-        return [("epoch", epoch), *told]
+        return fact_rows(
+            [
+                ("epoch", f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}", ""),
+                ("loss", metrics.loss, ".4f"),
+                ("accuracy", metrics.accuracy, ".1%"),
+                ("validation", score, form),
+                ("converged", metrics.share_converged, ".1%"),
+                ("iterations", metrics.mean_iterations, ".1f"),
+            ]
+        )

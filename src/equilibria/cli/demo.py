@@ -66,6 +66,6 @@ def demo(
     footer = f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
     report = classifier_report(experiment, history, where, footer)
     title = f"{model} on the {len(experiment.test)} test images"
-    print_facts(console, title, report.summary.rows())
+    print_facts(title, report.summary.rows(), console)
     run.write_report(report.html())
     console.print(f"Report: {run.report}", soft_wrap=True)

@@ -10,9 +10,9 @@ import typer
 
 from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command
 from equilibria.cli.console import (
+    fact_rows,
     figure_rows,
     one_line_errors,
-    output_console,
     print_facts,
     print_json,
 )
@@ -49,7 +49,7 @@ def evaluate(
         print_json(as_data(experiment, result))
         return
     title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
-    print_facts(output_console(), title, rows(result))
+    print_facts(title, rows(result))
 
 
 @torch.no_grad()
@@ -87,9 +87,10 @@ def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
 def rows(result: Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
     found = figure_rows(result.figures, correct=result.correct, of=result.samples)
-    found.append(("Loss", f"{result.loss:.4f}"))
-    solves = result.solves
-    if solves.mean_iterations is not None and solves.share_converged is not None:
-        found.append(("Iterations, mean", f"{solves.mean_iterations:.1f}"))
-        found.append(("Share converged", f"{solves.share_converged:.1%}"))
-    return found
+    return found + fact_rows(
+        [
+            ("Loss", result.loss, ".4f"),
+            ("Iterations, mean", result.solves.mean_iterations, ".1f"),
+            ("Share converged", result.solves.share_converged, ".1%"),
+        ]
+    )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from equilibria.cli.app import MAX_SEED, Best, Device, JsonObject, command
 from equilibria.cli.console import (
+    fact_rows,
     one_line_errors,
-    output_console,
     print_facts,
     print_json,
     print_line,
@@ -61,23 +60,19 @@ def generate(
         write_atomically(output, drawn)
         write_atomically(reconstructions, drawn_again)
     if as_json:
-        print_json(asdict(found))
+        print_json(found)
         return
-    print_facts(output_console(), f"{found.model} on {found.data}", _rows(found))
+    facts: list[tuple[str, Any, str]] = [
+        (f"Density of {found.fitted_to} latents", found.density, ""),
+        ("FID of samples", found.sample_fid, ".2f"),
+    ]
+    for some in found.reconstructions:
+        by = f"reconstructions ({some.latents_by})"
+        facts.append((f"PSNR of {by}, mean (dB)", some.psnr, ".2f"))
+        facts.append((f"PSNR of {by}, median (dB)", some.median_psnr, ".2f"))
+        facts.append((f"FID of {by}", some.fid, ".2f"))
+    print_facts(f"{found.model} on {found.data}", fact_rows(facts))
     if found.features is not None:
         print_line(f"FID: {found.features}; {found.images} images a side.")
     for path in (output, reconstructions):
         print_line(f"Drawn: {path}")
-
-
-def _rows(found: generation.Generation) -> list[tuple[str, str]]:
-    rows = [(f"Density of {found.fitted_to} latents", found.density)]
-    if found.sample_fid is not None:
-        rows.append(("FID of samples", f"{found.sample_fid:.2f}"))
-    for some in found.reconstructions:
-        by = f"reconstructions ({some.latents_by})"
-        rows.append((f"PSNR of {by}, mean (dB)", f"{some.psnr:.2f}"))
-        rows.append((f"PSNR of {by}, median (dB)", f"{some.median_psnr:.2f}"))
-        if some.fid is not None:
-            rows.append((f"FID of {by}", f"{some.fid:.2f}"))
-    return rows

@@ -21,17 +21,15 @@ def models(
     markdown: Annotated[bool, typer.Option(help="The list as a Markdown table.")] = False,
 ) -> None:
     """List the models that can be made by name, or show one of them."""
-    if markdown:
-        print(_markdown())
-    elif name is None:
-        _show_models()
+    if name is None or markdown:
+        _show_models(markdown)
     else:
         with one_line_errors():
             _show_model(name)
 
 
-def _show_models() -> None:
-    console = output_console()
+def _show_models(markdown: bool) -> None:
+    """A table for the terminal, or as docs/models.md holds it."""
     table = Table(box=box.SIMPLE)
     table.add_column("Name", no_wrap=True)
     table.add_column("Paper")
@@ -39,35 +37,25 @@ def _show_models() -> None:
     table.add_column("reported", justify="right", no_wrap=True)
     table.add_column("Objective")
     table.add_column("Guarantee", no_wrap=True)
+    lines = ["| name | what it is | paper | parameters | reported | objective | guarantee |"]
+    lines.append("|---|---|---|---:|---:|---|---|")
     for name in list_models():
         found = describe_model(name)
-        table.add_row(
-            name,
-            found.card.paper,
-            f"{found.parameters:,}",
-            found.card.reported,
-            found.objective_kind if found.is_equilibrium else "",
-            found.guarantee or "",
-        )
+        kind = found.objective_kind if found.is_equilibrium else ""
+        cells = [found.card.paper, f"{found.parameters:,}", found.card.reported, kind]
+        cells.append(found.guarantee or "")
+        table.add_row(name, *cells)
+        lines.append(f"| {' | '.join([f'`{name}`', found.card.summary, *cells])} |")
+    if markdown:
+        print("\n".join(lines))
+        return
+    console = output_console()
     console.print(table)
     console.print(
         "Objective: whether the output minimizes a known function (empty: no equilibrium). "
         "Guarantee: what is proven for every input; q is the contraction factor of the map.\n"
         "More on one of them: equilibria models NAME"
     )
-
-
-def _markdown() -> str:
-    """The list of models as docs/models.md holds it."""
-    lines = ["| name | what it is | paper | parameters | reported | objective | guarantee |"]
-    lines.append("|---|---|---|---:|---:|---|---|")
-    for name in list_models():
-        found = describe_model(name)
-        card = found.card
-        kind = found.objective_kind if found.is_equilibrium else ""
-        cells = [f"`{name}`", card.summary, card.paper, f"{found.parameters:,}", card.reported]
-        lines.append(f"| {' | '.join([*cells, kind, found.guarantee or ''])} |")
-    return "\n".join(lines)
 
 
 def _show_model(name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -53,7 +52,7 @@ def predict(
         else:
             predictions = cast(list[Prediction], predict_classes(experiment.model, files))
     if as_json:
-        print_json([asdict(found) for found in predictions])
+        print_json(predictions)
     else:
         output_console().print(_table(predictions))
 

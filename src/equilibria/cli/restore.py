@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 
 from equilibria.cli.app import MAX_SEED, Best, Device, JsonList, command
 from equilibria.cli.console import (
+    fact_rows,
     one_line_errors,
     output_console,
     print_facts,
     print_json,
     print_line,
+    progress_bar,
+    shown,
     table_of,
 )
 from equilibria.data import find_images
@@ -107,17 +107,16 @@ def restore(
             seed=seed,
         )
         if test is not None:
-            errors = Console(stderr=True)
-            progress = partial(
-                track, description="restoring", console=errors, disable=not errors.is_terminal
-            )
-            found = restorer.test_images(test, output, progress)
+            with progress_bar() as bar:
+                found = restorer.test_images(
+                    test, output, partial(bar.track, description="restoring")
+                )
         else:
             found = list(restorer.files(files, output, damaged=damaged, mask=mask))
-    if isinstance(found, RestoredTestImages):
-        _show_test_images(found, as_json)
-    elif as_json:
-        print_json([asdict(image) for image in found])
+    if as_json:
+        print_json(found)
+    elif isinstance(found, RestoredTestImages):
+        _show_test_images(found)
     else:
         _show_files(found)
 
@@ -127,22 +126,19 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _show_test_images(found: RestoredTestImages, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(found))
-        return
-    rows = []
-    if found.measured_psnr is not None:
-        rows.append(("PSNR of what was measured, median (dB)", f"{found.measured_psnr:.2f}"))
-    rows.append(("PSNR of the model's images, median (dB)", f"{found.model_psnr:.2f}"))
-    if found.restored_psnr != found.model_psnr:
-        put_back = "PSNR with what was seen put back, median (dB)"
-        rows.append((put_back, f"{found.restored_psnr:.2f}"))
-    if found.share_converged is not None and found.mean_iterations is not None:
-        rows.append(("Share converged", f"{found.share_converged:.1%}"))
-        rows.append(("Iterations, mean", f"{found.mean_iterations:.1f}"))
+def _show_test_images(found: RestoredTestImages) -> None:
+    put_back = None if found.restored_psnr == found.model_psnr else found.restored_psnr
+    rows = fact_rows(
+        [
+            ("PSNR of what was measured, median (dB)", found.measured_psnr, ".2f"),
+            ("PSNR of the model's images, median (dB)", found.model_psnr, ".2f"),
+            ("PSNR with what was seen put back, median (dB)", put_back, ".2f"),
+            ("Share converged", found.share_converged, ".1%"),
+            ("Iterations, mean", found.mean_iterations, ".1f"),
+        ]
+    )
     title = f"{found.images} test images of {found.data}, {found.damage}"
-    print_facts(output_console(), title, rows)
+    print_facts(title, rows)
     if found.message:
         print_line(f"The first that did not converge: {found.message}")
     print_line(f"Drawn: {found.sheet}")
@@ -155,12 +151,12 @@ def _show_files(found: list[RestoredImage]) -> None:
         table.add_row(
             escape(image.file),
             escape(image.restored),
-            "" if image.measured_psnr is None else f"{image.measured_psnr:.2f} dB",
-            "" if image.restored_psnr is None else f"{image.restored_psnr:.2f} dB",
+            shown(image.measured_psnr, ".2f", " dB"),
+            shown(image.restored_psnr, ".2f", " dB"),
             f"{image.misfit:.3g}",
             image.status,
-            "" if image.residual is None else f"{image.residual:.1e}",
-            "" if image.iterations is None else str(image.iterations),
+            shown(image.residual, ".1e"),
+            shown(image.iterations),
         )
     output_console().print(table)
     if any(image.residual is not None for image in found):

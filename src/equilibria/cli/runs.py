@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equilibria.cli.app import command
-from equilibria.cli.console import output_console, table_of
+from equilibria.cli.console import output_console, shown, table_of
 from equilibria.training import RunFolder, load_recipe
 
 
@@ -25,14 +25,14 @@ def runs(
         except ValueError:
             continue  # The configuration of something else.
         metrics = run.read_metrics()
-        last = metrics[-1] if metrics else None
+        last = metrics[-1] if metrics else {}
         table.add_row(
             str(path),
             recipe.model.name,
             recipe.data.name,
             f"{len(metrics)}/{recipe.training.epochs}",
-            "" if last is None else f"{last['loss']:.4f}",
-            "" if last is None or last["accuracy"] is None else f"{last['accuracy']:.2%}",
+            shown(last.get("loss"), ".4f"),
+            shown(last.get("accuracy"), ".2%"),
             "finished" if run.weights.exists() else "interrupted",
         )
     output_console().print(table)

@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,9 +45,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def json_text(data: Any, *, indent: int = 2) -> str:
-    """Data as JSON, which has no NaN and no infinity: these become null."""
+    """Data as JSON, dataclasses as objects; it has no NaN and no infinity: these become null."""
 
     def finite(value: Any) -> Any:
+        if is_dataclass(value):
+            return finite(vars(value))
         if isinstance(value, Mapping):
             return {key: finite(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
