@@ -12,7 +12,8 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.energies import L1, L2, Decorrelation, Incay, Regularizer
-from equilibria.models import DeepOptEqCell, DeepOptEqObjective, UnitLayer
+from equilibria.models import DeepOptEqCell, UnitLayer
+from equilibria.models.opteq.cells import DeepOptEqObjective
 
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
 

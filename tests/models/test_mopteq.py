@@ -17,14 +17,13 @@ from equilibria.energies import HeritageDiversity
 from equilibria.energies.heritage_diversity import resampling
 from equilibria.models import (
     MOptEqCell,
-    MOptEqFeatureCell,
     POptEqCell,
     heritage_diversity_loss,
     mopteq,
     perturbed_logits,
     popteq,
-    reconstructed_perturbations,
 )
+from equilibria.models.mopteq.cells import MOptEqFeatureCell, reconstructed_perturbations
 
 
 def operators(widths: Sequence[int], channels: int = 3) -> list[eq.Conv2d]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.models import PlainNetwork
+from equilibria.models.baselines.plain import PlainNetwork
 
 WIDTHS = (16, 32, 64, 128, 128)
 

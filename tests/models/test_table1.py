@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 import equilibria as eq
 from equilibria.activations import LeakyReLU
-from equilibria.models import (
+from equilibria.models import DeepOptEqCell, UnitLayer
+from equilibria.models.opteq.theory import (
     AffineOptEqCell,
-    DeepOptEqCell,
     MultivariateOptEqCell,
-    UnitLayer,
     is_proximal,
     psd_factor,
 )

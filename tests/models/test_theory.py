@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equilibria as eq
-from equilibria.models import (
-    DeepOptEqCell,
-    OptEqCell,
-    UnitLayer,
+from equilibria.models import DeepOptEqCell, OptEqCell, UnitLayer
+from equilibria.models.opteq.theory import (
     deep_opteq_of_network,
     is_proximal,
     universal_hidden_units,

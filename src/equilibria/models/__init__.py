@@ -1,19 +1,12 @@
-"""The models of the papers: a folder a family, its named models beside it."""
+"""The models of the papers: a folder a family, its named models beside it.
+
+Here is what other rooms and users need; the rest, such as `opteq.theory` and the classes of
+`baselines`, comes from its file.
+"""
 
 from equilibria.models.base import EquilibriumClassifier, EquilibriumModel, image_classifier
 from equilibria.models.baselines import presets as _baselines  # noqa: F401  (named models)
-from equilibria.models.baselines.fcn import FCN, fcn
-from equilibria.models.baselines.hrnet import HRNet
-from equilibria.models.baselines.neural_ode import NeuralODE
-from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
-from equilibria.models.baselines.resnet import (
-    ResNet,
-    resnet,
-    resnet_extractor,
-    resnet_extractor_classifier,
-    resnet_of_size,
-    resnet_small,
-)
+from equilibria.models.baselines.resnet import ResNet, resnet_small
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators import presets as _generators  # noqa: F401
 from equilibria.models.generators.autoencoders import (
@@ -27,12 +20,8 @@ from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.model import mdeq
 from equilibria.models.mondeq.model import MonDEQCell, mondeq
 from equilibria.models.mopteq import presets as _mopteq  # noqa: F401
-from equilibria.models.mopteq.branches import BranchCell, POptEqCell
-from equilibria.models.mopteq.cells import (
-    MOptEqCell,
-    MOptEqFeatureCell,
-    reconstructed_perturbations,
-)
+from equilibria.models.mopteq.branches import POptEqCell
+from equilibria.models.mopteq.cells import MOptEqCell
 from equilibria.models.mopteq.models import (
     heritage_diversity_loss,
     mopteq,
@@ -40,13 +29,7 @@ from equilibria.models.mopteq.models import (
     popteq,
 )
 from equilibria.models.opteq import presets as _opteq  # noqa: F401
-from equilibria.models.opteq.cells import (
-    DeepOptEqCell,
-    DeepOptEqObjective,
-    OptEqCell,
-    UnitLayer,
-    opteq_cell,
-)
+from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer, opteq_cell
 from equilibria.models.opteq.models import (
     EquilibriumSegmenter,
     deep_opteq,
@@ -55,17 +38,7 @@ from equilibria.models.opteq.models import (
     opteq,
     opteq_imagenet,
 )
-from equilibria.models.opteq.theory import (
-    AffineOptEqCell,
-    MultivariateOptEqCell,
-    ProximalReport,
-    deep_opteq_of_network,
-    is_proximal,
-    psd_factor,
-    universal_hidden_units,
-)
 from equilibria.models.registry import (
-    ModelCard,
     ModelDescription,
     create_model,
     describe_model,
@@ -80,14 +53,8 @@ from equilibria.models.registry import (
 from equilibria.models.restorers.model import EquilibriumRestorer, deq_restorer
 
 __all__ = [
-    "FCN",
-    "AffineOptEqCell",
     "Autoencoder",
-    "BranchCell",
-    "Conv4",
     "DeepOptEqCell",
-    "DeepOptEqObjective",
-    "DnCNN",
     "EquilibriumClassifier",
     "EquilibriumDecoder",
     "EquilibriumModel",
@@ -95,36 +62,26 @@ __all__ = [
     "EquilibriumSegmenter",
     "FewShotClassifier",
     "GEQCell",
-    "HRNet",
     "MDEQCell",
     "MOptEqCell",
-    "MOptEqFeatureCell",
-    "ModelCard",
     "ModelDescription",
     "MonDEQCell",
-    "MultivariateOptEqCell",
-    "NeuralODE",
     "OptEqCell",
     "POptEqCell",
-    "PlainNetwork",
-    "ProximalReport",
     "ResNet",
     "UnitLayer",
     "convolutional_autoencoder",
     "create_model",
     "deep_opteq",
-    "deep_opteq_of_network",
     "deep_opteq_segmentation",
     "deq_restorer",
     "describe_model",
     "equilibrium_segmenter",
-    "fcn",
     "few_shot_mdeq",
     "few_shot_opteq",
     "geq",
     "heritage_diversity_loss",
     "image_classifier",
-    "is_proximal",
     "list_models",
     "mdeq",
     "mdeq_autoencoder",
@@ -142,13 +99,6 @@ __all__ = [
     "parameter_count",
     "perturbed_logits",
     "popteq",
-    "psd_factor",
-    "reconstructed_perturbations",
     "register_model",
-    "resnet",
-    "resnet_extractor",
-    "resnet_extractor_classifier",
-    "resnet_of_size",
     "resnet_small",
-    "universal_hidden_units",
 ]

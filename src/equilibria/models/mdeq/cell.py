@@ -6,7 +6,8 @@ leaves open follow the authors' code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,9 @@ from equilibria.equilibrium import Cell
 from equilibria.models.blocks import check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellLayers, CellNorm, Norm, Reading
 
+MakeNorm = Callable[..., CellNorm]
+"""Of the channels, and the gain that it starts with."""
+
 
 class ResidualBlock(nn.Module):
     """norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) of one branch (Figure 2)."""
@@ -30,8 +34,7 @@ class ResidualBlock(nn.Module):
         *,
         expansion: int,
         activation: Activation,
-        norm: Norm,
-        groups: int,
+        norm: MakeNorm,
         weight_norm: bool,
         init_gain: float,
         gain: float,
@@ -40,10 +43,10 @@ class ResidualBlock(nn.Module):
         wide = expansion * channels
         self.activation = activation
         self.widen = CellConv2d(channels, wide, 3, weight_norm=weight_norm)
-        self.inner_norm = CellNorm(wide, norm, groups=groups)
+        self.inner_norm = norm(wide)
         self.narrow = CellConv2d(wide, channels, 3, weight_norm=weight_norm, init_gain=init_gain)
-        self.injection_norm = CellNorm(channels, norm, groups=groups)
-        self.output_norm = CellNorm(channels, norm, groups=groups, gain=gain)
+        self.injection_norm = norm(channels)
+        self.output_norm = norm(channels, gain=gain)
 
     def forward(
         self, z: Tensor, injection: Tensor | None, mask: Tensor | None, reading: Reading
@@ -69,8 +72,7 @@ class Down(nn.Module):
         halvings: int,
         *,
         activation: Activation,
-        norm: Norm,
-        groups: int,
+        norm: MakeNorm,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -78,7 +80,7 @@ class Down(nn.Module):
         self.convolutions = nn.ModuleList(
             CellConv2d(before, after, 3, stride=2) for before, after in pairwise(widths)
         )
-        self.norms = nn.ModuleList(CellNorm(width, norm, groups=groups) for width in widths[1:])
+        self.norms = nn.ModuleList(norm(width) for width in widths[1:])
 
     def forward(self, z: Tensor, reading: Reading) -> Tensor:
         for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
@@ -95,14 +97,13 @@ class Up(nn.Module):
         out_channels: int,
         doublings: int,
         *,
-        norm: Norm,
-        groups: int,
+        norm: MakeNorm,
         gain: float,
     ) -> None:
         super().__init__()
         self.scale = 2**doublings
         self.convolution = CellConv2d(in_channels, out_channels, 1)
-        self.norm = CellNorm(out_channels, norm, groups=groups, gain=gain)
+        self.norm = norm(out_channels, gain=gain)
 
     def forward(self, z: Tensor, reading: Reading) -> Tensor:
         out = self.norm(self.convolution(z, reading), reading)
@@ -117,15 +118,14 @@ class Mixed(nn.Module):
         channels: int,
         *,
         activation: Activation,
-        norm: Norm,
-        groups: int,
+        norm: MakeNorm,
         weight_norm: bool,
         gain: float,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.convolution = CellConv2d(channels, channels, 1, weight_norm=weight_norm)
-        self.norm = CellNorm(channels, norm, groups=groups, gain=gain)
+        self.norm = norm(channels, gain=gain)
 
     def forward(self, z: Tensor, reading: Reading) -> Tensor:
         normed: Tensor = self.norm(self.convolution(self.activation(z), reading), reading)
@@ -179,18 +179,19 @@ class MDEQCell(Cell):
         self.dropout = dropout
         self.inject_all = inject_all
         sigma = get_activation(activation)
-        common: dict[str, Any] = {"norm": norm, "groups": groups}
+        make_norm = partial(CellNorm, norm=norm, groups=groups)
+        make_mixer_norm = partial(CellNorm, norm=norm, groups=max(1, groups // 2))
         count = len(self.channels)
         self.blocks = nn.ModuleList(
             ResidualBlock(
                 width,
                 expansion=expansion,
                 activation=sigma,
+                norm=make_norm,
                 weight_norm=weight_norm,
                 init_gain=init_gain,
                 # A branch that carries an injection on; one alone is all feedback.
                 gain=1.0 if (branch == 0 or inject_all) and count > 1 else feedback,
-                **common,
             )
             for branch, width in enumerate(self.channels)
         )
@@ -202,14 +203,19 @@ class MDEQCell(Cell):
             into = nn.ModuleList()
             for source, other in enumerate(self.channels):
                 if source < target:
-                    into.append(Down(other, width, target - source, activation=sigma, **common))
+                    into.append(
+                        Down(other, width, target - source, activation=sigma, norm=make_norm)
+                    )
                 elif source > target:
-                    into.append(Up(other, width, source - target, gain=feedback, **common))
+                    into.append(Up(other, width, source - target, norm=make_norm, gain=feedback))
             self.paths.append(into)
-            mixer_groups = {**common, "groups": max(1, groups // 2)}
             self.mixers.append(
                 Mixed(
-                    width, activation=sigma, weight_norm=weight_norm, gain=feedback, **mixer_groups
+                    width,
+                    activation=sigma,
+                    norm=make_mixer_norm,
+                    weight_norm=weight_norm,
+                    gain=feedback,
                 )
             )
 
