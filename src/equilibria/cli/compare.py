@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,21 +81,49 @@ def compare(
 
 def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
     """Rows of a label and a cell a run: the facts that some run has, and the settings."""
-    facts = [run.as_data() for run in runs]
     score = score_name(runs)
-    rows = [
-        (label.format(score=score), [show(fact) for fact in facts]) for label, show in _FACT_ROWS
-    ]
-    names = dict.fromkeys(name for fact in facts for name in fact["test_figures"])
-    for name in names:
-        label, form = figure_form(name)
-        cells = [shown(fact["test_figures"].get(name), form) for fact in facts]
-        rows.append((f"Test: {label}", cells))
+    facts = [_facts(run.as_data(), score) for run in runs]
+    labels = dict.fromkeys(label for fact in facts for label in fact)
+    rows = [(label, [fact.get(label, "") for fact in facts]) for label in labels]
     settings = [
         (key, [_setting(value) for value in values])
         for key, values in differing_settings(runs).items()
     ]
     return [row for row in rows if any(row[1])], settings
+
+
+def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
+    """What the tables say of a run, by label; empty where it is not known."""
+
+    def number(key: str, form: str) -> str:
+        return shown(run[key], form)
+
+    def share(key: str) -> str:
+        """In per cent; what is no share, such as a PSNR, as it is."""
+        return number(key, ".2%" if (run[key] or 0) <= 1 else ".2f")
+
+    best = share("best_validation_score")
+    facts = {
+        "Model": run["model"],
+        "Parameters": number("parameters", ","),
+        "Data": run["data"],
+        "State": run["state"],
+        "Epochs": f"{run['epochs']}/{run['epochs_asked']}",
+        "Training loss": number("loss", ".4f"),
+        "Training accuracy": number("accuracy", ".2%"),
+        f"Validation {score}, best": f"{best} (epoch {run['best_epoch']})" if best else "",
+        f"Validation {score}, last": share("last_validation_score"),
+        "Test accuracy": number("test_accuracy", ".2%"),
+        "Test mIoU": number("test_mean_iou", ".2%"),
+        "Iterations, mean": number("mean_iterations", ".1f"),
+        "Share converged": number("share_converged", ".1%"),
+        "Seconds": number("seconds", ",.1f"),
+        "CPU seconds": number("cpu_seconds", ",.1f"),
+    }
+    for name, value in run["test_figures"].items():
+        label, form = figure_form(name)
+        facts[f"Test: {label}"] = shown(value, form)
+    return facts
 
 
 def _markdown(runs: Sequence[ComparedRun]) -> str:
@@ -139,39 +167,6 @@ def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:
         with waiting.status(f"Evaluating {escape(run.name)} …"):
             experiment = trained(run.folder, device=device)
             store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
-
-
-def _number(key: str, form: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda fact: shown(fact[key], form)
-
-
-def _score(key: str) -> Callable[[Mapping[str, Any]], str]:
-    """A share in per cent; what is no share, such as a PSNR, as it is."""
-    return lambda fact: _number(key, ".2%" if (fact[key] or 0) <= 1 else ".2f")(fact)
-
-
-def _best(fact: Mapping[str, Any]) -> str:
-    score = _score("best_validation_score")(fact)
-    return f"{score} (epoch {fact['best_epoch']})" if score else ""
-
-
-_FACT_ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
-    ("Model", _number("model", "")),
-    ("Parameters", _number("parameters", ",")),
-    ("Data", _number("data", "")),
-    ("State", _number("state", "")),
-    ("Epochs", lambda fact: f"{fact['epochs']}/{fact['epochs_asked']}"),
-    ("Training loss", _number("loss", ".4f")),
-    ("Training accuracy", _number("accuracy", ".2%")),
-    ("Validation {score}, best", _best),
-    ("Validation {score}, last", _score("last_validation_score")),
-    ("Test accuracy", _number("test_accuracy", ".2%")),
-    ("Test mIoU", _number("test_mean_iou", ".2%")),
-    ("Iterations, mean", _number("mean_iterations", ".1f")),
-    ("Share converged", _number("share_converged", ".1%")),
-    ("Seconds", _number("seconds", ",.1f")),
-    ("CPU seconds", _number("cpu_seconds", ",.1f")),
-)
 
 
 def _setting(value: Any) -> str:

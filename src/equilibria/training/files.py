@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,7 +49,7 @@ def json_text(data: Any, *, indent: int = 2) -> str:
 
     def finite(value: Any) -> Any:
         if is_dataclass(value):
-            return finite(vars(value))
+            return {field.name: finite(getattr(value, field.name)) for field in fields(value)}
         if isinstance(value, Mapping):
             return {key: finite(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
