@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -106,6 +108,38 @@ RENAMED = {
     "regulariser": "regularizer",
 }
 """Options and recipe keys as they were spelled before version 0.2."""
+
+
+def check_values(
+    settings: object,
+    *,
+    at_least_one: Sequence[str] = (),
+    positive: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
+    below_one: Sequence[str] = (),
+    one_of: Mapping[str, Iterable[str | None]] = MappingProxyType({}),
+) -> None:
+    """Refuse attributes, given by name, that are out of range; of numbers, None is in range.
+
+    below_one: in [0, 1).
+    one_of: the choices of each.
+    """
+    ranges: dict[str, tuple[Sequence[str], Callable[[float], bool]]] = {
+        "be at least 1": (at_least_one, lambda value: value >= 1),
+        "be positive and finite": (positive, lambda value: 0 < value < math.inf),
+        "not be negative": (not_negative, lambda value: value >= 0),
+        "be in [0, 1)": (below_one, lambda value: 0 <= value < 1),
+    }
+    for said, (names, holds) in ranges.items():
+        for name in names:
+            value = getattr(settings, name)
+            if value is not None and not holds(value):
+                raise ValueError(f"{name} must {said}, but is {value}")
+    for name, choices in one_of.items():
+        value, known = getattr(settings, name), list(choices)
+        if value not in known:
+            listed = ", ".join(map(str, known))
+            raise ValueError(f"{name} must be one of {listed}, but is {value!r}")
 
 
 def current_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_ordinary_batches_and_models_are_refused() -> None:
     ("options", "message"),
     [
         ({"ridge": -1.0}, "ridge must not be negative"),
-        ({"outer": "unrolled"}, "'detached' or 'implicit'"),
+        ({"outer": "unrolled"}, "outer must be one of"),
         ({"outer": "implicit", "ridge": 0.0}, "needs a ridge"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"engine": "andersen"}, "did you mean 'anderson'"),

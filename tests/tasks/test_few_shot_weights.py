@@ -206,7 +206,7 @@ def test_a_step_trains_every_weight(name: str) -> None:
         (MAML, {"inner_rate": 0.0}, "inner_rate must be positive"),
         (MAML, {"inner_steps": 0}, "inner_steps must be at least 1"),
         (Reptile, {"inner_batch": 0}, "inner_batch must be at least 1"),
-        (Reptile, {"optimizer": "lbfgs"}, "'adam' or 'sgd'"),
+        (Reptile, {"optimizer": "lbfgs"}, "optimizer must be one of adam, sgd"),
         (IMAML, {"proximal": 0.0}, "proximal must be positive"),
         (IMAML, {"solve_steps": 0}, "solve_steps must be at least 1"),
     ],

@@ -193,7 +193,7 @@ def test_options_name_the_damage() -> None:
         ({"corruption": {"denoise": {}, "inpaint": {}}}, "one name with options"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"evaluation_iterations": 0}, "evaluation_iterations must be at least 1"),
-        ({"outer": "unrolled"}, "'detached' or 'implicit'"),
+        ({"outer": "unrolled"}, "outer must be one of"),
         ({"ridge": -0.1}, "ridge must be 0 or more"),
     ],
 )

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from equilibria.data import Batches
+from equilibria.equilibrium import solving
 from equilibria.inputs import (
     AttackSettings,
     Corruption,
@@ -38,7 +39,6 @@ from equilibria.tasks import (
 )
 from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training import Experiment
-from equilibria.training.solves import TrainingSolves
 
 Result = dict[str, float | None]
 """Numbers by name; None where a model has no such number."""
@@ -138,7 +138,6 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
     model, settings = experiment.model, experiment.recipe.training
     images, targets = next(iter(Batches(experiment.training, settings.batch_size)))
     images, targets = images.to(device), targets.to(device)
-    solves = TrainingSolves(model, settings, samples=len(images))
     clock = clock_of(device)
 
     def inference() -> float:
@@ -158,10 +157,12 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
     was_training = model.training
     try:
         model.eval()
-        with solves.evaluation():
+        tolerance, rule = settings.evaluation_tolerance, settings.gradient
+        with solving(model, tolerance=tolerance, gradient=rule):
             forwards = [inference() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
         model.train()
-        with solves.training(settings.epochs):
+        tolerance = settings.tolerance_in(settings.epochs)
+        with solving(model, tolerance=tolerance, gradient=rule):
             steps = [step() for _ in range(WARM_UP + REPEATS)][WARM_UP:]
             model.zero_grad(set_to_none=True)
             peak = peak_bytes(step, device)

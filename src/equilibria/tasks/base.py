@@ -66,14 +66,6 @@ class Task(ABC):
         return evaluate_task(self, model, batches, gather)
 
 
-def require_at_least_one(task: Task, *names: str) -> None:
-    """Refuse a count below 1; None is no count."""
-    for name in names:
-        value = getattr(task, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-
-
 _tasks: Registry[Task] = Registry("task")
 
 

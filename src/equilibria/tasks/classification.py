@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibria.inputs import AttackSettings, Method, Norm, adversarial_images, attack
+from equilibria.registry import check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
 
@@ -33,8 +34,7 @@ class Classification(Task):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
+        check_values(self, below_one=("label_smoothing",))
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         return _step(model(inputs), targets, self.label_smoothing)
@@ -98,11 +98,9 @@ class AdversarialClassification(Task):
     attack_share: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(TrainingMethod):
-            known = ", ".join(get_args(TrainingMethod))
-            raise ValueError(f"method must be one of {known}, not {self.method!r}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
+        check_values(
+            self, below_one=("label_smoothing",), one_of={"method": get_args(TrainingMethod)}
+        )
         if not 0 < self.attack_share <= 1:
             raise ValueError(f"attack_share must be in (0, 1], not {self.attack_share}")
         self._search_settings()

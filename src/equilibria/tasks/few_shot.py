@@ -9,15 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs import InputResult, get_engine, optimal_input, optimize_input
+from equilibria.inputs import InputResult, Outer, get_engine, optimal_input, optimize_input
 from equilibria.models import FewShotClassifier
-from equilibria.tasks.base import Task, require_at_least_one
+from equilibria.registry import check_values
+from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome, interval
 
 
@@ -145,7 +146,7 @@ class FewShot(EpisodicTask):
     """
 
     ridge: float = 1e-2
-    outer: Literal["detached", "implicit"] = "detached"
+    outer: Outer = "detached"
     engine: str = "anderson"
     engine_options: dict[str, Any] = field(default_factory=dict)
     iterations: int = 20
@@ -157,15 +158,14 @@ class FewShot(EpisodicTask):
     outer_iterations: int = 40
 
     def __post_init__(self) -> None:
-        if not self.ridge >= 0:
-            raise ValueError(f"ridge must not be negative, but is {self.ridge}")
-        if self.outer not in ("detached", "implicit"):
-            raise ValueError(f"outer must be 'detached' or 'implicit', not {self.outer!r}")
+        check_values(
+            self,
+            at_least_one=("iterations", "sweeps", "outer_iterations", "evaluation_iterations"),
+            not_negative=("ridge",),
+            one_of={"outer": get_args(Outer)},
+        )
         if self.outer == "implicit" and not self.ridge:
             raise ValueError("outer='implicit' needs a ridge: without one the optimum may be flat")
-        require_at_least_one(
-            self, "iterations", "sweeps", "outer_iterations", "evaluation_iterations"
-        )
         get_engine(self.engine, **self.engine_options)
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:

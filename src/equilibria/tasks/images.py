@@ -29,7 +29,8 @@ from equilibria.inputs import (
     squared_error,
 )
 from equilibria.models import Autoencoder
-from equilibria.tasks.base import Task, require_at_least_one
+from equilibria.registry import check_values
+from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome, Solved
 from equilibria.tasks.image_quality import picture_psnr, psnr
 
@@ -62,11 +63,11 @@ class Autoencoding(Task):
     decoder_weight: float = 1e-4
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
-        for name in ("kl_weight", "latent_weight", "decoder_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        check_values(
+            self,
+            not_negative=("kl_weight", "latent_weight", "decoder_weight"),
+            one_of={"kind": get_args(Kind)},
+        )
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         autoencoder, kind = self._checked(model)
@@ -137,17 +138,13 @@ class Reconstruction(Task):
     check_tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "iterations", "evaluation_iterations", "sweeps")
-        for name in ("tolerance", "check_tolerance", "step_size"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, not {value}")
-        if not self.ridge >= 0:
-            raise ValueError(f"ridge must not be negative, but is {self.ridge}")
-        if self.engine not in list_engines():
-            raise ValueError(
-                f"engine must be one of {', '.join(list_engines())}, not {self.engine!r}"
-            )
+        check_values(
+            self,
+            at_least_one=("iterations", "evaluation_iterations", "sweeps"),
+            positive=("tolerance", "check_tolerance", "step_size"),
+            not_negative=("ridge",),
+            one_of={"engine": list_engines()},
+        )
 
     def find(
         self, model: nn.Module, images: Tensor, *, start: Tensor | None = None, training: bool
@@ -225,9 +222,11 @@ class ImageRestoration(Task):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "iterations", "evaluation_iterations", "sweeps")
-        if self.outer not in ("detached", "implicit"):
-            raise ValueError(f"outer must be 'detached' or 'implicit', not {self.outer!r}")
+        check_values(
+            self,
+            at_least_one=("iterations", "evaluation_iterations", "sweeps"),
+            one_of={"outer": get_args(Outer)},
+        )
         _ = self.damage, self.search(1)
 
     @cached_property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equilibria.tasks.base import require_at_least_one
+from equilibria.registry import check_values
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask, answers
 
@@ -53,16 +53,19 @@ class WeightAdaptation(EpisodicTask):
     evaluation_steps: int | None
 
     def __post_init__(self) -> None:
-        if not self.inner_rate > 0:
-            raise ValueError(f"inner_rate must be positive, not {self.inner_rate}")
-        require_at_least_one(self, "inner_steps", "evaluation_steps")
+        check_values(
+            self, at_least_one=("inner_steps", "evaluation_steps"), positive=("inner_rate",)
+        )
 
     @abstractmethod
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
         """The weights after so many steps on labelled images."""
 
     def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
-        steps = self.evaluation_steps or self.inner_steps
+        return self.query_logits(model, episodes, self.evaluation_steps or self.inner_steps)
+
+    def query_logits(self, model: nn.Module, episodes: EpisodeBatch, steps: int) -> Tensor:
+        """What the queries are answered after so many steps, shape (B, queries, ways)."""
         return torch.stack(
             [
                 logits_at(model, self.adapt(model, support, labels, steps), query)
@@ -102,11 +105,7 @@ class MAML(WeightAdaptation):
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
-        rows = [
-            logits_at(model, self.adapt(model, support, labels, self.inner_steps), query)
-            for support, labels, query, _ in episodes
-        ]
-        return answers(torch.stack(rows), episodes)
+        return answers(self.query_logits(model, episodes, self.inner_steps), episodes)
 
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
         """θ′ = θ − rate ∇L(θ), `steps` times; in the graph of θ where gradients are taken."""
@@ -145,9 +144,7 @@ class Reptile(WeightAdaptation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least_one(self, "inner_batch")
-        if self.optimizer not in ("adam", "sgd"):
-            raise ValueError(f"optimizer must be 'adam' or 'sgd', not {self.optimizer!r}")
+        check_values(self, at_least_one=("inner_batch",), one_of={"optimizer": ("adam", "sgd")})
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
@@ -212,9 +209,7 @@ class IMAML(WeightAdaptation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.proximal > 0:
-            raise ValueError(f"proximal must be positive, not {self.proximal}")
-        require_at_least_one(self, "solve_steps")
+        check_values(self, at_least_one=("solve_steps",), positive=("proximal",))
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)

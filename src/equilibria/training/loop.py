@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.data import Augmentation, Batches, Selection, Source, Split
+from equilibria.equilibrium import solving
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.files import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes
-from equilibria.training.settings import TrainingSettings, build_optimizer, set_learning_rate
+from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
 from equilibria.training.solves import TrainingSolves
 
 READ_AHEAD = 4
@@ -107,7 +107,6 @@ class _Training:
     history: list[EpochMetrics] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.seeds = Seeds(self.settings.seed, self.processes.rank)
         self.optimizer = build_optimizer(self.model, self.settings)
         self.solves = TrainingSolves(self.model, self.settings, samples=len(self.data))
         batches = -(-len(self.data) // self.settings.batch_size)
@@ -131,7 +130,14 @@ class _Training:
 
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()
-        with self.seeds.torch_seeded(epoch, self.device), self.solves.training(epoch):
+        tolerance, rule = self.settings.tolerance_in(epoch), self.settings.gradient
+        forked = [self.device] if self.device.type == "cuda" else []
+        # Torch's own generators, which dropout draws from, are afterwards as before.
+        with (
+            torch.random.fork_rng(devices=forked),
+            solving(self.model, tolerance=tolerance, gradient=rule),
+        ):
+            torch.manual_seed(self._seed(epoch, self.processes.rank, 2))
             totals = self._train_epoch(epoch)
         # Statistics that a process took of its own part only: those that are kept are evaluated.
         self.processes.share(self.model.buffers())
@@ -158,20 +164,23 @@ class _Training:
 
     def _train_epoch(self, epoch: int) -> _Totals:
         self.model.train()
-        generator = self.seeds.augmentation(epoch)
+        generator = torch.Generator().manual_seed(self._seed(epoch, self.processes.rank, 1))
+        # All processes share the order of the samples.
+        order = torch.Generator().manual_seed(self._seed(epoch, 0, 0))
         batches = Batches(
             self.data,
             self.settings.batch_size,
-            shuffle=self.seeds.order(epoch),
+            shuffle=order,
             prefetch=0 if isinstance(self.data, Split) else READ_AHEAD,
             part=(self.processes.rank, self.processes.count),
         )
         totals = _Totals(self.device)
         batch = batches.indexed()
         while group := list(islice(batch, self.settings.accumulate)):
-            totals.learning_rate = set_learning_rate(
-                self.optimizer, self.settings, self.step, self.steps_per_epoch
-            )
+            share = learning_rate_share(self.settings, self.step, self.steps_per_epoch)
+            totals.learning_rate = self.settings.learning_rate * share
+            for parameters in self.optimizer.param_groups:
+                parameters["lr"] = totals.learning_rate
             self.step += 1
             self.optimizer.zero_grad(set_to_none=True)
             loss = torch.stack(
@@ -251,8 +260,18 @@ class _Training:
         own = torch.arange(self.processes.rank, len(self.validation), self.processes.count)
         source = self.validation if self.processes.count == 1 else Selection(self.validation, own)
         batches = Batches(source, self.settings.evaluation_batch_size)
-        with self.solves.evaluation():
+        tolerance, rule = self.settings.evaluation_tolerance, self.settings.gradient
+        with solving(self.model, tolerance=tolerance, gradient=rule):
             return self.task.evaluate(self.model, batches, self.processes.gathered)
+
+    def _seed(self, epoch: int, rank: int, purpose: int) -> int:
+        """A seed in which runs, epochs, processes and purposes have nothing in common.
+
+        An epoch draws nothing that depends on the epochs before it: a run that goes on from a
+        checkpoint needs no state of any generator.
+        """
+        mixed = np.random.SeedSequence((self.settings.seed, epoch, rank, purpose))
+        return int(mixed.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def _keep(self, metrics: EpochMetrics) -> None:
         """Take in the metrics of an epoch; write a checkpoint, and the best weights before it.
@@ -285,34 +304,3 @@ class _Totals:
         self.counts_correct = True
         self.learning_rate = 0.0
         self.solves: list[Solved] = []
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """Seeds for every epoch and every process, from the one seed of a run.
-
-    An epoch draws nothing that depends on the epochs before it: a run that goes on from a
-    checkpoint needs no state of any generator.
-    """
-
-    seed: int
-    rank: int = 0
-
-    def order(self, epoch: int) -> torch.Generator:
-        """For the order of samples, which all processes share."""
-        return torch.Generator().manual_seed(_mix(self.seed, epoch, 0, 0))
-
-    def augmentation(self, epoch: int) -> torch.Generator:
-        return torch.Generator().manual_seed(_mix(self.seed, epoch, self.rank, 1))
-
-    @contextmanager
-    def torch_seeded(self, epoch: int, device: torch.device) -> Iterator[None]:
-        """Torch's own generators, which dropout draws from; afterwards they are as before."""
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(_mix(self.seed, epoch, self.rank, 2))
-            yield
-
-
-def _mix(*numbers: int) -> int:
-    """A seed in which runs, epochs, processes and purposes have nothing in common."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -48,13 +48,16 @@ class StepProgress:
     """Of this step; a tensor, because reading it makes an accelerator wait."""
 
 
-SOLVER = ("share_converged", "mean_iterations")
-COST = ("seconds", "cpu_seconds")
+GROUPS = {
+    **dict.fromkeys(("share_converged", "mean_iterations"), "solver"),
+    **dict.fromkeys(("seconds", "cpu_seconds"), "cost"),
+}
+"""Of numbers in TensorBoard that are neither of training nor of validation."""
 VALIDATION = "validation_"
 
 
 class TensorBoardLog:
-    """Writes the numbers of every epoch as event files into `folder`.
+    """Writes the numbers of every epoch, such as `training/loss`, as event files into `folder`.
 
     The first epoch that a log is given takes the place of what earlier logs in the folder say of
     it and of later ones: a resumed run goes on, a new one starts over.
@@ -76,27 +79,15 @@ class TensorBoardLog:
         """Write an epoch; it is on the disk when this returns."""
         if self._writer is None:
             self._writer = self._writer_class(str(self.folder), purge_step=metrics.epoch)
-        for tag, value in tagged_scalars(metrics).items():
-            self._writer.add_scalar(tag, value, metrics.epoch)
+        for name, value in asdict(metrics).items():
+            if name == "epoch" or value is None:
+                continue
+            group = "validation" if name.startswith(VALIDATION) else GROUPS.get(name, "training")
+            tag = f"{group}/{name.removeprefix(VALIDATION)}"
+            self._writer.add_scalar(tag, float(value), metrics.epoch)
         self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def tagged_scalars(metrics: EpochMetrics) -> dict[str, float]:
-    """The numbers of an epoch by group and name, such as `training/loss`; None is left out."""
-    return {
-        _tag(name): float(value)
-        for name, value in asdict(metrics).items()
-        if name != "epoch" and value is not None
-    }
-
-
-def _tag(name: str) -> str:
-    if name.startswith(VALIDATION):
-        return f"validation/{name.removeprefix(VALIDATION)}"
-    group = "solver" if name in SOLVER else "cost" if name in COST else "training"
-    return f"{group}/{name}"

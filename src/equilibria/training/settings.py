@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from equilibria.gradients import list_gradients
+from equilibria.registry import check_values
 
 OptimizerName = Literal["adamw", "adam", "sgd"]
 JacobianPlace = Literal["equilibrium", "iterate"]
@@ -66,30 +67,21 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "batch_size",
-            "accumulate",
-            "evaluation_batch_size",
-            "jacobian_vectors",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm", "decay", "power"):
-            _require_positive(name, getattr(self, name))
-        for name in ("tolerance", "final_tolerance", "evaluation_tolerance"):
-            if getattr(self, name) is not None:
-                _require_positive(name, getattr(self, name))
-        for name in ("weight_decay", "warmup_epochs", "jacobian_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {self.momentum}")
-        _require_one_of("optimizer", self.optimizer, get_args(OptimizerName))
-        _require_one_of("schedule", self.schedule, get_args(Schedule))
-        _require_one_of("jacobian_at", self.jacobian_at, get_args(JacobianPlace))
-        if self.gradient is not None:
-            _require_one_of("gradient", self.gradient, list_gradients())
+        counts = ("epochs", "batch_size", "accumulate", "evaluation_batch_size", "jacobian_vectors")
+        tolerances = ("tolerance", "final_tolerance", "evaluation_tolerance")
+        check_values(
+            self,
+            at_least_one=counts,
+            positive=("learning_rate", "clip_norm", "decay", "power", *tolerances),
+            not_negative=("weight_decay", "warmup_epochs", "jacobian_weight"),
+            below_one=("momentum",),
+            one_of={
+                "optimizer": get_args(OptimizerName),
+                "schedule": get_args(Schedule),
+                "jacobian_at": get_args(JacobianPlace),
+                "gradient": [None, *list_gradients()],
+            },
+        )
         if self.final_tolerance is not None and self.tolerance is None:
             raise ValueError("final_tolerance needs a tolerance to start from")
         if self.schedule == "step" and not self.milestones:
@@ -101,16 +93,6 @@ class TrainingSettings:
             return self.tolerance
         progress = (epoch - 1) / (self.epochs - 1)
         return float(self.tolerance ** (1 - progress) * self.final_tolerance**progress)
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be a positive number, not {value}")
-
-
-def _require_one_of(name: str, value: object, choices: tuple[object, ...] | list[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -134,16 +116,6 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     if settings.optimizer == "adam":
         return torch.optim.Adam(groups, lr=settings.learning_rate)
     return torch.optim.AdamW(groups, lr=settings.learning_rate)
-
-
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, settings: TrainingSettings, step: int, steps_per_epoch: int
-) -> float:
-    """Set the learning rate for a step of the optimizer, the first being 0, and return it."""
-    rate = settings.learning_rate * learning_rate_share(settings, step, steps_per_epoch)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    return rate
 
 
 def learning_rate_share(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:

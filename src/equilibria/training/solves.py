@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -23,25 +23,13 @@ ITERATES = 12
 
 
 class TrainingSolves:
-    """Tolerances, gradient rule, starts and Jacobian terms of a model's layers, as settings say."""
+    """Starts and Jacobian terms of a model's layers, as settings say."""
 
     def __init__(self, model: nn.Module, settings: TrainingSettings, samples: int) -> None:
         self.model = model
         self.settings = settings
         layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
         self.starts = {layer: _Starts(samples) for layer in layers} if settings.warm_start else {}
-
-    def training(self, epoch: int) -> AbstractContextManager[Record]:
-        """Around the training steps of an epoch."""
-        settings = self.settings
-        tolerance = settings.tolerance_in(epoch)
-        return solving(self.model, tolerance=tolerance, gradient=settings.gradient)
-
-    def evaluation(self) -> AbstractContextManager[Record]:
-        """Around an evaluation."""
-        settings = self.settings
-        tolerance = settings.evaluation_tolerance
-        return solving(self.model, tolerance=tolerance, gradient=settings.gradient)
 
     def state(self) -> list[list[Tensor]]:
         """Where warm solves start, for a checkpoint."""
