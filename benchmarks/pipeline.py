@@ -65,7 +65,7 @@ def measure(
     reading = pipeline_seconds(few, batches)
     memory: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.create(Path(folder), few.recipe.as_data())
+        run = RunFolder.opened(Path(folder), few.recipe.as_data())
         history = few.train(
             run, torch.device("cpu"), on_epoch=lambda _: memory.append(resident_mebibytes())
         )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import equilibria as eq
 from equilibria.cli import app
-from equilibria.training import Measurement, RunFolder, TuningReport
+from equilibria.training import Measurement, RunFolder, TuningReport, save_weights
 from equilibria.training.tuning import overrides
 
 FEW = ["--batch", "2", "--repeats", "1", "--tolerances", "1e-2,1e-4", "--solvers", "picard"]
@@ -42,8 +42,8 @@ def run(tmp_path: Path) -> Path:
         "task": {"label_smoothing": 0.05},
         "training": {"epochs": 1},
     }
-    folder = RunFolder.create(tmp_path / "run", config)
-    folder.save_weights(eq.create_model("opteq-small", **options))
+    folder = RunFolder.opened(tmp_path / "run", config)
+    save_weights(eq.create_model("opteq-small", **options), folder.weights)
     return folder.path
 
 

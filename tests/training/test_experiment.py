@@ -25,6 +25,7 @@ from equilibria.training import (
     RunFolder,
     load_recipe,
     recipe_from_data,
+    save_weights,
     trained,
 )
 
@@ -84,7 +85,7 @@ def test_segmentation_by_recipe(tmp_path: Path) -> None:
     experiment = Experiment.of(recipe)
     assert experiment.task == Segmentation(255)
     assert len(experiment.validation) == 8
-    run = RunFolder.create(tmp_path, recipe.as_data())
+    run = RunFolder.opened(tmp_path, recipe.as_data())
     history = experiment.train(run, torch.device("cpu"))
     assert history[-1].loss < 0.5 * history[0].loss
     assert history[-1].validation_score != history[-1].validation_accuracy  # the mIoU
@@ -109,9 +110,9 @@ def test_normalization_is_the_first_layer_of_the_model() -> None:
 
 def test_weights_from_before_models_normalized_still_load(tmp_path: Path) -> None:
     recipe = segmentation(normalize=True)
-    run = RunFolder.create(tmp_path, recipe.as_data())
+    run = RunFolder.opened(tmp_path, recipe.as_data())
     old = Experiment.of(segmentation()).model
-    run.save_weights(old)
+    save_weights(old, run.weights)
     model = trained(tmp_path).model
     images = torch.rand(2, 3, 16, 16)
     torch.testing.assert_close(model(images), old.eval()((images - 0.3) / 0.2))
@@ -148,7 +149,7 @@ def test_a_search_from_zero_takes_no_warm_start() -> None:
 
 def test_the_best_weights_need_a_validation_part(tmp_path: Path) -> None:
     recipe = load_recipe("digits-opteq", ["training.epochs=1", "data.options.train_samples=64"])
-    run = RunFolder.create(tmp_path, recipe.as_data())
+    run = RunFolder.opened(tmp_path, recipe.as_data())
     Experiment.of(recipe).train(run, torch.device("cpu"))
     with pytest.raises(FileNotFoundError, match="no validation images"):
         trained(tmp_path, weights="best")

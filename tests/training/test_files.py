@@ -82,7 +82,7 @@ def epoch(number: int) -> EpochMetrics:
 
 
 def test_metrics_are_one_json_line_an_epoch(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", {"seed": 3})
+    run = RunFolder.opened(tmp_path / "run", {"seed": 3})
     run.append_metrics(epoch(1))
     run.append_metrics(epoch(2))
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -93,10 +93,10 @@ def test_metrics_are_one_json_line_an_epoch(tmp_path: Path) -> None:
 
 
 def test_new_run_replaces_an_earlier_one(tmp_path: Path) -> None:
-    first = RunFolder.create(tmp_path, {"seed": 1})
+    first = RunFolder.opened(tmp_path, {"seed": 1})
     first.append_metrics(epoch(1))
-    first.write_report("<html>")
-    second = RunFolder.create(tmp_path, {"seed": 2})
+    first.report.write_text("<html>")
+    second = RunFolder.opened(tmp_path, {"seed": 2})
     assert not second.metrics.exists()
     assert not second.report.exists()
     assert yaml.safe_load(second.config.read_text()) == {"seed": 2}
@@ -106,10 +106,10 @@ def test_folder_of_other_things_is_refused(tmp_path: Path) -> None:
     precious = tmp_path / "report.html"
     precious.write_text("a year of work")
     with pytest.raises(FileExistsError, match="no earlier run"):
-        RunFolder.create(tmp_path, {})
+        RunFolder.opened(tmp_path, {})
     assert precious.read_text() == "a year of work"
     with pytest.raises(FileExistsError, match="is a file"):
-        RunFolder.create(precious, {})
+        RunFolder.opened(precious, {})
 
 
 def test_devices() -> None:

@@ -15,7 +15,13 @@ from equilibria.cli.console import fail, one_line_errors, output_console, print_
 from equilibria.cli.train import follow
 from equilibria.models import EquilibriumClassifier, model_options
 from equilibria.report import classifier_report
-from equilibria.training import Experiment, RunFolder, choose_device, load_recipe
+from equilibria.training import (
+    Experiment,
+    RunFolder,
+    choose_device,
+    load_recipe,
+    write_atomically,
+)
 from equilibria.training.recipe import PACKAGED
 
 RECIPE = "digits-opteq"
@@ -59,7 +65,7 @@ def demo(
             "not; try --model opteq-small"
         )
     try:
-        run = RunFolder.create(output, recipe.as_data())
+        run = RunFolder.opened(output, recipe.as_data())
     except OSError as error:
         fail(f"cannot write the run: {error}; choose another folder with --output")
     history = follow(experiment, run, where, console)
@@ -67,5 +73,5 @@ def demo(
     report = classifier_report(experiment, history, where, footer)
     title = f"{model} on the {len(experiment.test)} test images"
     print_facts(title, report.summary.rows(), console)
-    run.write_report(report.html())
+    write_atomically(run.report, report.html().encode())
     console.print(f"Report: {run.report}", soft_wrap=True)

@@ -34,9 +34,8 @@ from equilibria.training.tuning import (
     Measurement,
     TuningReport,
     explain_none,
-    gradient_label,
+    labels,
     overrides,
-    solver_label,
 )
 from equilibria.training.tuning import tune as measure_settings
 
@@ -203,7 +202,7 @@ def _show(subject: Subject, report: TuningReport) -> None:
 
 def _cells(measurement: Measurement, report: TuningReport) -> list[str]:
     setting = measurement.setting
-    solver = solver_label(setting)
+    solver, rule = labels(setting)
     if isinstance(setting.solver, Auto):
         solver += f" → {measurement.found_by}"
     marks = RECOMMENDED * (measurement is report.recommended)
@@ -213,7 +212,7 @@ def _cells(measurement: Measurement, report: TuningReport) -> list[str]:
     return [
         marks,
         escape(solver),
-        escape(gradient_label(setting)),
+        escape(rule),
         f"{setting.tolerance:g}",
         f"{1e3 * measurement.seconds:.1f}",
         str(measurement.evaluations),
@@ -252,11 +251,12 @@ def advice(subject: Subject, report: TuningReport) -> list[str]:
 def _as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
     def measured(measurement: Measurement) -> dict[str, Any]:
         setting = measurement.setting
+        solver, rule = labels(setting)
         return {
-            "solver": solver_label(setting),
+            "solver": solver,
             "found_by": measurement.found_by,
             "tolerance": setting.tolerance,
-            "gradient": gradient_label(setting),
+            "gradient": rule,
             "overrides": overrides(setting),
             **{name: value for name, value in vars(measurement).items() if name != "setting"},
             "qualifies": measurement.qualifies,

@@ -212,7 +212,7 @@ def _train_and_evaluate(
         experiment.model.to(device)
         return
     if not run.config.exists():
-        run = RunFolder.create(folder, recipe.as_data())
+        run = RunFolder.opened(folder, recipe.as_data())
     history = experiment.train(run, device, on_epoch=on_epoch)
     # In the batches of the training: what couples the samples of a batch is used to their number,
     # and large images fit into memory.

@@ -9,8 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from equilibria.equilibrium import solving
 from equilibria.registry import Registry
-from equilibria.tasks.evaluation import Evaluation, Gather, Outcome, evaluate_task
+from equilibria.tasks.evaluation import (
+    Evaluation,
+    Gather,
+    Outcome,
+    Solved,
+    SolveStatistics,
+    joined,
+    last_solves,
+)
 
 
 class Task(ABC):
@@ -56,14 +65,49 @@ class Task(ABC):
         """All measures by name, besides the loss, of all batches together."""
         return {"accuracy": found.accuracy}
 
+    @torch.no_grad()
     def evaluate(
         self,
         model: nn.Module,
         batches: Iterable[tuple[Tensor, Tensor]],
         gather: Gather = lambda own: own,
     ) -> Evaluation:
-        """How a model does on samples, of which several processes may have a share each."""
-        return evaluate_task(self, model, batches, gather)
+        """Run `model`, in evaluation mode, over batches; what is random is the same every time.
+
+        gather: of several processes that each have their share of the batches.
+        """
+        was_training = model.training
+        parameter = next(model.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        generator = torch.Generator().manual_seed(self.seed)
+        parts: list[Outcome] = []
+        solves: list[Solved] = []
+        model.eval()
+        try:
+            for inputs, targets in batches:
+                with solving(model, record=True) as record:
+                    outcome = self.evaluation_step(
+                        model, inputs.to(device), targets.to(device), generator
+                    )
+                solves += last_solves(outcome, record.solutions)
+                parts.append(outcome.detached())
+        finally:
+            model.train(was_training)
+        found = joined(parts, gather)
+        if found is None or not float(found.samples):
+            raise ValueError(f"there is nothing to evaluate: the batches hold no {self.unit}")
+        figures = self.figures(found)
+        return Evaluation(
+            loss=float(found.loss),
+            accuracy=found.accuracy,
+            score=float(figures[self.score] or 0.0),
+            samples=int(found.samples),
+            correct=None if found.correct is None else int(found.correct),
+            figures=figures,
+            values=found.values,
+            counts=found.counts,
+            solves=SolveStatistics.of(solves, gather),
+        )
 
 
 _tasks: Registry[Task] = Registry("task")

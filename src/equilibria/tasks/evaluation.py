@@ -1,19 +1,14 @@
-"""What a task finds sample by sample, and the one loop that makes figures of it."""
+"""What a task finds sample by sample, and what an evaluation makes of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
-
-from equilibria.equilibrium import solving
-
-if TYPE_CHECKING:
-    from equilibria.tasks.base import Task
+from torch import Tensor
 
 NORMAL_QUANTILE = 1.959964
 """Of a 95 % interval."""
@@ -162,57 +157,12 @@ class Evaluation:
     solves: SolveStatistics
 
 
-@torch.no_grad()
-def evaluate_task(
-    task: Task,
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    gather: Gather = lambda own: own,
-) -> Evaluation:
-    """Run `model`, in evaluation mode, over batches; what is random is the same every time.
-
-    gather: of several processes that each have their share of the batches.
-    """
-    was_training = model.training
-    parameter = next(model.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
-    generator = torch.Generator().manual_seed(task.seed)
-    parts: list[Outcome] = []
-    solves: list[Solved] = []
-    model.eval()
-    try:
-        for inputs, targets in batches:
-            with solving(model, record=True) as record:
-                outcome = task.evaluation_step(
-                    model, inputs.to(device), targets.to(device), generator
-                )
-            solves += last_solves(outcome, record.solutions)
-            parts.append(outcome.detached())
-    finally:
-        model.train(was_training)
-    found = _joined(parts, gather)
-    if found is None or not float(found.samples):
-        raise ValueError(f"there is nothing to evaluate: the batches hold no {task.unit}")
-    figures = task.figures(found)
-    return Evaluation(
-        loss=float(found.loss),
-        accuracy=found.accuracy,
-        score=float(figures[task.score] or 0.0),
-        samples=int(found.samples),
-        correct=None if found.correct is None else int(found.correct),
-        figures=figures,
-        values=found.values,
-        counts=found.counts,
-        solves=SolveStatistics.of(solves, gather),
-    )
-
-
 def last_solves(outcome: Outcome, recorded: Sequence[Solved]) -> list[Solved]:
     """What says how the problems of a batch were solved: the pass that its result comes from."""
     return list(recorded[-1:]) if outcome.solves is None else [outcome.solves]
 
 
-def _joined(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
+def joined(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
     """All batches of all processes as one."""
     if not parts:
         return None

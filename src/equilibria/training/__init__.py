@@ -7,12 +7,11 @@ from equilibria.training.distributed import (
     ProcessLostError,
     joined_group,
 )
-from equilibria.training.experiment import Experiment, build_model, fitting_options, trained
+from equilibria.training.experiment import Experiment, fitting_options, trained
 from equilibria.training.files import (
     Checkpoints,
     CheckpointWarning,
     RunFolder,
-    TrainingState,
     atomic_writer,
     json_text,
     load_weights,
@@ -73,10 +72,8 @@ __all__ = [
     "TaskRecipe",
     "TensorBoardLog",
     "TrainingSettings",
-    "TrainingState",
     "TuningReport",
     "atomic_writer",
-    "build_model",
     "build_optimizer",
     "choose_device",
     "evaluate",

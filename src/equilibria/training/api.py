@@ -60,7 +60,7 @@ def load(
 
     weights: "best" are those of the epoch that did best on the validation images.
     """
-    return trained(Path(folder), device=_device(device), weights=weights).model
+    return trained(folder, device=device, weights=weights).model
 
 
 def evaluate(
@@ -84,9 +84,8 @@ def evaluate(
     if isinstance(run_or_model, nn.Module):
         if data is None:
             raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
-        batches = _batches(data, batch_size)
-        return (task or Classification()).evaluate(run_or_model, batches)
-    experiment = trained(Path(run_or_model), device=_device(device), weights=weights)
+        return (task or Classification()).evaluate(run_or_model, _batches(data, batch_size))
+    experiment = trained(run_or_model, device=device, weights=weights)
     if data is None and task is None:
         return experiment.evaluate()
     batches = _batches(experiment.test if data is None else data, batch_size)
@@ -136,16 +135,18 @@ def predict(
     images: a batch with values in [0, 1], or image files and folders of them, which are framed as
         the images of the training were.
     """
-    model = run_or_model if isinstance(run_or_model, nn.Module) else None
-    if model is None:
-        experiment = trained(Path(str(run_or_model)), device=_device(device), weights=weights)
+    if isinstance(run_or_model, nn.Module):
+        model = run_or_model
+    else:
+        experiment = trained(run_or_model, device=device, weights=weights)
         model = experiment.model
         if not experiment.task.names_classes:
             raise ValueError(
                 f"a run of the task {experiment.recipe.task.name!r} has no classes to predict"
             )
     found: list[Any] = []
-    files = [] if isinstance(images, Tensor) else _files(images)
+    paths = [images] if isinstance(images, str | Path) else images
+    files = [] if isinstance(paths, Tensor) else find_images([Path(path) for path in paths])
     count = len(images) if isinstance(images, Tensor) else len(files)
     was_training, place = model.training, next(model.parameters()).device
     model.eval()
@@ -182,10 +183,6 @@ def _predictions(
             yield Prediction(file, label, confidence, iterations, converged)
 
 
-def _device(name: str | torch.device) -> torch.device:
-    return name if isinstance(name, torch.device) else choose_device(name)
-
-
 def _batches(
     data: str | Source | Iterable[tuple[Tensor, Tensor]], batch_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
@@ -193,11 +190,6 @@ def _batches(
         return Batches(load_dataset(data).test, batch_size)
     # Batches themselves are iterable and have no `fetch`.
     return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
-
-
-def _files(paths: Paths) -> list[Path]:
-    listed = [paths] if isinstance(paths, str | Path) else paths
-    return find_images([Path(path) for path in listed])
 
 
 def _read(model: nn.Module, files: Sequence[Path]) -> Tensor:

@@ -16,7 +16,6 @@ from equilibria.data import (
     Batches,
     Chain,
     DataSet,
-    Selection,
     Source,
     build_augmentation,
     evenly_spread,
@@ -33,10 +32,10 @@ from equilibria.tasks import (
     Task,
     create_task,
 )
-from equilibria.training.files import Checkpoints, RunFolder, load_weights
+from equilibria.training.files import Checkpoints, RunFolder, load_weights, save_weights
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.processes import ALONE, Processes
+from equilibria.training.processes import ALONE, Processes, choose_device
 from equilibria.training.recipe import Recipe, load_recipe
 
 VALIDATION_SEED = 20220613
@@ -65,7 +64,13 @@ class Experiment:
         task = _task(recipe, data)
         torch.manual_seed(recipe.training.seed)
         model = build_model(recipe, data)
-        for name, value in _facts(recipe, data).items():
+        facts = {  # `load` describes them.
+            "class_names": data.class_names,
+            "image_shape": data.image_shape,
+            "frame": data.frame,
+            "normalization": (data.mean, data.std) if recipe.data.normalize else None,
+        }
+        for name, value in facts.items():
             setattr(model, name, value)
         training, validation = _parts(recipe, data)
         if recipe.data.in_memory:
@@ -111,19 +116,16 @@ class Experiment:
             on_step=on_step,
         )
         if processes.leads:
-            run.save_weights(self.model, {"model": self.recipe.model.name})
+            save_weights(self.model, run.weights, {"model": self.recipe.model.name})
         return history
 
     def evaluate(self, processes: Processes = ALONE) -> Evaluation:
-        """On the test images, of which each process takes its share."""
-        test, gather = self.test, processes.gathered
-        if len(test) < processes.count:
-            gather = ALONE.gathered
-        elif processes.count > 1:
-            test = Selection(test, torch.arange(processes.rank, len(test), processes.count))
-        batches = Batches(test, self.recipe.training.evaluation_batch_size)
+        """On the test images, of which each process takes its share if there are enough."""
+        if len(self.test) < processes.count:
+            processes = ALONE
+        batches = Batches(processes.part_of(self.test), self.recipe.training.evaluation_batch_size)
         with self.solving():
-            return self.task.evaluate(self.model, batches, gather)
+            return self.task.evaluate(self.model, batches, processes.gathered)
 
     def solving(self) -> AbstractContextManager[Record]:
         """The layers of the model as they solve in an evaluation."""
@@ -192,16 +194,6 @@ def build_model(recipe: Recipe, data: DataSet) -> nn.Module:
     return create_model(recipe.model.name, normalize=(data.mean, data.std), **options)
 
 
-def _facts(recipe: Recipe, data: DataSet) -> dict[str, Any]:
-    """What a model says of its images, as attributes (`load` describes them)."""
-    return {
-        "class_names": data.class_names,
-        "image_shape": data.image_shape,
-        "frame": data.frame,
-        "normalization": (data.mean, data.std) if recipe.data.normalize else None,
-    }
-
-
 def fitting_options(model: str, data: DataSet) -> dict[str, Any]:
     """The options of a model that follow from the data, as far as it has them."""
     channels, height, _ = data.image_shape
@@ -211,13 +203,16 @@ def fitting_options(model: str, data: DataSet) -> dict[str, Any]:
 
 
 def trained(
-    folder: Path, *, device: torch.device | str = "cpu", weights: Literal["last", "best"] = "last"
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    weights: Literal["last", "best"] = "last",
 ) -> Experiment:
     """The experiment of a finished run, its model with the weights of the run.
 
     "best" are those of the epoch that did best on the validation images.
     """
-    run = RunFolder(folder)
+    run, place = RunFolder(Path(folder)), choose_device(device)
     file = run.weights if weights == "last" else Checkpoints(run.checkpoints).best
     if run.weights.is_file() and not file.is_file():
         raise FileNotFoundError(
@@ -241,5 +236,5 @@ def trained(
     except RuntimeError as error:
         name = experiment.recipe.model.name
         raise ValueError(f"{file} does not fit {name!r}: {error}") from None
-    experiment.model.to(device).eval()
+    experiment.model.to(place).eval()
     return experiment

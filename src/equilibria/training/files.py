@@ -194,14 +194,24 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
+    def opened(cls, path: Path, config: Mapping[str, Any], *, resume: bool = False) -> RunFolder:
         """A fresh run in `path`: a new or empty folder, or one whose earlier run it replaces.
 
         Any other folder is refused, so that a slip in the path overwrites nothing.
+
+        resume: go on with the run in `path`, if there is one, which must be of the same recipe.
         """
         import yaml
 
         run = cls(path)
+        if resume and run.config.exists():
+            if load_recipe(run.config).as_data() != config:
+                raise ValueError(
+                    f"{run.config} is another recipe than the one given: resume with that recipe "
+                    f"(equilibria train {run.config} --output {path} --resume), or name a new "
+                    "folder"
+                )
+            return run
         if path.exists() and not path.is_dir():
             raise FileExistsError(f"{path} is a file: name a folder for the run")
         if path.is_dir() and any(path.iterdir()) and not run.config.exists():
@@ -215,19 +225,6 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         write_atomically(run.config, text.encode())
-        return run
-
-    @classmethod
-    def opened(cls, path: Path, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
-        """A fresh run, or the one in `path` to go on with, which must be of the same recipe."""
-        run = cls(path)
-        if not resume or not run.config.exists():
-            return cls.create(path, config)
-        if load_recipe(run.config).as_data() != config:
-            raise ValueError(
-                f"{run.config} is another recipe than the one given: resume with that recipe "
-                f"(equilibria train {run.config} --output {path} --resume), or name a new folder"
-            )
         return run
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -250,9 +247,3 @@ class RunFolder:
         earlier = [line for line in self.read_metrics() if line["epoch"] < metrics.epoch]
         lines = [json.dumps(line, allow_nan=False) for line in [*earlier, asdict(metrics)]]
         write_atomically(self.metrics, ("\n".join(lines) + "\n").encode())
-
-    def save_weights(self, model: nn.Module, metadata: Mapping[str, str] | None = None) -> None:
-        save_weights(model, self.weights, metadata)
-
-    def write_report(self, html: str) -> None:
-        write_atomically(self.report, html.encode())

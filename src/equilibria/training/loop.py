@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.data import Augmentation, Batches, Selection, Source, Split
+from equilibria.data import Augmentation, Batches, Source, Split
 from equilibria.equilibrium import solving
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
@@ -257,9 +257,8 @@ class _Training:
     def _validate(self) -> Evaluation | None:
         if self.validation is None:
             return None
-        own = torch.arange(self.processes.rank, len(self.validation), self.processes.count)
-        source = self.validation if self.processes.count == 1 else Selection(self.validation, own)
-        batches = Batches(source, self.settings.evaluation_batch_size)
+        own = self.processes.part_of(self.validation)
+        batches = Batches(own, self.settings.evaluation_batch_size)
         tolerance, rule = self.settings.evaluation_tolerance, self.settings.gradient
         with solving(self.model, tolerance=tolerance, gradient=rule):
             return self.task.evaluate(self.model, batches, self.processes.gathered)

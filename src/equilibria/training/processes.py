@@ -8,9 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from equilibria.data import Selection, Source
 
-def choose_device(name: str = "auto") -> torch.device:
+
+def choose_device(name: str | torch.device = "auto") -> torch.device:
     """The device called `name`; "auto" is the first of cuda, mps and cpu that is there."""
+    if isinstance(name, torch.device):
+        return name
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     present = [*(kind for kind, is_there in there.items() if is_there), "cpu"]
     if name == "auto":
@@ -43,6 +47,12 @@ class Processes:
     def joined(self, model: nn.Module) -> AbstractContextManager[None]:
         """Around the training of a model: what it computes of a batch, it computes of all parts."""
         return nullcontext()
+
+    def part_of(self, source: Source) -> Source:
+        """Every `count`-th sample, beginning with this process's rank."""
+        if self.count == 1:
+            return source
+        return Selection(source, torch.arange(self.rank, len(source), self.count))
 
     def total(self, values: Tensor) -> Tensor:
         """The sum of a tensor over the processes, without gradients."""

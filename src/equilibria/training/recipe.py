@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,10 +136,8 @@ def find_recipe(source: str | Path) -> Path:
     known = list_recipes()
     if str(source) in known:
         return known[str(source)]
-    near = difflib.get_close_matches(str(source), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     listed = f" There are: {', '.join(known)}." if known else ""
-    raise RecipeError(f"there is no recipe {str(source)!r}{hint}{listed}")
+    raise RecipeError(f"there is no recipe {str(source)!r}{nearest(source, known)}{listed}")
 
 
 def list_recipes() -> dict[str, Path]:

@@ -135,21 +135,12 @@ def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[Non
     How often a solve evaluates its map differs between the processes: nothing inside one can wait
     for the others.
     """
-    inside = {
-        module
-        for layer in model.modules()
-        if isinstance(layer, EquilibriumLayer)
-        for module in layer.cell.modules()
-    }
-    norms = [
-        module
-        for module in model.modules()
-        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
-        if module not in inside
-    ]
+    layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
+    inside = {module for layer in layers for module in layer.cell.modules()}
     scales = [m for m in model.modules() if isinstance(m, RunningScale)]
-    synchronized = {*norms, *(m for m in model.modules() if isinstance(m, nn.SyncBatchNorm))}
-    left_out = any(isinstance(m, _BatchNorm) and m not in synchronized for m in model.modules())
+    present = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    norms = [m for m in present if type(m).forward is _BatchNorm.forward and m not in inside]
+    left_out = any(m not in norms and not isinstance(m, nn.SyncBatchNorm) for m in present)
     if left_out or _couples_samples(model):
         warnings.warn(
             "this model couples the samples of a batch where no process can wait for the others "

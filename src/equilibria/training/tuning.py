@@ -168,7 +168,9 @@ def tune(
             for name in names
             for tolerance in tolerances
         ]
-        rules = [_rule(name, present.gradient) for name in rule_names]
+        # The rule that the model has keeps its options.
+        own = present.gradient
+        rules = [own if type(rule) is type(own) else rule for rule in map(get_gradient, rule_names)]
         lead = next((rule for rule in rules if rule.exact), rules[0])
         others = [rule for rule in rules if rule is not lead]
         exact = _exact_gradient(bench)
@@ -191,9 +193,13 @@ def tune(
         first = [Solving(solver, bench.fit(lead, solver)) for solver in contestants]
         expected = 1 + len(first) + len(others) + isinstance(lead, Implicit)
         measure([present, *first], expected)
-        best = _front_runner([m for m in results if m.setting.solver in contestants])
-        rules = [*others, _loosened(lead, best.tolerance)]
-        measure([Solving(best, bench.fit(rule, best)) for rule in rules], expected)
+        tried = [m for m in results if m.setting.solver in contestants]
+        # Where none qualifies, the other rules meet the solver that solved most.
+        front = recommend(tried) or min(tried, key=lambda m: (-m.share_converged, m.seconds))
+        best = front.setting.solver
+        if isinstance(lead, Implicit) and lead.tolerance < best.tolerance:
+            others.append(replace(lead, tolerance=best.tolerance))
+        measure([Solving(best, bench.fit(rule, best)) for rule in others], expected)
         # The settings take turns: what else the machine does hits all of them alike.
         for _ in range(repeats - 1):
             for measurement, seconds in zip(results, times, strict=True):
@@ -222,27 +228,23 @@ class _Bench:
         self.loss = loss
         self.record = Record()
         self.layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
-        self.present = self._present()
+        if not self.layers:
+            raise ValueError(
+                f"{type(self.model).__name__} has no equilibrium layer, so there is nothing to "
+                "tune: give a model that has one, such as eq.create_model('opteq-small')"
+            )
+        self.present, *others = (layer.solving.changed(strict=False) for layer in self.layers)
+        if any(other != self.present for other in others):
+            raise ValueError(
+                "the equilibrium layers of the model have different settings, and tuning is for "
+                "one that all share: give all of them the same solver and gradient rule first"
+            )
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not self.parameters:
             raise ValueError(
                 "no parameter of the model is trainable, so there is no gradient to compare: "
                 "call model.requires_grad_() first"
             )
-
-    def _present(self) -> Solving:
-        if not self.layers:
-            raise ValueError(
-                f"{type(self.model).__name__} has no equilibrium layer, so there is nothing to "
-                "tune: give a model that has one, such as eq.create_model('opteq-small')"
-            )
-        first, *others = (layer.solving.changed(strict=False) for layer in self.layers)
-        if any(other != first for other in others):
-            raise ValueError(
-                "the equilibrium layers of the model have different settings, and tuning is for "
-                "one that all share: give all of them the same solver and gradient rule first"
-            )
-        return first
 
     def run(self, setting: Solving) -> None:
         """One training step, but for the update."""
@@ -286,7 +288,7 @@ class _Bench:
 
     def measure(self, setting: Solving, exact: Tensor) -> Measurement:
         seconds = self.time(setting)
-        solutions, backward = self.solutions(), self.backward_solutions()
+        solutions, backward = self.solutions(), self.record.backward
         cosine, error = _compare(self.gradient(), exact)
         return Measurement(
             setting=setting,
@@ -313,9 +315,6 @@ class _Bench:
             )
         return found
 
-    def backward_solutions(self) -> list[LinearSolution]:
-        return self.record.backward
-
     def gradient(self) -> Tensor:
         """Over all parameters, in one vector; zero where the loss does not depend on one."""
         pieces = [
@@ -333,7 +332,7 @@ def _exact_gradient(bench: _Bench) -> Tensor:
     limits: dict[str, Any] = {"tolerance": EXACT_TOLERANCE, "max_iterations": EXACT_ITERATIONS}
     reference.run(Solving(Anderson(**limits), Implicit(**limits)))
     solutions: list[Solution | LinearSolution] = [*reference.solutions()]
-    for solution in [*solutions, *reference.backward_solutions()]:
+    for solution in [*solutions, *reference.record.backward]:
         if not bool(solution.converged.all()):
             raise ConvergenceError(
                 "the exact gradient, with which every setting is compared, was not found: "
@@ -349,27 +348,6 @@ def _compare(gradient: Tensor, exact: Tensor) -> tuple[float, float]:
     # Rounding may carry the cosine of equal vectors past 1.
     error = torch.linalg.vector_norm(gradient - exact) / sizes[1]
     return float(cosine.clamp(-1, 1)), float(error)
-
-
-def _front_runner(measurements: Sequence[Measurement]) -> Solver[Any]:
-    """The solver to try the other gradient rules with."""
-    best = recommend(measurements)
-    if best is None:
-        best = min(measurements, key=lambda m: (-m.share_converged, m.seconds))
-    return best.setting.solver
-
-
-def _rule(name: str, present: GradientRule) -> GradientRule:
-    """The rule called `name`; with the options that the model has, if it has this rule."""
-    rule = get_gradient(name)
-    return present if type(rule) is type(present) else rule
-
-
-def _loosened(rule: GradientRule, tolerance: float) -> GradientRule:
-    """The implicit rule with a backward solve that is no tighter than the forward one."""
-    if isinstance(rule, Implicit) and rule.tolerance < tolerance:
-        return replace(rule, tolerance=tolerance)
-    return rule
 
 
 def _recorded_steps(rule: GradientRule) -> int | None:
@@ -406,24 +384,20 @@ def overrides(setting: Solving) -> str:
     return f"solver={solver}, gradient={_code(setting.gradient, always=('steps',))}"
 
 
-def solver_label(setting: Solving) -> str:
-    """The solver without its tolerance, and with the options that are not the usual ones."""
-    return _label(setting.solver, without=("tolerance",))
-
-
-def gradient_label(setting: Solving) -> str:
-    return _label(setting.gradient, always=("steps",))
+def labels(setting: Solving) -> tuple[str, str]:
+    """The solver without its tolerance, and the rule, with the options that are not the usual."""
+    solver = _options(setting.solver, without=("tolerance",))
+    rule = _options(setting.gradient, always=("steps",))
+    return (
+        f"{type(setting.solver).__name__} {solver}".rstrip(),
+        f"{type(setting.gradient).__name__} {rule}".rstrip(),
+    )
 
 
 def _code(thing: object, always: Sequence[str] = ()) -> str:
     """The expression that makes it."""
     prefix = "eq." if type(thing).__module__.startswith("equilibria.") else ""
     return f"{prefix}{type(thing).__name__}({_options(thing, always=always)})"
-
-
-def _label(thing: object, always: Sequence[str] = (), without: Sequence[str] = ()) -> str:
-    options = _options(thing, always=always, without=without)
-    return f"{type(thing).__name__} {options}".rstrip()
 
 
 def _options(thing: object, *, always: Sequence[str] = (), without: Sequence[str] = ()) -> str:
