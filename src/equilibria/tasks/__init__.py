@@ -4,13 +4,15 @@ from equilibria.tasks.base import Task, create_task, list_tasks, register_task
 from equilibria.tasks.classification import (
     AdversarialClassification,
     Classification,
+    Segmentation,
+    class_accuracy,
+    class_iou,
     confusion_matrix,
 )
 from equilibria.tasks.evaluation import Evaluation, Outcome, SolveStatistics
 from equilibria.tasks.few_shot import EpisodeBatch, FewShot
 from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction
 from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
-from equilibria.tasks.segmentation import Segmentation, class_accuracy, class_iou
 
 __all__ = [
     "IMAML",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
@@ -13,20 +14,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from equilibria.context import State, state_tensors
 from equilibria.data import Augmentation, Batches, Source, Split
-from equilibria.equilibrium import solving
+from equilibria.equilibrium import (
+    EquilibriumLayer,
+    Record,
+    jacobian_penalty,
+    random_iterate,
+    solving,
+)
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.files import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
-from equilibria.training.solves import TrainingSolves
 
 READ_AHEAD = 4
 """Batches that a thread reads from a disk while the model computes."""
 STEPS_UNSEEN = 20
 """Steps that an accelerator may run before somebody looks whether the loss is still finite."""
+ITERATES = 12
+"""How far a random iterate may have gone at which the Jacobian is penalized."""
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -108,7 +117,9 @@ class _Training:
 
     def __post_init__(self) -> None:
         self.optimizer = build_optimizer(self.model, self.settings)
-        self.solves = TrainingSolves(self.model, self.settings, samples=len(self.data))
+        layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
+        warm = layers if self.settings.warm_start else []
+        self.starts = {layer: _Starts(len(self.data)) for layer in warm}
         batches = -(-len(self.data) // self.settings.batch_size)
         self.steps_per_epoch = -(-batches // self.settings.accumulate)
 
@@ -117,7 +128,8 @@ class _Training:
         kept = None if self.checkpoints is None else self.checkpoints.load(self.model, self.device)
         if kept is not None:
             self.optimizer.load_state_dict(kept.optimizer)
-            self.solves.load_state(kept.starts)
+            for starts, (known, *tensors) in zip(self.starts.values(), kept.starts, strict=True):
+                starts.known, starts.tensors = known, tensors
             self.history = [EpochMetrics(**metrics) for metrics in kept.history]
             self.step = kept.step
         leading = torch.tensor(self.step)
@@ -212,10 +224,10 @@ class _Training:
             images, targets = self.augmentation(images, targets, generator)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
-            self.solves.batch(indices) as record,
+            self._recording(indices) as record,
         ):
             outcome = self._forward(images.to(self.device), targets.to(self.device))
-            jacobian = self.solves.jacobian_term(record, generator)
+            jacobian = self._jacobian_term(record, generator)
         totals.solves += last_solves(outcome, record.solutions)
         samples, loss, correct = outcome.samples, outcome.loss, outcome.correct
         totals.counts_correct = totals.counts_correct and correct is not None
@@ -241,6 +253,42 @@ class _Training:
             nothing = first.sum()
         none = torch.zeros(1, dtype=torch.int64, device=nothing.device)
         return Outcome({"loss": nothing[None] * 0, "correct": none, "weight": none})
+
+    @contextmanager
+    def _recording(self, indices: Tensor) -> Iterator[Record]:
+        """Around the forward pass of the samples of these indices."""
+        starts = {layer: starts.of(indices) for layer, starts in self.starts.items()}
+        listens = bool(self.starts) or self.settings.jacobian_weight > 0
+        with solving(
+            self.model,
+            start=starts if self.starts else None,
+            record="equilibria" if listens else True,
+        ) as record:
+            yield record
+        for found in record.equilibria if self.starts else ():
+            self.starts[found.layer].keep(indices, found.state)
+
+    def _jacobian_term(self, record: Record, generator: torch.Generator) -> Tensor | None:
+        """What the Jacobians of a batch add to the loss; None where nothing was asked for."""
+        settings = self.settings
+        penalties = []
+        for found in record.equilibria if settings.jacobian_weight else ():
+            if not len(found.inputs[0]):
+                continue
+            state, context = found.state, found.context
+            if settings.jacobian_at == "iterate":
+                state, context = random_iterate(
+                    found.layer.cell, *found.inputs, max_iterations=ITERATES, generator=generator
+                )
+            penalty = jacobian_penalty(
+                found.layer.cell,
+                state,
+                context,
+                vectors=settings.jacobian_vectors,
+                generator=generator,
+            )
+            penalties.append(penalty.mean())
+        return settings.jacobian_weight * torch.stack(penalties).sum() if penalties else None
 
     def _require_finite(self, value: Tensor, what: str, *, at_once: bool = False) -> None:
         # Looking at a number makes an accelerator wait. Its weights are lost with the run anyway,
@@ -288,7 +336,7 @@ class _Training:
             optimizer=self.optimizer.state_dict(),
             step=self.step,
             history=[asdict(m) for m in self.history],
-            starts=self.solves.state(),
+            starts=[[starts.known, *starts.tensors] for starts in self.starts.values()],
         )
         self.checkpoints.save(metrics.epoch, self.model, state)
 
@@ -303,3 +351,32 @@ class _Totals:
         self.counts_correct = True
         self.learning_rate = 0.0
         self.solves: list[Solved] = []
+
+
+class _Starts:
+    """The last equilibrium of every sample, as one layer left it."""
+
+    def __init__(self, samples: int) -> None:
+        self.known = torch.zeros(samples, dtype=torch.bool)
+        self.tensors: list[Tensor] = []
+
+    def of(self, indices: Tensor) -> State | None:
+        """None where no sample was met before: the cell knows a better start than zero."""
+        if not self.known[indices].any():
+            return None
+        return tuple(tensor[indices] for tensor in self.tensors)
+
+    def keep(self, indices: Tensor, state: State) -> None:
+        found = [tensor.detach().cpu() for tensor in state_tensors(state)]
+        if len(found[0]) != len(indices):
+            raise ValueError(
+                f"training.warm_start keeps one equilibrium a sample, but the model solved for "
+                f"{len(found[0])} with {len(indices)} samples, as it does for episodes: turn it off"
+            )
+        if not self.tensors:
+            self.tensors = [
+                tensor.new_zeros(len(self.known), *tensor.shape[1:]) for tensor in found
+            ]
+        for kept, tensor in zip(self.tensors, found, strict=True):
+            kept[indices] = tensor
+        self.known[indices] = True
