@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-
-NORMAL_QUANTILE = 1.959964
-"""Of a 95 % interval."""
 
 Gather: TypeAlias = Callable[[Tensor], Tensor]
 """From a vector of this process to those of all processes, one after another."""
@@ -86,13 +82,6 @@ class Outcome:
             {n: v.double() if v.is_floating_point() else v for n, v in values.items()},
             {name: count.detach().cpu() for name, count in self.counts.items()},
         )
-
-
-def interval(values: Tensor) -> float | None:
-    """Half the width of the 95 % interval of a mean; None for one value alone."""
-    if len(values) < 2:
-        return None
-    return NORMAL_QUANTILE * float(values.double().std()) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)

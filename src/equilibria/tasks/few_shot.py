@@ -6,6 +6,7 @@ Appendix B.1.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,10 @@ from equilibria.inputs import InputResult, Outer, get_engine, optimal_input, opt
 from equilibria.models import FewShotClassifier
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
-from equilibria.tasks.evaluation import Outcome, interval
+from equilibria.tasks.evaluation import Outcome
+
+NORMAL_QUANTILE = 1.959964
+"""Of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,11 @@ class EpisodicTask(Task):
         return answers(self.predict(model, episodes).float(), episodes)
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
-        """The accuracy with half the width of its 95 % interval over episodes."""
-        shares = found.values["correct"] / found.values["weight"]
-        return {
-            "accuracy": found.accuracy,
-            "interval": interval(shares),
-            "episodes": float(len(shares)),
-        }
+        """The accuracy with half the width of its 95 % interval, None for one episode alone."""
+        shares = (found.values["correct"] / found.values["weight"]).double()
+        count = len(shares)
+        width = NORMAL_QUANTILE * float(shares.std()) / math.sqrt(count) if count > 1 else None
+        return {"accuracy": found.accuracy, "interval": width, "episodes": float(count)}
 
 
 def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:

@@ -141,7 +141,11 @@ def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[Non
     present = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     norms = [m for m in present if type(m).forward is _BatchNorm.forward and m not in inside]
     left_out = any(m not in norms and not isinstance(m, nn.SyncBatchNorm) for m in present)
-    if left_out or _couples_samples(model):
+    was_training = model.training
+    model.train()  # Some layers couple the samples in training only.
+    couples = any(layer.couples_batch for layer in layers)
+    model.train(was_training)
+    if left_out or couples:
         warnings.warn(
             "this model couples the samples of a batch where no process can wait for the others "
             "(inside a solve: batch norm, decorrelation, HSIC, γ of each step): there each sees "
@@ -154,14 +158,6 @@ def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[Non
         for scale in scales:
             stack.enter_context(_pooled_scale(scale, model, processes))
         yield
-
-
-def _couples_samples(model: nn.Module) -> bool:
-    was_training = model.training
-    model.train()  # Some layers couple the samples in training only.
-    found = any(isinstance(m, EquilibriumLayer) and m.couples_batch for m in model.modules())
-    model.train(was_training)
-    return found
 
 
 @contextmanager

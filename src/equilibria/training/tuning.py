@@ -8,8 +8,8 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -159,7 +159,10 @@ def tune(
     rule_names = list_gradients() if gradients is None else gradients
     if not (names and tolerances and rule_names):
         raise ValueError("nothing to measure: name a solver, a tolerance and a gradient rule")
-    with _undisturbed(images.device):
+    forked = [images.device] if images.device.type == "cuda" else []
+    # Without a trace in the random generators, and without the warnings of failed solves.
+    with torch.random.fork_rng(devices=forked), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
         bench = _Bench(model, images, loss or _random_combination)
         present = bench.present
         limit = present.max_iterations
@@ -367,15 +370,6 @@ def _random_combination(output: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
     return (output * weights.to(output)).mean()
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Without a trace in the random generators, and without the warnings of failed solves."""
-    forked = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=forked), torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        yield
 
 
 def overrides(setting: Solving) -> str:
