@@ -164,13 +164,10 @@ class Reptile(WeightAdaptation):
             name: weight.detach().clone().requires_grad_()
             for name, weight in weights_of(model).items()
         }
-        optimizer: torch.optim.Optimizer
+        leaves = list(weights.values())
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(leaves, lr=self.inner_rate)
         if self.optimizer == "adam":
-            optimizer = torch.optim.Adam(
-                list(weights.values()), lr=self.inner_rate, betas=(0.0, 0.999)
-            )
-        else:
-            optimizer = torch.optim.SGD(list(weights.values()), lr=self.inner_rate)
+            optimizer = torch.optim.Adam(leaves, lr=self.inner_rate, betas=(0.0, 0.999))
         with torch.enable_grad():
             for chosen in _passes(len(images), self.inner_batch, steps):
                 optimizer.zero_grad()
