@@ -370,7 +370,9 @@ class TwoInputModel(nn.Module):
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(4, 5), nn.Linear(4, 5)
         self.layer = eq.EquilibriumLayer(
-            TwoInputs(), solver=eq.Anderson(tolerance=1e-12, max_iterations=500)
+            TwoInputs(),
+            solver=eq.Anderson(tolerance=1e-12, max_iterations=500),
+            gradient=eq.Implicit(tolerance=1e-12),
         )
         self.head = nn.Linear(5, 3)
 
