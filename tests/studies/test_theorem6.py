@@ -68,7 +68,7 @@ def test_a_wide_network_trains_at_the_linear_rate() -> None:
     assert run.gradient_ratio > 0.9
     # A linear model would have (1 − ηQ₀)², twice the exponent of the theorem.
     assert run.rate < run.bound
-    assert run.rate == pytest.approx(run.bound**2, abs=0.03)
+    assert run.rate == pytest.approx(run.bound**2, abs=0.05)
     assert run.distance_rate < math.sqrt(run.bound)
 
 
