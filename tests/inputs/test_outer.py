@@ -65,7 +65,9 @@ def along(model: eq.models.EquilibriumClassifier, gradients: Any) -> list[float]
     return [float((d * g).sum()) for d, g in pairs]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["ridge", "ball", pytest.param("ball and box", marks=pytest.mark.slow)]
+)
 def test_the_gradient_of_the_optimal_value(case: str) -> None:
     model = smooth_model()
     found = optimum(model, case)
@@ -76,7 +78,9 @@ def test_the_gradient_of_the_optimal_value(case: str) -> None:
     assert along(model, gradients) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["ridge", "ball", pytest.param("ball and box", marks=pytest.mark.slow)]
+)
 def test_the_gradient_of_another_loss_at_the_optimum(case: str) -> None:
     model = smooth_model()
 

@@ -109,6 +109,7 @@ def finished(output: Path) -> dict[str, int]:
     return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
 
+@pytest.mark.slow
 def test_a_table_from_beginning_to_end(
     registered: PaperTable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ def test_every_family_comes_near_every_budget(family: small_budgets.Family, budg
     assert count == pytest.approx(budget, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_study_runs_writes_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
