@@ -111,7 +111,7 @@ def __getattr__(name: str) -> Any:
         module = import_module(place)
         if present in module.__all__:
             warn(
-                f"equilibria.{name} is now {place}.{present}; the old name works until 0.3",
+                f"equilibria.{name} is now {place}.{present}; the old name works until version 0.3",
                 DeprecationWarning,
                 stacklevel=2,
             )

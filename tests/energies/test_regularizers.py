@@ -24,12 +24,12 @@ from equilibria.energies.regularizers import (
 
 SMOOTH_HSIC = [HSIC(), HSIC(bandwidth=0.5), HSIC(features=8, seed=3)]
 BATCH: list[Regularizer] = [Decorrelation(), *SMOOTH_HSIC]
-REGULARISERS: list[Regularizer] = [L2(), L1(), Incay(), Incay(epsilon=0.2), *BATCH]
+REGULARIZERS: list[Regularizer] = [L2(), L1(), Incay(), Incay(epsilon=0.2), *BATCH]
 MEDIAN: list[Regularizer] = [HSIC("median"), HSIC("median", features=5)]
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
 
 
-@pytest.mark.parametrize("regularizer", [*REGULARISERS, *MEDIAN], ids=str)
+@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *MEDIAN], ids=str)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
 def test_the_gradient_is_that_of_the_value(
     regularizer: Regularizer, shape: tuple[int, ...]
@@ -227,7 +227,7 @@ def feature(run: eq.EquilibriumLayer, x: Tensor) -> Tensor:
         return quadratic.W.adjoint(run(x))
 
 
-@pytest.mark.parametrize("regularizer", REGULARISERS, ids=str)
+@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("step", ["auto", "gradient"])
 def test_theorem_4_the_equilibrium_is_stationary_for_the_sum(
     regularizer: Regularizer, step: str

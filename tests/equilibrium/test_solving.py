@@ -201,6 +201,13 @@ def test_when_to_stop_is_an_object(solver: str) -> None:
     assert (found.iterations[largest > 0.6] <= plain.iterations[largest > 0.6]).all()
 
 
+def test_what_a_solution_says_is_true_for_every_criterion() -> None:
+    run, x = layer(), inputs(3)
+    found = run.solve(x, solver=eq.Picard(stop=SmallestEntry(-1.0), tolerance=1e-10))
+    assert bool(found.converged.all())
+    assert f"converged to {float(found.residual.max()):.1e}" in found.summary()
+
+
 def modulated(y: Tensor, x: Tensor, shift: Tensor) -> Tensor:
     return 0.1 * (y - shift).square().sum(dim=1) + 0 * x.sum(dim=1)
 

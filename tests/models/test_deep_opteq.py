@@ -227,7 +227,7 @@ def regularized(
     return cell, torch.randn(4, 3, dtype=torch.float64)
 
 
-REGULARISERS = [
+REGULARIZERS = [
     L2(),
     L1(),
     Incay(),
@@ -235,7 +235,7 @@ REGULARISERS = [
 ]
 
 
-@pytest.mark.parametrize("regularizer", REGULARISERS, ids=str)
+@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6)])
 def test_the_exact_placement_is_stationary_and_the_papers_is_not(
     widths: tuple[int, ...], regularizer: Regularizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Annotated
 
@@ -41,4 +42,6 @@ def _options(
 
 def main() -> None:
     """The entry point of the `equilibria` program."""
+    # Python hides these from whoever runs a program; here the recipe is theirs to change.
+    warnings.filterwarnings("default", message=".*until version 0.3", category=DeprecationWarning)
     app()
