@@ -91,7 +91,7 @@ def our_candidate(problem: Problem, gradient: Tensor) -> Candidate:
         return fast, state, u
 
     return Candidate(
-        label=lambda: ours.adjoint_label(timed),
+        label=lambda: ours.gradient_label(timed),
         run=_pull(output, x, problem, gradient),
         error=partial(_error, problem, gradient, adjoint),
         evaluations=lambda: timed.last_backward.evaluations,
