@@ -324,7 +324,7 @@ def test_it_trains_and_evaluates(norm: str, channels: Any) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     model.eval()
     assert model.solve(batch).converged.all()
     assert torch.equal(model(batch), model(batch))
