@@ -40,11 +40,13 @@ OTHER_MODELS = (
     "mdeq-small",
 )
 WARM = ("training.warm_start=true", "training.jacobian_weight=0.1", "training.final_tolerance=1e-4")
+ONE_CONVOLUTION = ("model.options={pool: 4}",)
+"""The stem that the recipe had when the trajectories were recorded."""
 
 DIGITS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "opteq": ("digits-opteq", ()),
-    "opteq-implicit": ("digits-opteq", ("training.gradient=implicit",)),
-    "opteq-warm-jacobian": ("digits-opteq", WARM),
+    "opteq": ("digits-opteq", ONE_CONVOLUTION),
+    "opteq-implicit": ("digits-opteq", (*ONE_CONVOLUTION, "training.gradient=implicit")),
+    "opteq-warm-jacobian": ("digits-opteq", (*ONE_CONVOLUTION, *WARM)),
     "deep-opteq": ("digits-deep-opteq", ()),
     "geq": ("digits-geq", ()),
     "mopteq": ("digits-mopteq", ()),
