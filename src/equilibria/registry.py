@@ -110,6 +110,43 @@ RENAMED = {
 """Options and recipe keys as they were spelled before version 0.2."""
 
 
+def _check(said: str, holds: Callable[[float], bool], values: Mapping[str, float | None]) -> None:
+    for name, value in values.items():
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} must {said}, not {value}")
+
+
+def check_positive(**values: float | None) -> None:
+    """Refuse numbers that are not positive and finite; None is in range, here and below."""
+    _check("be positive and finite", lambda value: 0 < value < math.inf, values)
+
+
+def check_not_negative(**values: float | None) -> None:
+    _check("not be negative", lambda value: value >= 0, values)
+
+
+def check_at_least_one(**values: float | None) -> None:
+    _check("be at least 1", lambda value: value >= 1, values)
+
+
+def check_share(**values: float | None) -> None:
+    """Refuse numbers outside (0, 1]."""
+    _check("be in (0, 1]", lambda value: 0 < value <= 1, values)
+
+
+def check_below_one(**values: float | None) -> None:
+    """Refuse numbers outside [0, 1)."""
+    _check("be in [0, 1)", lambda value: 0 <= value < 1, values)
+
+
+def check_choice(known: Iterable[str | None], **values: str | None) -> None:
+    """Refuse what is not among the known choices, of which None may be one."""
+    choices = list(known)
+    for name, value in values.items():
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+
+
 def check_values(
     settings: object,
     *,
@@ -119,27 +156,16 @@ def check_values(
     below_one: Sequence[str] = (),
     one_of: Mapping[str, Iterable[str | None]] = MappingProxyType({}),
 ) -> None:
-    """Refuse attributes, given by name, that are out of range; of numbers, None is in range.
-
-    below_one: in [0, 1).
-    one_of: the choices of each.
-    """
-    ranges: dict[str, tuple[Sequence[str], Callable[[float], bool]]] = {
-        "be at least 1": (at_least_one, lambda value: value >= 1),
-        "be positive and finite": (positive, lambda value: 0 < value < math.inf),
-        "not be negative": (not_negative, lambda value: value >= 0),
-        "be in [0, 1)": (below_one, lambda value: 0 <= value < 1),
-    }
-    for said, (names, holds) in ranges.items():
-        for name in names:
-            value = getattr(settings, name)
-            if value is not None and not holds(value):
-                raise ValueError(f"{name} must {said}, but is {value}")
+    """The checks above, of attributes given by name."""
+    for check, names in (
+        (check_at_least_one, at_least_one),
+        (check_positive, positive),
+        (check_not_negative, not_negative),
+        (check_below_one, below_one),
+    ):
+        check(**{name: getattr(settings, name) for name in names})
     for name, choices in one_of.items():
-        value, known = getattr(settings, name), list(choices)
-        if value not in known:
-            listed = ", ".join(map(str, known))
-            raise ValueError(f"{name} must be one of {listed}, but is {value!r}")
+        check_choice(choices, **{name: getattr(settings, name)})
 
 
 def current_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
