@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import equilibria as eq
 from equilibria.cli import app
-from equilibria.training import Measurement, RunFolder, TuningReport, save_weights
-from equilibria.training.tuning import overrides
+from equilibria.training import RunFolder, save_weights
+from equilibria.training.tuning import Measurement, TuningReport, overrides
 
 FEW = ["--batch", "2", "--repeats", "1", "--tolerances", "1e-2,1e-4", "--solvers", "picard"]
 

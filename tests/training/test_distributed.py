@@ -17,17 +17,9 @@ import equilibria as eq
 from equilibria.data import Split, load_digits
 from equilibria.energies import Decorrelation
 from equilibria.tasks import Classification, Segmentation
-from equilibria.training import (
-    ALONE,
-    Place,
-    Processes,
-    ProcessGroup,
-    SharedBatchWarning,
-    TrainingSettings,
-    fit,
-    joined_group,
-)
-from equilibria.training.synchronized import synchronized_norms
+from equilibria.training import ALONE, Place, Processes, TrainingSettings, fit, joined_group
+from equilibria.training.distributed import ProcessGroup
+from equilibria.training.synchronized import SharedBatchWarning, synchronized_norms
 
 pytestmark = [
     pytest.mark.slow,

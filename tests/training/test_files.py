@@ -14,12 +14,12 @@ import equilibria as eq
 from equilibria.training import (
     EpochMetrics,
     RunFolder,
-    atomic_writer,
     choose_device,
     load_weights,
     save_weights,
     write_atomically,
 )
+from equilibria.training.files import atomic_writer
 
 
 def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:

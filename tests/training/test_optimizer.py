@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import equilibria as eq
-from equilibria.training import (
+from equilibria.training.settings import (
     TrainingSettings,
     build_optimizer,
     learning_rate_share,

@@ -11,8 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.training import Measurement, TuningReport, explain_none, recommend, tune
-from equilibria.training.tuning import overrides
+from equilibria.training.tuning import (
+    Measurement,
+    TuningReport,
+    explain_none,
+    overrides,
+    recommend,
+    tune,
+)
 
 
 def small_model(**options: object) -> nn.Module:

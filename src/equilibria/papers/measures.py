@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from importlib import resources
+from typing import Any, TypeVar
 
 import torch
+import yaml
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,14 +40,11 @@ from equilibria.tasks import (
     Reconstruction,
 )
 from equilibria.tasks.image_quality import picture_psnr
-from equilibria.training import Experiment
+from equilibria.training import Experiment, now
 
+T = TypeVar("T")
 Result = dict[str, float | None]
 """Numbers by name; None where a model has no such number."""
-
-PER_CENT = 100.0
-MILLI = 1000.0
-MEBI = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -66,35 +65,10 @@ class Measure:
         return mean if len(shown) < 2 else f"{mean} ± {deviation(shown):{self.digits}}"
 
 
-SEARCHES = ("pgd", "warm_pgd", "adam", "warm_adam", "jiio", "jiio_40", "jiio_100", "official")
-"""Ways to search for an input, whose time and loss are measured."""
-
-MEASURES: dict[str, Measure] = {
-    **{f"{way}_seconds": Measure("time (ms a search)", MILLI, ".1f") for way in SEARCHES},
-    **{f"{way}_loss": Measure("loss reached", digits=".3f") for way in SEARCHES},
-    "accuracy": Measure("accuracy (%)", PER_CENT),
-    "top5_accuracy": Measure("top-5 accuracy (%)", PER_CENT),
-    "mean_iou": Measure("mIoU (%)", PER_CENT),
-    "mean_accuracy": Measure("mAcc (%)", PER_CENT),
-    "mean_residual": Measure("relative residual, test", digits=".2e"),
-    "inference_seconds": Measure("inference (ms a batch)", MILLI, ".1f"),
-    "backward_seconds": Measure("backward (ms a batch)", MILLI, ".1f"),
-    "images_per_second": Measure("images a second, training", digits=".0f"),
-    "peak_bytes": Measure("memory of a step (MiB)", MEBI, ".1f"),
-    "training_minutes": Measure("training (CPU min)"),
-    "pgd_accuracy": Measure("accuracy under PGD (%)", PER_CENT),
-    "jiio_accuracy": Measure("accuracy under JIIO (%)", PER_CENT),
-    "sample_fid": Measure("FID of samples"),
-    "reconstruction_fid": Measure("FID of reconstructions"),
-    "jiio_reconstruction_fid": Measure("FID of reconstructions"),
-    "reconstruction_psnr": Measure("PSNR of reconstructions (dB)"),
-    "jiio_reconstruction_psnr": Measure("PSNR of reconstructions (dB)"),
-    "median_psnr": Measure("median PSNR (dB)"),
-    "inpaint_psnr": Measure("median PSNR (dB)"),
-    "denoise_02_psnr": Measure("median PSNR (dB)"),
-    "denoise_04_psnr": Measure("median PSNR (dB)"),
-    "feature_size": Measure("mean |z|", digits=".3f"),
-    "feature_energy": Measure("mean z²", digits=".3f"),
+TABLES = resources.files("equilibria.papers") / "tables"
+MEASURES = {
+    name: Measure(**given)
+    for name, given in yaml.safe_load((TABLES / "measures.yaml").read_text("utf-8")).items()
 }
 """By the names that columns use; a result holds some of them."""
 
@@ -116,16 +90,11 @@ REPEATS = 7
 WARM_UP = 2
 
 
-def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds: processor time on a CPU; elsewhere the clock, once the device has done its work."""
-    if device.type == "cpu":
-        return time.process_time
-
-    def synchronized() -> float:
-        torch.accelerator.synchronize(device)
-        return time.perf_counter()
-
-    return synchronized
+def timed(device: torch.device, run: Callable[[], T]) -> tuple[float, T]:
+    """How many seconds a call took, and its result."""
+    begin = now(device)
+    result = run()
+    return now(device) - begin, result
 
 
 def efficiency(experiment: Experiment, device: torch.device) -> Result:
@@ -138,21 +107,17 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
     model, settings = experiment.model, experiment.recipe.training
     images, targets = next(iter(Batches(experiment.training, settings.batch_size)))
     images, targets = images.to(device), targets.to(device)
-    clock = clock_of(device)
 
+    @torch.no_grad()
     def inference() -> float:
-        begin = clock()
-        with torch.no_grad():
-            model(images)
-        return clock() - begin
+        return timed(device, lambda: model(images))[0]
 
     def step() -> tuple[float, float]:
         model.zero_grad(set_to_none=True)
-        begin = clock()
-        loss = experiment.task.training_step(model, images, targets).loss
-        middle = clock()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return middle - begin, clock() - middle
+        there, outcome = timed(
+            device, lambda: experiment.task.training_step(model, images, targets)
+        )
+        return there, timed(device, outcome.loss.backward)[0]
 
     was_training = model.training
     try:
@@ -268,7 +233,6 @@ def robustness(experiment: Experiment, device: torch.device) -> Result:
 def attack_times(experiment: Experiment, device: torch.device) -> Result:
     """Seconds an image of PGD with cold and warm solves and of JIIO, with the losses they reach."""
     images, labels = (some.to(device) for some in experiment.some_test_images(TIMED_ATTACKS))
-    clock = clock_of(device)
     ways = {
         "pgd": _attack(experiment, "pgd"),
         "warm_pgd": _attack(experiment, "pgd", warm_start=True),
@@ -279,9 +243,9 @@ def attack_times(experiment: Experiment, device: torch.device) -> Result:
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
     measure_attack(experiment.model, images, labels, ways["pgd"], len(images))
     for name, settings in ways.items():
-        begin = clock()
-        figures, _ = measure_attack(experiment.model, images, labels, settings, len(images))
-        found[f"{name}_seconds"] = (clock() - begin) / len(images)
+        attack = partial(measure_attack, experiment.model, images, labels, settings, len(images))
+        seconds, (figures, _) = timed(device, attack)
+        found[f"{name}_seconds"] = seconds / len(images)
         found[f"{name}_loss"] = figures.loss
         found[f"{name}_evaluations"] = float(figures.evaluations)
     return found
@@ -318,14 +282,13 @@ def timed_searches(
     ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
     decoder = generator_of(experiment.model, explicit=False).eval()
     shown = next(iter(Batches(experiment.test, images)))[0].to(device)
-    clock = clock_of(device)
+    search = partial(find_latents, decoder, shown, ridge=ridge)
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
-    find_latents(decoder, shown, ridge=ridge, engine=searches[0][0], iterations=2)
+    search(engine=searches[0][0], iterations=2)
     found = {}
     for engine, iterations in searches:
-        begin = clock()
-        result = find_latents(decoder, shown, ridge=ridge, engine=engine, iterations=iterations)
-        found[engine, iterations] = (clock() - begin) / len(shown), float(result.loss.mean())
+        seconds, result = timed(device, partial(search, engine=engine, iterations=iterations))
+        found[engine, iterations] = seconds / len(shown), float(result.loss.mean())
     return found
 
 
@@ -346,14 +309,14 @@ def inner_loop_times(experiment: Experiment, device: torch.device) -> Result:
     model = experiment.model.eval()
     images, labels = next(iter(Batches(experiment.test, EPISODES)))
     episodes = EpisodeBatch.of(images.to(device), labels.to(device))
-    clock = clock_of(device)
     found: Result = {}
     task.adapt(model, episodes, iterations=2)  # untimed, as in `timed_searches`
     for name, engine, iterations in (("adam", "adam", 20), ("jiio", task.engine, 40)):
         search = replace(task, engine=engine, engine_options={}, step_size=None)
-        begin = clock()
-        result = search.adapt(model, episodes, iterations=iterations)
-        found[f"{name}_seconds"] = (clock() - begin) / len(images)
+        seconds, result = timed(
+            device, partial(search.adapt, model, episodes, iterations=iterations)
+        )
+        found[f"{name}_seconds"] = seconds / len(images)
         found[f"{name}_loss"] = float(result.loss.mean())
     return found
 

@@ -15,7 +15,6 @@ measures in the place of the columns' own, stand in the order of the columns.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from equilibria.papers.table import Column, PaperTable, RecipeData, Row, Setting
+from equilibria.registry import nearest
 
 FILES = ("opteq", "mopteqs", "geq", "jiio")
 """In the order in which tables are listed."""
@@ -96,7 +96,8 @@ class _File(BaseModel):
         whole: dict[str, Any] = {}
         for name in [bases] if isinstance(bases, str) else bases:
             if name not in known:
-                raise ValueError(_unknown(f"part of {KINDS[kind]}", name, known))
+                near = nearest(name, known)
+                raise ValueError(f"there is no part of {KINDS[kind]} {name!r}{near}")
             whole |= self.part(kind, known[name])
         return whole | {key: value for key, value in given.items() if key != "from"}
 
@@ -167,7 +168,7 @@ def _row(file: _File, table: _Table, data: Mapping[str, Any], table_id: str) -> 
         if max(len(given.paper), len(given.measures)) > len(titles):
             raise ValueError(f"there are figures or measures for more than {len(titles)} columns")
         if run is not None and run not in file.runs:
-            raise ValueError(_unknown("run", run, file.runs))
+            raise ValueError(f"there is no run {run!r}{nearest(run, file.runs)}")
         layers = [table, *([] if run is None else [file.runs[run]]), given]
         full, quick = file.recipe(layers, "full"), file.recipe(layers, "quick")
     except ValueError as error:
@@ -201,8 +202,3 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(item)
         else:
             yield item
-
-
-def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"there is no {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

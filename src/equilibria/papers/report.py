@@ -88,35 +88,29 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
 
 
 def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
-    table = made.table
-    heading, *rows = cells(made, found)
-    right = ["---:"] * (len(heading) - 1)
-    lines = [
-        f"# {table.paper}: {table.title}",
-        "",
-        _opening(made),
-        "",
-        f"    {command}",
-        "",
-        _when(made, facts),
-        "",
-        *(f"- {remark}" for remark in table.remarks(made.setting)),
-        "",
-        f"![{table.title}]({base_name(made)}.png)",
-        "",
-        _line(heading),
-        _line(["---", *right]).replace(" ", ""),
-        *map(_line, rows),
-        "",
-        "Mean ± standard deviation over the seeds beside the paper's figure as printed. CPU "
-        "minutes of one training; converged: the share of test samples whose solve reached the "
-        "tolerance.",
-    ]
-    notes = [f"- Not run, {why}: {'; '.join(rows)}." for why, rows in _left_out(made).items()]
-    notes += [f"- Failed: {place}: {error}" for place, error in found.failures.items()]
-    shown = [f"{label}\n\n![{label}]({name})\n" for name, (label, _) in drawings(made).items()]
-    pictures = ["", f"Pictures of the run with seed {made.seeds[0]}:", "", *shown] if shown else []
-    return "\n".join([*lines, *([""] if notes else []), *notes, *pictures, ""])
+    """The page of a table, which is the template `table.md.jinja`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("equilibria.papers", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    left_out: dict[str, list[str]] = {}
+    for row in made.table.rows:
+        if row.recipe(made.setting) is None:
+            left_out.setdefault(row.missing, []).append(row.label)
+    return environment.get_template("table.md.jinja").render(
+        made=made,
+        name=base_name(made),
+        command=command,
+        facts=facts,
+        lines=cells(made, found),
+        left_out=left_out,
+        failures=found.failures,
+        drawings={name: label for name, (label, _) in drawings(made).items()},
+    )
 
 
 def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,37 +187,6 @@ def _costs(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _opening(made: Plan) -> str:
-    if made.setting == "full":
-        return "The paper's setting; what it leaves open was chosen as follows."
-    return (
-        "**A quick run: another setting than the paper's.** Data, images, epochs and model sizes "
-        "are smaller, so that its figures cannot be compared with the paper's one by one; what can "
-        "be compared is the order of the rows."
-    )
-
-
-def _when(made: Plan, facts: Mapping[str, Any]) -> str:
-    commit = f", commit {facts['commit']}" if facts.get("commit") else ""
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    seeds = ", ".join(map(str, made.seeds))
-    return f"{facts['date']}{commit}; {facts['machine']}; {versions}; seeds {seeds}."
-
-
-def _line(cells: Sequence[str]) -> str:
-    # A bar inside a cell would end it.
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _left_out(made: Plan) -> dict[str, list[str]]:
-    """The rows without a recipe, by the reason."""
-    found: dict[str, list[str]] = {}
-    for row in made.table.rows:
-        if row.recipe(made.setting) is None:
-            found.setdefault(row.missing, []).append(row.label)
-    return found
-
-
 def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
     results = found.results.get(row.label, {})
     names = dict.fromkeys(name for result in results.values() for name in result)
@@ -249,8 +212,11 @@ def write_index(folder: Path) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):
-        found = _recorded(path)
-        if found is None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(found, dict) or found.get("kind") != KIND:
             continue
         page = f"{folder.name}/{path.stem}.md"
         cells = [
@@ -264,15 +230,6 @@ def write_index(folder: Path) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _recorded(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
-        return None
-    is_ours = isinstance(content, dict) and content.get("kind") == KIND
-    return content if is_ours else None
 
 
 def provenance() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,12 +15,7 @@ from equilibria.models import model_options, model_outline, parameter_count
 from equilibria.papers.jobs import Job, Outcome, attempt, make_job, run_jobs
 from equilibria.papers.measures import Result
 from equilibria.papers.table import PaperTable, Row, Setting
-from equilibria.training import (
-    EpochMetrics,
-    Recipe,
-    fitting_options,
-    recipe_from_data,
-)
+from equilibria.training import EpochMetrics, Recipe, fitting_options, recipe_from_data
 
 RUNS = "runs"
 """The folder of all runs, in that of the results."""
@@ -111,12 +107,7 @@ def carry_out(
         yield from run_jobs(jobs, workers)
         return
     for job in jobs:
-
-        def report_epoch(metrics: EpochMetrics, job: Job = job) -> None:
-            if on_epoch is not None:
-                on_epoch(job, metrics)
-
-        yield attempt(job, device, report_epoch)
+        yield attempt(job, device, None if on_epoch is None else partial(on_epoch, job))
 
 
 def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:

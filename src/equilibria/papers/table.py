@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
+
+from equilibria.registry import nearest
 
 Setting = Literal["full", "quick"]
 RecipeData = Mapping[str, Any]
@@ -128,7 +129,6 @@ def find_table(table_id: str) -> PaperTable:
     found = tables.get(table_id) or by_figure.get(table_id)
     if found is not None:
         return found
-    near = difflib.get_close_matches(table_id.lower(), [*tables, *by_figure], n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(table_id.lower(), [*tables, *by_figure], cutoff=0.4)
     known = ", ".join(table.id for table in list_tables())
-    raise ValueError(f"there is no table {table_id!r}{hint} There are: {known}.")
+    raise ValueError(f"there is no table {table_id!r}{near} There are: {known}.")

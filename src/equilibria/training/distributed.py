@@ -142,11 +142,9 @@ class ProcessGroup(Processes):
                 tensor.copy_(buffer)
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The vectors of all processes, one after another."""
         return torch.cat(self._said_by_all(values.cpu())).to(values.device)
 
     def first_message(self, own: str | None) -> str | None:
-        """What the first process says that has something to say; None if nobody has."""
         return next((said for said in self._said_by_all(own) if said is not None), None)
 
     def _said_by_all(self, own: Any) -> list[Any]:

@@ -62,13 +62,22 @@ class Experiment:
             torch.set_num_threads(recipe.threads)
         data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
         task = _task(recipe, data)
+        normalization = (data.mean, data.std) if recipe.data.normalize else None
+        options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
+        if normalization is not None:
+            if None in normalization:
+                raise ValueError(
+                    f"no mean and variance are published for {data.name}: set data.normalize to "
+                    "false"
+                )
+            options["normalize"] = normalization
         torch.manual_seed(recipe.training.seed)
-        model = build_model(recipe, data)
+        model = create_model(recipe.model.name, **options)
         facts = {  # `load` describes them.
             "class_names": data.class_names,
             "image_shape": data.image_shape,
             "frame": data.frame,
-            "normalization": (data.mean, data.std) if recipe.data.normalize else None,
+            "normalization": normalization,
         }
         for name, value in facts.items():
             setattr(model, name, value)
@@ -180,18 +189,6 @@ def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:
     if not share:
         return data.train, None
     return stratified_split(data.train, share, VALIDATION_SEED)
-
-
-def build_model(recipe: Recipe, data: DataSet) -> nn.Module:
-    """The recipe's model for these images, normalized in its first layer if the recipe says so."""
-    options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
-    if not recipe.data.normalize:
-        return create_model(recipe.model.name, **options)
-    if data.mean is None or data.std is None:
-        raise ValueError(
-            f"no mean and variance are published for {data.name}: set data.normalize to false"
-        )
-    return create_model(recipe.model.name, normalize=(data.mean, data.std), **options)
 
 
 def fitting_options(model: str, data: DataSet) -> dict[str, Any]:

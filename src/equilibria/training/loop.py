@@ -204,14 +204,8 @@ class _Training:
             self.optimizer.step()
             totals.gradient += norm.detach()
             if self.on_step is not None:
-                self.on_step(
-                    StepProgress(
-                        epoch=epoch,
-                        step=self.step,
-                        steps=self.settings.epochs * self.steps_per_epoch,
-                        loss=loss,
-                    )
-                )
+                steps = self.settings.epochs * self.steps_per_epoch
+                self.on_step(StepProgress(epoch=epoch, step=self.step, steps=steps, loss=loss))
         self._require_finite(totals.sums[1], "loss", at_once=True)
         return totals
 
@@ -229,10 +223,9 @@ class _Training:
             outcome = self._forward(images.to(self.device), targets.to(self.device))
             jacobian = self._jacobian_term(record, generator)
         totals.solves += last_solves(outcome, record.solutions)
-        samples, loss, correct = outcome.samples, outcome.loss, outcome.correct
-        totals.counts_correct = totals.counts_correct and correct is not None
-        if correct is None:
-            correct = torch.zeros_like(samples)
+        samples, loss = outcome.samples, outcome.loss
+        totals.counts_correct = totals.counts_correct and outcome.correct is not None
+        correct = torch.zeros_like(samples) if outcome.correct is None else outcome.correct
         local = torch.stack((samples, loss.detach() * samples, correct)).double()
         summed = self.processes.total(local)
         totals.sums = totals.sums + summed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -27,6 +28,15 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         choices = " or ".join(["auto", *present])
         raise ValueError(f"there is no device {name!r} here: use {choices}") from None
     return device
+
+
+def now(device: torch.device) -> float:
+    """Seconds: processor time on a CPU, where waiting for a core does not count; elsewhere the
+    clock, once the device has done its work."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 class Processes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,8 +87,8 @@ class Recipe:
     about: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        """The resolved recipe, as YAML holds it."""
-        data: dict[str, Any] = _plain(dataclasses.asdict(self))
+        """The resolved recipe, as YAML holds it: with lists for tuples."""
+        data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return data
 
 
@@ -195,10 +196,3 @@ def _explain(error: Any) -> str:
         message = finding["msg"].removeprefix("Value error, ")
         lines.append(f"{place}: {message}" if place else message)
     return "; ".join(lines)
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, which is what YAML knows."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

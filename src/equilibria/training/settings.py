@@ -106,16 +106,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     groups = parameter_groups(model, settings.weight_decay)
+    rate, momentum = settings.learning_rate, settings.momentum
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            groups,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-        )
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=settings.learning_rate)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate)
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=settings.nesterov)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, lr=rate)
 
 
 def learning_rate_share(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:

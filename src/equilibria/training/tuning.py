@@ -6,7 +6,6 @@ import copy
 import gc
 import math
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -37,6 +36,7 @@ from equilibria.solvers import (
     get_solver,
     list_solvers,
 )
+from equilibria.training.processes import now
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 EXACT_TOLERANCE = 1e-12
@@ -278,16 +278,9 @@ class _Bench:
 
     def time(self, setting: Solving) -> float:
         gc.collect(1)  # What the last step left; all that is older would take longer than a step.
-        begin = self._now()
+        begin = now(self.images.device)
         self.run(setting)
-        return self._now() - begin
-
-    def _now(self) -> float:
-        """CPU time: waiting for a core does not count. What a GPU does, only the clock sees."""
-        if self.images.device.type == "cpu":
-            return time.process_time()
-        torch.cuda.synchronize(self.images.device)
-        return time.perf_counter()
+        return now(self.images.device) - begin
 
     def measure(self, setting: Solving, exact: Tensor) -> Measurement:
         seconds = self.time(setting)
@@ -374,27 +367,28 @@ def _random_combination(output: Tensor) -> Tensor:
 
 def overrides(setting: Solving) -> str:
     """The setting as keywords of `eq.create_model` and `eq.EquilibriumLayer`."""
-    solver = _code(setting.solver, always=("tolerance",))
-    return f"solver={solver}, gradient={_code(setting.gradient, always=('steps',))}"
+    calls = {
+        "solver": (setting.solver, _options(setting.solver, always="tolerance")),
+        "gradient": (setting.gradient, _options(setting.gradient, always="steps")),
+    }
+    return ", ".join(
+        f"{name}={'eq.' * type(thing).__module__.startswith('equilibria.')}"
+        f"{type(thing).__name__}({options})"
+        for name, (thing, options) in calls.items()
+    )
 
 
 def labels(setting: Solving) -> tuple[str, str]:
     """The solver without its tolerance, and the rule, with the options that are not the usual."""
-    solver = _options(setting.solver, without=("tolerance",))
-    rule = _options(setting.gradient, always=("steps",))
+    solver = _options(setting.solver, without="tolerance")
+    rule = _options(setting.gradient, always="steps")
     return (
         f"{type(setting.solver).__name__} {solver}".rstrip(),
         f"{type(setting.gradient).__name__} {rule}".rstrip(),
     )
 
 
-def _code(thing: object, always: Sequence[str] = ()) -> str:
-    """The expression that makes it."""
-    prefix = "eq." if type(thing).__module__.startswith("equilibria.") else ""
-    return f"{prefix}{type(thing).__name__}({_options(thing, always=always)})"
-
-
-def _options(thing: object, *, always: Sequence[str] = (), without: Sequence[str] = ()) -> str:
+def _options(thing: object, *, always: str = "", without: str = "") -> str:
     """The options that are not the usual ones, as keywords."""
     if not is_dataclass(thing):
         return ""
@@ -402,6 +396,6 @@ def _options(thing: object, *, always: Sequence[str] = (), without: Sequence[str
     for field in fields(thing):
         value = getattr(thing, field.name)
         usual = field.default is not MISSING and value == field.default
-        if field.name in always or not (usual or field.name in without):
+        if field.name == always or not (usual or field.name == without):
             shown.append(f"{field.name}={value!r}")
     return ", ".join(shown)
