@@ -97,7 +97,10 @@ def run_job(
     on_epoch: Callable[[EpochMetrics], None] | None = None,
 ) -> Result:
     """Do what is not done yet. An interrupted training goes on from its last checkpoint."""
-    with _alone(job.folder), _quiet():
+    with _alone(job.folder), warnings.catch_warnings():
+        # The table says what these do: the share that converged, the coupling by name.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", BatchCouplingWarning)
         finished = job.result()
         if finished is not None:
             return finished
@@ -253,13 +256,4 @@ def _alone(folder: Path) -> Iterator[None]:
         return
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What these warnings say, the table says: the share that converged, the coupling by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", BatchCouplingWarning)
         yield

@@ -86,12 +86,9 @@ def plan(
 
 def check_data(made: Plan) -> None:
     """Look for the data of all rows: `MissingDataError` says what is missing and how to get it."""
-    seen: set[str] = set()
-    for job in made.jobs.values():
-        data = recipe_from_data(job.recipe).data
-        if data.name not in seen:
-            seen.add(data.name)
-            load_dataset(data.name, root=data.root, **data.options)
+    recipes = (recipe_from_data(job.recipe) for job in made.jobs.values())
+    for data in {recipe.data.name: recipe.data for recipe in recipes}.values():
+        load_dataset(data.name, root=data.root, **data.options)
 
 
 def carry_out(

@@ -112,25 +112,17 @@ class ProcessGroup(Processes):
             self._sum_group(group)
 
     def _sum_group(self, parameters: list[nn.Parameter]) -> None:
-        first = parameters[0]
-        present = torch.ones(len(parameters), dtype=first.dtype, device=first.device)
-        absent = [place for place, p in enumerate(parameters) if p.grad is None]
-        for place in absent:
-            present[place] = 0
-            parameters[place].grad = torch.zeros_like(parameters[place])
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        present = torch.tensor([p.grad is not None for p in parameters]).to(parameters[0])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         summed = torch.cat([present, *(gradient.flatten() for gradient in gradients)])
         with _noticing_the_lost():
             distributed.all_reduce(summed)
-        pieces = torch.split(summed[len(parameters) :], [g.numel() for g in gradients])
-        for gradient, piece in zip(gradients, pieces, strict=True):
-            gradient.copy_(piece.view_as(gradient))
+        flags, *sums = summed.split([len(parameters), *(p.numel() for p in parameters)])
         # Looking at the flags makes a GPU wait: only where there is something to decide.
-        if absent:
-            somewhere = (summed[: len(parameters)] > 0).tolist()
-            for place in absent:
-                if not somewhere[place]:
-                    parameters[place].grad = None
+        undecided = any(p.grad is None for p in parameters)
+        somewhere = (flags > 0).tolist() if undecided else [True] * len(parameters)
+        for parameter, gradient, is_there in zip(parameters, sums, somewhere, strict=True):
+            parameter.grad = gradient.view_as(parameter) if is_there else None
 
     @torch.no_grad()
     def share(self, tensors: Iterable[Tensor]) -> None:
