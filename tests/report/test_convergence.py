@@ -7,7 +7,7 @@ import torch
 
 import equilibria as eq
 from equilibria.models import EquilibriumClassifier
-from equilibria.report import follow_solve, model_formula, objective_change
+from equilibria.report import follow_solve, model_formula
 from equilibria.report.convergence import Convergence
 
 
@@ -76,26 +76,7 @@ def test_three_layers_have_an_inclusion_and_no_objective() -> None:
     assert convergence.excess() is None
     assert not convergence.objective_falls
     assert convergence.residual[-1].max() < convergence.residual[0].min()
-    assert objective_change(model, [(images, torch.zeros(3))]) is None
     assert "no objective exists" in model_formula(model).reading
-
-
-def test_objective_change_is_the_mean_over_all_batches() -> None:
-    model = classifier("opteq-small", width=8).eval()
-    images = torch.rand(5, 1, 8, 8)
-    model.train()
-    change = objective_change(model, [(images[:3], images), (images[3:], images)])
-    assert model.training
-    assert change is not None
-    model.eval()
-    solution = model.solve(images, start=torch.zeros(5, 8, 8, 8), trace="states")
-    objective = model.objective(images)
-    with torch.no_grad():
-        first = float(objective.value(solution.trace.states[0]).mean())
-        final = float(objective.value(solution.state).mean())
-    assert change.first == pytest.approx(first, rel=1e-5)
-    assert change.equilibrium == pytest.approx(final, rel=1e-4)
-    assert change.equilibrium < change.first
 
 
 def test_rising_objective_is_seen() -> None:

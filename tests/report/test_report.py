@@ -15,11 +15,9 @@ from equilibria.data import Split
 from equilibria.report import (
     ClassifierReport,
     Example,
-    Summary,
     choose_examples,
     follow_solve,
     model_formula,
-    objective_change,
 )
 from equilibria.report.figures import convergence_figure, image_grid_png, image_png
 from equilibria.tasks import Classification, Evaluation
@@ -80,13 +78,9 @@ def make_report(name: str = "opteq-small", title: str = "a model", **options: ob
         data_name="<digits>",
         class_names=["zero", "one & only", "<two>"],
         formula=model_formula(model),
-        summary=Summary(
-            evaluation=evaluation,
-            parameters=1234,
-            contraction=None if bound is None else float(bound.max()),
-            objective=objective_change(model, batches),
-            training_seconds=1.5,
-        ),
+        evaluation=evaluation,
+        parameters=1234,
+        contraction=None if bound is None else float(bound.max()),
         picard=follow_solve(model, split.images, eq.Picard(tolerance=1e-6, max_iterations=300)),
         comparison=follow_solve(model, split.images, eq.Anderson(tolerance=1e-6)),
         examples=choose_examples(split, evaluation),

@@ -7,22 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
-from equilibria.cli.app import Best, Device, JsonList, command
-from equilibria.cli.console import (
-    fail,
-    one_line_errors,
-    output_console,
-    print_json,
-    print_line,
-    progress_bar,
-    table_of,
-)
+from equilibria.cli.app import Best, Device, JsonList, command, opened
+from equilibria.cli.console import print_json, print_table, progress_bar, say
 from equilibria.inputs import AttackFigures, AttackSettings, Method, measure_attack
 from equilibria.report.figures import attack_png
-from equilibria.training import choose_device, trained, write_atomically
+from equilibria.training import choose_device, write_atomically
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -34,23 +25,23 @@ METHODS: tuple[Method, ...] = get_args(Method)
     "equilibria attack runs/opteq --eps 1 --method jiio --samples 500 --json",
 )
 def attack(
-    run: Annotated[Path, typer.Argument(help="Run of a classifier.")],
-    eps: Annotated[float, typer.Option(help="How far a pixel image may be moved.")],
-    norm: Annotated[str, typer.Option(help="In which that is measured: l2 or linf.")] = "l2",
-    method: Annotated[str, typer.Option(help="pgd, jiio, fgsm, or all of them.")] = "pgd",
-    steps: Annotated[int | None, typer.Option(min=1, help="20 for pgd, 40 for jiio.")] = None,
+    run: Annotated[Path, Argument(help="Run of a classifier.")],
+    eps: Annotated[float, Option(help="How far a pixel image may be moved.")],
+    norm: Annotated[str, Option(help="In which that is measured: l2 or linf.")] = "l2",
+    method: Annotated[str, Option(help="pgd, jiio, fgsm, or all of them.")] = "pgd",
+    steps: Annotated[int | None, Option(min=1, help="20 for pgd, 40 for jiio.")] = None,
     restarts: Annotated[
-        int, typer.Option(min=1, help="All but the first start at random; the worst counts.")
+        int, Option(min=1, help="All but the first start at random; the worst counts.")
     ] = 1,
-    step_size: Annotated[float | None, typer.Option(help="Length of a step.")] = None,
+    step_size: Annotated[float | None, Option(help="Length of a step.")] = None,
     warm_start: Annotated[
-        bool, typer.Option("--warm-start", help="pgd: go on from the last equilibrium.")
+        bool, Option("--warm-start", help="pgd: go on from the last equilibrium.")
     ] = False,
-    loss: Annotated[str, typer.Option(help="cross_entropy or margin.")] = "cross_entropy",
-    samples: Annotated[int, typer.Option(min=1, help="Test images to attack.")] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 250,
+    loss: Annotated[str, Option(help="cross_entropy or margin.")] = "cross_entropy",
+    samples: Annotated[int, Option(min=1, help="Test images to attack.")] = 1000,
+    batch_size: Annotated[int, Option(min=1, help="Images at a time.")] = 250,
     draw: Annotated[
-        Path | None, typer.Option(help="PNG of images, perturbations and predictions.")
+        Path | None, Option(help="PNG of images, perturbations and predictions.")
     ] = None,
     best: Best = False,
     as_json: JsonList = False,
@@ -58,7 +49,7 @@ def attack(
 ) -> None:
     """Attack a trained classifier: its accuracy on the worst images near the test images."""
     if method not in (*METHODS, "all"):
-        fail(f"--method must be one of {', '.join(METHODS)} or all, not {method!r}")
+        raise ValueError(f"--method must be one of {', '.join(METHODS)} or all, not {method!r}")
     wants_all = method == "all"
     common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
 
@@ -73,18 +64,16 @@ def attack(
             warm_start=warm_start and (name == "pgd" or not wants_all),
         )
 
-    with one_line_errors():
-        asked = [settings_of(name) for name in METHODS if wants_all or name == method]
-        where = choose_device(device)
-        experiment = trained(run, device=where, weights="best" if best else "last")
-        data = experiment.data
-        if data.kind != "classification":
-            raise ValueError(
-                f"an attack needs a run that classifies images, and {data.name} is for {data.kind}"
-            )
+    asked = [settings_of(name) for name in METHODS if wants_all or name == method]
+    where = choose_device(device)
+    experiment = opened(run, where, best)
+    data = experiment.data
+    if data.kind != "classification":
+        raise ValueError(
+            f"an attack needs a run that classifies images, and {data.name} is for {data.kind}"
+        )
     images, labels = experiment.some_test_images(samples)
-    found = []
-    passed_over = []
+    found, passed_over = [], []
     with progress_bar(silent=as_json) as progress:
         batches = math.ceil(len(images) / batch_size)
         task = progress.add_task("attacking", total=batches * len(asked))
@@ -103,10 +92,10 @@ def attack(
                 )
             except (TypeError, ValueError) as error:
                 if not wants_all:
-                    fail(str(error))
+                    raise
                 passed_over.append(f"{settings.method} passed over: {error}")
     if not found:
-        fail("; ".join(passed_over))
+        raise ValueError("; ".join(passed_over))
     if draw is not None:
         write_atomically(draw, attack_png(images, found[0][1], data.class_names))
     figures = [row for row, _ in found]
@@ -114,27 +103,29 @@ def attack(
         print_json(figures)
         return
     title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
-    output_console().print(_table(title, figures))
+    _show(title, figures)
     for line in passed_over:
-        print_line(line)
+        say(line)
     if draw is not None:
-        print_line(f"Drawn: {draw}")
+        say(f"Drawn: {draw}")
 
 
-def _table(title: str, rows: Sequence[AttackFigures]) -> Table:
+def _show(title: str, figures: Sequence[AttackFigures]) -> None:
     columns = ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s")
-    table = table_of(("Attack",), columns, title=title)
-    for row in rows:
+    rows = []
+    for row in figures:
         runs = f" × {row.restarts}" if row.restarts > 1 else ""
         name = row.method if row.method == "fgsm" else f"{row.method}-{row.steps}"
-        table.add_row(
-            name + runs,
-            f"{row.accuracy:.2%}",
-            f"{row.robust_accuracy:.2%}",
-            f"{row.low:.1%} – {row.high:.1%}",
-            f"{row.clean_loss:.3f} → {row.loss:.3f}",
-            f"{row.evaluations}",
-            f"{row.vjps}",
-            f"{row.cpu_seconds:.1f}",
+        rows.append(
+            (
+                name + runs,
+                f"{row.accuracy:.2%}",
+                f"{row.robust_accuracy:.2%}",
+                f"{row.low:.1%} – {row.high:.1%}",
+                f"{row.clean_loss:.3f} → {row.loss:.3f}",
+                f"{row.evaluations}",
+                f"{row.vjps}",
+                f"{row.cpu_seconds:.1f}",
+            )
         )
-    return table
+    print_table(("Attack", *columns), rows, right=columns, title=title)

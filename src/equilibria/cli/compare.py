@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
 from equilibria.cli.app import JsonList, command
 from equilibria.cli.console import (
-    figure_form,
-    one_line_errors,
+    figure_rows,
     output_console,
     print_json,
-    print_line,
+    print_table,
+    say,
     shown,
-    table_of,
 )
 from equilibria.cli.evaluate import as_data
 from equilibria.report.compare import (
@@ -44,28 +43,27 @@ Row = tuple[str, list[str]]
     "equilibria compare runs/* --evaluate --output comparison",
 )
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, finished or not.")],
+    runs: Annotated[list[Path], Argument(help="Folders of runs, finished or not.")],
     output: Annotated[
-        Path | None, typer.Option(help="Folder for compare.png, the curves, and compare.md.")
+        Path | None, Option(help="Folder for compare.png, the curves, and compare.md.")
     ] = None,
     evaluate: Annotated[
         bool,
-        typer.Option("--evaluate", help="Evaluate finished runs on their test images; kept there."),
+        Option("--evaluate", help="Evaluate finished runs on their test images; kept there."),
     ] = False,
     as_json: JsonList = False,
-    device: Annotated[str, typer.Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Show training runs side by side, and where their recipes differ."""
-    with one_line_errors():
+    compared = read_runs(runs)
+    if evaluate:
+        _evaluate(compared, device)
         compared = read_runs(runs)
-        if evaluate:
-            _evaluate(compared, device)
-            compared = read_runs(runs)
-        if output is not None:
-            picture = comparison_png(compared)
-            output.mkdir(parents=True, exist_ok=True)
-            write_atomically(output / PICTURE, picture)
-            write_atomically(output / PAGE, _markdown(compared).encode())
+    if output is not None:
+        picture = comparison_png(compared)
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(output / PICTURE, picture)
+        write_atomically(output / PAGE, _markdown(compared).encode())
     if as_json:
         found = [run.as_data() for run in compared]
         differing = differing_settings(compared)
@@ -75,8 +73,8 @@ def compare(
         return
     _print_tables(compared)
     if output is not None:
-        print_line(f"Written: {output / PICTURE}")
-        print_line(f"Written: {output / PAGE}")
+        say(f"Written: {output / PICTURE}")
+        say(f"Written: {output / PAGE}")
 
 
 def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
@@ -120,10 +118,8 @@ def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
         "Seconds": number("seconds", ",.1f"),
         "CPU seconds": number("cpu_seconds", ",.1f"),
     }
-    for name, value in run["test_figures"].items():
-        label, form = figure_form(name)
-        facts[f"Test: {label}"] = shown(value, form)
-    return facts
+    figures = figure_rows(run["test_figures"])
+    return facts | {f"Test: {label}": value for label, value in figures}
 
 
 def _markdown(runs: Sequence[ComparedRun]) -> str:
@@ -144,17 +140,14 @@ def _markdown(runs: Sequence[ComparedRun]) -> str:
 
 def _print_tables(runs: Sequence[ComparedRun]) -> None:
     """As many runs in a table as there is room for."""
-    console = output_console()
     facts, settings = _rows(runs)
-    room = max(1, (console.width - WIDTH_OF_LABELS) // WIDTH_OF_A_RUN)
+    room = max(1, (output_console().width - WIDTH_OF_LABELS) // WIDTH_OF_A_RUN)
     for start in range(0, len(runs), room):
         some = slice(start, start + room)
-        table = table_of(("Run",), [escape(run.name) for run in runs[some]])
-        for rows in (facts, settings):
-            for label, cells in rows:
-                table.add_row(escape(label), *(escape(cell) for cell in cells[some]))
-            table.add_section()
-        console.print(table)
+        names = [run.name for run in runs[some]]
+        above = [(label, *cells[some]) for label, cells in facts]
+        below = [(label, *cells[some]) for label, cells in settings]
+        print_table(("Run", *names), [*above, None, *below], right=names)
 
 
 def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import typer
@@ -23,11 +22,11 @@ def output_console(*, quiet: bool = False) -> Console:
     """Where results go: as wide as the terminal, or wide enough for a file."""
     console = Console(highlight=False, quiet=quiet)
     if not console.is_terminal:
-        console = Console(highlight=False, quiet=quiet, width=WIDTH_OF_A_FILE)
+        console.width = WIDTH_OF_A_FILE
     return console
 
 
-def print_line(text: str) -> None:
+def say(text: str) -> None:
     """A line as it is, square brackets included, however long."""
     output_console().print(text, markup=False, soft_wrap=True)
 
@@ -45,36 +44,45 @@ def fail(message: str, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """What a user can mend ends the program with a line, not with a traceback."""
-    try:
-        yield
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        fail(str(error))
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str] | None],
+    *,
+    right: Container[str] = (),
+    unbroken: Container[str] = (),
+    title: str | None = None,
+) -> None:
+    """A table without lines, its cells as they are; None among the rows is a rule.
 
-
-def table_of(
-    left: Sequence[str] = (), right: Sequence[str] = (), *, title: str | None = None
-) -> Table:
-    """A table without lines; the columns of numbers, aligned to the right, come last."""
+    right: headings of the columns of numbers.
+    unbroken: headings of columns that are not wrapped.
+    """
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table
+    for heading in headings:
+        table.add_column(
+            escape(heading),
+            justify="right" if heading in right else "left",
+            overflow="fold",
+            no_wrap=heading in unbroken,
+        )
+    for row in rows:
+        if row is None:
+            table.add_section()
+        else:
+            table.add_row(*map(escape, row))
+    output_console().print(table)
 
 
 def print_facts(
     title: str, rows: Sequence[tuple[str, str]], console: Console | None = None
 ) -> None:
-    """Two columns: what, and how much."""
+    """Two columns: what, and how much; without the rows that have no value."""
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for row in rows:
-        table.add_row(*row)
+    for what, value in rows:
+        if value:
+            table.add_row(what, value)
     (console or output_console()).print(table)
 
 
@@ -106,33 +114,15 @@ FIGURES: dict[str, tuple[str, str]] = {
 """How the measures of an evaluation are called and printed; others by their own name."""
 
 
-def figure_form(name: str) -> tuple[str, str]:
-    """What a measure is called, and the format of its value."""
-    return FIGURES.get(name, (name.replace("_", " ").capitalize(), ".4g"))
-
-
-def figure_rows(
-    figures: Mapping[str, float | None], *, correct: int | None = None, of: int = 0
-) -> list[tuple[str, str]]:
-    """The measures that are there, as (label, value); the accuracy with its counts."""
-    rows = []
-    for name, value in figures.items():
-        if value is None:
-            continue
-        label, form = figure_form(name)
-        counts = f" ({correct} of {of})" if name == "accuracy" and correct is not None else ""
-        rows.append((label, f"{value:{form}}{counts}"))
-    return rows
-
-
-def fact_rows(facts: Iterable[tuple[str, Any, str]]) -> list[tuple[str, str]]:
-    """Of (label, value, format), those that have a value, as (label, value)."""
-    return [(label, format(value, form)) for label, value, form in facts if value is not None]
-
-
 def shown(value: Any, form: str = "", unit: str = "") -> str:
     """A cell of a table; empty where there is no value."""
     return "" if value is None else f"{value:{form}}{unit}"
+
+
+def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """The measures of an evaluation as (label, value)."""
+    usual = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
+    return [(usual[name][0], shown(value, usual[name][1])) for name, value in figures.items()]
 
 
 class TrainingDisplay:
@@ -148,26 +138,21 @@ class TrainingDisplay:
         self.progress.update(self.task, completed=step.step, total=step.steps)
 
     def on_epoch(self, metrics: EpochMetrics) -> None:
-        facts = self._facts(metrics)
-        if self.console.is_terminal:
-            line = " ".join(f"[dim]{label}[/] {value}" for label, value in facts)
-            self.progress.update(self.task, description=line)
-        else:
-            line = "  ".join(f"{label} {value}" for label, value in facts)
-            self.console.print(f"{line}  {metrics.seconds:.1f} s", highlight=False, soft_wrap=True)
-
-    def _facts(self, metrics: EpochMetrics) -> list[tuple[str, str]]:
-        """What a line on an epoch says, as (label, value)."""
         score, form = metrics.validation_accuracy, ".1%"
         if score is None:
             score, form = metrics.validation_score, ".2f"
-        return fact_rows(
-            [
-                ("epoch", f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}", ""),
-                ("loss", metrics.loss, ".4f"),
-                ("accuracy", metrics.accuracy, ".1%"),
-                ("validation", score, form),
-                ("converged", metrics.share_converged, ".1%"),
-                ("iterations", metrics.mean_iterations, ".1f"),
-            ]
-        )
+        facts = {
+            "epoch": f"{metrics.epoch:>{len(str(self.epochs))}}/{self.epochs}",
+            "loss": shown(metrics.loss, ".4f"),
+            "accuracy": shown(metrics.accuracy, ".1%"),
+            "validation": shown(score, form),
+            "converged": shown(metrics.share_converged, ".1%"),
+            "iterations": shown(metrics.mean_iterations, ".1f"),
+        }
+        known = [(label, value) for label, value in facts.items() if value]
+        if self.console.is_terminal:
+            line = " ".join(f"[dim]{label}[/] {value}" for label, value in known)
+            self.progress.update(self.task, description=line)
+        else:
+            line = "  ".join(f"{label} {value}" for label, value in known)
+            self.console.print(f"{line}  {metrics.seconds:.1f} s", highlight=False, soft_wrap=True)

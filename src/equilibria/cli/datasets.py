@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 from rich.progress import DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from typer import Argument
 
-from equilibria.cli.app import DataRoot, app, examples
-from equilibria.cli.console import fail, output_console, print_line, progress_bar, table_of
+from equilibria.cli.app import DataRoot, app, command, examples
+from equilibria.cli.console import output_console, print_table, progress_bar, say
 from equilibria.data import (
-    DataFileError,
     DataSetCard,
     DownloadError,
     MissingDataError,
@@ -33,16 +33,9 @@ def datasets(context: typer.Context, root: DataRoot = None) -> None:
     if context.invoked_subcommand is not None:
         return
     base = known_root(root)
-    table = table_of(
-        ("Name", "Kind", "Classes", "Size (train + test)", "Here?", "License", "How to get it")
-    )
-    table.columns[2].justify = "right"
-    for column in table.columns[:3]:
-        column.no_wrap = True
-    for name in list_datasets():
-        card = dataset_card(name)
-        table.add_row(
-            name,
+    rows = [
+        (
+            card.name,
             card.kind,
             f"{card.classes:,}" if card.classes else "",
             card.size,
@@ -50,20 +43,20 @@ def datasets(context: typer.Context, root: DataRoot = None) -> None:
             card.license,
             _short_way(card),
         )
-    console = output_console()
-    console.print(table)
-    console.print("What to do, step by step: equilibria datasets get NAME")
+        for card in map(dataset_card, list_datasets())
+    ]
+    headings = ("Name", "Kind", "Classes", "Size (train + test)", "Here?", "License")
+    print_table((*headings, "How to get it"), rows, right=headings[2:3], unbroken=headings[:3])
+    say("What to do, step by step: equilibria datasets get NAME")
     if base is None:
-        console.print(
-            "No folder of data sets is known: set EQUILIBRIA_DATA to it, or name it with --root."
-        )
+        say("No folder of data sets is known: set EQUILIBRIA_DATA to it, or name it with --root.")
     else:
-        print_line(f"Looked for below {base}")
+        say(f"Looked for below {base}")
 
 
-@datasets_app.command("get")
+@command("get", to=datasets_app)
 def get_dataset(
-    name: Annotated[str, typer.Argument(help="Name of the data set.")], root: DataRoot = None
+    name: Annotated[str, Argument(help="Name of the data set.")], root: DataRoot = None
 ) -> None:
     """Download a data set from its publisher, or say how to get it."""
     columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
@@ -76,20 +69,22 @@ def get_dataset(
             tasks[file] = bar.add_task(file, total=total)
         bar.update(tasks[file], completed=here, total=total)
 
+    card = dataset_card(name)
+    base = data_root(root) if card.folders else None
+    was_here = base is not None and card.find(base) is not None
     try:
-        card = dataset_card(name)
-        base = data_root(root) if card.folders else None
-        was_here = base is not None and card.find(base) is not None
         with bar:
             folder = download(name, base, progress=report)
-    except (DataFileError, DownloadError, MissingDataError, ValueError) as error:
-        fail(str(error))
+    except (DownloadError, MissingDataError):
+        raise
     except OSError as error:
-        fail(f"cannot store {name!r}: {error}; choose another folder with --root")
+        raise OSError(
+            f"cannot store {name!r}: {error}; choose another folder with --root"
+        ) from None
     if folder is None:
-        print_line(f"{name} needs no files. {card.obtain}")
+        say(f"{name} needs no files. {card.obtain}")
     else:
-        print_line(f"{name} {'was already' if was_here else 'is now'} in {folder}")
+        say(f"{name} {'was already' if was_here else 'is now'} in {folder}")
 
 
 def known_root(root: Path | None) -> Path | None:

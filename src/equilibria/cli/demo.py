@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
+from typer import Option
 
 from equilibria import __version__
-from equilibria.cli.app import MAX_SEED, Device, command
-from equilibria.cli.console import fail, one_line_errors, output_console, print_facts
+from equilibria.cli.app import Device, Seed, command
+from equilibria.cli.console import output_console, print_facts
 from equilibria.cli.train import follow
 from equilibria.models import EquilibriumClassifier, model_options
 from equilibria.report import classifier_report
-from equilibria.training import (
-    Experiment,
-    RunFolder,
-    choose_device,
-    load_recipe,
-    write_atomically,
-)
+from equilibria.training import Experiment, RunFolder, choose_device, load_recipe, write_atomically
 from equilibria.training.recipe import PACKAGED
 
 RECIPE = "digits-opteq"
@@ -35,43 +29,40 @@ EXAMPLES = (
 @command("demo", *EXAMPLES)
 def demo(
     output: Annotated[
-        Path, typer.Option(help="Folder for the run: report, weights, metrics, configuration.")
+        Path, Option(help="Folder for the run: report, weights, metrics, configuration.")
     ] = Path("equilibria-demo"),
     model: Annotated[
-        str, typer.Option(help="Name of the model; `equilibria models` lists them.")
+        str, Option(help="Name of the model; `equilibria models` lists them.")
     ] = "opteq-small",
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the training images.")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Of the initial weights and the training.")
-    ] = 0,
+    epochs: Annotated[int | None, Option(min=1, help="Passes over the training images.")] = None,
+    seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
     console = output_console()
     changes = [f"model.name={model}", f"training.seed={seed}"]
     changes += [] if epochs is None else [f"training.epochs={epochs}"]
-    with one_line_errors():
-        where = choose_device(device)
-        recipe = load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
-        known = model_options(model)
-        options = {name: value for name, value in recipe.model.options.items() if name in known}
-        recipe = replace(recipe, model=replace(recipe.model, options=options))
-        experiment = Experiment.of(recipe)
+    where = choose_device(device)
+    recipe = load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
+    known = model_options(model)
+    options = {name: value for name, value in recipe.model.options.items() if name in known}
+    recipe = replace(recipe, model=replace(recipe.model, options=options))
+    experiment = Experiment.of(recipe)
     if not isinstance(experiment.model, EquilibriumClassifier):
-        fail(
+        raise TypeError(
             f"the demonstration needs a classifier with an equilibrium layer, which {model!r} is "
             "not; try --model opteq-small"
         )
     try:
         run = RunFolder.opened(output, recipe.as_data())
     except OSError as error:
-        fail(f"cannot write the run: {error}; choose another folder with --output")
+        raise OSError(
+            f"cannot write the run: {error}; choose another folder with --output"
+        ) from None
     history = follow(experiment, run, where, console)
     footer = f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
     report = classifier_report(experiment, history, where, footer)
     title = f"{model} on the {len(experiment.test)} test images"
-    print_facts(title, report.summary.rows(), console)
+    print_facts(title, report.rows(), console)
     write_atomically(run.report, report.html().encode())
     console.print(f"Report: {run.report}", soft_wrap=True)

@@ -6,44 +6,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import typer
+from typer import Option
 
-from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command
-from equilibria.cli.console import (
-    fact_rows,
-    figure_rows,
-    one_line_errors,
-    print_facts,
-    print_json,
-)
+from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command, opened
+from equilibria.cli.console import figure_rows, print_facts, print_json, shown
 from equilibria.models import parameter_count
 from equilibria.report import segmentation_png
 from equilibria.tasks import Evaluation, Segmentation
-from equilibria.training import Experiment, choose_device, trained, write_atomically
+from equilibria.training import Experiment, choose_device, write_atomically
 
 DRAWN_IMAGES = 4
 
 
 @command(
-    "evaluate",
-    "equilibria evaluate runs/opteq --json",
-    "equilibria evaluate runs/opteq --best",
+    "evaluate", "equilibria evaluate runs/opteq --json", "equilibria evaluate runs/opteq --best"
 )
 def evaluate(
     run: FinishedRun,
     best: Best = False,
     draw: Annotated[
-        Path | None, typer.Option(help="PNG of test images with classes, if the run segments.")
+        Path | None, Option(help="PNG of test images with classes, if the run segments.")
     ] = None,
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
     """Evaluate a trained model on its test images."""
-    with one_line_errors():
-        where = choose_device(device)
-        experiment = trained(run, device=where, weights="best" if best else "last")
-        if draw is not None:
-            write_atomically(draw, _drawn(experiment, where))
+    where = choose_device(device)
+    experiment = opened(run, where, best)
+    if draw is not None:
+        write_atomically(draw, _drawn(experiment, where))
     result = experiment.evaluate()
     if as_json:
         print_json(as_data(experiment, result))
@@ -86,11 +77,12 @@ def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
 
 def rows(result: Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
-    found = figure_rows(result.figures, correct=result.correct, of=result.samples)
-    return found + fact_rows(
-        [
-            ("Loss", result.loss, ".4f"),
-            ("Iterations, mean", result.solves.mean_iterations, ".1f"),
-            ("Share converged", result.solves.share_converged, ".1%"),
-        ]
-    )
+    found = dict(figure_rows(result.figures))
+    if result.correct is not None and "Accuracy" in found:
+        found["Accuracy"] += f" ({result.correct} of {result.samples})"
+    return [
+        *found.items(),
+        ("Loss", shown(result.loss, ".4f")),
+        ("Iterations, mean", shown(result.solves.mean_iterations, ".1f")),
+        ("Share converged", shown(result.solves.share_converged, ".1%")),
+    ]

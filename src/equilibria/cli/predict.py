@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
-import typer
-from rich.markup import escape
-from rich.table import Table
+from typer import Argument, Option
 
-from equilibria.cli.app import Best, Device, FinishedRun, JsonList, command
-from equilibria.cli.console import one_line_errors, output_console, print_json, table_of
+from equilibria.cli.app import Best, Device, FinishedRun, JsonList, command, opened
+from equilibria.cli.console import print_json, print_table
 from equilibria.data import find_images
 from equilibria.report.segmentation import PixelPrediction, predict_pixels
 from equilibria.tasks import Segmentation
-from equilibria.training import Prediction, choose_device, trained
+from equilibria.training import Prediction, choose_device
 from equilibria.training import predict as predict_classes
 
 LEAST_SHARE = 0.01
@@ -30,9 +28,9 @@ LEAST_SHARE = 0.01
 )
 def predict(
     run: FinishedRun,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
     output: Annotated[
-        Path, typer.Option(help="Folder for the pictures, if the run segments images.")
+        Path, Option(help="Folder for the pictures, if the run segments images.")
     ] = Path("equilibria-predictions"),
     best: Best = False,
     as_json: JsonList = False,
@@ -40,27 +38,24 @@ def predict(
 ) -> None:
     """Classify image files, or their pixels, with a trained model."""
     predictions: Sequence[Prediction | PixelPrediction]
-    with one_line_errors():
-        where = choose_device(device)
-        files = find_images(images)
-        experiment = trained(run, device=where, weights="best" if best else "last")
-        if not experiment.task.names_classes:
-            task = experiment.recipe.task.name
-            raise ValueError(f"a run of the task {task!r} has no classes to predict")
-        if isinstance(experiment.task, Segmentation):
-            predictions = list(predict_pixels(experiment, files, where, output))
-        else:
-            predictions = cast(list[Prediction], predict_classes(experiment.model, files))
+    where = choose_device(device)
+    files = find_images(images)
+    experiment = opened(run, where, best)
+    if not experiment.task.names_classes:
+        task = experiment.recipe.task.name
+        raise ValueError(f"a run of the task {task!r} has no classes to predict")
+    if isinstance(experiment.task, Segmentation):
+        predictions = list(predict_pixels(experiment, files, where, output))
+    else:
+        predictions = cast(list[Prediction], predict_classes(experiment.model, files))
     if as_json:
         print_json(predictions)
     else:
-        output_console().print(_table(predictions))
+        _show(predictions)
 
 
-def _table(predictions: Sequence[Prediction | PixelPrediction]) -> Table:
-    of_pixels = any(isinstance(p, PixelPrediction) for p in predictions)
-    seen = ("Drawn", "Classes") if of_pixels else ("Class",)
-    table = table_of(("File", *seen), ("Confidence", "Iterations", "Converged"))
+def _show(predictions: Sequence[Prediction | PixelPrediction]) -> None:
+    rows = []
     for p in predictions:
         if isinstance(p, PixelPrediction):
             named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
@@ -68,5 +63,8 @@ def _table(predictions: Sequence[Prediction | PixelPrediction]) -> Table:
         else:
             said = [p.label]
         solve = ("", "") if p.iterations is None else (str(p.iterations), "yes" * bool(p.converged))
-        table.add_row(*map(escape, (p.file, *said)), f"{p.confidence:.1%}", *solve)
-    return table
+        rows.append((p.file, *said, f"{p.confidence:.1%}", *solve))
+    of_pixels = any(isinstance(p, PixelPrediction) for p in predictions)
+    seen = ("Drawn", "Classes") if of_pixels else ("Class",)
+    numbers = ("Confidence", "Iterations", "Converged")
+    print_table(("File", *seen, *numbers), rows, right=numbers)

@@ -8,41 +8,25 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-import typer
 import yaml
 from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
+from typer import Argument, Option
 
+from equilibria import papers
 from equilibria.cli.app import DataRoot, Device, command
 from equilibria.cli.console import (
     FIGURES,
     fail,
     figure_rows,
-    one_line_errors,
     output_console,
-    print_line,
+    print_table,
     progress_bar,
-    table_of,
+    say,
 )
 from equilibria.cli.datasets import known_root, whereabouts
 from equilibria.data import dataset_card
-from equilibria.papers import (
-    Job,
-    Outcome,
-    Plan,
-    Setting,
-    carry_out,
-    cells,
-    check_data,
-    find_table,
-    findings,
-    list_tables,
-    model_sizes,
-    plan,
-    provenance,
-    write_index,
-    write_report,
-)
+from equilibria.papers import Job, Outcome, Plan, Setting
 from equilibria.training import EpochMetrics, choose_device
 
 
@@ -54,65 +38,62 @@ from equilibria.training import EpochMetrics, choose_device
 )
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(metavar="ID", help="A table; without it, the list of them.")
+        str | None, Argument(metavar="ID", help="A table; without it, the list of them.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Another, small setting: minutes on a processor.")
+        bool, Option("--quick", help="Another, small setting: minutes on a processor.")
     ] = False,
     output: Annotated[
-        Path, typer.Option(help="Folder for results and runs; finished runs are used again.")
+        Path, Option(help="Folder for results and runs; finished runs are used again.")
     ] = Path("results"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many; 3 if not set.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="How many; 3 if not set.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes of a quick run; all cores if not set.")
+        int | None, Option(min=1, help="Processes of a quick run; all cores if not set.")
     ] = None,
     device: Device = "auto",
     root: DataRoot = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show recipes and sizes, and run nothing.")
+        bool, Option("--dry-run", help="Show recipes and sizes, and run nothing.")
     ] = False,
     index: Annotated[
-        Path | None, typer.Option(help="Print a Markdown list of the results in this folder.")
+        Path | None, Option(help="Print a Markdown list of the results in this folder.")
     ] = None,
 ) -> None:
     """Run a table of the papers again and set it beside their figures."""
     if index is not None:
-        print(write_index(index), end="")
+        print(papers.write_index(index), end="")
         return
     if table is None:
         _show_tables(root)
         return
-    with one_line_errors():
-        found_table = find_table(table)
-        setting: Setting = "quick" if quick else "full"
-        made = plan(found_table, setting, range(seeds or found_table.seeds), output, root=root)
-        if dry_run:
-            _show_plan(made)
-            return
-        where = choose_device(device)
-        check_data(made)
+    found_table = papers.find_table(table)
+    setting: Setting = "quick" if quick else "full"
+    made = papers.plan(found_table, setting, range(seeds or found_table.seeds), output, root=root)
+    if dry_run:
+        _show_plan(made)
+        return
+    where = choose_device(device)
+    papers.check_data(made)
     count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
-    console = output_console()
-    display = _Display(console, made, len(made.unfinished()))
+    display = _Display(output_console(), made, len(made.unfinished()))
     outcomes: list[Outcome] = []
     try:
         with (
             display.progress,
-            closing(carry_out(made, workers=count, device=where, on_epoch=display.on_epoch)) as it,
+            closing(
+                papers.carry_out(made, workers=count, device=where, on_epoch=display.on_epoch)
+            ) as it,
         ):
             for outcome in it:
                 outcomes.append(outcome)
                 display.on_outcome(outcome)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where this one stopped", code=130)
-    found = findings(made, outcomes)
-    files = write_report(made, found, output, _command(made, seeds), provenance())
-    heading, *rows = cells(made, found)
-    result = table_of(heading[:1], heading[1:])
-    for row in rows:
-        result.add_row(*row)
-    console.print(result)
-    print_line(f"Written: {', '.join(map(str, files))}")
+    found = papers.findings(made, outcomes)
+    files = papers.write_report(made, found, output, _command(made, seeds), papers.provenance())
+    heading, *rows = papers.cells(made, found)
+    print_table(heading, rows, right=heading[1:])
+    say(f"Written: {', '.join(map(str, files))}")
     if found.failures:
         lines = "\n".join(f"{place}: {error}" for place, error in found.failures.items())
         fail(f"{len(found.failures)} runs failed:\n{lines}", code=1)
@@ -147,7 +128,7 @@ class _Display:
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
         measured = outcome.result or {}
-        figures = {name: value for name, value in measured.items() if name in FIGURES}
+        figures = {n: v for n, v in measured.items() if n in FIGURES and v is not None}
         facts = outcome.error or ", ".join(
             f"{label} {value}" for label, value in figure_rows(figures)
         )
@@ -159,36 +140,34 @@ class _Display:
 def _show_tables(root: Path | None) -> None:
     """The tables there are, and whether their data is here."""
     base = known_root(root)
-    table = table_of(("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?"))
-    table.columns[0].no_wrap = True
+    headings = ("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?")
+    rows = []
     settings: tuple[Setting, ...] = ("full", "quick")
-    for found in list_tables():
+    for found in papers.list_tables():
         data = []
         for setting in settings:
             names = found.data_sets(setting)
             missing = any(whereabouts(dataset_card(name), base) == "no" for name in names)
             data += [", ".join(names), "no" if missing else "yes"]
-        table.add_row(found.id, found.paper, found.title, *data)
-    console = output_console()
-    console.print(table)
-    console.print("Run one: equilibria reproduce ID --quick")
+        rows.append((found.id, found.paper, found.title, *data))
+    print_table(headings, rows, unbroken=("ID",))
+    say("Run one: equilibria reproduce ID --quick")
 
 
 def _show_plan(made: Plan) -> None:
-    console = output_console()
-    sizes = model_sizes(made)
+    sizes = papers.model_sizes(made)
     for row in made.table.rows:
-        console.print(f"[bold]{row.label}[/bold]")
+        say(row.label)
         if row.label not in sizes:
-            console.print(f"not run: {row.missing}\n", markup=False)
+            say(f"not run: {row.missing}\n")
             continue
         jobs = [made.jobs[row.label, seed] for seed in made.seeds]
-        console.print(f"{sizes[row.label]:,} parameters", markup=False)
+        say(f"{sizes[row.label]:,} parameters")
         for job in jobs:
             state = "finished" if job.result() is not None else "to run"
-            print_line(f"{job.folder} ({state})")
+            say(f"{job.folder} ({state})")
         text = yaml.safe_dump(dict(jobs[0].recipe), sort_keys=False, allow_unicode=True)
-        print_line(text)
+        say(text)
 
 
 def _command(made: Plan, seeds: int | None) -> str:

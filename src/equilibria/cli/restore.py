@@ -6,20 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.markup import escape
+from typer import Argument, Option
 
-from equilibria.cli.app import MAX_SEED, Best, Device, JsonList, command
+from equilibria.cli.app import Best, Device, JsonList, Seed, command, opened
 from equilibria.cli.console import (
-    fact_rows,
-    one_line_errors,
-    output_console,
     print_facts,
     print_json,
-    print_line,
+    print_table,
     progress_bar,
+    say,
     shown,
-    table_of,
 )
 from equilibria.data import find_images
 from equilibria.report.restoration import (
@@ -28,7 +24,7 @@ from equilibria.report.restoration import (
     Restorer,
     chosen_damage,
 )
-from equilibria.training import choose_device, trained
+from equilibria.training import choose_device
 
 
 @command(
@@ -40,45 +36,41 @@ from equilibria.training import choose_device, trained
     "equilibria restore runs/generator --test 200 --task denoise --noise 0.2",
 )
 def restore(
-    run: Annotated[Path, typer.Argument(help="Run of a generator, autoencoder or restorer.")],
-    images: Annotated[
-        list[Path] | None, typer.Argument(help="Image files, or folders of them.")
-    ] = None,
+    run: Annotated[Path, Argument(help="Run of a generator, autoencoder or restorer.")],
+    images: Annotated[list[Path] | None, Argument(help="Image files, or folders of them.")] = None,
     test: Annotated[
         int | None,
-        typer.Option(min=1, help="Restore this many of the run's own test images instead."),
+        Option(min=1, help="Restore this many of the run's own test images instead."),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="inpaint, denoise, deblur or superres; what the run learned if not set."),
+        Option(help="inpaint, denoise, deblur or superres; what the run learned if not set."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path(
-        "equilibria-restored"
-    ),
-    noise: Annotated[float | None, typer.Option(min=0, help="Deviation of the noise.")] = None,
+    output: Annotated[Path, Option(help="Folder for the pictures.")] = Path("equilibria-restored"),
+    noise: Annotated[float | None, Option(min=0, help="Deviation of the noise.")] = None,
     window: Annotated[
-        float | None, typer.Option(help="Side of the hidden window: a share, or pixels from 1.")
+        float | None, Option(help="Side of the hidden window: a share, or pixels from 1.")
     ] = None,
-    blur: Annotated[float | None, typer.Option(help="Width of the blur in pixels.")] = None,
-    factor: Annotated[int | None, typer.Option(help="Of the lower resolution.")] = None,
+    blur: Annotated[float | None, Option(help="Width of the blur in pixels.")] = None,
+    factor: Annotated[int | None, Option(help="Of the lower resolution.")] = None,
     damaged: Annotated[
-        bool, typer.Option("--damaged", help="The images are damaged already: do not damage them.")
+        bool, Option("--damaged", help="The images are damaged already: do not damage them.")
     ] = False,
     mask: Annotated[
-        Path | None, typer.Option(help="Image whose bright pixels are missing, to inpaint.")
+        Path | None, Option(help="Image whose bright pixels are missing, to inpaint.")
     ] = None,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Of the search.")] = None,
+    iterations: Annotated[int | None, Option(min=1, help="Of the search.")] = None,
     starts: Annotated[
-        int | None, typer.Option(min=1, help="Searches from random latents; the best counts.")
+        int | None, Option(min=1, help="Searches from random latents; the best counts.")
     ] = None,
     ridge: Annotated[
-        float | None, typer.Option(min=0, help="Weight of the latent's squared norm.")
+        float | None, Option(min=0, help="Weight of the latent's squared norm.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Of the search: secant, adam, …")] = None,
+    engine: Annotated[str | None, Option(help="Of the search: secant, adam, …")] = None,
     stop_at_noise: Annotated[
-        bool, typer.Option("--stop-at-noise", help="End where noise explains what is left.")
+        bool, Option("--stop-at-noise", help="End where noise explains what is left.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of damage and starts.")] = 0,
+    seed: Seed = 0,
     best: Best = False,
     as_json: JsonList = False,
     device: Device = "auto",
@@ -87,32 +79,29 @@ def restore(
     options = _given(noise=noise, window=window, width=blur, factor=factor)
     search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
     found: list[RestoredImage] | RestoredTestImages
-    with one_line_errors():
-        if (test is None) == (not images):
-            raise ValueError(
-                "name image files or folders to restore, or --test N for N of the run's own test "
-                "images, one of both"
-            )
-        if test is not None and (damaged or mask is not None):
-            raise ValueError("--damaged and --mask are for image files: test images are undamaged")
-        where = choose_device(device)
-        files = find_images(images or [])
-        experiment = trained(run, device=where, weights="best" if best else "last")
-        restorer = Restorer(
-            experiment=experiment,
-            damage=chosen_damage(experiment, task, options),
-            device=where,
-            search=search,
-            stop_at_noise=stop_at_noise,
-            seed=seed,
+    if (test is None) == (not images):
+        raise ValueError(
+            "name image files or folders to restore, or --test N for N of the run's own test "
+            "images, one of both"
         )
-        if test is not None:
-            with progress_bar() as bar:
-                found = restorer.test_images(
-                    test, output, partial(bar.track, description="restoring")
-                )
-        else:
-            found = list(restorer.files(files, output, damaged=damaged, mask=mask))
+    if test is not None and (damaged or mask is not None):
+        raise ValueError("--damaged and --mask are for image files: test images are undamaged")
+    where = choose_device(device)
+    files = find_images(images or [])
+    experiment = opened(run, where, best)
+    restorer = Restorer(
+        experiment=experiment,
+        damage=chosen_damage(experiment, task, options),
+        device=where,
+        search=search,
+        stop_at_noise=stop_at_noise,
+        seed=seed,
+    )
+    if test is not None:
+        with progress_bar() as bar:
+            found = restorer.test_images(test, output, partial(bar.track, description="restoring"))
+    else:
+        found = list(restorer.files(files, output, damaged=damaged, mask=mask))
     if as_json:
         print_json(found)
     elif isinstance(found, RestoredTestImages):
@@ -128,29 +117,26 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _show_test_images(found: RestoredTestImages) -> None:
     put_back = None if found.restored_psnr == found.model_psnr else found.restored_psnr
-    rows = fact_rows(
-        [
-            ("PSNR of what was measured, median (dB)", found.measured_psnr, ".2f"),
-            ("PSNR of the model's images, median (dB)", found.model_psnr, ".2f"),
-            ("PSNR with what was seen put back, median (dB)", put_back, ".2f"),
-            ("Share converged", found.share_converged, ".1%"),
-            ("Iterations, mean", found.mean_iterations, ".1f"),
-        ]
-    )
+    rows = [
+        ("PSNR of what was measured, median (dB)", shown(found.measured_psnr, ".2f")),
+        ("PSNR of the model's images, median (dB)", shown(found.model_psnr, ".2f")),
+        ("PSNR with what was seen put back, median (dB)", shown(put_back, ".2f")),
+        ("Share converged", shown(found.share_converged, ".1%")),
+        ("Iterations, mean", shown(found.mean_iterations, ".1f")),
+    ]
     title = f"{found.images} test images of {found.data}, {found.damage}"
     print_facts(title, rows)
     if found.message:
-        print_line(f"The first that did not converge: {found.message}")
-    print_line(f"Drawn: {found.sheet}")
+        say(f"The first that did not converge: {found.message}")
+    say(f"Drawn: {found.sheet}")
 
 
 def _show_files(found: list[RestoredImage]) -> None:
     columns = ("PSNR before", "after", "Misfit", "Status", "Residual", "Iterations")
-    table = table_of(("File", "Restored"), columns)
-    for image in found:
-        table.add_row(
-            escape(image.file),
-            escape(image.restored),
+    rows = [
+        (
+            image.file,
+            image.restored,
             shown(image.measured_psnr, ".2f", " dB"),
             shown(image.restored_psnr, ".2f", " dB"),
             f"{image.misfit:.3g}",
@@ -158,10 +144,12 @@ def _show_files(found: list[RestoredImage]) -> None:
             shown(image.residual, ".1e"),
             shown(image.iterations),
         )
-    output_console().print(table)
+        for image in found
+    ]
+    print_table(("File", "Restored", *columns), rows, right=columns)
     if any(image.residual is not None for image in found):
         done = sum(image.status == "converged" for image in found)
-        print_line(f"{done} of {len(found)} converged")
+        say(f"{done} of {len(found)} converged")
         worst = next((image for image in found if image.status not in ("converged", "")), None)
         if worst is not None:
-            print_line(f"{worst.file}: {worst.message}")
+            say(f"{worst.file}: {worst.message}")

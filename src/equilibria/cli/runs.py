@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from equilibria.cli.app import command
-from equilibria.cli.console import output_console, shown, table_of
+from equilibria.cli.console import print_table, shown
 from equilibria.training import RunFolder, load_recipe
 
 
 @command("runs", "equilibria runs runs")
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path(),
+    folder: Annotated[Path, Argument(help="Where to look for runs.")] = Path(),
 ) -> None:
     """List the runs in a folder, finished or interrupted."""
-    table = table_of(("Run", "Model", "Data", "Epochs", "Loss", "Accuracy", "State"))
+    rows = []
     for path in sorted(path.parent for path in folder.glob("**/config.yaml")):
         run = RunFolder(path)
         try:
@@ -26,13 +26,15 @@ def runs(
             continue  # The configuration of something else.
         metrics = run.read_metrics()
         last = metrics[-1] if metrics else {}
-        table.add_row(
-            str(path),
-            recipe.model.name,
-            recipe.data.name,
-            f"{len(metrics)}/{recipe.training.epochs}",
-            shown(last.get("loss"), ".4f"),
-            shown(last.get("accuracy"), ".2%"),
-            "finished" if run.weights.exists() else "interrupted",
+        rows.append(
+            (
+                str(path),
+                recipe.model.name,
+                recipe.data.name,
+                f"{len(metrics)}/{recipe.training.epochs}",
+                shown(last.get("loss"), ".4f"),
+                shown(last.get("accuracy"), ".2%"),
+                "finished" if run.weights.exists() else "interrupted",
+            )
         )
-    output_console().print(table)
+    print_table(("Run", "Model", "Data", "Epochs", "Loss", "Accuracy", "State"), rows)

@@ -19,15 +19,10 @@ import torch
 import typer
 import yaml
 from rich.console import Console
+from typer import Argument, Option
 
-from equilibria.cli.app import Device, command
-from equilibria.cli.console import (
-    TrainingDisplay,
-    fail,
-    one_line_errors,
-    output_console,
-    print_facts,
-)
+from equilibria.cli.app import MISTAKES, Device, command
+from equilibria.cli.console import TrainingDisplay, fail, output_console, print_facts
 from equilibria.cli.evaluate import as_data, rows
 from equilibria.models import parameter_count
 from equilibria.report.compare import store_evaluation
@@ -61,20 +56,20 @@ PATIENCE = 10.0
     "torchrun --nproc_per_node=2 -m equilibria train digits-opteq",
 )
 def train(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, or a name: `equilibria recipes`.")],
+    recipe: Annotated[str, Argument(help="A YAML file, or a name: `equilibria recipes`.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Changes to the recipe.")
+        list[str] | None, Argument(metavar="KEY=VALUE...", help="Changes to the recipe.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("equilibria-run"),
+    output: Annotated[Path, Option(help="Folder of the run.")] = Path("equilibria-run"),
     resume: Annotated[
-        bool, typer.Option(help="Go on from the last checkpoint in the folder, if there is one.")
+        bool, Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
     device: Device = "auto",
     devices: Annotated[
-        int, typer.Option(min=1, help="Processes that share every batch, each with its own GPU.")
+        int, Option(min=1, help="Processes that share every batch, each with its own GPU.")
     ] = 1,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Log to the folder `tensorboard` of the run too.")
+        bool, Option("--tensorboard", help="Log to the folder `tensorboard` of the run too.")
     ] = False,
 ) -> None:
     """Train a model as a recipe says."""
@@ -83,19 +78,14 @@ def train(
     place = Place.from_environment()
     if place is not None:
         if devices > 1:
-            fail(f"torchrun has started {place.count} processes: leave out --devices")
-        try:
-            train_in_group(place, device, work)
-        except ProcessLostError as error:
-            fail(str(error), code=1)
+            raise ValueError(f"torchrun has started {place.count} processes: leave out --devices")
+        train_in_group(place, device, work)
     elif devices == 1:
-        with one_line_errors():
-            alone = choose_device(device)
-        work(alone, ALONE)
+        work(choose_device(device), ALONE)
     else:
-        with one_line_errors():  # A mistake shows before the processes start.
-            load_recipe(recipe, changes)
-            Place(0, devices, 0, devices).device(device)
+        # A mistake shows before the processes start.
+        load_recipe(recipe, changes)
+        Place(0, devices, 0, devices).device(device)
         launch(devices, train_in_group, device, work)
 
 
@@ -134,7 +124,7 @@ def _train(
         if processes.leads:
             run = RunFolder.opened(output, recipe.as_data(), resume=resume)
         experiment = Experiment.of(recipe)
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except MISTAKES as error:
         mistake = str(error)
     # The others also wait here until the first one has opened the run.
     mistake = processes.first_message(mistake)

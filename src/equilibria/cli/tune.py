@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-import typer
-from rich import box
-from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TextColumn
-from rich.table import Table
 from torch import Tensor, nn
+from typer import Argument, Option
 
-from equilibria.cli.app import MAX_SEED, JsonObject, command
+from equilibria.cli.app import JsonObject, Seed, command
 from equilibria.cli.console import (
-    fail,
-    one_line_errors,
-    output_console,
     print_json,
-    print_line,
+    print_table,
     progress_bar,
+    say,
+    shown,
 )
 from equilibria.gradients import Unrolled
 from equilibria.models import create_model, model_card
-from equilibria.solvers import Auto, ConvergenceError
 from equilibria.training import trained
-from equilibria.training.tuning import (
-    Measurement,
-    TuningReport,
-    explain_none,
-    labels,
-    overrides,
-)
+from equilibria.training.tuning import Measurement, TuningReport, explain_none, labels, overrides
 from equilibria.training.tuning import tune as measure_settings
 
 SIZE = 32
 CHANNELS = 3
 RECOMMENDED, PRESENT = "★", "•"
-HEADINGS = (
+NUMBERS = (
     *("Toler-\nance", "Time\n(ms)", "Evalu-\nations", "Back-\nward"),
     *("Con-\nverged", "Grad.\ncosine", "Grad.\nerror"),
 )
@@ -70,25 +59,23 @@ class Subject:
 )
 def tune(
     target: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN", help="Name of a model, or folder of a run.")
+        str, Argument(metavar="MODEL|RUN", help="Name of a model, or folder of a run.")
     ],
-    batch: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
+    batch: Annotated[int, Option(min=1, help="Images in the batch.")] = 32,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Side of the random images of a MODEL; 32 if not set.")
+        int | None, Option(min=1, help="Side of the random images of a MODEL; 32 if not set.")
     ] = None,
-    channels: Annotated[
-        int | None, typer.Option(min=1, help="Their channels; 3 if not set.")
-    ] = None,
-    tolerances: Annotated[str, typer.Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
+    channels: Annotated[int | None, Option(min=1, help="Their channels; 3 if not set.")] = None,
+    tolerances: Annotated[str, Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
     solvers: Annotated[
-        str | None, typer.Option(help="Names, with commas between them; all if not set.")
+        str | None, Option(help="Names, with commas between them; all if not set.")
     ] = None,
     gradients: Annotated[
-        str | None, typer.Option(help="Names, with commas between them; all if not set.")
+        str | None, Option(help="Names, with commas between them; all if not set.")
     ] = None,
-    adjoints: Annotated[str | None, typer.Option(hidden=True)] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each setting.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of weights and images.")] = 0,
+    adjoints: Annotated[str | None, Option(hidden=True)] = None,
+    repeats: Annotated[int, Option(min=1, help="Timed steps of each setting.")] = 3,
+    seed: Seed = 0,
     as_json: JsonObject = False,
 ) -> None:
     """Find the fastest solver, tolerance and gradient rule that trains a model right."""
@@ -97,27 +84,25 @@ def tune(
     torch.manual_seed(seed)
     bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
     task = bar.add_task("the exact gradient", total=None)
-    try:
-        with one_line_errors(), bar:
-            subject = _find_subject(target, batch, size, channels)
-            report = measure_settings(
-                subject.model,
-                subject.images,
-                loss=subject.loss,
-                solvers=_names(solvers),
-                tolerances=_numbers(tolerances),
-                gradients=_names(gradients or adjoints),
-                repeats=repeats,
-                on_progress=lambda done, total: bar.update(
-                    task, completed=done, total=total, description="training steps"
-                ),
-            )
-    except ConvergenceError as error:
-        fail(str(error), code=1)
+    with bar:
+        subject = _find_subject(target, batch, size, channels)
+        report = measure_settings(
+            subject.model,
+            subject.images,
+            loss=subject.loss,
+            solvers=_names(solvers),
+            tolerances=_numbers(tolerances),
+            gradients=_names(gradients or adjoints),
+            repeats=repeats,
+            on_progress=lambda done, total: bar.update(
+                task, completed=done, total=total, description="training steps"
+            ),
+        )
+    found = _as_data(subject, report)
     if as_json:
-        print_json(_as_data(subject, report))
+        print_json(found)
     else:
-        _show(subject, report)
+        _show(found, subject.note)
 
 
 def _find_subject(target: str, batch: int, size: int | None, channels: int | None) -> Subject:
@@ -178,49 +163,36 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-def _show(subject: Subject, report: TuningReport) -> None:
-    shape = " × ".join(str(length) for length in subject.images.shape)
-    title = f"{subject.name}, a training step on {shape}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("", "Solver", "Gradient"):
-        table.add_column(heading, overflow="fold", min_width=len("Implicit") if heading else 1)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for measurement in report.measurements:
-        style = "bold" if measurement is report.recommended else None
-        table.add_row(*_cells(measurement, report), style=style)
-    console = output_console()
-    console.print(table)
-    console.print(
+def _show(found: Mapping[str, Any], note: str) -> None:
+    shape = " × ".join(map(str, found["images"]))
+    rows = []
+    for row in found["measurements"]:
+        by = f" → {row['found_by']}" if row["solver"].startswith("Auto") else ""
+        backward = shown(row["backward_evaluations"]) or "?"
+        rows.append(
+            (
+                RECOMMENDED * row["recommended"] + PRESENT * row["present"],
+                row["solver"] + by,
+                row["gradient"],
+                f"{row['tolerance']:g}",
+                f"{1e3 * row['seconds']:.1f}",
+                str(row["evaluations"]),
+                backward + ("" if row["backward_converged"] else " (failed)"),
+                f"{row['share_converged']:.0%}",
+                f"{row['cosine']:.5f}",
+                f"{row['relative_error']:.1e}",
+            )
+        )
+    title = f"{found['model']}, a training step on {shape}"
+    headings = ("", "Solver", "Gradient", *NUMBERS)
+    print_table(headings, rows, right=NUMBERS, unbroken=NUMBERS, title=title)
+    say(
         f"{RECOMMENDED} recommended, {PRESENT} present. Evaluations of the map in the forward "
         "solve, products with its Jacobian in the backward pass. The solver auto chooses "
-        f"{report.auto}. Measured on {subject.note}."
+        f"{found['auto']}. Measured on {note}."
     )
-    for line in advice(subject, report):
-        print_line(line)
-
-
-def _cells(measurement: Measurement, report: TuningReport) -> list[str]:
-    setting = measurement.setting
-    solver, rule = labels(setting)
-    if isinstance(setting.solver, Auto):
-        solver += f" → {measurement.found_by}"
-    marks = RECOMMENDED * (measurement is report.recommended)
-    marks += PRESENT * (measurement is report.present)
-    backward = measurement.backward_evaluations
-    failed = "" if measurement.backward_converged else " (failed)"
-    return [
-        marks,
-        escape(solver),
-        escape(rule),
-        f"{setting.tolerance:g}",
-        f"{1e3 * measurement.seconds:.1f}",
-        str(measurement.evaluations),
-        ("?" if backward is None else str(backward)) + failed,
-        f"{measurement.share_converged:.0%}",
-        f"{measurement.cosine:.5f}",
-        f"{measurement.relative_error:.1e}",
-    ]
+    for line in found["advice"]:
+        say(line)
 
 
 def advice(subject: Subject, report: TuningReport) -> list[str]:

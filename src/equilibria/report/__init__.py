@@ -1,16 +1,10 @@
 """Making networks understood: convergence, figures, and the HTML report."""
 
-from equilibria.report.convergence import (
-    Convergence,
-    ObjectiveChange,
-    follow_solve,
-    objective_change,
-)
+from equilibria.report.convergence import Convergence, follow_solve
 from equilibria.report.page import (
     ClassifierReport,
     Example,
     Formula,
-    Summary,
     choose_examples,
     classifier_report,
     model_formula,
@@ -22,12 +16,9 @@ __all__ = [
     "Convergence",
     "Example",
     "Formula",
-    "ObjectiveChange",
-    "Summary",
     "choose_examples",
     "classifier_report",
     "follow_solve",
     "model_formula",
-    "objective_change",
     "segmentation_png",
 ]

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,7 @@ import torch
 
 from equilibria.data import dataset_card
 from equilibria.models import create_model
-from equilibria.report.figures import (
-    LIGHT,
-    PAPER,
-    count_along,
-    dress_axes,
-    figure_png,
-    legend_below,
-    legend_columns,
-    plain_log_axis,
-)
+from equilibria.report import figures
 from equilibria.training import (
     Checkpoints,
     Recipe,
@@ -35,8 +27,8 @@ from equilibria.training import (
 )
 
 COLORS = (
-    *(LIGHT.first, LIGHT.second, "#2b8a3e", "#9c36b5"),
-    *("#0c8599", "#c2255c", "#8a5a2b", LIGHT.third),
+    *(figures.LIGHT.first, figures.LIGHT.second, "#2b8a3e", "#9c36b5"),
+    *("#0c8599", "#c2255c", "#8a5a2b", figures.LIGHT.third),
 )
 DASHES = ("-", "--", ":", "-.")
 """Of the first eight runs, the next eight, and so on."""
@@ -103,12 +95,8 @@ class ComparedRun:
 
     def running_total(self, key: str) -> list[float]:
         """The sum up to each epoch; nothing if one of them lacks it. No epoch takes zero time."""
-        sums: list[float] = []
-        for line in self.epochs:
-            if not line.get(key):
-                return []
-            sums.append((sums[-1] if sums else 0.0) + float(line[key]))
-        return sums
+        values = [float(line.get(key) or 0) for line in self.epochs]
+        return list(accumulate(values)) if all(values) else []
 
     def as_data(self) -> dict[str, Any]:
         """The run in plain numbers."""
@@ -157,9 +145,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     for place, folder in zip(places, folders, strict=True):
         if places.count(place) > 1:
             raise ValueError(f"the run {folder} is named twice: name every run once")
-    runs = [
-        _read_run(folder, name) for folder, name in zip(folders, _short_names(places), strict=True)
-    ]
+    runs = list(map(_read_run, folders, _short_names(places)))
     kinds = {run.kind: run for run in runs if run.kind is not None}
     if len(kinds) > 1:
         examples = ", ".join(f"{run.folder} ({kind})" for kind, run in kinds.items())
@@ -177,12 +163,9 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     flat = [_flatten(run.recipe.as_data()) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     values = {key: [settings.get(key) for settings in flat] for key in keys}
+    values.pop("about")
     # Compared as text: 1 and true, and 1 and 1.0, are equal to Python.
-    return {
-        key: found
-        for key, found in values.items()
-        if key != "about" and len({json.dumps(value) for value in found}) > 1
-    }
+    return {key: found for key, found in values.items() if len(set(map(json.dumps, found))) > 1}
 
 
 def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
@@ -212,12 +195,12 @@ def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
         for run, is_timed in zip(runs, timed, strict=True)
     ]
     width = PANEL_WIDTH * len(curves)
-    columns = legend_columns(names, width)
+    columns = figures.legend_columns(names, width)
     with rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
         legend_height = LINE * math.ceil(len(runs) / columns) + 0.1
         figure = Figure(
             figsize=(width, PANEL_HEIGHT * rows + legend_height),
-            facecolor=PAPER,
+            facecolor=figures.PAPER,
             layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08),
         )
         panels = figure.subplots(rows, len(curves), squeeze=False, sharey="col")
@@ -225,8 +208,8 @@ def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
             for row, axis in enumerate(panels[:, column]):
                 _draw(axis, title, lines, runs, over_time=row == 1)
         marks = [Line2D([], [], label=name, **_style(at)) for at, name in enumerate(names)]
-        legend_below(figure, marks, columns)
-        return figure_png(figure, 120)
+        figures.legend_below(figure, marks, columns)
+        return figures.figure_png(figure, 120)
 
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
@@ -326,15 +309,15 @@ def _draw(
         axis.set_xlim(left=0)
     else:
         axis.set_title(title)
-        count_along(axis, "epoch")
+        figures.count_along(axis, "epoch")
     values = [value for line in lines for _, value in line]
     if "accuracy" in title or "mIoU" in title or ("score" in title and max(values) <= 1):
         axis.yaxis.set_major_formatter(PercentFormatter(1))
     elif "Iterations" in title:
         axis.set_ylim(0, 1.15 * max(values) or 1)
     elif max(values) > LEAST_FACTOR * min(values) > 0:
-        plain_log_axis(axis)
-    dress_axes(axis, LIGHT)
+        figures.plain_log_axis(axis)
+    figures.dress_axes(axis, figures.LIGHT)
 
 
 def _style(place: int) -> dict[str, Any]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.context import State, batch_size
 from equilibria.equilibrium.layer import as_inputs
-from equilibria.equilibrium.objective import NoObjectiveError, Objective, distance_per_sample
+from equilibria.equilibrium.objective import NoObjectiveError, distance_per_sample
 from equilibria.models import EquilibriumClassifier
-from equilibria.solvers import Picard, Solution, Solver
+from equilibria.solvers import Picard, Solver
 
 ROUNDING = 1e-12
 """Relative to an objective's value: differences below it mean nothing in float64."""
@@ -67,24 +65,25 @@ class Convergence:
         return self.residual[0].mean() * self.contraction**powers
 
 
-@dataclass(frozen=True)
-class ObjectiveChange:
-    """The hidden objective at the first image T(start) and at the equilibrium, as means."""
-
-    first: float
-    equilibrium: float
-
-
 @torch.no_grad()
 def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]) -> Convergence:
     """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
-    solution, states = _traced_solve(precise, images, solver)
-    cell = precise.layer.cell
-    objective = _minimized_objective(precise, images)
+    cell, inputs = precise.layer.cell, as_inputs(precise.stem(images))
+    # From zero on; other solves start ahead of it where they can.
+    start = cell.initial_state(*inputs, cell.inject(*inputs))
+    solution = precise.solve(images, start=start, solver=solver, trace="states")
+    assert solution.trace is not None
+    assert solution.trace.states is not None
+    states = solution.trace.states
+    try:
+        objective = precise.objective(images)
+    except NoObjectiveError:
+        objective = None
     values = minimum = None
-    if objective is not None:
+    # Deep OptEq with L > 2 layers has an inclusion in the place of an objective.
+    if objective is not None and objective.is_minimized:
         values = torch.stack([objective.value(state).reshape(-1) for state in states])
         polish = Picard(tolerance=ROUNDING, max_iterations=100 * len(states))
         minimum = objective.value(precise.solve(images, start=solution.state, solver=polish).state)
@@ -99,52 +98,3 @@ def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[An
         minimum=minimum,
         contraction=None if bound is None else float(bound.max()),
     )
-
-
-@torch.no_grad()
-def objective_change(
-    model: EquilibriumClassifier, batches: Iterable[tuple[Tensor, Tensor]]
-) -> ObjectiveChange | None:
-    """What the model's own solver does to the objective; None where there is none to minimize."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    first = equilibrium = 0.0
-    samples = 0
-    model.eval()
-    try:
-        for images, _ in batches:
-            images = images.to(device)
-            objective = _minimized_objective(model, images)
-            if objective is None:
-                return None
-            solution, states = _traced_solve(model, images)
-            first += float(objective.value(states[0]).sum())
-            equilibrium += float(objective.value(solution.state).sum())
-            samples += batch_size(solution.state)
-    finally:
-        model.train(was_training)
-    return ObjectiveChange(first / samples, equilibrium / samples) if samples else None
-
-
-def _traced_solve(
-    model: EquilibriumClassifier, images: Tensor, solver: Solver[Any] | None = None
-) -> tuple[Solution, Sequence[State]]:
-    """With every iterate, from zero on; other solves start ahead of it where they can."""
-    inputs = as_inputs(model.stem(images))
-    start = model.layer.cell.initial_state(*inputs, model.layer.cell.inject(*inputs))
-    solution = model.solve(images, start=start, solver=solver, trace="states")
-    assert solution.trace is not None
-    assert solution.trace.states is not None
-    return solution, solution.trace.states
-
-
-def _minimized_objective(model: EquilibriumClassifier, images: Tensor) -> Objective | None:
-    """The objective that the equilibria of these images minimize, if there is one.
-
-    Deep OptEq with L > 2 layers has an inclusion in its place, other cells have nothing.
-    """
-    try:
-        objective = model.objective(images)
-    except NoObjectiveError:
-        return None
-    return objective if objective.is_minimized else None

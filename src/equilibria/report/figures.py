@@ -145,17 +145,16 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
     change = (result.images - images.to(result.images)).cpu()
     reach = float(change[chosen].abs().max()) or 1.0
     figure = Figure(figsize=(1.5 * len(chosen), 5.4), layout="constrained")
+    axes = figure.subplots(3, len(chosen), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
     for column, index in enumerate(chosen):
         panels = (
             ("image", images[index], int(before[index])),
             ("change", 0.5 + 0.5 * change[index] / reach, None),
             ("attacked", result.images[index], int(after[index])),
         )
-        for row, (name, panel, predicted) in enumerate(panels):
-            axis = figure.add_subplot(3, len(chosen), row * len(chosen) + column + 1)
-            axis.imshow(_pixels(panel), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
+        for axis, (name, panel, predicted) in zip(axes[:, column], panels, strict=True):
+            pixels = panel.detach().cpu().float().clamp(0, 1).movedim(0, 2).numpy()
+            axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             caption = f"× {0.5 / reach:.2g}" if predicted is None else class_names[predicted]
             is_right = predicted is None or predicted == int(result.labels[index])
             axis.set_title(caption, fontsize=9, color=LIGHT.ink if is_right else WRONG)
@@ -188,12 +187,6 @@ def drawn_files(files: Sequence[Path], folder: Path, *kinds: str) -> list[tuple[
         taken |= places
         found.append(paths)
     return found
-
-
-def _pixels(image: Tensor) -> Any:
-    """A `(channels, height, width)` image as matplotlib takes it."""
-    pixels = image.detach().cpu().float().clamp(0, 1)
-    return (pixels[0] if len(pixels) == 1 else pixels.movedim(0, 2)).numpy()
 
 
 def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:

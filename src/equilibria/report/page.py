@@ -8,24 +8,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.data import Batches, Split
+from equilibria.data import Split
 from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell, parameter_count
-from equilibria.report.convergence import (
-    Convergence,
-    ObjectiveChange,
-    follow_solve,
-    objective_change,
-)
+from equilibria.report.convergence import Convergence, follow_solve
 from equilibria.report.figures import convergence_figure, image_png, training_figure
 from equilibria.solvers import Picard
 from equilibria.tasks import Evaluation
 from equilibria.training import EpochMetrics, Experiment
 
+FORMULAS = Path(__file__).with_name("formulas.yaml")
 UNKNOWN = "not known"
 FOLLOWED_IMAGES = 64
 FOLLOWED: dict[str, Any] = {"tolerance": 1e-6, "max_iterations": 500}
@@ -39,38 +36,6 @@ class Formula:
     objective: str
     equilibrium: str
     reading: str
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A trained classifier on its test set, in a few numbers."""
-
-    evaluation: Evaluation
-    parameters: int
-    contraction: float | None
-    objective: ObjectiveChange | None
-    training_seconds: float
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The table: what, and how much."""
-        evaluation, solves = self.evaluation, self.evaluation.solves
-        rows = [
-            (
-                "Test accuracy",
-                f"{evaluation.accuracy:.2%} ({evaluation.correct} of {evaluation.samples})",
-            ),
-            ("Parameters", f"{self.parameters:,}"),
-            ("Iterations, mean", _number(solves.mean_iterations, ".1f")),
-            ("Share converged", _number(solves.share_converged, ".1%")),
-            ("Relative residual, max", _number(solves.max_residual, ".1e")),
-            ("Contraction bound q", _number(self.contraction, ".3f")),
-        ]
-        if self.objective is not None:
-            rows += [
-                ("Hidden objective, first step", f"{self.objective.first:,.2f}"),
-                ("Hidden objective, equilibrium", f"{self.objective.equilibrium:,.2f}"),
-            ]
-        return [*rows, ("Training time", f"{self.training_seconds:.1f} s")]
 
 
 @dataclass(frozen=True)
@@ -96,7 +61,9 @@ class ClassifierReport:
     data_name: str
     class_names: Sequence[str]
     formula: Formula
-    summary: Summary
+    evaluation: Evaluation
+    parameters: int
+    contraction: float | None
     picard: Convergence
     comparison: Convergence | None
     examples: Sequence[Example]
@@ -117,21 +84,31 @@ class ClassifierReport:
         environment.filters |= {"data_uri": _data_uri, "image_png": image_png}
         return environment.get_template("page.html.jinja").render(
             report=self,
-            evaluation=self.summary.evaluation,
+            evaluation=self.evaluation,
             picard=self.picard,
             convergence_figure=convergence_figure(self.picard, self.comparison),
             training_figure=training_figure(self.history),
         )
 
-    def headline(self) -> list[tuple[str, str]]:
-        """The few numbers to be seen first, as (label, value)."""
-        solves = self.summary.evaluation.solves
-        facts = [("test accuracy", f"{self.summary.evaluation.accuracy:.2%}")]
-        if solves.mean_iterations is not None and solves.share_converged is not None:
-            facts.append(("iterations, mean", f"{solves.mean_iterations:.1f}"))
-            facts.append(("of the solves converged", f"{solves.share_converged:.1%}"))
-        facts.append(("parameters", f"{self.summary.parameters:,}"))
-        return facts
+    def rows(self) -> list[tuple[str, str]]:
+        """The table: what, and how much."""
+        evaluation, solves = self.evaluation, self.evaluation.solves
+        right = f"{evaluation.accuracy:.2%} ({evaluation.correct} of {evaluation.samples})"
+        facts: list[tuple[str, Any, str]] = [
+            ("Test accuracy", right, ""),
+            ("Parameters", self.parameters, ","),
+            ("Iterations, mean", solves.mean_iterations, ".1f"),
+            ("Share converged", solves.share_converged, ".1%"),
+            ("Relative residual, max", solves.max_residual, ".1e"),
+            ("Contraction bound q", self.contraction, ".3f"),
+        ]
+        if self.picard.objective is not None:
+            first, last = (float(self.picard.objective[place].mean()) for place in (0, -1))
+            facts.append(("Hidden objective, first step", first, ",.2f"))
+            facts.append(("Hidden objective, equilibrium", last, ",.2f"))
+        seconds = sum(metrics.seconds for metrics in self.history)
+        facts.append(("Training time", f"{seconds:.1f} s", ""))
+        return [(what, UNKNOWN if v is None else format(v, form)) for what, v, form in facts]
 
 
 def classifier_report(
@@ -146,22 +123,15 @@ def classifier_report(
     test = Split(*experiment.test.fetch(torch.arange(len(experiment.test))))
     evaluation = experiment.evaluate()
     bound = model.contraction_bound(test.images[:1].to(device))
-    with experiment.solving():
-        batches = Batches(test, experiment.recipe.training.evaluation_batch_size)
-        change = objective_change(model, batches)
     followed, own = test.images[:FOLLOWED_IMAGES], model.layer.solver
     return ClassifierReport(
         model_name=name,
         data_name=experiment.data.name,
         class_names=experiment.data.class_names,
         formula=model_formula(model),
-        summary=Summary(
-            evaluation=evaluation,
-            parameters=parameter_count(model),
-            contraction=None if bound is None else float(bound.max()),
-            objective=change,
-            training_seconds=sum(metrics.seconds for metrics in history),
-        ),
+        evaluation=evaluation,
+        parameters=parameter_count(model),
+        contraction=None if bound is None else float(bound.max()),
         picard=follow_solve(model, followed, Picard(**FOLLOWED)),
         comparison=(
             None
@@ -205,60 +175,21 @@ def choose_examples(
 
 
 def model_formula(model: EquilibriumClassifier) -> Formula:
-    """The formula of the hidden objective of this model's cell."""
+    """What is said of this model's cell in `formulas.yaml`."""
+    import yaml
+
     cell = model.layer.cell
+    layers = len(cell.units()) if isinstance(cell, DeepOptEqCell) else 0
     if isinstance(cell, OptEqCell):
-        over_mu, half_over_mu = ("", "½‖Wᵀy‖²") if cell.mu == 1 else ("/μ", "‖Wᵀy‖²/2μ")
-        return Formula(
-            f"G(y; x) = 1ᵀf(y) + ½‖y‖² − ⟨Ux + b, y⟩ − {half_over_mu}",
-            f"y* = argmin G(y; x)   ⇔   y* = σ(WWᵀy*{over_mu} + Ux + b)",
-            "f is the penalty whose proximal operator is the activation σ (for ReLU: y ≥ 0), and x "
-            "the image after the stem. One iteration of the layer is one step of proximal gradient "
-            "descent on G.",
-        )
-    if isinstance(cell, DeepOptEqCell):
-        return _deep_formula(len(cell.units()))
-    if cell.formula is not None:
-        return Formula(
-            cell.formula,
-            "0 ∈ ∂G(y*)   ⇔   y* = σ(−∇E(y*)),   E = G − 1ᵀf − ½‖·‖²",
-            "f is the penalty whose proximal operator is the activation σ, and x the image after "
-            "the stem. The equilibrium is a stationary point of G.",
-        )
-    return Formula(
-        "y* = T(y*; x)",
-        "",
-        "This layer is an equilibrium without a hidden objective: its residual ‖y − T(y)‖ is all "
-        "that can be watched.",
-    )
-
-
-def _deep_formula(layers: int) -> Formula:
-    if layers == 1:
-        return Formula(
-            "Φ(z) = α M(z),   M the Moreau envelope of the convex φ",
-            "z* = argmin Φ(z)   ⇔   z* = αWᵀσ(Wz* + Ux + b) + (1 − α)z*",
-            "The layer is the proximal operator of Φ, so one iteration is one proximal step on it.",
-        )
-    if layers == 2:
-        return Formula(
-            "Φ(z₁, z₂) = α M₁(z₁) + α M₂(z₂) + ½‖z₁ − z₂‖²",
-            "(z₁*, z₂*) = argmin Φ   ⇔   z₁* = f₁(z₂*),  z₂* = f₂(z₁*)",
-            "M₁ and M₂ are the Moreau envelopes of the two layers' convex functions. One iteration "
-            "minimizes over z₁ and then over z₂, so the objective cannot rise.",
-        )
-    return Formula(
-        "0 = ∇Φ(z̃*) + (I − P) z̃*,   Φ(z̃) = Σ α Mᵢ(zᵢ)",
-        f"z* = f_{layers}(… f₂(f₁(z*)))",
-        f"With more than two layers (here {layers}) no objective exists: the equilibrium solves a "
-        "monotone inclusion, P shifting the blocks by one. The curves below therefore show how far "
-        "each iterate is from solving it, ‖z − T(z)‖, and no objective.",
-    )
+        kind = "opteq" if cell.mu == 1 else "opteq with mu"
+    elif layers:
+        kind = {1: "one layer", 2: "two layers"}.get(layers, "more layers")
+    else:
+        kind = "map" if cell.formula is None else "energy"
+    texts = yaml.safe_load(FORMULAS.read_text(encoding="utf-8"))[kind]
+    facts = {"layers": layers, "objective": cell.formula}
+    return Formula(**{name: text.format(**facts) for name, text in texts.items()})
 
 
 def _data_uri(content: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else format(value, form)
