@@ -11,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 
-from equilibria.cli.datasets import get_dataset
 from equilibria.data import (
     Download,
     DownloadError,
@@ -137,25 +135,20 @@ def test_the_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_the_command_that_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    get_dataset("mnist", tmp_path / "data")
-    assert f"mnist is now in {tmp_path / 'data' / 'MNIST' / 'raw'}" in capsys.readouterr().out
-    get_dataset("mnist", tmp_path / "data")
-    assert "mnist was already in" in capsys.readouterr().out
-    get_dataset("digits")
-    assert "needs no files" in capsys.readouterr().out
+def test_the_command_that_gets(tmp_path: Path) -> None:
+    get = ("datasets", "get", "mnist", "--root", tmp_path / "data")
+    assert f"mnist is now in {tmp_path / 'data' / 'MNIST' / 'raw'}" in invoke(*get).output
+    assert "mnist was already in" in invoke(*get).output
+    assert "needs no files" in invoke("datasets", "get", "digits").output
 
 
 @pytest.mark.parametrize(
     ("name", "message"), [("imagenet", "image-net.org"), ("minst", "did you mean 'mnist'")]
 )
-def test_the_command_fails_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
-) -> None:
-    with pytest.raises(typer.Exit) as caught:
-        get_dataset(name, tmp_path)
-    assert caught.value.exit_code == 2
-    assert message in capsys.readouterr().err
+def test_the_command_fails_in_a_sentence(tmp_path: Path, name: str, message: str) -> None:
+    result = invoke("datasets", "get", name, "--root", tmp_path)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip", "x-gzip"])

@@ -32,6 +32,7 @@ from equilibria.papers import (
     write_index,
 )
 from equilibria.training import EpochMetrics
+from tests.program import invoke
 
 CPU = torch.device("cpu")
 
@@ -244,16 +245,15 @@ def test_a_process_that_dies_is_reported_with_its_job(tmp_path: Path) -> None:
     assert list(found.results) == ["Short"]
 
 
-def test_missing_data_is_told_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert reproduce(tmp_path, "geq-t1b", quick=False, root=tmp_path) == 2
-    error = capsys.readouterr().err
-    assert "cifar100" in error
-    assert "equilibria datasets get cifar100" in error
+def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
+    result = invoke("reproduce", "geq-t1b", "--output", tmp_path, "--root", tmp_path)
+    assert result.exit_code == 2
+    assert "cifar100" in result.stderr
+    assert "equilibria datasets get cifar100" in result.stderr
     assert not (tmp_path / "runs").exists()
-    assert reproduce(tmp_path, "geq-t1") == 2
-    assert "did you mean 'geq-t1" in capsys.readouterr().err
+    result = invoke("reproduce", "geq-t1", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert "did you mean 'geq-t1" in result.stderr
 
 
 def test_the_list_says_whether_the_data_is_here(

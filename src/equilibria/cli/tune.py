@@ -38,6 +38,8 @@ NUMBERS = (
 NOISE = 1.05
 """Settings whose times differ by less are as fast as each other."""
 
+Names = Annotated[str | None, Option(help="Names, with commas between them; all if not set.")]
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -67,12 +69,8 @@ def tune(
     ] = None,
     channels: Annotated[int | None, Option(min=1, help="Their channels; 3 if not set.")] = None,
     tolerances: Annotated[str, Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
-    solvers: Annotated[
-        str | None, Option(help="Names, with commas between them; all if not set.")
-    ] = None,
-    gradients: Annotated[
-        str | None, Option(help="Names, with commas between them; all if not set.")
-    ] = None,
+    solvers: Names = None,
+    gradients: Names = None,
     adjoints: Annotated[str | None, Option(hidden=True)] = None,
     repeats: Annotated[int, Option(min=1, help="Timed steps of each setting.")] = 3,
     seed: Seed = 0,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -223,23 +224,19 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         recipe = load_recipe(run.config)
     except ValueError as error:
         raise ValueError(f"{folder} is not a run of `equilibria train`: {error}") from None
+    kind = None
+    with suppress(ValueError):
+        kind = dataset_card(recipe.data.name).kind
     return ComparedRun(
         name=name,
         folder=folder,
         recipe=recipe,
-        kind=_kind(recipe),
+        kind=kind,
         parameters=_stored_parameters(run, recipe),
         is_finished=run.weights.is_file(),
         epochs=tuple(run.read_metrics()),
         evaluation=_stored_evaluation(run),
     )
-
-
-def _kind(recipe: Recipe) -> str | None:
-    try:
-        return dataset_card(recipe.data.name).kind
-    except ValueError:
-        return None
 
 
 def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
