@@ -16,6 +16,8 @@ from equilibria.training import EpochMetrics, StepProgress, json_text
 
 WIDTH_OF_A_FILE = 200
 """Columns where the output is not a terminal."""
+LEAST_WIDTH = 8
+"""Of a column in a table, unless its heading is shorter."""
 
 
 def output_console(*, quiet: bool = False) -> Console:
@@ -26,9 +28,9 @@ def output_console(*, quiet: bool = False) -> Console:
     return console
 
 
-def say(text: str) -> None:
-    """A line as it is, square brackets included, however long."""
-    output_console().print(text, markup=False, soft_wrap=True)
+def say(text: str, *, wrap: bool = False) -> None:
+    """A line as it is, square brackets included, however long; `wrap` is for prose."""
+    output_console().print(text, markup=False, soft_wrap=not wrap)
 
 
 def print_json(data: Any) -> None:
@@ -57,12 +59,13 @@ def print_table(
     right: headings of the columns of numbers.
     unbroken: headings of columns that are not wrapped.
     """
-    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for heading in headings:
         table.add_column(
             escape(heading),
             justify="right" if heading in right else "left",
             overflow="fold",
+            min_width=min(LEAST_WIDTH, *map(len, heading.split("\n"))),
             no_wrap=heading in unbroken,
         )
     for row in rows:

@@ -46,7 +46,8 @@ def _show_models(markdown: bool) -> None:
     say(
         "Objective: whether the output minimizes a known function (empty: no equilibrium). "
         "Guarantee: what is proven for every input; q is the contraction factor of the map.\n"
-        "More on one of them: equilibria models NAME"
+        "More on one of them: equilibria models NAME",
+        wrap=True,
     )
 
 

@@ -187,7 +187,8 @@ def _show(found: Mapping[str, Any], note: str) -> None:
     say(
         f"{RECOMMENDED} recommended, {PRESENT} present. Evaluations of the map in the forward "
         "solve, products with its Jacobian in the backward pass. The solver auto chooses "
-        f"{found['auto']}. Measured on {note}."
+        f"{found['auto']}. Measured on {note}.",
+        wrap=True,
     )
     for line in found["advice"]:
         say(line)
