@@ -130,5 +130,5 @@ def test_nothing_gives_no_batch() -> None:
 
 
 def test_prefetch_must_not_be_negative(split: Split) -> None:
-    with pytest.raises(ValueError, match="number of batches"):
+    with pytest.raises(ValueError, match="prefetch must not be negative"):
         Batches(split, 2, prefetch=-1)

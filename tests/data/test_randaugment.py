@@ -99,7 +99,7 @@ def test_enhancements_are_pillows_up_to_its_rounding(
     name: str, enhancer: Callable[[Image.Image], ImageEnhance._Enhance], factor: float
 ) -> None:
     images = photographs()
-    ours = getattr(randaugment, name)(images, same(factor))
+    ours = OPERATIONS[name](images, same((factor - 1) / 0.9))
     for image, one in zip(images, ours, strict=True):
         reference = from_pillow(enhancer(to_pillow(image)).enhance(factor))
         # Two roundings: of what is blended with, and of the result.
@@ -224,7 +224,7 @@ def test_operations_follow_one_another() -> None:
 
 def test_gray_images_have_no_color_to_change() -> None:
     images = torch.rand(6, 1, 8, 8)
-    assert torch.equal(randaugment.color(images, torch.full((6,), 0.3)), images)
+    assert torch.equal(OPERATIONS["color"](images, torch.full((6,), -0.7)), images)
     assert augmented(RandAugment(), images).shape == images.shape
 
 

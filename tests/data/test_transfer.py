@@ -194,7 +194,7 @@ def test_a_full_disk(server: FileServer, path: Path, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", open_on_full_disk)
-        with pytest.raises(DownloadError, match=r"is full.*kept.*make room"):
+        with pytest.raises(DownloadError, match=r"No space left.*kept: make room"):
             fetch(server, path)
     kept = part_of(path).stat().st_size
     assert 0 < kept <= 600_000

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equilibria.data.randaugment import OPERATIONS, STRONGEST
-from equilibria.registry import Registry
+from equilibria.registry import Registry, check_values
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Images and their labels: one an image, or a map with one a pixel."""
@@ -38,12 +38,16 @@ def _has_maps(images: Tensor, labels: Tensor) -> bool:
     return True
 
 
-def _refuse_maps(name: str, images: Tensor, labels: Tensor) -> None:
+def _refuse_maps(augmentation: Augmentation, images: Tensor, labels: Tensor) -> None:
     if _has_maps(images, labels):
         raise ValueError(
-            f"{name} cannot change label maps along with their images: take scale_crop, flip or "
-            "noise for segmentation"
+            f"{augmentation} cannot change label maps along with their images: take scale_crop, "
+            "flip or noise for segmentation"
         )
+
+
+def _integers(high: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randint(0, high, shape, generator=generator, device=generator.device)
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,10 @@ class RandomCrop:
     mode: Literal["zero", "reflect"] = "zero"
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ValueError(f"padding must not be negative, not {self.padding}")
-        if self.mode not in ("zero", "reflect"):
-            raise ValueError(f"mode must be 'zero' or 'reflect', not {self.mode!r}")
+        check_values(self, not_negative=("padding",), one_of={"mode": ("zero", "reflect")})
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
-        _refuse_maps("crop", images, labels)
+        _refuse_maps(self, images, labels)
         samples, _, height, width = images.shape
         reach = self.padding
         if self.mode == "reflect" and reach >= min(height, width):
@@ -71,14 +72,9 @@ class RandomCrop:
                 f"images of {height}×{width} cannot be reflected {reach} pixels far: "
                 "take a smaller padding, or mode='zero'"
             )
-        padded = F.pad(
-            images,
-            (reach, reach, reach, reach),
-            mode="constant" if self.mode == "zero" else "reflect",
-        )
-        corner = torch.randint(
-            0, 2 * reach + 1, (2, samples), generator=generator, device=generator.device
-        ).to(images.device)
+        mode = "constant" if self.mode == "zero" else "reflect"
+        padded = F.pad(images, (reach, reach, reach, reach), mode=mode)
+        corner = _integers(2 * reach + 1, (2, samples), generator).to(images.device)
         # Every window is a view of the padded images: indexing copies only those that were drawn.
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         sample = torch.arange(samples, device=images.device)
@@ -92,7 +88,6 @@ class RandomShift:
     pixels: int = 1
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
-        _refuse_maps("shift", images, labels)
         return RandomCrop(self.pixels)(images, labels, generator)
 
 
@@ -124,18 +119,14 @@ class Cutout:
     size: int = 16
 
     def __post_init__(self) -> None:
-        if self.size < 0:
-            raise ValueError(f"size must not be negative, not {self.size}")
+        check_values(self, not_negative=("size",))
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
-        _refuse_maps("cutout", images, labels)
+        _refuse_maps(self, images, labels)
         samples, _, height, width = images.shape
         hidden = []
         for length in (height, width):
-            center = torch.randint(
-                0, length, (samples, 1), generator=generator, device=generator.device
-            ).to(images.device)
-            start = center - self.size // 2
+            start = _integers(length, (samples, 1), generator).to(images.device) - self.size // 2
             place = torch.arange(length, device=images.device)
             hidden.append((place >= start) & (place < start + self.size))
         square = hidden[0][:, None, :, None] & hidden[1][:, None, None, :]
@@ -181,31 +172,25 @@ class RandAugment:
     magnitude: float = 9
 
     def __post_init__(self) -> None:
-        if self.operations < 0:
-            raise ValueError(f"operations must not be negative, not {self.operations}")
+        check_values(self, not_negative=("operations",))
         if not 0 <= self.magnitude <= STRONGEST:
             raise ValueError(f"magnitude must be between 0 and {STRONGEST}, not {self.magnitude}")
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
-        _refuse_maps("randaugment", images, labels)
+        _refuse_maps(self, images, labels)
         if images.shape[1] not in (1, 3):
             raise ValueError(
                 f"RandAugment takes gray and RGB images, not images of {images.shape[1]} channels"
             )
-        samples, device = len(images), generator.device
-        names = list(OPERATIONS)
         augmented = images.clone()
         for _ in range(self.operations):
-            drawn = torch.randint(0, len(names), (samples,), generator=generator, device=device)
-            sign = 2.0 * torch.randint(0, 2, (samples,), generator=generator, device=device) - 1
-            strength = sign * (self.magnitude / STRONGEST)
-            for index in sorted(set(drawn.tolist())):
+            drawn = _integers(len(OPERATIONS), (len(images),), generator).to(images.device)
+            sign = 2.0 * _integers(2, (len(images),), generator) - 1
+            strength = (sign * (self.magnitude / STRONGEST)).to(images.device, images.dtype)
+            for index, operation in enumerate(OPERATIONS.values()):
                 chosen = (drawn == index).nonzero().squeeze(1)
-                place = chosen.to(images.device)
-                apply = OPERATIONS[names[index]]
-                augmented[place] = apply(
-                    augmented[place], strength[chosen].to(images.device, images.dtype)
-                )
+                if len(chosen):
+                    augmented[chosen] = operation(augmented[chosen], strength[chosen])
         return augmented, labels
 
 

@@ -22,7 +22,7 @@ from typing import IO, TypeAlias
 from urllib.parse import urlsplit
 
 from equilibria.data.readers import DataFileError
-from equilibria.data.registry import Download, data_root, dataset_card
+from equilibria.data.registry import data_root, dataset_card
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Told the file's name, the bytes that are here, and the bytes in all if the server says."""
@@ -57,8 +57,15 @@ def download(
             f"The folder of data sets is {base}; license: {card.license}"
         )
     for item in card.downloads:
-        if not (base / item.target).exists():
-            _get(item, base, progress)
+        target = base / item.target
+        if target.exists():
+            continue
+        archive = base / Path(urlsplit(item.url).path).name
+        file = target if item.unpack_into is None else archive
+        fetch_file(item.url, file, item.checksum, progress=progress)
+        if item.unpack_into is not None:
+            unpack(archive, base / item.unpack_into)
+            archive.unlink()
     found = card.find(base)
     if found is None:
         raise DataFileError(
@@ -67,22 +74,6 @@ def download(
             "look whether an older copy is in the way",
         )
     return found
-
-
-def _get(item: Download, base: Path, progress: Progress | None) -> None:
-    if item.unpack_into is None:
-        fetch_file(item.url, base / item.target, item.checksum, progress=progress)
-        return
-    archive = base / Path(urlsplit(item.url).path).name
-    if not archive.exists():
-        fetch_file(item.url, archive, item.checksum, progress=progress)
-    try:
-        unpack(archive, base / item.unpack_into)
-    except OSError as error:
-        raise DownloadError(
-            f"cannot unpack {archive}: {error}. Make room, and run it again to go on from there"
-        ) from error
-    archive.unlink()
 
 
 def fetch_file(
@@ -125,23 +116,19 @@ def fetch_file(
         pooch.retrieve(
             url, known_hash=checksum, fname=path.name, path=path.parent, downloader=downloader
         )
-    except DownloadError:
-        raise
     except ValueError as error:
         raise DownloadError(
             f"what came from {url} is not the published file: its checksum is not {checksum}. "
             "It was deleted; run it again, and if it happens twice, the file at that address "
             "has changed"
         ) from error
+    except DownloadError:
+        raise
     except OSError as error:
+        remedy = "choose a folder that can be written"
         if error.errno == errno.ENOSPC:
-            raise DownloadError(
-                f"the disk of {path.parent} is full. What has arrived is kept: make room, and run "
-                "it again to go on from there"
-            ) from error
-        raise DownloadError(
-            f"cannot write {path}: {error}; choose a folder that can be written"
-        ) from error
+            remedy = "what has arrived is kept: make room, and run it again to go on from there"
+        raise DownloadError(f"cannot write {path}: {error}; {remedy}") from error
 
 
 def _read_on(url: str, path: Path, part: Path, progress: Progress | None) -> str | None:
@@ -199,27 +186,27 @@ def unpack(archive: Path, folder: Path) -> None:
     An archive with links, devices, or names that lead elsewhere is refused; a file that is there
     already is replaced.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
             for name, is_plain, content in _members(archive):
                 path = PureWindowsPath(name)
                 if path.anchor or ".." in path.parts or "\0" in name:
-                    raise DataFileError(
-                        archive, f"refused: its member {name!r} leads out of the folder"
-                    )
+                    raise DataFileError(archive, f"refused: its member {name!r} leads out")
                 if not is_plain:
-                    raise DataFileError(
-                        archive, f"refused: its member {name!r} is a link or a device"
-                    )
+                    raise DataFileError(archive, f"refused: {name!r} is a link or a device")
                 place = Path(scratch) / name
                 (place if content is None else place.parent).mkdir(parents=True, exist_ok=True)
                 if content is not None:
                     with place.open("wb") as file:
                         shutil.copyfileobj(content, file)
-        except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataFileError(archive, f"cannot be unpacked ({error})") from error
-        _merge(Path(scratch), folder)
+            _merge(Path(scratch), folder)
+    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataFileError(archive, f"cannot be unpacked ({error})") from error
+    except OSError as error:
+        raise DownloadError(
+            f"cannot unpack {archive}: {error}. Make room, and run it again to go on from there"
+        ) from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:

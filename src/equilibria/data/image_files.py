@@ -120,15 +120,13 @@ class ImageFiles:
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The samples as `fetch` gives them, but in bytes."""
-        chosen = [Path(self.paths[index]) for index in indices.tolist()]
-        if not chosen:
-            shape = (1 if self.is_gray else 3, *(self.framing.size or (0, 0)))
-            return torch.zeros(0, *shape, dtype=torch.uint8), self.labels[indices]
 
         def read(path: Path) -> Tensor:
             return read_image(path, self.framing, is_gray=self.is_gray)
 
-        return _read_all(read, chosen, self.threads), self.labels[indices]
+        empty = torch.zeros(0, 1 if self.is_gray else 3, *(self.framing.size or (0, 0)))
+        chosen = [Path(self.paths[index]) for index in indices.tolist()]
+        return _read_all(read, chosen, self.threads, empty), self.labels[indices]
 
 
 @dataclass(frozen=True)
@@ -153,14 +151,10 @@ class SegmentedFiles:
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The samples as `fetch` gives them, but in bytes."""
-        unlabelled = torch.zeros(len(self))
-        images, _ = ImageFiles(self.paths, unlabelled, self.framing, threads=self.threads).read(
-            indices
-        )
+        files = ImageFiles(self.paths, torch.zeros(len(self)), self.framing, threads=self.threads)
+        images, _ = files.read(indices)
         maps = [self.maps[index] for index in indices.tolist()]
-        if not maps:
-            return images, torch.zeros(0, *images.shape[2:], dtype=torch.long)
-        values = _read_all(self._read_map, maps, self.threads)[:, 0]
+        values = _read_all(self._read_map, maps, self.threads, images[:0])[:, 0]
         if values.shape[1:] != images.shape[2:]:
             raise DataFileError(
                 maps[0],
@@ -190,8 +184,7 @@ def open_image(path: Path, *, is_gray: bool = False) -> Image:
 
 def image_to_tensor(image: Image) -> Tensor:
     """The bytes of an image, shape `(channels, height, width)`."""
-    pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
-    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+    return torch.from_numpy(np.atleast_3d(np.array(image, dtype=np.uint8))).permute(2, 0, 1)
 
 
 def is_image(path: Path | str) -> bool:
@@ -237,13 +230,12 @@ def _open(path: Path) -> Image:
     return image
 
 
-def _read_all(read: Callable[[Path], Tensor], paths: list[Path], threads: int) -> Tensor:
-    """The images of these files, one above the other."""
-    if threads < 2 or len(paths) < 2:
-        images = [read(path) for path in paths]
-    else:
-        with ThreadPoolExecutor(min(threads, len(paths))) as readers:
-            images = list(readers.map(read, paths))
+def _read_all(
+    read: Callable[[Path], Tensor], paths: list[Path], threads: int, empty: Tensor
+) -> Tensor:
+    """The images of these files, one above the other; `empty` where there are none."""
+    with ThreadPoolExecutor(max(1, min(threads, len(paths)))) as readers:
+        images = list(readers.map(read, paths))
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:
             raise DataFileError(
@@ -251,4 +243,4 @@ def _read_all(read: Callable[[Path], Tensor], paths: list[Path], threads: int) -
                 f"of shape {tuple(image.shape)}, but {paths[0]} of {tuple(images[0].shape)}",
                 "give `size`, so that all images are scaled to one",
             )
-    return torch.stack(images)
+    return torch.stack(images) if images else empty.byte()

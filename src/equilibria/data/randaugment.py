@@ -25,9 +25,7 @@ def autocontrast(images: Tensor) -> Tensor:
     """Stretches each channel so that its darkest value is 0 and its brightest 1."""
     low = images.amin(dim=(2, 3), keepdim=True)
     high = images.amax(dim=(2, 3), keepdim=True)
-    flat = high <= low
-    stretched = (images - low) / torch.where(flat, torch.ones_like(high), high - low)
-    return torch.where(flat, images, stretched)
+    return torch.where(high > low, (images - low) / (high - low), images)
 
 
 def equalize(images: Tensor) -> Tensor:
@@ -58,23 +56,15 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     return torch.where(images > threshold[:, None, None, None], 1 - images, images)
 
 
-def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from black: 0 is black, 1 the image."""
-    return _blend(torch.zeros_like(images), images, factor)
+def gray(images: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    weights = images.new_tensor(LUMA)[:, None, None]
+    return (images * weights).sum(dim=1, keepdim=True)
 
 
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from the mean gray: 0 is that gray, 1 the image."""
-    return _blend(_gray(images).mean(dim=(2, 3), keepdim=True), images, factor)
-
-
-def color(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from the gray image: 0 is gray, 1 the image."""
-    return _blend(_gray(images), images, factor)
-
-
-def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from the image smoothed by 3×3 (center 5/13, neighbors 1/13; not at the border)."""
+def smoothed(images: Tensor) -> Tensor:
+    """By 3×3 pixels (center 5/13, neighbors 1/13), but not at the border."""
     if min(images.shape[2:]) < 3:
         return images
     kernel = images.new_ones(1, 1, 3, 3)
@@ -82,7 +72,13 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     inner = F.conv2d(images.flatten(0, 1)[:, None], kernel / kernel.sum())
     smooth = images.clone()
     smooth[:, :, 1:-1, 1:-1] = inner.reshape(*images.shape[:2], *inner.shape[2:])
-    return _blend(smooth, images, factor)
+    return smooth
+
+
+def enhance(base: Tensor, images: Tensor, strength: Tensor) -> Tensor:
+    """Away from the base, by a factor 1 + 0.9·strength; the image itself, bit for bit, at 0."""
+    change = (0.9 * strength)[:, None, None, None] * (images - base)
+    return (images + change).clamp(0, 1)
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
@@ -107,11 +103,13 @@ OPERATIONS: dict[str, Operation] = {
     "equalize": lambda images, strength: equalize(images),
     "rotate": lambda images, strength: rotate(images, 30 * strength),
     "solarize": lambda images, strength: solarize(images, 1 - strength.abs()),
-    "color": lambda images, strength: color(images, 1 + 0.9 * strength),
+    "color": lambda images, strength: enhance(gray(images), images, strength),
     "posterize": lambda images, strength: posterize(images, 8 - (4 * strength.abs()).round()),
-    "contrast": lambda images, strength: contrast(images, 1 + 0.9 * strength),
-    "brightness": lambda images, strength: brightness(images, 1 + 0.9 * strength),
-    "sharpness": lambda images, strength: sharpness(images, 1 + 0.9 * strength),
+    "contrast": lambda images, strength: enhance(
+        gray(images).mean(dim=(2, 3), keepdim=True), images, strength
+    ),
+    "brightness": lambda images, strength: enhance(torch.zeros_like(images), images, strength),
+    "sharpness": lambda images, strength: enhance(smoothed(images), images, strength),
     # The row y moves by −0.3·strength·y to the right (the column x downwards): the edge at 0 stays.
     "shear_x": lambda images, strength: _affine(images, (1, 0.3 * strength, 0), (0, 1, 0)),
     "shear_y": lambda images, strength: _affine(images, (1, 0, 0), (0.3 * strength, 1, 0)),
@@ -129,19 +127,6 @@ OPERATIONS: dict[str, Operation] = {
 def _levels(images: Tensor) -> Tensor:
     """The nearest of 256 levels."""
     return (images * BRIGHTEST).round().long()
-
-
-def _gray(images: Tensor) -> Tensor:
-    if images.shape[1] == 1:
-        return images
-    weights = images.new_tensor(LUMA)[:, None, None]
-    return (images * weights).sum(dim=1, keepdim=True)
-
-
-def _blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """base + factor·(image − base): the image itself, bit for bit, at factor 1."""
-    change = (factor - 1)[:, None, None, None] * (images - base)
-    return (images + change).clamp(0, 1)
 
 
 def _affine(images: Tensor, to_x: tuple[Entry, ...], to_y: tuple[Entry, ...]) -> Tensor:

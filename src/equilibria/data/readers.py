@@ -2,9 +2,8 @@
 
 The idx format of MNIST is a magic number, the sizes, the bytes; `.npy` files are read without
 pickles. CIFAR's batches are pickles, and a pickle is a program: its reader lets it build
-dictionaries, lists, numbers, texts and arrays of bytes, the last through stand-ins for the few
-numpy names that those batches mention; numpy's own reconstruction is never called. Any other name
-is refused.
+dictionaries, lists, numbers, texts and arrays of bytes, the last from what the few numpy names that
+those batches mention are called with; nothing is called. Any other name is refused.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import math
 import pickle
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 UNSIGNED_BYTES = 0x08
-BYTE_TYPES = (("u1",), ("|u1",), (b"u1",), (b"|u1",))
+BYTE_TYPES = ("u1", "|u1", b"u1", b"|u1")
 """How a pickle may name the type of bytes."""
 
 
@@ -78,6 +77,8 @@ def read_npy(path: Path) -> Any:
     try:
         # Of `np.load` the part for plain arrays alone: no pickles, no archives.
         return np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError as error:
+        raise MissingDataError(f"{path} is missing: unpack the whole data set there") from error
     except (EOFError, ValueError) as error:
         raise DataFileError(path, f"not a plain .npy file ({error})") from error
 
@@ -89,96 +90,57 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = _Unpickler(stream, encoding="bytes").load()
         if not isinstance(content, dict):
             raise ValueError("it holds no dictionary")
-        if not all(isinstance(key, (bytes, str)) for key in content):
+        plain = {_plain(key): _plain(value) for key, value in content.items()}
+        if not all(isinstance(key, str) for key in plain):
             raise ValueError("it holds a dictionary whose keys are not text")
-        return {_plain(key): _plain(value) for key, value in content.items()}
+        return plain
     except Exception as error:
         # Damaged pickles raise nearly anything.
         raise DataFileError(path, f"not a pickled batch of CIFAR ({error})") from error
 
 
-def bytes_to_tensor(content: bytes, shape: tuple[int, ...] | list[int]) -> Tensor:
-    if not content:
-        return torch.zeros(shape, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(shape)
+def bytes_to_tensor(content: bytes, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Tensor:
+    pixels = np.frombuffer(content, dtype=np.uint8).reshape(shape, order=order)
+    return torch.from_numpy(np.array(pixels, order="C"))
 
 
 class _Pickled:
-    """An array, or the type of its elements, as the pickle describes it.
+    """A name in the pickle, what it is called with, and the state it is given: nothing is run."""
 
-    It is checked when it becomes a tensor.
-    """
-
-    __slots__ = ("arguments", "state")
-
-    def __init__(self, *arguments: object) -> None:
-        self.arguments = arguments
+    def __init__(self, name: str, *arguments: object) -> None:
+        self.name, self.arguments = name, arguments
         self.state: object = None
+
+    def __call__(self, *arguments: object) -> _Pickled:
+        return _Pickled(self.name, *arguments)
 
     def __setstate__(self, state: object) -> None:
         self.state = state
 
 
-class _StandIn:
-    """Takes the place of a name in the pickle, which may call it and nothing else."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        self.function = function
-
-    def __call__(self, *arguments: object) -> object:
-        return self.function(*arguments)
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("it tries to change what it may only use")
-
-
-def _not_a_function(*arguments: object) -> object:
-    raise pickle.UnpicklingError("it calls what is not a function")
-
-
-def _encode(text: object, *encoding: object) -> object:
-    """Python 3 writes bytes for Python 2 as text and an instruction to encode it."""
-    if not isinstance(text, str) or encoding not in (("latin1",), (b"latin1",)):
-        raise pickle.UnpicklingError("it encodes text in another way than latin1")
-    return text.encode("latin1")
-
-
-def _empty_bytes(*arguments: object) -> object:
-    """Python 3 writes empty bytes for Python 2 as a call without arguments."""
-    if arguments:
-        raise pickle.UnpicklingError("it makes bytes from something")
-    return b""
-
-
 ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _StandIn(_Pickled),
-    ("numpy._core.multiarray", "_reconstruct"): _StandIn(_Pickled),
-    ("numpy", "ndarray"): _StandIn(_not_a_function),
-    ("numpy", "dtype"): _StandIn(_Pickled),
-    ("_codecs", "encode"): _StandIn(_encode),
-    ("__builtin__", "bytes"): _StandIn(_empty_bytes),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
 }
 
 
 class _Unpickler(pickle._Unpickler):
     """Python's own unpickler written in Python: the one in C takes memory as a file tells it to."""
 
-    def find_class(self, module: str, name: str) -> _StandIn:
-        try:
-            return ALLOWED[module, name]
-        except KeyError:
+    def find_class(self, module: str, name: str) -> _Pickled:
+        if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(
                 f"it asks for {module}.{name}, which was refused and not run"
-            ) from None
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to objects outside the file")
+            )
+        return _Pickled(name)
 
 
 def _plain(value: object) -> Any:
     """Data of the pickle as data of this library."""
+    value = _content(value)
     if isinstance(value, _Pickled):
         return _tensor(value)
     if isinstance(value, list):
@@ -190,11 +152,21 @@ def _plain(value: object) -> Any:
     raise ValueError(f"it holds a {type(value).__name__}")
 
 
+def _content(value: object) -> object:
+    """Python 3 writes bytes for Python 2 as text and an instruction to encode it."""
+    if isinstance(value, _Pickled) and value.name == "encode":
+        text, *encoding = value.arguments
+        if isinstance(text, str) and encoding in (["latin1"], [b"latin1"]):
+            return text.encode("latin1")
+    return value
+
+
 def _tensor(array: _Pickled) -> Tensor:
-    if not isinstance(array.state, tuple) or len(array.state) != 5:
+    if array.name != "_reconstruct" or not isinstance(array.state, tuple) or len(array.state) != 5:
         raise ValueError("it holds an array without content")
     _, shape, kind, is_fortran, content = array.state
-    if not isinstance(kind, _Pickled) or kind.arguments[:1] not in BYTE_TYPES:
+    content = _content(content)
+    if not isinstance(kind, _Pickled) or _content(kind.arguments[0]) not in BYTE_TYPES:
         raise ValueError("it holds an array of something else than bytes")
     if not isinstance(shape, tuple) or not all(
         isinstance(side, int) and side >= 0 for side in shape
@@ -202,7 +174,4 @@ def _tensor(array: _Pickled) -> Tensor:
         raise ValueError("it holds an array without a shape")
     if not isinstance(content, bytes) or len(content) != math.prod(shape):
         raise ValueError(f"its array of shape {shape} does not have that many bytes")
-    if is_fortran:
-        transposed = bytes_to_tensor(content, shape[::-1])
-        return transposed.permute(*reversed(range(len(shape)))).contiguous()
-    return bytes_to_tensor(content, shape)
+    return bytes_to_tensor(content, shape, "F" if is_fortran else "C")

@@ -14,7 +14,7 @@ import yaml
 
 from equilibria.data.readers import MissingDataError
 from equilibria.data.sets import arrays, folders, omniglot
-from equilibria.data.source import DataSet, Kind, Source, choose_samples, select
+from equilibria.data.source import DataSet, Kind, choose_samples, select
 from equilibria.registry import Registry
 
 ROOT_VARIABLE = "EQUILIBRIA_DATA"
@@ -56,12 +56,8 @@ class DataSetCard:
 
     def find(self, root: Path) -> Path | None:
         """The folder below `root` that holds everything, if there is one."""
-        complete = (
-            folder
-            for folder in (root / name for name in self.folders)
-            if folder.is_dir() and not self.missing(folder)
-        )
-        return next(complete, None)
+        folders = (root / name for name in self.folders)
+        return next((f for f in folders if f.is_dir() and not self.missing(f)), None)
 
     def missing(self, folder: Path) -> list[str]:
         """The patterns that nothing in `folder` matches."""
@@ -124,39 +120,31 @@ def load_dataset(
     if card.folders:
         options["folder"] = _find_folder(card, root)
     data = _loaders.create(name, **options)
-    return replace(
-        data,
-        license=data.license or card.license,
-        train=_chosen(data.train, train_samples, subset_seed),
-        test=_chosen(data.test, test_samples, subset_seed),
+    train, test = (
+        part if samples is None else select(part, choose_samples(part, samples, subset_seed))
+        for part, samples in ((data.train, train_samples), (data.test, test_samples))
     )
+    return replace(data, license=data.license or card.license, train=train, test=test)
 
 
 def _find_folder(card: DataSetCard, root: Path | str | None) -> Path:
-    wanted = (
-        f"It is looked for in {' or '.join(f'{folder}/' for folder in card.folders)} with "
-        f"{', '.join(card.contents)}. {card.obtain}"
-    )
     try:
         base = data_root(root)
+        found = card.find(base)
+        if found is not None:
+            return found
+        why = f"it is not below {base}" if base.is_dir() else f"{base} is not a folder"
+        for folder in (base / name for name in card.folders):
+            if folder.is_dir():
+                why = f"it is not complete: {folder} lacks {', '.join(card.missing(folder))}"
+                break
     except MissingDataError as error:
-        raise MissingDataError(f"cannot read {card.name!r}: {error}. {wanted}") from None
-    if not base.is_dir():
-        raise MissingDataError(f"cannot read {card.name!r}: {base} is not a folder. {wanted}")
-    found = card.find(base)
-    if found is not None:
-        return found
-    for folder in (base / name for name in card.folders):
-        if folder.is_dir():
-            raise MissingDataError(
-                f"{card.name!r} is not complete: {folder} lacks "
-                f"{', '.join(card.missing(folder))}. {wanted}"
-            )
-    raise MissingDataError(f"{card.name!r} is not below {base}. {wanted}")
-
-
-def _chosen(source: Source, samples: int | None, seed: int) -> Source:
-    return source if samples is None else select(source, choose_samples(source, samples, seed))
+        why = str(error)
+    raise MissingDataError(
+        f"cannot read {card.name!r}: {why}. It is looked for in "
+        f"{' or '.join(f'{folder}/' for folder in card.folders)} with "
+        f"{', '.join(card.contents)}. {card.obtain}"
+    )
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, read_image
+from equilibria.registry import check_values
 
 AnySource = TypeVar("AnySource", "Split", "Source")
 """Of samples in memory some are samples in memory."""
@@ -78,7 +79,6 @@ class Split:
         return self.images.shape[0]
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples of these indices; bytes become float32 in [0, 1]."""
         images = self.images[indices]
         if images.dtype == torch.uint8:
             images = images.float().div_(BRIGHTEST)
@@ -119,12 +119,9 @@ class DataSet:
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
         source = self.train if len(self.train) else self.test
-        if isinstance(source, Split):
-            _, channels, height, width = source.images.shape
-        else:
-            # An episode is a sample of many images.
-            first, _ = source.fetch(torch.zeros(1, dtype=torch.long))
-            channels, height, width = first.shape[-3:]
+        first, _ = source.fetch(torch.zeros(1, dtype=torch.long))
+        # An episode is a sample of many images.
+        channels, height, width = first.shape[-3:]
         return channels, height, width
 
     @property
@@ -166,13 +163,11 @@ def choose_samples(source: Source, samples: int, seed: int) -> Tensor:
     classes = torch.unique(labels)
     # Where the number is no multiple of the classes, chance says which of them get one more.
     turn = torch.randperm(len(classes), generator=generator)
-    place = turn[torch.searchsorted(classes, labels[order].contiguous())]
-    by_place = place.argsort(stable=True)
-    first = torch.bincount(place).cumsum(0) - torch.bincount(place)
-    rank = torch.empty_like(place)
-    rank[by_place] = torch.arange(len(place)) - first[place[by_place]]
-    key = rank * len(classes) + place
-    return order[key.argsort()[:samples]].sort().values
+    shuffled, rank = labels[order], torch.empty_like(order)
+    for label, place in zip(classes.tolist(), turn.tolist(), strict=True):
+        members = shuffled == label
+        rank[members] = torch.arange(int(members.sum())) * len(classes) + place
+    return order[rank.argsort()[:samples]].sort().values
 
 
 def evenly_spread(source: Source, count: int) -> Tensor:
@@ -184,8 +179,11 @@ def evenly_spread(source: Source, count: int) -> Tensor:
 def read_into_memory(source: Source, *, batch: int = 256) -> Split:
     """All samples of a source that reads files, as bytes: read once instead of in every epoch."""
     parts = torch.split(torch.arange(len(source)), batch)
-    images, labels = zip(*(_read(source, part) for part in parts), strict=True)
-    return Split(torch.cat(images), _in_bytes(torch.cat(labels)))
+    images, parts_labels = zip(*(_read(source, part) for part in parts), strict=True)
+    labels = torch.cat(parts_labels)
+    # Of labels, maps have many.
+    fit_bytes = torch.equal(labels.byte().to(labels.dtype), labels)
+    return Split(torch.cat(images), labels.byte() if fit_bytes else labels)
 
 
 def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,12 +192,6 @@ def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
         return _read(source.source, source.indices[indices])
     read: Callable[[Tensor], tuple[Tensor, Tensor]] = getattr(source, "read", source.fetch)
     return read(indices)
-
-
-def _in_bytes(labels: Tensor) -> Tensor:
-    """Labels, of which maps have many, in bytes if they fit."""
-    fit = labels.numel() == 0 or (int(labels.min()) >= 0 and int(labels.max()) <= BRIGHTEST)
-    return labels.byte() if fit else labels
 
 
 def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySource, AnySource]:
@@ -218,9 +210,8 @@ def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySour
         members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
         held_out[members[order[: round(share * len(members))]]] = True
-    return select(split, (~held_out).nonzero().squeeze(1)), select(
-        split, held_out.nonzero().squeeze(1)
-    )
+    rest, aside = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+    return select(split, rest), select(split, aside)
 
 
 def select(source: AnySource, indices: Tensor) -> AnySource:
@@ -246,16 +237,13 @@ class Batches:
     part: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"the batch size must be at least 1, not {self.size}")
-        if self.prefetch < 0:
-            raise ValueError(f"prefetch is a number of batches, 0 for none, not {self.prefetch}")
+        check_values(self, at_least_one=("size",), not_negative=("prefetch",))
         if not 0 <= self.part[0] < self.part[1]:
             raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {self.part}")
 
     def __len__(self) -> int:
-        samples = len(self.source)
-        return samples // self.size if self.drop_last else -(-samples // self.size)
+        full, rest = divmod(len(self.source), self.size)
+        return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for _, images, labels in self.indexed():
@@ -263,12 +251,9 @@ class Batches:
 
     def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The batches with the indices of their samples before them."""
-        samples = len(self.source)
-        order = (
-            torch.arange(samples)
-            if self.shuffle is None
-            else torch.randperm(samples, generator=self.shuffle)
-        )
+        order = torch.arange(len(self.source))
+        if self.shuffle is not None:
+            order = torch.randperm(len(order), generator=self.shuffle)
         place, parts = self.part
         # An empty tensor splits into one empty piece, which is no batch.
         whole = islice(torch.split(order, self.size), len(self))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from equilibria.data.readers import (
     DataFileError,
-    MissingDataError,
     bytes_to_tensor,
     read_idx,
     read_npy,
@@ -128,9 +127,6 @@ def load_cifar10_c(
     if severity is not None and not 1 <= severity <= SEVERITIES:
         raise ValueError(f"severity is a number from 1 to {SEVERITIES}, not {severity}")
     images_file, labels_file = folder / f"{corruption}.npy", folder / "labels.npy"
-    for path in (images_file, labels_file):
-        if not path.is_file():
-            raise MissingDataError(f"{path} is missing: unpack the whole of CIFAR-10-C.tar there")
     images, labels = read_npy(images_file), read_npy(labels_file)
     if images.ndim != 4 or images.shape[1:] != (32, 32, 3) or images.dtype != np.uint8:
         raise DataFileError(images_file, f"{images.dtype} of shape {images.shape}, not images")

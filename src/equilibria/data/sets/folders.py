@@ -86,19 +86,17 @@ def load_celeba(
 ) -> DataSet:
     """The aligned faces, in the parts of `list_eval_partition.txt`."""
     listing, images = folder / "list_eval_partition.txt", folder / "img_align_celeba"
-    paths: dict[str, list[Path | str]] = {part: [] for part in CELEBA_PARTS.values()}
+    parts: dict[str, list[str]] = {part: [] for part in CELEBA_PARTS.values()}
     for number, line in enumerate(listing.read_text().splitlines(), start=1):
         words = line.split()
         if not words:
             continue
         if len(words) != 2 or words[1] not in CELEBA_PARTS or Path(words[0]).name != words[0]:
             raise DataFileError(listing, f"line {number} is not a file's name and 0, 1 or 2")
-        paths[CELEBA_PARTS[words[1]]].append(os.path.join(images, words[0]))
-    if not paths["train"] or not paths["test"]:
+        parts[CELEBA_PARTS[words[1]]].append(os.path.join(images, words[0]))
+    if not parts["train"] or not parts["test"]:
         raise DataFileError(listing, "names no images to train on, or none to test on")
-    framing = Framing.make(size)
-    train, validation, test = (_unlabelled(paths[part], framing, threads) for part in paths)
-    return DataSet(train=train, test=test, validation=validation or None, framing=framing, **about)
+    return _unlabelled(parts, size, threads, about)
 
 
 def load_ffhq(
@@ -112,32 +110,32 @@ def load_ffhq(
     held = next((folder / name for name in FFHQ_FOLDERS if (folder / name).is_dir()), None)
     if held is None:
         raise MissingDataError(f"{folder} has neither {' nor '.join(FFHQ_FOLDERS)}")
-    paths = list_images(held)
-    for piece in list_folders(held):
-        paths += list_images(piece)
-    train: list[Path | str] = []
-    test: list[Path | str] = []
+    paths = [path for piece in (held, *list_folders(held)) for path in list_images(piece)]
+    parts: dict[str, list[str]] = {"train": [], "test": []}
     for path in paths:
         if not path.stem.isdigit():
             raise DataFileError(
                 path, "not named by a number", "keep FFHQ's own names (00000.png …)"
             )
-        (train if int(path.stem) < FFHQ_TRAINING else test).append(path)
-    if not train or not test:
-        counts = f"{len(train)} images numbered below {FFHQ_TRAINING}, {len(test)} from there on"
-        raise incomplete(held, counts)
+        parts["train" if int(path.stem) < FFHQ_TRAINING else "test"].append(str(path))
+    if not all(parts.values()):
+        train, test = map(len, parts.values())
+        raise incomplete(held, f"{train} images below {FFHQ_TRAINING}, {test} from there on")
+    return _unlabelled(parts, size, threads, about)
+
+
+def _unlabelled(
+    parts: dict[str, list[str]], size: int | Sequence[int], threads: int, about: dict[str, Any]
+) -> DataSet:
     framing = Framing.make(size)
-    return DataSet(
-        train=_unlabelled(train, framing, threads),
-        test=_unlabelled(test, framing, threads),
-        framing=framing,
-        **about,
-    )
-
-
-def _unlabelled(paths: list[Path | str], framing: Framing, threads: int) -> ImageFiles:
-    labels = torch.zeros(len(paths), dtype=torch.long)
-    return ImageFiles(tuple(paths), labels, framing, threads=threads)
+    read = {
+        part: ImageFiles(
+            tuple(paths), torch.zeros(len(paths), dtype=torch.long), framing, threads=threads
+        )
+        for part, paths in parts.items()
+        if paths
+    }
+    return DataSet(framing=framing, **read, **about)
 
 
 def load_streets(
@@ -176,10 +174,5 @@ def load_streets(
             places.append(folder / place)
         return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads)
 
-    return DataSet(
-        train=read(parts["train"]),
-        test=read(parts["test"]),
-        validation=read(parts["validation"]) if "validation" in parts else None,
-        framing=framing,
-        **about,
-    )
+    read_parts = {name: read(part) for name, part in parts.items()}
+    return DataSet(framing=framing, **read_parts, **about)

@@ -27,6 +27,7 @@ from equilibria.data.image_files import (
 )
 from equilibria.data.readers import MissingDataError, incomplete
 from equilibria.data.source import DataSet, Source, read_into_memory
+from equilibria.registry import check_values
 
 PARTS = (
     ("images_background", "images_evaluation"),
@@ -67,23 +68,27 @@ def load_omniglot(
             f"{folder} lacks a pair of parts, {' or '.join(' and '.join(pair) for pair in PARTS)}"
         )
     training, testing = (_characters(folder / name) for name in names)
-    known = {_alphabet(name) for name in training}
-    fresh = {name: drawn for name, drawn in testing.items() if _alphabet(name) not in known}
-    characters = _chosen({**training, **fresh}, alphabets)
+    fresh = {alphabet: drawn for alphabet, drawn in testing.items() if alphabet not in training}
+    characters = {**training, **fresh}
     classes: dict[str, int] = {}
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
-    for name, drawings in characters.items():
-        label = classes.setdefault(_alphabet(name) if labels == "alphabets" else name, len(classes))
-        labelled = [(path, label) for path in drawings]
-        if parting == "characters":
-            (train if name in training else test).extend(labelled)
-            continue
-        if len(drawings) <= TRAINING_DRAWINGS:
-            few = f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}"
-            raise incomplete(drawings[0].parent, few)
-        train += labelled[:TRAINING_DRAWINGS]
-        test += labelled[TRAINING_DRAWINGS:]
+    for alphabet in alphabets or characters:
+        if alphabet not in characters:
+            known = ", ".join(characters)
+            raise ValueError(f"there is no alphabet {alphabet!r} here, only {known}")
+        for character, drawings in characters[alphabet].items():
+            name = alphabet if labels == "alphabets" else f"{alphabet}/{character}"
+            label = classes.setdefault(name, len(classes))
+            labelled = [(path, label) for path in drawings]
+            if parting == "characters":
+                (train if alphabet in training else test).extend(labelled)
+                continue
+            if len(drawings) <= TRAINING_DRAWINGS:
+                few = f"{len(drawings)} drawings, not more than {TRAINING_DRAWINGS}"
+                raise incomplete(drawings[0].parent, few)
+            train += labelled[:TRAINING_DRAWINGS]
+            test += labelled[TRAINING_DRAWINGS:]
     framing = Framing.make(size)
 
     def read(part: list[tuple[Path, int]]) -> ImageFiles:
@@ -96,40 +101,18 @@ def load_omniglot(
     )
 
 
-def _alphabet(name: str) -> str:
-    return name.split("/")[0]
-
-
-def _chosen(
-    characters: dict[str, list[Path]], alphabets: Sequence[str] | None
-) -> dict[str, list[Path]]:
-    """The characters of these alphabets, in this order."""
-    if alphabets is None:
-        return characters
-    known = list(dict.fromkeys(map(_alphabet, characters)))
-    for alphabet in alphabets:
-        if alphabet not in known:
-            raise ValueError(f"there is no alphabet {alphabet!r} here, only {', '.join(known)}")
-    return {
-        name: drawings
-        for alphabet in alphabets
-        for name, drawings in characters.items()
-        if _alphabet(name) == alphabet
-    }
-
-
-def _characters(folder: Path) -> dict[str, list[Path]]:
-    """The drawings of every character, by `Alphabet/character01`."""
+def _characters(folder: Path) -> dict[str, dict[str, list[Path]]]:
+    """The drawings of every character of every alphabet."""
     found = {
-        f"{alphabet.name}/{character.name}": list_images(character)
+        alphabet.name: {kind.name: list_images(kind) for kind in list_folders(alphabet)}
         for alphabet in list_folders(folder)
-        for character in list_folders(alphabet)
     }
-    for name, drawings in found.items():
-        if not drawings:
-            raise incomplete(folder / name, "no drawings in it")
-    if not found:
+    if not any(found.values()):
         raise incomplete(folder, "no alphabets in it")
+    for alphabet, characters in found.items():
+        for character, drawings in characters.items():
+            if not drawings:
+                raise incomplete(folder / alphabet / character, "no drawings in it")
     return found
 
 
@@ -157,9 +140,7 @@ class Episodes:
     def __post_init__(self) -> None:
         if self.ways < 2:
             raise ValueError(f"ways must be at least 2, not {self.ways}")
-        for name in ("shots", "queries", "episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_values(self, at_least_one=("shots", "queries", "episodes"))
         classes, drawings, _, height, width = self.images.shape
         if self.shots + self.queries > drawings:
             raise ValueError(
