@@ -11,7 +11,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from equilibria.data import RandAugment, randaugment
+from equilibria.data import randaugment
+from equilibria.data.augment import RandAugment
 from equilibria.data.randaugment import OPERATIONS
 
 LEVEL = 1 / 255

@@ -84,12 +84,6 @@ def test_the_file_is_the_same_on_every_run() -> None:
     assert segmentation_png(*example(), NAMES) == segmentation_png(*example(), NAMES)
 
 
-def test_own_colors_are_used() -> None:
-    colors = [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9)]
-    picture = drawn(segmentation_png(*example(), NAMES, opacity=1.0, colors=colors))
-    assert pixels_of(picture, colors[0]) > 1000
-
-
 @pytest.mark.parametrize("count", [3, 12, 30])
 def test_colors_are_distinct_and_none_is_that_of_errors(count: int) -> None:
     colors = torch.tensor([*distinct_colors(count), WRONG])
@@ -106,5 +100,3 @@ def test_what_does_not_fit_is_refused() -> None:
         segmentation_png(images[:, :2], labels, predictions, NAMES)
     with pytest.raises(ValueError, match="opacity"):
         segmentation_png(images, labels, predictions, NAMES, opacity=2.0)
-    with pytest.raises(ValueError, match="3 classes but 1 colors"):
-        segmentation_png(images, labels, predictions, NAMES, colors=[(0.0, 0.0, 0.0)])

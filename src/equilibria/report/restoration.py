@@ -62,8 +62,8 @@ class RestoredBatch:
     solves: Sequence[Solve]
 
 
-@dataclass(frozen=True)
-class RestoredImage:
+@dataclass(frozen=True, kw_only=True)
+class RestoredImage(Solve):
     """One image file."""
 
     file: str
@@ -78,11 +78,6 @@ class RestoredImage:
     misfit: float
     """The root of the mean squared difference between what was measured of an entry and what the
     restored image would have given."""
-    status: str
-    residual: float | None
-    """None for a model without an equilibrium, as are the iterations."""
-    iterations: int | None
-    message: str
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,19 @@ class Restorer:
         """Restore what was seen of a batch of images."""
         model, task = self.experiment.model, self.experiment.task
         if isinstance(task, ImageRestoration) and not is_generator(model):
-            generated, solves = self._answer(seen)
+            given = [*self.search, *["stop_at_noise"] * self.stop_at_noise]
+            if given:
+                raise ValueError(
+                    f"{type(model).__name__} restores without a search: leave out "
+                    f"{', '.join(given)}"
+                )
+            generated = answer(model, seen)
+            solution = getattr(model, "last_solution", None)
+            solves = (
+                [Solve()] * len(generated)
+                if solution is None
+                else _solves(solution, solution.message)
+            )
         else:
             own: dict[str, Any] = {}
             if isinstance(task, ImageRestoration):
@@ -189,6 +196,12 @@ class Restorer:
             is_filled = batch.images is not batch.generated
             shown = [originals, batch.picture, batch.generated if is_filled else None, batch.images]
             scale = max(1, LEAST_SIDE // min(batch.images.shape[2:]))
+            measured_psnr, restored_psnr = (
+                [None] * len(some)
+                if originals is None or pictured is None
+                else picture_psnr(pictured, originals).tolist()
+                for pictured in (batch.picture, batch.images)
+            )
             for row, file in enumerate(some):
                 restored, sheet = pictures[start + row]
                 columns = torch.stack([images[row] for images in shown if images is not None])
@@ -198,8 +211,8 @@ class Restorer:
                     file=str(file),
                     restored=str(restored),
                     sheet=str(sheet),
-                    measured_psnr=_psnr(batch.picture, originals, row),
-                    restored_psnr=_psnr(batch.images, originals, row),
+                    measured_psnr=measured_psnr[row],
+                    restored_psnr=restored_psnr[row],
                     misfit=float(left[row]),
                     **vars(batch.solves[row]),
                 )
@@ -250,20 +263,6 @@ class Restorer:
             sheet=str(sheet),
         )
 
-    def _answer(self, seen: Corrupted) -> tuple[Tensor, list[Solve]]:
-        """By a model that restores without a search."""
-        model = self.experiment.model
-        if self.search or self.stop_at_noise:
-            raise ValueError(
-                f"{type(model).__name__} restores without a search: leave out "
-                f"{', '.join([*self.search, *['stop_at_noise'] * self.stop_at_noise])}"
-            )
-        images = answer(model, seen)
-        solution = getattr(model, "last_solution", None)
-        if solution is None:
-            return images, [Solve()] * len(images)
-        return images, _solves(solution, solution.message)
-
     def _measure(
         self, files: Sequence[Path], random: torch.Generator, damaged: bool, mask: Path | None
     ) -> tuple[Tensor | None, Corrupted]:
@@ -304,9 +303,3 @@ def _solves(found: Any, message: Callable[[int], str]) -> list[Solve]:
         )
         for row in range(len(found.status))
     ]
-
-
-def _psnr(images: Tensor | None, originals: Tensor | None, row: int) -> float | None:
-    if images is None or originals is None:
-        return None
-    return float(picture_psnr(images[row : row + 1], originals[row : row + 1]))

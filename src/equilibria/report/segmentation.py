@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from equilibria.report.figures import (
 )
 from equilibria.training import Experiment, write_atomically
 
+Color: TypeAlias = tuple[float, float, float]
+"""Red, green and blue in [0, 1]."""
+
 UNLABELLED = (0.82, 0.84, 0.87)
 WRONG = (0.85, 0.12, 0.12)
 FIRST_COLORS = (
@@ -33,7 +36,6 @@ FIRST_COLORS = (
 PANELS = ("image", "truth", "prediction", "errors")
 PANEL_WIDTH = 2.6
 """In inches."""
-LEGEND_COLUMNS = 6
 LARGE_PANEL = 4.2
 """The side of a square panel of a prediction, in inches."""
 DARKEST = 0.3
@@ -66,18 +68,13 @@ def segmentation_png(
     *,
     ignore_index: int = 255,
     opacity: float = 0.65,
-    colors: Sequence[tuple[float, float, float]] | None = None,
 ) -> bytes:
     """A row for each image: itself, its true classes, the predicted ones, and where they differ.
 
     images: `(samples, 1 or 3, height, width)` with values in [0, 1], not normalized.
     labels, predictions: classes of the pixels, `(samples, height, width)`.
     opacity: of the classes over the image, which is gray below them.
-    colors: of the classes, red, green and blue in [0, 1]; distinct ones if not given.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     shape = (len(images), *images.shape[2:])
     if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
         raise ValueError(
@@ -91,45 +88,24 @@ def segmentation_png(
         )
     if not 0 <= opacity <= 1:
         raise ValueError(f"opacity must be in [0, 1], not {opacity}")
-    colors = distinct_colors(len(class_names)) if colors is None else colors
-    if len(colors) != len(class_names):
-        raise ValueError(f"{len(class_names)} classes but {len(colors)} colors")
-    palette = torch.tensor(list(colors))
-    pixels = images.detach().cpu().float().clamp(0, 1).expand(-1, 3, -1, -1).movedim(1, 3)
-    truth, found = labels.cpu().long(), predictions.cpu().long()
-
-    height = PANEL_WIDTH * shape[1] / shape[2] + 0.25
-    shown = sorted({*truth.flatten().tolist(), *found.flatten().tolist()} - {ignore_index})
-    has_unlabelled = bool((truth == ignore_index).any())
-    legend_height = 0.25 * math.ceil((len(shown) + 1 + has_unlabelled) / LEGEND_COLUMNS)
-    figure = Figure(
-        figsize=(PANEL_WIDTH * len(PANELS), height * len(images) + legend_height + 0.2),
-        facecolor=PAPER,
-        layout="constrained",
-    )
-    for row in range(len(images)):
-        wrong = (truth[row] != found[row]) & (truth[row] != ignore_index)
-        panels = (
-            pixels[row],
-            _overlay(pixels[row], truth[row], palette, opacity, ignore_index),
-            _overlay(pixels[row], found[row], palette, opacity, ignore_index),
-            _errors(pixels[row], wrong, truth[row] == ignore_index),
-        )
-        for column, (title, panel) in enumerate(zip(PANELS, panels, strict=True)):
-            axis = figure.add_subplot(len(images), len(PANELS), row * len(PANELS) + column + 1)
-            axis.imshow(panel.numpy(), interpolation="nearest")
-            _without_frame(axis)
-            if row == 0:
-                axis.set_title(title, color=LIGHT.ink, fontsize=10)
-        judged = int((truth[row] != ignore_index).sum())
-        share = int(wrong.sum()) / judged if judged else 0.0
-        axis.set_xlabel(f"{share:.1%} of pixels wrong", color=LIGHT.ink, fontsize=8)
-    entries = [Patch(color=colors[index], label=class_names[index]) for index in shown]
-    entries.append(Patch(color=WRONG, label="wrong"))
-    if has_unlabelled:
-        entries.append(Patch(color=UNLABELLED, label="unlabelled"))
-    legend_below(figure, entries, min(len(entries), LEGEND_COLUMNS), size=9)
-    return figure_png(figure, 110)
+    colors = distinct_colors(len(class_names))
+    truths, found = labels.cpu().long(), predictions.cpu().long()
+    rows, notes = [], []
+    shades = images.detach().cpu().float().clamp(0, 1)
+    for image, truth, seen in zip(shades, truths, found, strict=True):
+        pixels = image.expand(3, -1, -1).movedim(0, 2)
+        judged = truth != ignore_index
+        wrong = (truth != seen) & judged
+        overlays = [
+            _overlay(pixels, classes, colors, opacity, ignore_index) for classes in (truth, seen)
+        ]
+        rows.append([pixels, *overlays, _errors(pixels, wrong, ~judged)])
+        notes.append(f"{int(wrong.sum()) / max(1, int(judged.sum())):.1%} of pixels wrong")
+    shown = sorted({*truths.flatten().tolist(), *found.flatten().tolist()} - {ignore_index})
+    legend = {class_names[index]: colors[index] for index in shown} | {"wrong": WRONG}
+    if bool((truths == ignore_index).any()):
+        legend["unlabelled"] = UNLABELLED
+    return _sheet(PANELS, rows, legend, PANEL_WIDTH, notes)
 
 
 @torch.no_grad()
@@ -173,40 +149,56 @@ def _prediction_png(
 
     image: `(1 or 3, height, width)` with values in [0, 1]; classes: `(height, width)`.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.patches import Patch
-
     height, width = classes.shape
     colors = distinct_colors(len(class_names))
     pixels = image.expand(3, -1, -1).movedim(0, 2)
     # Where the image is dark, colors would no longer look like those of the legend.
     pale = DARKEST + (1 - DARKEST) * pixels
-    overlay = _overlay(pale, classes, torch.tensor(colors), opacity=0.6, ignore_index=-1)
-
+    overlay = _overlay(pale, classes, colors, opacity=0.6, ignore_index=-1)
+    legend = {
+        f"{class_names[index]}  {share:.1%}": colors[index] for index, share in shares.items()
+    }
     # Panels of one area, whatever the proportions of the image.
     panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
-    labels = [f"{class_names[index]}  {share:.1%}" for index, share in shares.items()]
-    columns = legend_columns(labels, 2 * panel_width, mark=0.55)
-    legend_height = 0.25 * math.ceil(len(labels) / columns) + 0.15
+    return _sheet(("image", "classes"), [[pixels, overlay]], legend, panel_width)
+
+
+def _sheet(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[Tensor]],
+    legend: Mapping[str, Color],
+    panel_width: float,
+    notes: Sequence[str] = (),
+) -> bytes:
+    """Rows of panels below their titles, a note below the last panel of each, and a legend."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
+
+    width, columns = panel_width * len(titles), len(titles)
+    height, side = rows[0][0].shape[:2]
+    in_line = legend_columns(list(legend), width, mark=0.55)
+    legend_height = 0.25 * math.ceil(len(legend) / in_line) + 0.15
     figure = Figure(
-        figsize=(2 * panel_width, panel_width * height / width + legend_height + 0.3),
+        figsize=(width, (panel_width * height / side + 0.25) * len(rows) + legend_height + 0.05),
         facecolor=PAPER,
         layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06),
     )
-    for place, (title, panel) in enumerate((("image", pixels), ("classes", overlay))):
-        axis = figure.add_subplot(1, 2, place + 1)
+    for place, panel in enumerate(panel for row in rows for panel in row):
+        axis = figure.add_subplot(len(rows), columns, place + 1)
         axis.imshow(panel.numpy(), interpolation="antialiased")
-        axis.set_title(title, color=LIGHT.ink, fontsize=11)
-        _without_frame(axis)
-    entries = [
-        Patch(color=colors[index], label=label) for index, label in zip(shares, labels, strict=True)
-    ]
-    legend_below(figure, entries, columns)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
+        if place < columns:
+            axis.set_title(titles[place], color=LIGHT.ink, fontsize=11)
+        if notes and place % columns == columns - 1:
+            axis.set_xlabel(notes[place // columns], color=LIGHT.ink, fontsize=8)
+    patches = [Patch(color=color, label=label) for label, color in legend.items()]
+    legend_below(figure, patches, in_line)
     return figure_png(figure, 110)
 
 
-def distinct_colors(count: int) -> list[tuple[float, float, float]]:
+def distinct_colors(count: int) -> list[Color]:
     """Colors that are easily told apart, none of them the red that marks errors.
 
     Beyond the twelve of `FIRST_COLORS`, hues a golden angle apart.
@@ -224,11 +216,11 @@ def distinct_colors(count: int) -> list[tuple[float, float, float]]:
 
 
 def _overlay(
-    pixels: Tensor, classes: Tensor, palette: Tensor, opacity: float, ignore_index: int
+    pixels: Tensor, classes: Tensor, colors: Sequence[Color], opacity: float, ignore_index: int
 ) -> Tensor:
     """Over the image in gray: its own colors would be taken for those of other classes."""
     unlabelled = classes == ignore_index
-    color = palette[classes.masked_fill(unlabelled, 0)]
+    color = torch.tensor(colors)[classes.masked_fill(unlabelled, 0)]
     mixed = (1 - opacity) * pixels.mean(dim=2, keepdim=True) + opacity * color
     return torch.where(unlabelled[..., None], torch.tensor(UNLABELLED), mixed)
 
@@ -238,10 +230,3 @@ def _errors(pixels: Tensor, wrong: Tensor, unlabelled: Tensor) -> Tensor:
     pale = (0.6 + 0.4 * pixels.mean(dim=2, keepdim=True)).expand_as(pixels)
     pale = torch.where(unlabelled[..., None], torch.tensor(UNLABELLED), pale)
     return torch.where(wrong[..., None], torch.tensor(WRONG), pale)
-
-
-def _without_frame(axis: Any) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
-    for spine in axis.spines.values():
-        spine.set_visible(False)

@@ -128,7 +128,7 @@ def _unlabelled(
     parts: dict[str, list[str]], size: int | Sequence[int], threads: int, about: dict[str, Any]
 ) -> DataSet:
     framing = Framing.make(size)
-    read = {
+    read: dict[str, Any] = {
         part: ImageFiles(
             tuple(paths), torch.zeros(len(paths), dtype=torch.long), framing, threads=threads
         )
@@ -174,5 +174,5 @@ def load_streets(
             places.append(folder / place)
         return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads)
 
-    read_parts = {name: read(part) for name, part in parts.items()}
+    read_parts: dict[str, Any] = {name: read(part) for name, part in parts.items()}
     return DataSet(framing=framing, **read_parts, **about)
