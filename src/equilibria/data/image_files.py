@@ -50,14 +50,12 @@ class Framing:
         height, width = (size, size) if isinstance(size, int) else tuple(size)
         if min(height, width) < 1:
             raise ValueError(f"an image has at least one pixel, not {height}×{width}")
-        if resize is None:
-            return cls((height, width))
-        if resize < max(height, width):
+        if resize is not None and resize < max(height, width):
             raise ValueError(
                 f"the shorter side, scaled to {resize}, does not hold {height}×{width}: "
                 f"set resize to at least {max(height, width)}"
             )
-        return cls((height, width), (resize, resize))
+        return cls((height, width), None if resize is None else (resize, resize))
 
     def apply(self, image: Image, *, is_map: bool = False) -> Image:
         """The image framed; a map of labels is scaled without mixing them."""

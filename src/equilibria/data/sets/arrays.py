@@ -29,7 +29,7 @@ BRIGHTEST_DIGIT = 16.0
 
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_PIXELS = 3 * 32 * 32
-CIFAR10_TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFAR10_PARTS = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 CIFAR100_CLASSES = {"fine": 100, "coarse": 20}
 
 CORRUPTIONS = (
@@ -79,12 +79,10 @@ def load_idx(folder: Path, *, about: dict[str, Any]) -> DataSet:
 
 def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet:
     """CIFAR-10 from `cifar-10-batches-py` (pickled) or `cifar-10-batches-bin` (binary)."""
-    train = [_read_cifar(folder, name, ("labels",), "labels", 10) for name in CIFAR10_TRAINING]
-    joined = Split(
-        torch.cat([part.images for part in train]), torch.cat([part.labels for part in train])
-    )
-    test = _read_cifar(folder, "test_batch", ("labels",), "labels", 10)
-    return DataSet(train=joined, test=test, **about)
+    *train, test = (_read_cifar(folder, name, ("labels",), "labels", 10) for name in CIFAR10_PARTS)
+    images = torch.cat([part.images for part in train])
+    labels = torch.cat([part.labels for part in train])
+    return DataSet(train=Split(images, labels), test=test, **about)
 
 
 def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) -> DataSet:
@@ -134,12 +132,10 @@ def load_cifar10_c(
         raise DataFileError(
             labels_file, f"labels of shape {labels.shape} for {len(images)} images, five severities"
         )
-    part = slice(None)
     if severity is not None:
-        share = len(labels) // SEVERITIES
-        part = slice((severity - 1) * share, severity * share)
-    pixels = np.ascontiguousarray(np.moveaxis(images[part], 3, 1))
-    test = Split(torch.from_numpy(pixels), torch.from_numpy(labels[part].astype(np.int64)))
+        images, labels = (np.split(whole, SEVERITIES)[severity - 1] for whole in (images, labels))
+    pixels = np.ascontiguousarray(np.moveaxis(images, 3, 1))
+    test = Split(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))
     return DataSet(train=test.subset(torch.arange(0)), test=test, **about)
 
 

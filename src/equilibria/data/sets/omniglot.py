@@ -167,11 +167,10 @@ class Episodes:
         return self.episodes
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        if not len(indices):
-            shape = (0, len(self.targets), *self.images.shape[2:])
-            return torch.zeros(shape), self.targets.new_zeros(shape[:2])
-        images = torch.stack([self._episode(index) for index in indices.tolist()])
-        return images.float().div_(BRIGHTEST), self.targets.repeat(len(indices), 1)
+        images = torch.empty(len(indices), len(self.targets), *self.images.shape[2:])
+        for row, index in enumerate(indices.tolist()):
+            images[row] = self._episode(index)
+        return images.div_(BRIGHTEST), self.targets.repeat(len(indices), 1)
 
     def _episode(self, index: int) -> Tensor:
         chance = np.random.default_rng((self.seed, index))
