@@ -117,7 +117,7 @@ class ProcessGroup(Processes):
         summed = torch.cat([present, *(gradient.flatten() for gradient in gradients)])
         with _noticing_the_lost():
             distributed.all_reduce(summed)
-        flags, *sums = summed.split([len(parameters), *(p.numel() for p in parameters)])
+        flags, *sums = torch.split(summed, [len(parameters), *(p.numel() for p in parameters)])
         # Looking at the flags makes a GPU wait: only where there is something to decide.
         undecided = any(p.grad is None for p in parameters)
         somewhere = (flags > 0).tolist() if undecided else [True] * len(parameters)
