@@ -122,7 +122,7 @@ def check_positive(**values: float | None) -> None:
 
 
 def check_not_negative(**values: float | None) -> None:
-    _check("not be negative", lambda value: value >= 0, values)
+    _check("not be negative or infinite", lambda value: 0 <= value < math.inf, values)
 
 
 def check_at_least_one(**values: float | None) -> None:

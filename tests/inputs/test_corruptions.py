@@ -89,14 +89,15 @@ def test_corruptions_have_names() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Denoising(noise=0), "denoising needs noise"),
-        (lambda: Denoising(noise=-1), "standard deviation"),
+        (lambda: Denoising(noise=0), "noise must be positive"),
+        (lambda: Denoising(noise=-1), "noise must be positive"),
+        (lambda: Inpainting(noise=float("inf")), "noise must be 0 or more and finite"),
         (lambda: Inpainting(window=0), "window must be positive"),
         (lambda: Inpainting(window=9).corrupt(torch.zeros(1, 1, 8, 8)), "hides 9 of 8"),
         (lambda: Deblurring(width=0), "must be positive"),
         (lambda: Blur(3)(torch.zeros(1, 1, 8, 8)), "more than 9 pixels"),
         (lambda: SuperResolution(factor=1), "at least 2"),
-        (lambda: SuperResolution(3).corrupt(torch.zeros(1, 1, 8, 8)), "do not divide"),
+        (lambda: SuperResolution(3).corrupt(torch.zeros(1, 1, 8, 8)), "divisible by 3"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:

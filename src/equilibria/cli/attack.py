@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, JsonList, command, opened
 from equilibria.cli.console import print_json, print_table, progress_bar, say
-from equilibria.inputs import AttackFigures, AttackSettings, Method, measure_attack
+from equilibria.inputs import AttackResult, AttackSettings, Method, measure_attack
 from equilibria.report.figures import attack_png
 from equilibria.training import choose_device, write_atomically
 
@@ -97,35 +97,34 @@ def attack(
     if not found:
         raise ValueError("; ".join(passed_over))
     if draw is not None:
-        write_atomically(draw, attack_png(images, found[0][1], data.class_names))
-    figures = [row for row, _ in found]
+        write_atomically(draw, attack_png(images, found[0], data.class_names))
     if as_json:
-        print_json(figures)
+        print_json([result.figures() for result in found])
         return
     title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
-    _show(title, figures)
+    _show(title, found)
     for line in passed_over:
         say(line)
     if draw is not None:
         say(f"Drawn: {draw}")
 
 
-def _show(title: str, figures: Sequence[AttackFigures]) -> None:
+def _show(title: str, results: Sequence[AttackResult]) -> None:
     columns = ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s")
     rows = []
-    for row in figures:
-        runs = f" × {row.restarts}" if row.restarts > 1 else ""
-        name = row.method if row.method == "fgsm" else f"{row.method}-{row.steps}"
+    for row in (result.figures() for result in results):
+        runs = f" × {row['restarts']}" if row["restarts"] > 1 else ""
+        steps = "" if row["method"] == "fgsm" else f"-{row['steps']}"
         rows.append(
             (
-                name + runs,
-                f"{row.accuracy:.2%}",
-                f"{row.robust_accuracy:.2%}",
-                f"{row.low:.1%} – {row.high:.1%}",
-                f"{row.clean_loss:.3f} → {row.loss:.3f}",
-                f"{row.evaluations}",
-                f"{row.vjps}",
-                f"{row.cpu_seconds:.1f}",
+                row["method"] + steps + runs,
+                f"{row['accuracy']:.2%}",
+                f"{row['robust_accuracy']:.2%}",
+                f"{row['low']:.1%} – {row['high']:.1%}",
+                f"{row['clean_loss']:.3f} → {row['loss']:.3f}",
+                f"{row['evaluations']}",
+                f"{row['vjps']}",
+                f"{row['cpu_seconds']:.1f}",
             )
         )
     print_table(("Attack", *columns), rows, right=columns, title=title)

@@ -2,7 +2,6 @@
 
 from equilibria.inputs.attack_settings import AttackSettings, Method, Norm
 from equilibria.inputs.attacks import (
-    AttackFigures,
     AttackResult,
     adversarial_images,
     attack,
@@ -40,7 +39,6 @@ from equilibria.inputs.outer import Outer, optimal_input, optimal_value
 from equilibria.inputs.restore import Restoration, restore
 
 __all__ = [
-    "AttackFigures",
     "AttackResult",
     "AttackSettings",
     "Box",

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.inputs.constraints import Box, Constraint, L2Ball, LinfBall
+from equilibria.registry import check_values
 
 Norm = Literal["l2", "linf"]
 AttackLoss = Literal["cross_entropy", "margin"]
 Method = Literal["pgd", "jiio", "fgsm"]
+CHOICES = {"norm": Norm, "loss": AttackLoss, "method": Method}
 DEFAULT_STEPS: dict[Method, int] = {"pgd": 20, "jiio": 40, "fgsm": 1}
 FIRST_STEP, LAST_STEP = 0.5, 0.025
 """Lengths of PGD's first and last steps as shares of eps; a cosine lies between them."""
@@ -42,41 +44,31 @@ class AttackSettings:
     joint_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (("norm", Norm), ("loss", AttackLoss), ("method", Method)):
-            if getattr(self, name) not in get_args(known):
-                choices = ", ".join(get_args(known))
-                raise ValueError(f"{name} must be one of {choices}, not {getattr(self, name)!r}")
-        if not (self.eps >= 0 and math.isfinite(self.eps)):
-            raise ValueError(f"eps must be a number that is not negative, not {self.eps}")
+        check_values(
+            self,
+            at_least_one=("steps", "restarts"),
+            positive=("step_size", "tolerance"),
+            not_negative=("eps",),
+            one_of={name: get_args(kind) for name, kind in CHOICES.items()},
+        )
         if self.clip is not None and not self.clip[0] < self.clip[1]:
             raise ValueError(
                 f"clip must be the lowest and the highest value, not {self.clip}; None for no range"
             )
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, not {self.steps}")
         if self.method == "fgsm" and self.steps not in (None, 1):
             raise ValueError(f"fgsm is one step, not {self.steps}: use method='pgd' for more")
         if self.method == "fgsm" and self.step_size is not None:
             raise ValueError("the step of fgsm is as long as eps: leave out step_size")
-        if self.restarts < 1:
-            raise ValueError(f"restarts must be at least 1, not {self.restarts}")
-        for name in ("step_size", "tolerance"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a positive number, not {value}")
-        if self.warm_start and self.method != "pgd":
-            raise ValueError(f"warm_start is for method='pgd', not {self.method!r}")
-        if self.joint_options and self.method != "jiio":
-            raise ValueError(f"joint_options are for method='jiio', not {self.method!r}")
+        for name, method in (("warm_start", "pgd"), ("joint_options", "jiio")):
+            if getattr(self, name) and self.method != method:
+                raise ValueError(f"{name} is for method={method!r}, not {self.method!r}")
 
     @property
     def chosen_steps(self) -> int:
         return DEFAULT_STEPS[self.method] if self.steps is None else self.steps
 
     def step_length(self, step: int) -> float:
-        """eps for FGSM; what was asked for; or a cosine from long steps to short ones."""
-        if self.method == "fgsm":
-            return self.eps
+        """What was asked for; eps for a single step; or a cosine from long steps to short ones."""
         if self.step_size is not None:
             return self.step_size
         steps = self.chosen_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,8 @@ class AttackResult:
     settings: AttackSettings
     status: Tensor | None = None
     """How JIIO ended (`Status`); of its last run where there are restarts. None for others."""
+    cpu_seconds: float | None = None
+    """Where `measure_attack` has taken it."""
 
     @property
     def initial_predictions(self) -> Tensor:
@@ -73,6 +75,29 @@ class AttackResult:
     def robust_accuracy(self) -> float:
         """Under the attack."""
         return float((~self.success).double().mean())
+
+    def figures(self) -> dict[str, Any]:
+        """One method's row of a table; `low` and `high` are ends of a 95% interval (Wilson)."""
+        count = len(self.labels)
+        low, high = wilson_interval(int((~self.success).sum()), count)
+        return {
+            "method": self.settings.method,
+            "norm": self.settings.norm,
+            "eps": self.settings.eps,
+            "steps": self.settings.chosen_steps,
+            "restarts": self.settings.restarts,
+            "samples": count,
+            "accuracy": self.accuracy,
+            "robust_accuracy": self.robust_accuracy,
+            "low": low,
+            "high": high,
+            "clean_loss": float(self.initial_loss.double().mean()),
+            "loss": float(self.loss.double().mean()),
+            "mean_distance": float(self.distance.mean()),
+            "evaluations": self.evaluations,
+            "vjps": self.vjps,
+            "cpu_seconds": self.cpu_seconds,
+        }
 
     def summary(self) -> str:
         """One line on all samples."""
@@ -98,30 +123,6 @@ def joined(results: list[AttackResult]) -> AttackResult:
 
     first = results[0]
     return AttackResult(**{f.name: together(f.name, getattr(first, f.name)) for f in fields(first)})
-
-
-@dataclass(frozen=True)
-class AttackFigures:
-    """One method's row of the table."""
-
-    method: str
-    norm: str
-    eps: float
-    steps: int
-    restarts: int
-    samples: int
-    accuracy: float
-    robust_accuracy: float
-    low: float
-    """The lower end of the Wilson interval of the robust accuracy, at 95%."""
-    high: float
-    clean_loss: float
-    loss: float
-    """Mean cross-entropy under the attack, equilibria solved anew."""
-    mean_distance: float
-    evaluations: int
-    vjps: int
-    cpu_seconds: float
 
 
 @run_eagerly
@@ -212,8 +213,8 @@ def measure_attack(
     settings: AttackSettings,
     batch_size: int,
     on_batch: Callable[[], object] = lambda: None,
-) -> tuple[AttackFigures, AttackResult]:
-    """One method on all images, batch by batch."""
+) -> AttackResult:
+    """One method on all images, batch by batch, with the processor time it took."""
     generator = torch.Generator().manual_seed(MEASURE_SEED)
     started = time.process_time()
     results = []
@@ -221,28 +222,7 @@ def measure_attack(
         some = slice(first, first + batch_size)
         results.append(attack(model, images[some], labels[some], settings, generator=generator))
         on_batch()
-    result = joined(results)
-    withstood, count = int((~result.success).sum()), len(result.labels)
-    low, high = wilson_interval(withstood, count)
-    figures = AttackFigures(
-        method=settings.method,
-        norm=settings.norm,
-        eps=settings.eps,
-        steps=settings.chosen_steps,
-        restarts=settings.restarts,
-        samples=count,
-        accuracy=result.accuracy,
-        robust_accuracy=result.robust_accuracy,
-        low=low,
-        high=high,
-        clean_loss=float(result.initial_loss.double().mean()),
-        loss=float(result.loss.double().mean()),
-        mean_distance=float(result.distance.mean()),
-        evaluations=result.evaluations,
-        vjps=result.vjps,
-        cpu_seconds=time.process_time() - started,
-    )
-    return figures, result
+    return replace(joined(results), cpu_seconds=time.process_time() - started)
 
 
 def wilson_interval(hits: int, count: int, quantile: float = NINETY_FIVE) -> tuple[float, float]:
@@ -277,13 +257,10 @@ class _Search:
 
     def run(self, generator: torch.Generator | None) -> Tensor:
         settings = self.settings
+        find = self._jointly if settings.method == "jiio" else self._ascend
         for run in range(settings.restarts if settings.eps > 0 else 0):
             at_random = settings.random_start or run > 0
-            start = settings.random_point(self.images, generator) if at_random else self.images
-            if settings.method == "jiio":
-                self._jointly(start)
-            else:
-                self._ascend(start)
+            find(settings.random_point(self.images, generator) if at_random else self.images)
         return self.worst
 
     def _loss(self, logits: Tensor) -> Tensor:

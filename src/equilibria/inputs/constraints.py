@@ -14,6 +14,8 @@ from equilibria.solvers.convergence import row_norms
 Bound = float | Tensor
 NEWTON_STEPS = 60
 """Safeguarded steps for the multiplier of the ball: a handful is the rule, bisection the worst."""
+LONGEST_SCALE = 1e3
+"""A region this many times longer than its inputs does not bound them."""
 SHARE_TOLERANCE = 32
 """To how many units of rounding the ball's equation is solved; a sum of squares has that error."""
 
@@ -45,14 +47,12 @@ class L2Ball(Constraint):
     radius: Bound
 
     def restrict(self, region: Region, x: Tensor) -> Region:
-        if region.center is not None:
+        if region.ball is not None:
             raise ValueError(
                 "the intersection of two L2 balls has no projection here; use one L2Ball "
                 "together with boxes and LinfBalls"
             )
-        return replace(
-            region, center=_like(self.center, x, "center"), radius=_radius(self.radius, x)
-        )
+        return replace(region, ball=(_center(self.center, x), _radius(self.radius, x)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,7 @@ class LinfBall(Constraint):
     radius: Bound
 
     def restrict(self, region: Region, x: Tensor) -> Region:
-        center = _like(self.center, x, "center")
-        radius = _radius(self.radius, x)[:, None]
+        center, radius = _center(self.center, x), _radius(self.radius, x)[:, None]
         low, high = center - radius, center + radius
         # Rounding may have put the ends outside: one step of the format brings them back.
         low = torch.where(center - low > radius, torch.nextafter(low, center), low)
@@ -110,6 +109,13 @@ def _like(value: Bound, x: Tensor, name: str) -> Tensor:
         ) from None
 
 
+def _center(value: Tensor, x: Tensor) -> Tensor:
+    center = _like(value, x, "center")
+    if not bool(torch.isfinite(center).all()):
+        raise ValueError("the center of a ball holds NaN or Inf: nothing is near such a point")
+    return center
+
+
 def _radius(value: Bound, x: Tensor) -> Tensor:
     radius = torch.as_tensor(value, dtype=x.dtype, device=x.device).detach()
     if radius.dim() > 1 or radius.numel() not in (1, len(x)):
@@ -117,44 +123,50 @@ def _radius(value: Bound, x: Tensor) -> Tensor:
             f"a radius is one number, or one for each of the {len(x)} inputs, not a tensor of "
             f"shape {tuple(radius.shape)}"
         )
-    if not bool((radius >= 0).all()):
-        raise ValueError(f"a radius must not be negative or NaN, as {value} is")
+    if not bool(((radius >= 0) & torch.isfinite(radius)).all()):
+        raise ValueError(
+            f"a radius must not be negative, NaN or infinite in {x.dtype}, as {value} is; leave "
+            "out the ball where nothing bounds the inputs"
+        )
     return radius.expand(len(x))
 
 
 @dataclass(frozen=True)
 class Region:
-    """{x : ‖x − center‖ ≤ radius, low ≤ x ≤ high} for each row; parts may be None."""
+    """{x : ‖x − center‖ ≤ radius, low ≤ x ≤ high} for each row; without a ball it is None."""
 
     size: Tensor
     """The length in which steps are measured where nothing bounds the inputs, for each row."""
-    center: Tensor | None = None
-    radius: Tensor | None = None
-    low: Tensor | None = None
-    high: Tensor | None = None
+    low: Tensor
+    high: Tensor
+    ball: tuple[Tensor, Tensor] | None = None
+    """Center and radius."""
 
     @classmethod
     def everything(cls, x: Tensor) -> Region:
         flat = x.detach().flatten(1)
         length = row_norms(flat).nan_to_num(nan=0.0, posinf=0.0)
-        return cls(size=length.clamp_min(max(flat.shape[1], 1) ** 0.5))
+        most = torch.full_like(flat, torch.inf)
+        return cls(length.clamp_min(max(flat.shape[1], 1) ** 0.5), -most, most)
+
+    @property
+    def is_everything(self) -> bool:
+        return self.ball is None and bool((self.high - self.low).isinf().all())
 
     def with_bounds(self, low: Tensor, high: Tensor) -> Region:
-        if self.low is not None and self.high is not None:
-            low, high = torch.maximum(low, self.low), torch.minimum(high, self.high)
-        return replace(self, low=low, high=high)
+        return replace(self, low=torch.maximum(low, self.low), high=torch.minimum(high, self.high))
 
     def checked(self) -> Region:
         """The region itself, or an error where it is empty for some row."""
-        if self.low is not None and self.high is not None:
-            empty = (self.low > self.high).any(dim=1)
-            if bool(empty.any()):
-                raise ValueError(
-                    f"the bounds contradict each other for {int(empty.sum())} of {len(empty)} "
-                    "inputs: no input satisfies the constraint"
-                )
-        if self.center is not None and self.radius is not None:
-            missed = _distance(self._anchor(), self.center) > self.radius.double()
+        empty = (self.low > self.high).any(dim=1)
+        if bool(empty.any()):
+            raise ValueError(
+                f"the bounds contradict each other for {int(empty.sum())} of {len(empty)} "
+                "inputs: no input satisfies the constraint"
+            )
+        if self.ball is not None:
+            center, radius = self.ball
+            missed = _distance(self._clamp(center), center) > radius.double()
             if bool(missed.any()):
                 raise ValueError(
                     f"the ball misses the box for {int(missed.sum())} of {len(missed)} inputs: no "
@@ -165,33 +177,28 @@ class Region:
 
     @property
     def scale(self) -> Tensor:
-        """A length in which steps in the region are measured, for each row."""
-        scale = self.size
-        if self.low is not None and self.high is not None:
-            half = row_norms(self.high - self.low) / 2
-            scale = torch.where(torch.isfinite(half), half, scale)
-        if self.radius is not None:
-            bounded = scale if self.low is not None else self.radius
-            scale = torch.minimum(bounded, self.radius)
+        """A length in which steps in the region are measured, for each row.
+
+        Half the box's diagonal or the ball's radius, unless that is so long that it bounds nothing.
+        """
+        longest = LONGEST_SCALE * self.size
+        half = row_norms(self.high - self.low) / 2
+        scale = torch.where(half <= longest, half, torch.inf)
+        if self.ball is not None:
+            scale = torch.minimum(scale, self.ball[1])
+        scale = torch.where(scale <= longest, scale, self.size)
         return scale.clamp_min(torch.finfo(scale.dtype).tiny)
 
     def project(self, y: Tensor) -> Tensor:
         """The nearest point of the region, differentiable in `y`; in it to the last bit."""
-        if self.center is None or self.radius is None:
-            return self._clamp(y)
-        offset = y - self.center
-        if self.low is None:
-            length = row_norms(offset)
-            outside = length > self.radius
-            ratio = self.radius / torch.where(outside, length, 1.0)
-            point = torch.where(outside[:, None], self.center + ratio[:, None] * offset, y)
-        else:
-            clamped = self._clamp(y)
-            outside = _distance(clamped.detach(), self.center) > self.radius.double()
-            share = self._share(offset, outside)[:, None]
-            point = torch.where(
-                outside[:, None], self._clamp(self.center + share * offset), clamped
-            )
+        clamped = self._clamp(y)
+        if self.ball is None:
+            return clamped
+        center, radius = self.ball
+        outside = _distance(clamped.detach(), center) > radius.double()
+        offset = y - center
+        share = self._share(offset, outside)[:, None]
+        point = torch.where(outside[:, None], self._clamp(center + share * offset), clamped)
         with torch.no_grad():
             correction = self._pulled_in(point) - point
         return point + correction if bool(correction.any()) else point
@@ -203,15 +210,13 @@ class Region:
         multiplier; the distance from c grows with t. Newton's steps inside a bracket find t; one
         more, in the graph, carries its derivative.
         """
-        assert self.center is not None
-        assert self.radius is not None
-        fixed, goal = offset.detach(), self.radius.square()
+        fixed, radius = offset.detach(), self.ball[1]  # type: ignore[index]
         length = row_norms(fixed)
-        share = (self.radius / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1)
+        share = (radius / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1)
         below, above = torch.zeros_like(share), torch.ones_like(share)
         for _ in range(NEWTON_STEPS):
-            excess, slope = self._excess(fixed, share, goal)
-            far = excess.abs() > SHARE_TOLERANCE * torch.finfo(goal.dtype).eps * goal
+            excess, slope = self._excess(fixed, share)
+            far = excess.abs() > SHARE_TOLERANCE * torch.finfo(offset.dtype).eps
             if not bool((outside & far).any()):
                 break
             above = torch.where(excess > 0, share, above)
@@ -220,32 +225,35 @@ class Region:
             inside = (proposed > below) & (proposed < above)
             share = torch.where(inside, proposed, (below + above) / 2)
         if offset.requires_grad:
-            excess, slope = self._excess(offset, share, goal)
+            excess, slope = self._excess(offset, share)
             carried = (excess - excess.detach()) / slope.detach()
             share = share - torch.where(slope > 0, carried, 0.0)
         found: Tensor = share
         return found
 
-    def _excess(self, offset: Tensor, share: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-        """‖clamp(c + t (y − c)) − c‖² − radius² and its derivative in t."""
-        assert self.center is not None
-        moved = self.center + share[:, None] * offset
+    def _excess(self, offset: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """‖clamp(c + t (y − c)) − c‖²/radius² − 1 and its derivative in t."""
+        assert self.ball is not None
+        center, radius = self.ball
+        moved = center + share[:, None] * offset
         clamped = self._clamp(moved)
-        free = (clamped == moved).to(offset.dtype)
-        slope = 2 * share * (free * offset.square()).sum(dim=1)
-        return (clamped - self.center).square().sum(dim=1) - goal, slope
+        # In units of the radius, whose square may be zero or infinite.
+        unit = radius.clamp_min(torch.finfo(radius.dtype).tiny)[:, None]
+        free = torch.where(clamped == moved, offset / unit, 0.0)
+        slope = 2 * share * free.square().sum(dim=1)
+        return ((clamped - center) / unit).square().sum(dim=1) - 1, slope
 
     def _pulled_in(self, point: Tensor) -> Tensor:
         """Rows that rounding has left outside the ball, moved in by as little as it takes."""
-        assert self.center is not None
-        assert self.radius is not None
-        anchor = self._anchor()
+        assert self.ball is not None
+        center, radius = self.ball
+        anchor = self._clamp(center)
         step = torch.finfo(point.dtype).eps
         while True:
-            outside = _distance(point, self.center) > self.radius.double()
-            # The norm in the format of the numbers must agree.
-            rough = row_norms(point - self.center)
-            outside = (outside | (rough > self.radius))[:, None]
+            # The norm in the format of the numbers must agree, where it has one.
+            rough = row_norms(point - center).nan_to_num(posinf=0.0)
+            outside = (_distance(point, center) > radius.double()) | (rough > radius)
+            outside = outside[:, None]
             if not bool(outside.any()):
                 return point
             if step >= 1:
@@ -253,13 +261,8 @@ class Region:
             point = torch.where(outside, self._clamp(anchor + (1 - step) * (point - anchor)), point)
             step *= 2
 
-    def _anchor(self) -> Tensor:
-        """The point of the box nearest to the ball's center."""
-        assert self.center is not None
-        return self._clamp(self.center)
-
     def _clamp(self, y: Tensor) -> Tensor:
-        return y if self.low is None else torch.clamp(y, self.low, self.high)
+        return torch.clamp(y, self.low, self.high)
 
 
 def _distance(point: Tensor, center: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.operators import AveragePool, Blur, Identity, Mask
-from equilibria.registry import Registry
+from equilibria.registry import Registry, check_values
 
 Measurement = Callable[[Tensor], Tensor]
 """A: from images to what is seen of them, sample by sample."""
@@ -35,34 +34,21 @@ class Corrupted:
     """The standard deviation of what was added."""
 
 
-class Corruption(Protocol):
-    """A way to damage images."""
-
-    @property
-    def noise(self) -> float:
-        """The standard deviation of the noise it adds."""
-        ...
-
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
-        """Measure images, with masks and noise drawn from `generator` (torch's own if None)."""
-        ...
-
-
-class _Measuring(ABC):
-    """A corruption that applies a measurement and adds noise."""
+class Corruption(ABC):
+    """A way to damage images: a measurement, and noise of a standard deviation `noise`."""
 
     noise: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < float("inf"):
-            raise ValueError(f"noise is a standard deviation, 0 or more, not {self.noise}")
+        check_values(self, not_negative=("noise",))
 
     @abstractmethod
-    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         """A for these images."""
 
     def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
-        measurement = self._measurement(images, generator)
+        """Measure images, with masks and noise drawn from `generator` (torch's own if None)."""
+        measurement = self.measurement_of(images, generator)
         measured = measurement(images)
         if self.noise:
             drawn = _drawn(torch.randn, tuple(measured.shape), images.device, generator)
@@ -73,22 +59,20 @@ class _Measuring(ABC):
 
 
 @dataclass(frozen=True)
-class Denoising(_Measuring):
+class Denoising(Corruption):
     """Gaussian noise of standard deviation `noise` on every pixel."""
 
     noise: float = 0.2
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.noise:
-            raise ValueError("denoising needs noise: give it a positive standard deviation")
+        check_values(self, positive=("noise",))
 
-    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return Identity()
 
 
 @dataclass(frozen=True)
-class Inpainting(_Measuring):
+class Inpainting(Corruption):
     """A square window of every image is hidden, somewhere else in each.
 
     window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
@@ -98,19 +82,16 @@ class Inpainting(_Measuring):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.window > 0:
-            raise ValueError(f"window must be positive, not {self.window}")
+        check_values(self, positive=("window",), not_negative=("noise",))
 
-    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         """Masks `(samples, 1, height, width)`: 0 in the window, 1 outside."""
         samples, _, height, width = images.shape
         side = self.pixels(min(height, width))
-        hidden = [
+        rows, columns = (
             _window(samples, size, side, images.device, generator) for size in (height, width)
-        ]
-        known = ~(hidden[0][:, None, :, None] & hidden[1][:, None, None, :])
-        return Mask(known.to(images.dtype))
+        )
+        return Mask((~(rows[:, None, :, None] & columns[:, None, None, :])).to(images.dtype))
 
     def pixels(self, size: int) -> int:
         """The side of the window in an image of `size` pixels."""
@@ -124,22 +105,21 @@ class Inpainting(_Measuring):
 
 
 @dataclass(frozen=True)
-class Deblurring(_Measuring):
+class Deblurring(Corruption):
     """A Gaussian blur of standard deviation `width` pixels, and noise."""
 
     width: float = 1.5
     noise: float = 0.02
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        Blur(self.width)
+        check_values(self, positive=("width",), not_negative=("noise",))
 
-    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return Blur(self.width)
 
 
 @dataclass(frozen=True)
-class SuperResolution(_Measuring):
+class SuperResolution(Corruption):
     """The mean over blocks of `factor`×`factor` pixels, and noise."""
 
     factor: int = 2
@@ -150,23 +130,18 @@ class SuperResolution(_Measuring):
         if self.factor < 2:
             raise ValueError(f"the factor of a downsampling must be at least 2, not {self.factor}")
 
-    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
-        if any(size % self.factor for size in images.shape[2:]):
-            raise ValueError(
-                f"images of {images.shape[2]}×{images.shape[3]} do not divide into blocks of "
-                f"{self.factor}×{self.factor}: choose another factor, or another size"
-            )
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return AveragePool(self.factor)
 
 
 @dataclass(frozen=True)
-class Measured(_Measuring):
+class Measured(Corruption):
     """Any differentiable measurement, with noise."""
 
     measurement: Measurement
     noise: float = 0.0
 
-    def _measurement(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return self.measurement
 
 

@@ -87,9 +87,8 @@ class Steps:
         self.last: tuple[Tensor, Tensor] | None = None
         self.moments: tuple[Tensor, Tensor] | None = None
         self.taken = 0
-        free = region.center is None and region.low is None
         self.measured = step_size is None and not normalize
-        newton = rule == "quasi-newton" and free and self.measured
+        newton = rule == "quasi-newton" and region.is_everything and self.measured
         self.newton = QuasiNewton(QUASI_NEWTON_MEMORY) if newton else None
 
     def move(

@@ -225,8 +225,8 @@ def robustness(experiment: Experiment, device: torch.device) -> Result:
     found: Result = {}
     for name in ("pgd", "jiio"):
         settings = _attack(experiment, name)
-        figures, _ = measure_attack(experiment.model, images, labels, settings, ATTACK_BATCH)
-        found[f"{name}_accuracy"] = figures.robust_accuracy
+        result = measure_attack(experiment.model, images, labels, settings, ATTACK_BATCH)
+        found[f"{name}_accuracy"] = result.robust_accuracy
     return found
 
 
@@ -244,10 +244,10 @@ def attack_times(experiment: Experiment, device: torch.device) -> Result:
     measure_attack(experiment.model, images, labels, ways["pgd"], len(images))
     for name, settings in ways.items():
         attack = partial(measure_attack, experiment.model, images, labels, settings, len(images))
-        seconds, (figures, _) = timed(device, attack)
+        seconds, result = timed(device, attack)
         found[f"{name}_seconds"] = seconds / len(images)
-        found[f"{name}_loss"] = figures.loss
-        found[f"{name}_evaluations"] = float(figures.evaluations)
+        found[f"{name}_loss"] = float(result.loss.double().mean())
+        found[f"{name}_evaluations"] = float(result.evaluations)
     return found
 
 
