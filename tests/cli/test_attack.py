@@ -82,7 +82,7 @@ def test_a_run_that_normalizes_is_attacked_in_pixels(
         (("--eps", 1, "--norm", "l1"), "norm must be one of l2, linf"),
         (("--eps", 1, "--loss", "hinge"), "loss must be one of"),
         (("--eps", 1, "--method", "fgsm", "--steps", 3), "fgsm is one step"),
-        (("--eps", "-1"), "eps must be a number"),
+        (("--eps", "-1"), "eps must not be"),
     ],
 )
 def test_mistakes_end_with_one_line(

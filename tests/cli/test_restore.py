@@ -195,7 +195,7 @@ def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_pat
         (["--task", "denoise", "--window", "3"], "corruption 'denoise'"),
         (["--task", "inpaint", "--damaged"], "Give --mask an image"),
         (["--task", "denoise", "--mask", "DIGIT"], "it is for --task inpaint"),
-        (["--task", "superres", "--factor", "3"], "do not divide"),
+        (["--task", "superres", "--factor", "3"], "divisible by"),
         (["--task", "denoise", "--engine", "newton"], "unknown engine 'newton'"),
     ],
 )

@@ -267,8 +267,8 @@ def test_it_works_where_gradients_are_off(mode: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"eps": -1.0}, "eps must be"),
-        ({"eps": float("nan")}, "eps must be"),
+        ({"eps": -1.0}, "eps must not be"),
+        ({"eps": float("nan")}, "eps must not be"),
         ({"norm": "l1"}, "norm must be one of l2, linf"),
         ({"method": "pdg"}, "method must be one of pgd, jiio, fgsm"),
         ({"loss": "hinge"}, "loss must be one of"),

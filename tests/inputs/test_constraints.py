@@ -91,7 +91,7 @@ def test_radii_may_differ() -> None:
     ("constraint", "words"),
     [
         (L2Ball(torch.zeros(2, 3), -1.0), "negative"),
-        (LinfBall(torch.zeros(2, 3), float("nan")), "negative or NaN"),
+        (LinfBall(torch.zeros(2, 3), float("nan")), "negative, NaN"),
         (L2Ball(torch.zeros(2, 3), torch.ones(5)), "one for each"),
         (L2Ball(torch.full((2, 3), 5.0), 1.0) & Box(0.0, 1.0), "misses the box"),
         (LinfBall(torch.full((2, 3), 5.0), 1.0) & Box(0.0, 1.0), "contradict"),

@@ -152,8 +152,8 @@ def test_a_restoration_leaves_the_generator_as_it_was() -> None:
     ("options", "said"),
     [
         ({"starts": 0}, "starts must be at least 1"),
-        ({"ridge": -1.0}, "ridge must be 0 or more"),
-        ({"noise": float("nan")}, "noise must be 0 or more"),
+        ({"ridge": -1.0}, "ridge must not be negative"),
+        ({"noise": float("nan")}, "noise must not be negative"),
         ({"iterations": 0}, "iterations must be at least 1"),
     ],
 )

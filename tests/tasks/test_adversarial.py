@@ -96,7 +96,7 @@ def test_evaluation_counts_what_withstands_the_attack() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eps": -1.0}, "eps must be"),
+        ({"eps": -1.0}, "eps must not be"),
         ({"eps": 1.0, "method": "cw"}, "method must be one of clean, fgsm, pgd, jiio"),
         ({"eps": 1.0, "norm": "l3"}, "norm must be"),
         ({"eps": 1.0, "steps": 0}, "steps must be at least 1"),

@@ -132,7 +132,7 @@ def test_what_processes_found_is_gathered() -> None:
         ({"ridge": -1.0}, "ridge must not be negative"),
         ({"step_size": 0.0}, "step_size must be positive"),
         ({"tolerance": 0.0}, "tolerance must be positive"),
-        ({"engine": "newton"}, "engine must be one of"),
+        ({"engine": "newton"}, "unknown engine 'newton'"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -67,7 +67,7 @@ def test_the_detached_gradient_takes_the_latent_as_given() -> None:
     task = ImageRestoration(corruption="inpaint", **SOFT)
     torch.manual_seed(4)
     seen = task.damage.corrupt(images)
-    found = task.search(task.iterations).run(
+    found = task.run(
         model, seen.measured, seen.measurement, torch.zeros(6, 3).double(), check_tolerance=1e-3
     )
     loss = F.mse_loss(model(found.x), images)
@@ -176,8 +176,9 @@ def test_medians_over_processes_are_exact() -> None:
 
 def test_the_inner_problem_may_end_at_the_noise_level() -> None:
     task = ImageRestoration(corruption={"denoise": {"noise": 0.25}}, stop_at_noise=True)
-    assert task.search(3).noise == 0.25
-    assert ImageRestoration(corruption={"denoise": {"noise": 0.25}}).search(3).noise == 0
+    assert task.evaluation_options()["noise"] == 0.25
+    plain = ImageRestoration(corruption={"denoise": {"noise": 0.25}})
+    assert plain.evaluation_options()["noise"] == 0
 
 
 def test_options_name_the_damage() -> None:
@@ -193,7 +194,7 @@ def test_options_name_the_damage() -> None:
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"evaluation_iterations": 0}, "evaluation_iterations must be at least 1"),
         ({"outer": "unrolled"}, "outer must be one of"),
-        ({"ridge": -0.1}, "ridge must be 0 or more"),
+        ({"ridge": -0.1}, "ridge must not be negative"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
@@ -218,7 +219,7 @@ def test_the_generator_of_the_task_is_that_of_a_search() -> None:
     task = ImageRestoration(corruption="inpaint", **SOFT)
     torch.manual_seed(0)
     seen = task.damage.corrupt(images)
-    found = task.search(5).run(model, seen.measured, seen.measurement, torch.zeros(2, 3).double())
+    found = task.run(model, seen.measured, seen.measurement, torch.zeros(2, 3).double())
     left = misfit(model(found.x), seen.measured, seen.measurement)
     ridge = 0.1 * found.x.square().sum(dim=1)
     torch.testing.assert_close(found.loss, (left + ridge).detach(), rtol=1e-6, atol=1e-8)

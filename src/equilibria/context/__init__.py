@@ -11,6 +11,7 @@ from equilibria.context.state import (
     sum_per_sample,
     unflatten_state,
 )
+from equilibria.context.twin import twin
 
 __all__ = [
     "Context",
@@ -24,5 +25,6 @@ __all__ = [
     "run_eagerly",
     "state_tensors",
     "sum_per_sample",
+    "twin",
     "unflatten_state",
 ]

@@ -129,7 +129,7 @@ class Cell(nn.Module):
         raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
 
     def forward(self, state: State, context: Context) -> tuple[State, State | None]:
-        """`linearize`, so that `functional_call` can run it on saved parameters."""
+        """`linearize`, for the backward pass to call on a twin with the saved parameters."""
         return self.linearize(state, context)
 
 

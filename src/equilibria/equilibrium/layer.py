@@ -283,6 +283,10 @@ class EquilibriumLayer(nn.Module):
         # A compiled step belongs to the cell it was made of: copies compile their own.
         return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
 
+    def on_twin(self) -> None:
+        """A twin's backward solves are its own."""
+        self._backward_log = BackwardLog()
+
     def extra_repr(self) -> str:
         own = self.solving
         return f"solver={own.solver}, gradient={own.gradient}, strict={own.strict}"

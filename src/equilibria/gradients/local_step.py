@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from equilibria.context import Context, Packing, State, state_tensors, unflatten_state
+from equilibria.context import Context, Packing, State, state_tensors, twin, unflatten_state
 from equilibria.gradients.base import Symmetry
 
 
@@ -41,11 +40,12 @@ class StepRecipe:
         """T(y; θ) and S, the saved tensors in the places of the cell's own."""
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
-        parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
+        own = dict(self.cell.named_parameters())
+        parameters = zip(self.parameter_names, tensors[count:], strict=True)
+        saved = {id(own[name]): tensor for name, tensor in parameters}
+        cell = twin(self.cell, lambda held: saved.get(id(held), held))
         with self.autocast.enter():
-            result: tuple[State, State | None] = functional_call(
-                self.cell, parameters, (self.state(tensors), context)
-            )
+            result: tuple[State, State | None] = cell(self.state(tensors), context)
         return result
 
 

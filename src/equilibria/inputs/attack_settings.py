@@ -96,9 +96,7 @@ class AttackSettings:
         flat = gradient.flatten(1)
         # Divided by the largest entry first: the square of a tiny gradient is zero.
         largest = flat.abs().amax(dim=1, keepdim=True)
-        flat = flat / torch.where(largest > 0, largest, 1.0)
-        length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-        return (flat / torch.where(length > 0, length, 1.0)).reshape(gradient.shape)
+        return F.normalize(flat / torch.where(largest > 0, largest, 1.0)).reshape(gradient.shape)
 
     def random_point(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         """Uniform in the ball around each image, then brought into the range."""

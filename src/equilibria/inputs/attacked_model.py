@@ -1,4 +1,4 @@
-"""A model while it is attacked: its exact gradient, and nothing of it changed afterwards."""
+"""A model while it is attacked: its exact gradient, and the count of what it computes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from equilibria.equilibrium import EquilibriumLayer, Record, solving
 from equilibria.gradients import GradientRule, Implicit
+from equilibria.inputs.constants import as_constant
 
 
 class AttackedModel:
-    """A model that is under attack, and the count of what it computes.
+    """A model that is under attack.
 
-    In calls for the whole batch: of the map and of products with its Jacobian; for a model without
-    an equilibrium its forward and backward passes.
+    Counted are calls for the whole batch: of the map and of products with its Jacobian; for a model
+    without an equilibrium its forward and backward passes.
     """
 
     def __init__(self, model: nn.Module, record: Record) -> None:
@@ -60,48 +61,29 @@ class AttackedModel:
 def under_attack(
     model: nn.Module, tolerance: float | None, warm_start: bool
 ) -> Iterator[AttackedModel]:
-    """The model in evaluation mode, with exact gradients in its input alone.
+    """A twin of the model in evaluation mode, with exact gradients in its input alone.
 
     Gradient rules that are cheap approximations (one step, phantom) become implicit ones: an attack
     that follows a wrong gradient is weak, and takes a model for robust that is not. The backward
-    solve is as accurate as the forward one. Blocks around the attack (those of a training, with a
-    Jacobian penalty or warm starts) do not record it. Modes and parameters are as before in
-    the end. Layers of a model in training do not warn where they run out of iterations.
+    solve is as accurate as the forward one.
 
     tolerance: of the solves; None leaves them their own.
     warm_start: start a solve, and its backward one, where the one before ended.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    layers = [m for m in model.modules() if isinstance(m, EquilibriumLayer)]
-    try:
-        with ExitStack() as stack:
-            record = stack.enter_context(
-                solving(
-                    model,
-                    tolerance=tolerance,
-                    start="last" if warm_start else {},
-                    record=True,
-                    private=True,
-                )
-            )
-            for layer in layers:
-                rule = _exact(layer.gradient, layer.solver.tolerance, warm_start)
-                stack.enter_context(solving(layer, gradient=rule))
-            for module, training in modes:
-                module.training = training and isinstance(module, EquilibriumLayer)
-            for parameter, _ in wanted:
-                parameter.requires_grad_(False)
-            device = next((p.device.type for p, _ in wanted), "cpu")
-            # Half precision cannot say when a solve has converged, nor which loss is larger.
-            stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(torch.inference_mode(False))
-            yield AttackedModel(model, record)
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, needs in wanted:
-            parameter.requires_grad_(needs)
+    # Half precision cannot say when a solve has converged, nor which loss is larger.
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.inference_mode(False))
+        model = as_constant(model, evaluating=True)
+        block = solving(
+            model, tolerance=tolerance, start="last" if warm_start else None, record=True
+        )
+        attacked = AttackedModel(model, stack.enter_context(block))
+        for layer in attacked.layers:
+            rule = _exact(layer.gradient, layer.solver.tolerance, warm_start)
+            stack.enter_context(solving(layer, gradient=rule))
+        yield attacked
 
 
 def _exact(rule: GradientRule, tolerance: float, warm_start: bool) -> GradientRule:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -22,8 +23,6 @@ COARSEST_CHECK = 1e-3
 """The largest residual at which `optimize_input` believes the loss of an image."""
 MEASURE_SEED = 0
 """Of random starts where an attack is measured: the same attack gives the same figures."""
-NINETY_FIVE = 1.959964
-"""The quantile of the normal distribution for an interval of 95%."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +224,9 @@ def measure_attack(
     return replace(joined(results), cpu_seconds=time.process_time() - started)
 
 
-def wilson_interval(hits: int, count: int, quantile: float = NINETY_FIVE) -> tuple[float, float]:
-    """Where the share of hits lies that `count` samples estimate (Wilson, 1927)."""
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
+    """Where the share of hits lies that `count` samples estimate, at 95% (Wilson, 1927)."""
+    quantile = NormalDist().inv_cdf(0.975)
     share, squared = hits / count, quantile**2
     center = (share + squared / (2 * count)) / (1 + squared / count)
     spread = math.sqrt(share * (1 - share) / count + squared / (4 * count**2))

@@ -157,20 +157,10 @@ _corruptions: Registry[Corruption] = Registry(
 )
 
 
-def register_corruption(
-    name: str, factory: Callable[..., Corruption], *, replace: bool = False
-) -> None:
-    """Make a corruption available by name; `factory` takes its options as keywords."""
-    _corruptions.register(name, factory, replace=replace)
-
-
-def list_corruptions() -> list[str]:
-    return _corruptions.names()
-
-
-def get_corruption(name: str, **options: object) -> Corruption:
-    """The corruption called `name`: "inpaint", "denoise", "deblur", "superres" or your own."""
-    return _corruptions.create(name, **options)
+register_corruption = _corruptions.register
+list_corruptions = _corruptions.names
+get_corruption = _corruptions.create
+"""The corruption of a name, with its options as keywords."""
 
 
 def picture_of(measurement: Measurement, measured: Tensor, size: tuple[int, ...]) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,6 +17,7 @@ Inference = Literal["sweeps", "cold", "warm"]
 class Engine:
     """One way to iterate Eq. 11.
 
+    name: what results call it, where it is given as an object.
     inference: how z and μ follow x. "sweeps": a few damped updates of both; "cold": solved anew at
         every x, from nothing; "warm": solved anew from where they were.
     mixing: the solver that extrapolates the joint iterates (z, μ, x), or None.
@@ -34,6 +34,7 @@ class Engine:
         takes the place of the damping in all of them but the last.
     """
 
+    name: str = "own"
     inference: Inference = "sweeps"
     mixing: Solver[Any] | None = None
     rule: Rule = "gradient"
@@ -111,15 +112,7 @@ _engines: Registry[Engine] = Registry(
 )
 
 
-def register_engine(name: str, factory: Callable[..., Engine], *, replace: bool = False) -> None:
-    """Make an engine available by name; `factory` takes the engine's options as keywords."""
-    _engines.register(name, factory, replace=replace)
-
-
-def list_engines() -> list[str]:
-    return _engines.names()
-
-
-def get_engine(engine: str | Engine, **options: Any) -> Engine:
-    """The engine called by a name, with options; an engine passes through."""
-    return _engines.resolve(engine, **options)
+register_engine = _engines.register
+list_engines = _engines.names
+get_engine = _engines.resolve
+"""The engine called by a name, with options; an engine passes through."""

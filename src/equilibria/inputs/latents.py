@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 from equilibria.context import Context, State
 from equilibria.equilibrium import Cell, EquilibriumLayer
 from equilibria.inputs.corruptions import Measurement
-from equilibria.inputs.engines import Engine
+from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.operators import Mask
+from equilibria.registry import check_not_negative, check_values
 from equilibria.solvers import Picard
 
-ADAM = Engine(rule="adam", sweeps=3)
+ADAM = Engine(name="adam", rule="adam", sweeps=3)
 """Adam on the latents of an explicit generator: after three sweeps z and μ are exact."""
 
 
@@ -111,22 +111,29 @@ class LatentSearch:
     engine: of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit networks.
     ridge: ridge·‖x‖² is added to the misfit. Where latents are N(0, I), as a VAE's, the variance of
         the noise makes the result the most probable latent.
-    noise: the standard deviation of the noise in the measurements. The search then ends once the
-        misfit is what such noise explains (the discrepancy principle): to go on would fit noise.
+    iterations, sweeps, step_size, tolerance: of `optimize_input`.
     """
 
     engine: str | Engine = "auto"
     iterations: int = 100
     ridge: float = 0.0
-    noise: float = 0.0
     sweeps: int = 3
     step_size: float | None = None
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("ridge", "noise"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        check_values(
+            self,
+            at_least_one=("iterations", "sweeps"),
+            positive=("step_size", "tolerance"),
+            not_negative=("ridge",),
+        )
+        if self.engine != "auto":
+            get_engine(self.engine)
+
+    def options(self) -> dict[str, Any]:
+        """Those of the search alone, where a task has more."""
+        return {field.name: getattr(self, field.name) for field in fields(LatentSearch)}
 
     def run(
         self,
@@ -134,19 +141,34 @@ class LatentSearch:
         measured: Tensor,
         measurement: Measurement | None = None,
         start: Tensor | None = None,
+        *,
+        noise: float = 0.0,
         **options: Any,
     ) -> InputResult:
         """Search from the latents `start` (by default zero); `options` go to `optimize_input`.
 
         measurement: A; None where the images themselves are given.
+        noise: the standard deviation of the noise in the measurements. The search ends once the
+            misfit is what such noise explains (the discrepancy principle): to go on would fit it.
         """
-        explicit = isinstance(generator, ExplicitGenerator)
+        check_not_negative(noise=noise)
+
+        def loss(images: Tensor) -> Tensor:
+            """‖ŷ − A·‖² of each image, less what noise explains."""
+            left = misfit(images, measured, measurement)
+            if not noise:
+                return left
+            return (left - noise**2 * entries(measured, measurement)).clamp_min(0)
+
+        engine = self.engine
+        if engine == "auto":
+            engine = ADAM if isinstance(generator, ExplicitGenerator) else "secant"
         return optimize_input(
             generator,
-            self._loss(measured, measurement),
+            loss,
             zero_latents(generator, measured) if start is None else start,
-            penalty=self._penalty if self.ridge else None,
-            engine=(ADAM if explicit else "secant") if self.engine == "auto" else self.engine,
+            penalty=(lambda x: self.ridge * x.square().sum(dim=1)) if self.ridge else None,
+            engine=engine,
             iterations=self.iterations,
             sweeps=self.sweeps,
             step_size=self.step_size,
@@ -154,32 +176,9 @@ class LatentSearch:
             **options,
         )
 
-    def engine_for(self, generator: nn.Module) -> str:
-        """The name of the engine that runs on this generator."""
-        if self.engine != "auto":
-            return self.engine if isinstance(self.engine, str) else "own"
-        return "adam" if isinstance(generator, ExplicitGenerator) else "secant"
-
-    def _loss(
-        self, measured: Tensor, measurement: Measurement | None
-    ) -> Callable[[Tensor], Tensor]:
-        """‖ŷ − A·‖² of each image, less what noise explains."""
-        if not self.noise:
-            return lambda images: misfit(images, measured, measurement)
-        explained = self.noise**2 * entries(measured, measurement)
-        return lambda images: (misfit(images, measured, measurement) - explained).clamp_min(0)
-
-    def _penalty(self, latents: Tensor) -> Tensor:
-        return self.ridge * latents.square().sum(dim=1)
-
 
 def find_latents(
-    decoder: nn.Module,
-    images: Tensor,
-    *,
-    start: Tensor | None = None,
-    check_tolerance: float | None = None,
-    **search: Any,
+    decoder: nn.Module, images: Tensor, *, start: Tensor | None = None, **search: Any
 ) -> InputResult:
     """x_i = argmin ‖y_i − D(x)‖² + ridge ‖x‖² for each image (the inner problem of Eq. 20).
 
@@ -187,7 +186,7 @@ def find_latents(
     search: the options of `LatentSearch`, by default 40 iterations of "secant".
     """
     settings = LatentSearch(**{"engine": "secant", "iterations": 40, **search})
-    return settings.run(decoder, images, start=start, check_tolerance=check_tolerance)
+    return settings.run(decoder, images, start=start)
 
 
 def squared_error(outputs: Tensor, images: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ Gurumurthy et al., "Joint inference and input optimization in equilibrium networ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import State, run_eagerly
+from equilibria.inputs.constants import as_constant
 from equilibria.inputs.constraints import Constraint, Region
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.groups import Groups
 from equilibria.inputs.problem import FixedInput, InputProblem, Linearization, Loss, Penalty
 from equilibria.inputs.search import Search, SearchResult
 from equilibria.inputs.steps import Steps
+from equilibria.registry import check_at_least_one, check_positive
 from equilibria.solvers import Status
 from equilibria.solvers.convergence import final_status
+from equilibria.solvers.solution import describe
 
 NORMALIZED_SWEEPS, MEASURED_SWEEPS = 1, 3
 """How often z and μ are swept for each step of x, with normalized steps and with others."""
@@ -81,19 +83,19 @@ class InputResult:
 
     def message(self, problem: int) -> str:
         """A sentence on how one problem ended, with the remedy."""
-        status = Status(int(self.status[problem]))
-        residual = float(self.residual[problem])
-        count = int(self.iterations[problem])
-        if status is Status.CONVERGED:
-            return f"converged to a residual of {residual:.1e} in {count} iterations"
-        if status is Status.OUT_OF_ITERATIONS:
+        status, count = Status(int(self.status[problem])), int(self.iterations[problem])
+        if status is Status.DIVERGED:
             return (
-                f"out of iterations: residual {residual:.1e} after {count}, tolerance "
-                f"{self.tolerance:.1e}; raise iterations or the tolerance, or lower step_size"
+                f"diverged after {count} iterations: x0 holds NaN or Inf, or a step left the "
+                "region where the model is defined; check x0, lower step_size or add a constraint"
             )
-        return (
-            f"diverged after {count} iterations: x0 holds NaN or Inf, or a step left the region "
-            "where the model is defined; check x0, lower step_size or add a constraint"
+        return describe(
+            status,
+            residual=float(self.residual[problem]),
+            iterations=count,
+            tolerance=self.tolerance,
+            epsilon=torch.finfo(self.x.dtype).eps,
+            remedy="raise iterations or the tolerance, or lower step_size",
         )
 
     def summary(self) -> str:
@@ -166,16 +168,19 @@ def optimize_input(
     Among what the search saw, the result is the point of lowest true loss, unless a problem has
     converged: then it is that point. x0 and the model are left as they are.
     """
-    _check(x0, sweeps, iterations, step_size, tolerance, check_tolerance)
+    _check(x0)
+    check_at_least_one(sweeps=sweeps, iterations=iterations)
+    check_positive(step_size=step_size, tolerance=tolerance, check_tolerance=check_tolerance)
     chosen = get_engine(engine, **dict(engine_options or {}))
-    with torch.inference_mode(False), _frozen(model):
+    with torch.inference_mode(False):
         x0 = x0.detach().clone()
         region = Region.everything(x0) if constraint is None else constraint.region(x0)
-        problem = InputProblem(model, loss, x0, region, Groups.of(x0, groups), penalty)
+        constant = as_constant(model)
+        problem = InputProblem(constant, loss, x0, region, Groups.of(x0, groups), penalty)
         start = region.project(x0.flatten(1))
         tight = check_tolerance or (1e-10 if problem.dtype == torch.float64 else 1e-6)
         steps = Steps(
-            region,
+            region=region,
             step_size=step_size,
             normalize=normalize,
             rule=chosen.rule,
@@ -183,8 +188,8 @@ def optimize_input(
             iterations=iterations,
         )
         # A step on a ball is short and may lag; one that measures curvature must be exact.
-        swept = sweeps or (NORMALIZED_SWEEPS if normalize else MEASURED_SWEEPS)
-        search = Search(problem, chosen, steps, sweeps=swept, tolerance=tolerance)
+        usual = NORMALIZED_SWEEPS if normalize else MEASURED_SWEEPS
+        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance)
         if verify:
             z, initial, _ = problem.check(start, None, tolerance=tight)
             found = search.run(start, z, iterations)
@@ -192,7 +197,7 @@ def optimize_input(
         else:
             found = search.run(start, None, iterations)
             initial, x, z = found.first_loss, found.last.x, found.last.z
-        evaluations = problem.effort.evaluations
+        evaluations = problem.evaluations
         here, mu = Linearization(FixedInput(problem, x, found.scale), z), found.last.mu
         if polish:
             # Where the search has left something that is no number, μ starts at zero.
@@ -222,11 +227,11 @@ def optimize_input(
             input_residual=residuals[2],
             iterations=found.iterations,
             evaluations=evaluations,
-            vjps=problem.effort.vjps,
-            check_evaluations=problem.effort.check_evaluations,
-            engine=engine if isinstance(engine, str) else "own",
+            vjps=problem.vjps,
+            check_evaluations=problem.check_evaluations,
+            engine=engine if isinstance(engine, str) else chosen.name,
             tolerance=tolerance,
-            problem=problem,
+            problem=problem.on(model),
         )
 
 
@@ -255,38 +260,7 @@ def _best(
     return x, z
 
 
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """The parameters as constants: no graph is kept for them, and controlled norms are remembered.
-
-    They are as they were afterwards.
-    """
-    # A tensor that something else has computed cannot be switched off, and stays as it is.
-    switched = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
-    try:
-        for parameter in switched:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in switched:
-            parameter.requires_grad_(True)
-
-
-def _check(
-    x0: object,
-    sweeps: int | None,
-    iterations: int,
-    step_size: float | None,
-    tolerance: float,
-    check_tolerance: float | None,
-) -> None:
-    for name, count in (("sweeps", sweeps), ("iterations", iterations)):
-        if count is not None and count < 1:
-            raise ValueError(f"{name} must be at least 1, not {count}")
-    lengths = {"step_size": step_size, "tolerance": tolerance, "check_tolerance": check_tolerance}
-    for name, value in lengths.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+def _check(x0: object) -> None:
     if not isinstance(x0, Tensor) or not x0.is_floating_point():
         raise TypeError("x0 must be a tensor of floating-point numbers")
     if x0.dim() < 2 or len(x0) == 0:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import InitVar, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,6 @@ Loss = Callable[[Tensor], Tensor]
 """From the model's outputs to one number a sample."""
 Penalty = Callable[[Tensor], Tensor]
 """From the inputs to one number an input."""
-
-
-@dataclass
-class Effort:
-    """What was computed so far, in calls for the whole batch."""
-
-    evaluations: int = 0
-    vjps: int = 0
-    check_evaluations: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +43,7 @@ class Evaluation:
     """Whether all of this is finite, for each problem."""
 
 
+@dataclass(eq=False)
 class InputProblem:
     """minimize Σ ℓ(head(z*), x) over x for each problem, z* = T(z*; x).
 
@@ -59,28 +52,33 @@ class InputProblem:
     may return several tensors, the inputs of the cell.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        x0: Tensor,
-        region: Region,
-        groups: Groups,
-        penalty: Penalty | None,
-    ) -> None:
-        self.model = model
-        self.stem, self.layer, self.head = _checked_parts(model)
-        self.loss = loss
-        self.penalty = penalty
-        self.region = region
-        self.groups = groups
+    model: InitVar[nn.Module]
+    loss: Loss
+    x0: InitVar[Tensor]
+    region: Region
+    groups: Groups
+    penalty: Penalty | None
+    evaluations: int = 0
+    """Calls of T in a search so far, each for the whole batch; and pull-backs through it."""
+    vjps: int = 0
+    check_evaluations: int = 0
+    """Calls of T for true losses."""
+
+    def __post_init__(self, model: nn.Module, x0: Tensor) -> None:
+        self.stem, self.layer, self.head = _parts(model)
+        _check_independence(model, self.layer)
         self.input_shape = x0.shape
-        self.effort = Effort()
         context = _checked_context(model, lambda: self.inject(x0))
         start = self.layer.cell.initial_state(*self.cell_inputs(x0), context)
         self.zero_state = map_state(lambda t: t.detach(), start)
         self.packing = Packing.of(self.zero_state)
         self.dtype = state_tensors(self.zero_state)[0].dtype
+
+    def on(self, model: nn.Module) -> InputProblem:
+        """The same problem for another twin of its model."""
+        other = copy(self)
+        other.stem, other.layer, other.head = _parts(model)
+        return other
 
     def cell_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What the stem makes of x for each sample."""
@@ -109,10 +107,10 @@ class InputProblem:
         shaped = x.reshape(self.input_shape)
         context = self.inject(shaped)
         allowed = max(self.layer.solver.max_iterations, 500)
-        solution = self._solved(context, start, tolerance, allowed)
-        self.effort.check_evaluations += solution.evaluations
-        loss = self.losses(solution.state, context, shaped)
-        return self.packing.pack(solution.state), loss, solution.residual
+        found = self.solve(context, start, tolerance=tolerance, max_iterations=allowed)
+        self.check_evaluations += found.evaluations
+        loss = self.losses(found.state, context, shaped)
+        return self.packing.pack(found.state), loss, found.residual
 
     @torch.no_grad()
     def solve(
@@ -122,24 +120,17 @@ class InputProblem:
         *,
         tolerance: float,
         max_iterations: int | None = None,
-    ) -> Tensor:
-        """The equilibrium of a context, as a part of the search."""
-        allowed = max_iterations or self.layer.solver.max_iterations
-        solution = self._solved(context, start, tolerance, allowed)
-        self.effort.evaluations += solution.evaluations
-        return self.packing.pack(solution.state)
-
-    def _solved(
-        self, context: Context, start: Tensor | None, tolerance: float, max_iterations: int
     ) -> Solution:
-        """By the layer's own solver."""
-        solver = replace(self.layer.solver, tolerance=tolerance, max_iterations=max_iterations)
-        first = self._zero_start(context) if start is None else self.packing.unpack(start.clone())
+        """The equilibrium of a context, by the layer's own solver."""
+        allowed = max_iterations or self.layer.solver.max_iterations
+        solver = replace(self.layer.solver, tolerance=tolerance, max_iterations=allowed)
         return solver.solve(
             FixedPointProblem(
                 step=self.layer.cell.step,
                 context=context,
-                start=first,
+                start=self._zero_start(context)
+                if start is None
+                else self.packing.unpack(start.clone()),
                 monotone=self.layer.cell.monotone,
                 contraction=self.layer.cell.contraction_limit,
             )
@@ -187,7 +178,7 @@ class FixedInput:
     @torch.no_grad()
     def image(self, z: Tensor) -> Tensor:
         """T(z; x) alone."""
-        self.problem.effort.evaluations += 1
+        self.problem.evaluations += 1
         cell, packing = self.problem.layer.cell, self.problem.packing
         return packing.pack(cell.step(packing.unpack(z), self.context))
 
@@ -198,7 +189,7 @@ class Linearization:
     def __init__(self, here: FixedInput, z: Tensor) -> None:
         self.problem = problem = here.problem
         self.z, self.x = z, here.rows
-        problem.effort.evaluations += 1
+        problem.evaluations += 1
         with torch.enable_grad():
             state = problem.leaves(z)
             self.states = state_tensors(state)
@@ -250,7 +241,7 @@ class Linearization:
     def _pulled(
         self, mu: Tensor, wanted: tuple[Tensor, ...], *, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        self.problem.effort.vjps += 1
+        self.problem.vjps += 1
         packing = self.problem.packing
         found = torch.autograd.grad(
             self.images,
@@ -263,16 +254,20 @@ class Linearization:
         return packing.pack(found[:count]), found[count] if len(found) > count else None
 
 
-def _checked_parts(
+def _parts(
     model: nn.Module,
 ) -> tuple[Callable[[Tensor], Inputs], EquilibriumLayer, Callable[[Tensor], Tensor]]:
-    """stem, layer and head of a model whose samples are independent of each other."""
     stem, layer, head = (getattr(model, name, None) for name in ("stem", "layer", "head"))
     if not (callable(stem) and callable(head) and isinstance(layer, EquilibriumLayer)):
         raise TypeError(
             f"{type(model).__name__} needs a stem, a layer (an EquilibriumLayer) and a head, as "
             "every EquilibriumClassifier has; use nn.Identity() for a part that does nothing"
         )
+    return stem, layer, head
+
+
+def _check_independence(model: nn.Module, layer: EquilibriumLayer) -> None:
+    """Refuse a model whose samples depend on each other, or on how long they are solved."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
@@ -292,7 +287,6 @@ def _checked_parts(
             "perturbations), so its map is no function of the input alone: use sign='smooth' and "
             "pe='off', or call model.eval() if it does so only in training"
         )
-    return stem, layer, head
 
 
 def _checked_context(model: nn.Module, inject: Callable[[], Context]) -> Context:
@@ -308,14 +302,7 @@ def _checked_context(model: nn.Module, inject: Callable[[], Context]) -> Context
         repeats = all(map(_same, context.tensors(), earlier.tensors()))
         if repeats:
             break
-    changed = [
-        (buffer, kept)
-        for buffer, kept in zip(model.buffers(), before, strict=True)
-        if not _same(buffer, kept)
-    ]
-    with torch.no_grad():
-        for buffer, kept in changed:
-            buffer.copy_(kept)
+    changed = not all(map(_same, model.buffers(), before))
     if changed or not repeats:
         raise ValueError(
             "the model gives two answers to one input: it draws at random, or learns running "

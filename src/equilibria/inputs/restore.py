@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equilibria.inputs.constants import as_constant
 from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.latents import LatentSearch, entries, generator_of, misfit, zero_latents
 from equilibria.inputs.optimize import InputResult
@@ -55,6 +56,7 @@ def restore(
     starts: int = 1,
     spread: float = 1.0,
     seed: int = 0,
+    noise: float = 0.0,
     **search: Any,
 ) -> Restoration:
     """The images of a generator that best explain measurements (Eq. 22).
@@ -68,47 +70,41 @@ def restore(
     start: latents to start from, by default zero.
     starts: how many searches; all but the first start at random, `spread` times N(0, I), and the
         best answer counts for each image.
-    search: the options of `LatentSearch`: engine, iterations, ridge, noise, …
+    noise: of the measurements; the search ends where it explains the misfit (`LatentSearch.run`).
+    search: the options of `LatentSearch`: engine, iterations, ridge, …
     """
     if starts < 1:
         raise ValueError(f"starts must be at least 1, not {starts}")
-    chosen, settings = generator_of(generator), LatentSearch(**search)
-    was_training = chosen.training
-    chosen.eval()
-    try:
-        if isinstance(measurement, Mask):
-            measured = measurement(measured)
-        first = zero_latents(chosen, measured) if start is None else start
-        chance = torch.Generator().manual_seed(seed)
-        best: Restoration | None = None
-        lowest = torch.empty(0)
-        for count in range(starts):
-            drawn = torch.randn(first.shape, generator=chance).to(first) * spread
-            found = settings.run(chosen, measured, measurement, drawn if count else first)
-            result = _restoration(chosen, found, measured, measurement, settings)
-            loss = found.loss.nan_to_num(nan=torch.inf)
-            best = result if best is None else _better(loss < lowest, result, best)
-            lowest = loss if count == 0 else torch.minimum(loss, lowest)
-        assert best is not None
-        return best
-    finally:
-        chosen.train(was_training)
+    settings = LatentSearch(**search)
+    chosen = as_constant(generator_of(generator), evaluating=True)
+    if isinstance(measurement, Mask):
+        measured = measurement(measured)
+    first = zero_latents(chosen, measured) if start is None else start
+    chance = torch.Generator().manual_seed(seed)
+    best: Restoration | None = None
+    lowest = torch.empty(0)
+    for count in range(starts):
+        drawn = torch.randn(first.shape, generator=chance).to(first) * spread
+        begin = drawn if count else first
+        found = settings.run(chosen, measured, measurement, begin, noise=noise)
+        result = _restoration(found, measured, measurement, noise, bool(settings.ridge))
+        loss = found.loss.nan_to_num(nan=torch.inf)
+        best = result if best is None else _better(loss < lowest, result, best)
+        lowest = loss if count == 0 else torch.minimum(loss, lowest)
+    assert best is not None
+    return best
 
 
 def _restoration(
-    generator: nn.Module,
-    found: InputResult,
-    measured: Tensor,
-    measurement: Measurement,
-    search: LatentSearch,
+    found: InputResult, measured: Tensor, measurement: Measurement, noise: float, penalized: bool
 ) -> Restoration:
     images = found.outputs()
     left = misfit(images, measured, measurement)
     # Nothing pulls at such a latent any more, so that its adjoint is zero but for rounding.
-    explained = left <= search.noise**2 * entries(measured, measurement)
-    explained &= torch.tensor(search.noise > 0 and not search.ridge, device=left.device)
+    explained = left <= noise**2 * entries(measured, measurement)
+    explained &= noise > 0 and not penalized
     messages = (
-        f"reached the noise level {search.noise:g} within {int(found.iterations[row])} iterations"
+        f"reached the noise level {noise:g} within {int(found.iterations[row])} iterations"
         if reached
         else found.message(row)
         for row, reached in enumerate(explained.tolist())
@@ -122,7 +118,7 @@ def _restoration(
         iterations=found.iterations,
         evaluations=found.evaluations,
         messages=tuple(messages),
-        engine=search.engine_for(generator),
+        engine=found.engine,
     )
 
 

@@ -51,19 +51,19 @@ class SearchResult:
         return self.status == int(Status.CONVERGED)
 
 
+@dataclass
 class Search:
     """Runs an engine until every problem has converged, diverged or run out of iterations."""
 
-    def __init__(
-        self, problem: InputProblem, engine: Engine, steps: Steps, *, sweeps: int, tolerance: float
-    ) -> None:
-        self.problem = problem
-        self.groups = problem.groups
-        self.engine = engine
-        self.steps = steps
-        self.sweeps = engine.sweeps or sweeps
-        self.tolerance = tolerance
-        self.secants = Secants(engine.secants) if engine.secants else None
+    problem: InputProblem
+    engine: Engine
+    steps: Steps
+    sweeps: int
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        self.groups = self.problem.groups
+        self.secants = Secants(self.engine.secants) if self.engine.secants else None
         self.memory: Any = None
         """The mixing solver's."""
         self.mixed: Tensor | None = None
@@ -118,7 +118,14 @@ class Search:
             return self.problem.packing.pack(self.problem.zero_state)
         if z is not None:
             return z
-        return self.problem.solve(here.context, None, tolerance=START_TOLERANCE)
+        return self._solved(here, None, START_TOLERANCE)
+
+    def _solved(
+        self, here: FixedInput, start: Tensor | None, tolerance: float, limit: int | None = None
+    ) -> Tensor:
+        found = self.problem.solve(here.context, start, tolerance=tolerance, max_iterations=limit)
+        self.problem.evaluations += found.evaluations
+        return self.problem.packing.pack(found.state)
 
     def _sweep(
         self, here: FixedInput, now: JointIterate, *, first: bool
@@ -161,9 +168,7 @@ class Search:
         """z and μ solved anew at x, from nothing or from where they were."""
         warm = self.engine.inference == "warm"
         tolerance, limit = self.engine.inner_tolerance, self.engine.inner_iterations
-        z = self.problem.solve(
-            here.context, now.z if warm else None, tolerance=tolerance, max_iterations=limit
-        )
+        z = self._solved(here, now.z if warm else None, tolerance, limit)
         linear = Linearization(here, z)
         start = now.mu if warm else None
         mu = linear.solve_adjoint(start, tolerance=tolerance, max_iterations=limit or 200).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -55,6 +56,7 @@ def decay(kind: Decay, iteration: int, iterations: int) -> float:
     return LOWEST_DECAY + (1 - LOWEST_DECAY) * (1 + math.cos(math.pi * share)) / 2
 
 
+@dataclass(kw_only=True)
 class Steps:
     """x ← Π(x − α d), with the state that choosing α and d takes, one row a problem.
 
@@ -65,30 +67,22 @@ class Steps:
     elsewhere that rule is the plain one.
     """
 
-    def __init__(
-        self,
-        region: Region,
-        *,
-        step_size: float | None,
-        normalize: bool,
-        rule: Rule,
-        decay: Decay,
-        iterations: int,
-    ) -> None:
-        self.region = region
-        self.step_size = step_size
-        self.normalize = normalize
-        self.rule = rule
-        self.decay = decay
-        self.iterations = iterations
-        self.length = region.scale
+    region: Region
+    step_size: float | None
+    normalize: bool
+    rule: Rule
+    decay: Decay
+    iterations: int
+
+    def __post_init__(self) -> None:
+        self.length = self.region.scale
         self.curvature = torch.zeros_like(self.length)
         self.gentlest = torch.full_like(self.length, torch.inf)
         self.last: tuple[Tensor, Tensor] | None = None
         self.moments: tuple[Tensor, Tensor] | None = None
         self.taken = 0
-        self.measured = step_size is None and not normalize
-        newton = rule == "quasi-newton" and region.is_everything and self.measured
+        self.measured = self.step_size is None and not self.normalize
+        newton = self.rule == "quasi-newton" and self.region.is_everything and self.measured
         self.newton = QuasiNewton(QUASI_NEWTON_MEMORY) if newton else None
 
     def move(

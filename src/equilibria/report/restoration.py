@@ -159,7 +159,7 @@ class Restorer:
         else:
             own: dict[str, Any] = {}
             if isinstance(task, ImageRestoration):
-                own = vars(task.search(task.evaluation_iterations))
+                own = task.evaluation_options()
             elif isinstance(task, Reconstruction):
                 own = {"ridge": task.ridge}
             if self.stop_at_noise:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -113,15 +113,7 @@ class Task(ABC):
 _tasks: Registry[Task] = Registry("task")
 
 
-def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
-    """Make a task available by name; `factory` takes the task's options as keywords."""
-    _tasks.register(name, factory, replace=replace)
-
-
-def list_tasks() -> list[str]:
-    return _tasks.names()
-
-
-def create_task(name: str, **options: Any) -> Task:
-    """The task called by a name, with options."""
-    return _tasks.create(name, **options)
+register_task = _tasks.register
+list_tasks = _tasks.names
+create_task = _tasks.create
+"""The task called by a name, with options."""

@@ -108,10 +108,9 @@ class AdversarialClassification(Task):
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         settings = self._search_settings()
-        images = (
-            inputs if settings is None else adversarial_images(model, inputs, targets, settings)
-        )
-        return _step(model(images), targets, self.label_smoothing)
+        if settings is not None:
+            inputs = adversarial_images(model, inputs, targets, settings)
+        return _step(model(inputs), targets, self.label_smoothing)
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
@@ -130,27 +129,17 @@ class AdversarialClassification(Task):
         """How images to train on are looked for; None where they are taken as they are."""
         if self.method == "clean":
             return None
-        return AttackSettings(
-            eps=self.eps,
-            norm=self.norm,
-            method=self.method,
-            steps=self.steps,
-            step_size=self.step_size,
-            random_start=self.random_start,
-            warm_start=self.warm_start,
-            clip=self.clip,
-            joint_options=self.joint_options,
-        )
+        own = ("method", "steps", "step_size", "random_start", "warm_start", "joint_options")
+        return AttackSettings(**self._budget, **{name: getattr(self, name) for name in own})
 
     def _attack_settings(self) -> AttackSettings:
-        return AttackSettings(
-            eps=self.eps,
-            norm=self.norm,
-            method=self.attack_method,
-            steps=self.attack_steps,
-            restarts=self.attack_restarts,
-            clip=self.clip,
-        )
+        own = ("method", "steps", "restarts")
+        chosen = {name: getattr(self, f"attack_{name}") for name in own}
+        return AttackSettings(**self._budget, **chosen)
+
+    @property
+    def _budget(self) -> dict[str, Any]:
+        return {"eps": self.eps, "norm": self.norm, "clip": self.clip}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -21,9 +22,6 @@ from equilibria.models import FewShotClassifier
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
-
-NORMAL_QUANTILE = 1.959964
-"""Of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,8 @@ class EpisodicTask(Task):
     def figures(self, found: Outcome) -> dict[str, float | None]:
         """The accuracy with half the width of its 95 % interval, None for one episode alone."""
         shares = (found.values["correct"] / found.values["weight"]).double()
-        count = len(shares)
-        width = NORMAL_QUANTILE * float(shares.std()) / math.sqrt(count) if count > 1 else None
+        count, quantile = len(shares), NormalDist().inv_cdf(0.975)
+        width = quantile * float(shares.std()) / math.sqrt(count) if count > 1 else None
         return {"accuracy": found.accuracy, "interval": width, "episodes": float(count)}
 
 

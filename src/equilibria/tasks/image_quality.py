@@ -6,6 +6,8 @@ photographs, not digits; here they come from a small classifier of the same data
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -46,10 +48,11 @@ def frechet_distance(features: Tensor, references: Tensor) -> float:
             raise ValueError(
                 f"expected at least two rows of features, not a tensor of {tuple(rows.shape)}"
             )
-    one, other = (rows.detach().cpu().double().numpy() for rows in (features, references))
-    return gaussian_distance(
-        one.mean(axis=0), _covariance(one), other.mean(axis=0), _covariance(other)
-    )
+    fitted = []
+    for rows in (features, references):
+        array = rows.detach().cpu().double().numpy()
+        fitted += [array.mean(axis=0), np.atleast_2d(np.cov(array, rowvar=False))]
+    return gaussian_distance(*fitted)
 
 
 def gaussian_distance(
@@ -69,11 +72,6 @@ def gaussian_distance(
     return max(distance, 0.0)
 
 
-def _covariance(rows: Matrix) -> Matrix:
-    covariance: Matrix = np.atleast_2d(np.cov(rows, rowvar=False))
-    return covariance
-
-
 def _nonnegative_eigh(matrix: Matrix) -> tuple[Matrix, Matrix]:
     """Eigenvalues and eigenvectors of a positive semi-definite matrix, free of rounding at zero."""
     values, vectors = np.linalg.eigh(matrix)
@@ -87,13 +85,11 @@ class FeatureNetwork(nn.Module):
     def __init__(self, in_channels: int, num_classes: int, *, width: int = 16) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        before = in_channels
-        for after in (width, 2 * width, 4 * width):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after)]
-            layers.append(nn.ReLU())
-            before = after
+        for before, after in pairwise((in_channels, width, 2 * width, 4 * width)):
+            convolution = nn.Conv2d(before, after, 3, stride=2, padding=1)
+            layers += [convolution, nn.BatchNorm2d(after), nn.ReLU()]
         self.convolutions = nn.Sequential(*layers)
-        self.hidden = nn.Linear(4 * before, FEATURES)
+        self.hidden = nn.Linear(16 * width, FEATURES)
         self.classifier = nn.Linear(FEATURES, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,11 +17,9 @@ from equilibria.inputs import (
     LatentSearch,
     Outer,
     answer,
-    find_latents,
     generator_of,
     get_corruption,
     is_generator,
-    list_engines,
     optimal_input,
     optimal_value,
     picture_of,
@@ -111,16 +109,15 @@ class Autoencoding(Task):
         return model, self.kind
 
 
-@dataclass(frozen=True)
-class Reconstruction(Task):
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(LatentSearch, Task):
     """minimize Σ min_x ‖y − D(x)‖² + ridge ‖x‖² over the decoder (JIIO Eq. 20).
 
     A training step finds the latents, from zero, and differentiates the optimal value (Eq. 19).
     The ridge is not in the paper: it keeps the latents, which are unbounded otherwise, at one
-    scale, and with it the step of the search.
+    scale, and with it the step of the search (`LatentSearch` has the other options).
 
     iterations, evaluation_iterations: steps of x in training and in evaluation (40 and 100 there).
-    sweeps, engine, step_size, tolerance: of `optimize_input`.
     check_tolerance: of the equilibria and adjoints that the loss and its gradient are taken at.
     """
 
@@ -128,40 +125,23 @@ class Reconstruction(Task):
     draws_pictures: ClassVar[bool] = True
     starts_at_zero: ClassVar[bool] = True
 
+    engine: str = "secant"
     iterations: int = 12
     evaluation_iterations: int = 40
     ridge: float = 0.01
-    sweeps: int = 3
-    engine: str = "secant"
-    step_size: float | None = None
-    tolerance: float = 1e-3
     check_tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_values(
-            self,
-            at_least_one=("iterations", "evaluation_iterations", "sweeps"),
-            positive=("tolerance", "check_tolerance", "step_size"),
-            not_negative=("ridge",),
-            one_of={"engine": list_engines()},
-        )
+        super().__post_init__()
+        check_values(self, at_least_one=("evaluation_iterations",), positive=("check_tolerance",))
 
     def find(
         self, model: nn.Module, images: Tensor, *, start: Tensor | None = None, training: bool
     ) -> InputResult:
         """The latents of images, with the iterations of training or of evaluation."""
-        return find_latents(
-            generator_of(model, explicit=False),
-            images,
-            start=start,
-            ridge=self.ridge,
-            iterations=self.iterations if training else self.evaluation_iterations,
-            sweeps=self.sweeps,
-            engine=self.engine,
-            step_size=self.step_size,
-            tolerance=self.tolerance,
-            check_tolerance=self.check_tolerance,
-        )
+        search = self if training else replace(self, iterations=self.evaluation_iterations)
+        decoder = generator_of(model, explicit=False)
+        return search.run(decoder, images, start=start, check_tolerance=self.check_tolerance)
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         found = self.find(model, inputs, training=True)
@@ -186,8 +166,8 @@ class Reconstruction(Task):
         }
 
 
-@dataclass(frozen=True)
-class ImageRestoration(Task):
+@dataclass(frozen=True, kw_only=True)
+class ImageRestoration(LatentSearch, Task):
     """Learn to undo one kind of damage.
 
     A generator, which maps latents to images by an equilibrium, is trained through the inner
@@ -197,9 +177,9 @@ class ImageRestoration(Task):
 
     corruption: "inpaint", "denoise", "deblur" or "superres", or one of them with its options, as in
         {"denoise": {"noise": 0.4}}.
-    engine, iterations, sweeps, ridge, step_size, tolerance: of the inner problem (`LatentSearch`).
-        A decoder that is trained through it learns faster with "anderson" than with "secant", even
-        though the latter comes closer to the optimal latents.
+    engine: of the inner problem, as all options of `LatentSearch`. A decoder that is trained
+        through it learns faster with "anderson" than with "secant", even though the latter comes
+        closer to the optimal latents.
     stop_at_noise: end the inner problem where noise explains the misfit.
     outer: "detached" takes the optimal latent as a constant, as the paper does; "implicit"
         differentiates it too, which needs an inner problem that converges (a ridge helps).
@@ -214,20 +194,16 @@ class ImageRestoration(Task):
     iterations: int = 40
     evaluation_iterations: int = 100
     sweeps: int = 4
-    ridge: float = 0.0
-    step_size: float | None = None
-    tolerance: float = 1e-3
     stop_at_noise: bool = False
     outer: Outer = "detached"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_values(
-            self,
-            at_least_one=("iterations", "evaluation_iterations", "sweeps"),
-            one_of={"outer": get_args(Outer)},
+            self, at_least_one=("evaluation_iterations",), one_of={"outer": get_args(Outer)}
         )
-        _ = self.damage, self.search(1)
+        _ = self.damage
 
     @cached_property
     def damage(self) -> Corruption:
@@ -242,17 +218,14 @@ class ImageRestoration(Task):
         ((name, options),) = self.corruption.items()
         return get_corruption(name, **options)
 
-    def search(self, iterations: int) -> LatentSearch:
-        """The inner problem, with this many iterations."""
-        return LatentSearch(
-            engine=self.engine,
-            iterations=iterations,
-            ridge=self.ridge,
-            noise=self.damage.noise if self.stop_at_noise else 0.0,
-            sweeps=self.sweeps,
-            step_size=self.step_size,
-            tolerance=self.tolerance,
-        )
+    @property
+    def noise(self) -> float:
+        """Where the inner problem ends; 0: it goes on."""
+        return self.damage.noise if self.stop_at_noise else 0.0
+
+    def evaluation_options(self) -> dict[str, Any]:
+        """Of `restore`, as an evaluation calls it."""
+        return {**self.options(), "iterations": self.evaluation_iterations, "noise": self.noise}
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         seen = self.damage.corrupt(inputs)
@@ -269,8 +242,8 @@ class ImageRestoration(Task):
         seen = self.damage.corrupt(inputs, generator)
         solves: Solved | None = None
         if is_generator(model):
-            search = vars(self.search(self.evaluation_iterations))
-            solves = found = restore(model, seen.measured, seen.measurement, **search)
+            options = self.evaluation_options()
+            solves = found = restore(model, seen.measured, seen.measurement, **options)
             restored = found.images
         else:
             restored = answer(model, seen)
@@ -293,10 +266,11 @@ class ImageRestoration(Task):
 
     def _through(self, model: nn.Module, seen: Corrupted) -> Tensor:
         """h(z*) at the latents of the inner problem, in the graph of the parameters (Eq. 24)."""
-        found = self.search(self.iterations).run(
+        found = self.run(
             model,
             seen.measured,
             seen.measurement,
+            noise=self.noise,
             polish=self.outer == "implicit",
             check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
         )

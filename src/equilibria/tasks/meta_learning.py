@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from equilibria.context import twin
 from equilibria.registry import check_values
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask, answers
@@ -31,7 +31,8 @@ def weights_of(model: nn.Module) -> Weights:
 
 def logits_at(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
     """What the model says of images with other weights in place of its own."""
-    logits: Tensor = functional_call(model, dict(weights), (images,))
+    given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
+    logits: Tensor = twin(model, lambda held: given.get(id(held), held))(images)
     return logits
 
 
@@ -45,7 +46,8 @@ def support_loss(
 class WeightAdaptation(EpisodicTask):
     """Episodes are learned by steps of the weights, from those of the model.
 
-    inner_rate: of the steps. inner_steps: in training. evaluation_steps: None: as many.
+    inner_rate: of the steps. inner_steps: in training. evaluation_steps: in evaluation; None: as
+    many.
     """
 
     inner_steps: int
@@ -60,6 +62,28 @@ class WeightAdaptation(EpisodicTask):
     @abstractmethod
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
         """The weights after so many steps on labelled images."""
+
+    def descend(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        steps: int,
+        *,
+        proximal: float = 0.0,
+        create_graph: bool = False,
+    ) -> Weights:
+        """φ ← φ − rate (∇L(φ) + proximal (φ − θ)) from the model's θ, so often, in θ's graph."""
+        start = weights = weights_of(model)
+        with torch.enable_grad():
+            for _ in range(steps):
+                loss = support_loss(model, weights, images, labels)
+                slopes = torch.autograd.grad(loss, [*weights.values()], create_graph=create_graph)
+                weights = {
+                    name: weight - self.inner_rate * (slope + proximal * (weight - start[name]))
+                    for (name, weight), slope in zip(weights.items(), slopes, strict=True)
+                }
+        return weights
 
     def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
         return self.query_logits(model, episodes, self.evaluation_steps or self.inner_steps)
@@ -95,7 +119,6 @@ class MAML(WeightAdaptation):
     """The loss of the queries after `inner_steps` gradient steps on the support, differentiated.
 
     first_order: take the inner gradients as constants (FOMAML).
-    evaluation_steps: inner steps in evaluation; None: `inner_steps`.
     """
 
     inner_steps: int = 1
@@ -108,20 +131,8 @@ class MAML(WeightAdaptation):
         return answers(self.query_logits(model, episodes, self.inner_steps), episodes)
 
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
-        """θ′ = θ − rate ∇L(θ), `steps` times; in the graph of θ where gradients are taken."""
         create_graph = torch.is_grad_enabled() and not self.first_order
-        weights = weights_of(model)
-        with torch.enable_grad():
-            for _ in range(steps):
-                loss = support_loss(model, weights, images, labels)
-                gradients = torch.autograd.grad(
-                    loss, list(weights.values()), create_graph=create_graph
-                )
-                weights = {
-                    name: weight - self.inner_rate * gradient
-                    for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
-                }
-        return weights
+        return self.descend(model, images, labels, steps, create_graph=create_graph)
 
 
 @dataclass(frozen=True)
@@ -195,7 +206,7 @@ class IMAML(WeightAdaptation):
     conjugate gradients (Algorithm 2), which stop early where H, the Hessian of the support's loss
     at φ*, makes the system indefinite.
 
-    proximal: λ. evaluation_steps: inner steps in evaluation; None: `inner_steps`.
+    proximal: λ.
     """
 
     inner_steps: int = 16
@@ -223,18 +234,8 @@ class IMAML(WeightAdaptation):
         return with_gradient(model, answers(torch.stack(rows), episodes), gradients)
 
     def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
-        """φ after so many gradient steps on the proximal problem, from θ."""
-        start = {name: weight.detach() for name, weight in weights_of(model).items()}
-        weights = {name: weight.clone().requires_grad_() for name, weight in start.items()}
-        for _ in range(steps):
-            with torch.enable_grad():
-                loss = support_loss(model, weights, images, labels)
-                gradients = torch.autograd.grad(loss, list(weights.values()))
-            with torch.no_grad():
-                for name, gradient in zip(weights, gradients, strict=True):
-                    pull = self.proximal * (weights[name] - start[name])
-                    weights[name].sub_(self.inner_rate * (gradient + pull))
-        return weights
+        found = self.descend(model, images, labels, steps, proximal=self.proximal)
+        return {name: weight.detach().requires_grad_() for name, weight in found.items()}
 
     def _solve(
         self,
