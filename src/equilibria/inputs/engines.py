@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from equilibria.inputs.steps import Decay, Rule
-from equilibria.registry import Registry
+from equilibria.registry import Registry, check_at_least_one, check_positive, check_share
 from equilibria.solvers import Anderson, AndersonTypeOne, Broyden, Solver
 
 Inference = Literal["sweeps", "cold", "warm"]
@@ -51,13 +51,9 @@ class Engine:
     inner: Solver[Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("alpha_z", "alpha_mu"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}")
-        if self.sweeps is not None and self.sweeps < 1:
-            raise ValueError(f"sweeps must be at least 1, not {self.sweeps}")
-        if not self.inner_tolerance > 0:
-            raise ValueError(f"inner_tolerance must be positive, not {self.inner_tolerance}")
+        check_share(alpha_z=self.alpha_z, alpha_mu=self.alpha_mu)
+        check_at_least_one(sweeps=self.sweeps)
+        check_positive(inner_tolerance=self.inner_tolerance)
 
 
 def _secant(memory: int = 2, inner_memory: int = 3, **options: Any) -> Engine:

@@ -13,6 +13,7 @@ from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.latents import LatentSearch, entries, generator_of, misfit, zero_latents
 from equilibria.inputs.optimize import InputResult
 from equilibria.operators import Mask
+from equilibria.registry import check_at_least_one
 from equilibria.solvers import Status
 
 
@@ -73,8 +74,7 @@ def restore(
     noise: of the measurements; the search ends where it explains the misfit (`LatentSearch.run`).
     search: the options of `LatentSearch`: engine, iterations, ridge, …
     """
-    if starts < 1:
-        raise ValueError(f"starts must be at least 1, not {starts}")
+    check_at_least_one(starts=starts)
     settings = LatentSearch(**search)
     chosen = as_constant(generator_of(generator), evaluating=True)
     if isinstance(measurement, Mask):

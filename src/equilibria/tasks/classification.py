@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibria.inputs import AttackSettings, Method, Norm, adversarial_images, attack
-from equilibria.registry import check_values
+from equilibria.registry import check_share, check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
 
@@ -101,8 +101,7 @@ class AdversarialClassification(Task):
         check_values(
             self, below_one=("label_smoothing",), one_of={"method": get_args(TrainingMethod)}
         )
-        if not 0 < self.attack_share <= 1:
-            raise ValueError(f"attack_share must be in (0, 1], not {self.attack_share}")
+        check_share(attack_share=self.attack_share)
         self._search_settings()
         self._attack_settings()
 
