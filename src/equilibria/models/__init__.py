@@ -5,10 +5,8 @@ Here is what other rooms and users need; the rest, such as `opteq.theory` and th
 """
 
 from equilibria.models.base import EquilibriumClassifier, EquilibriumModel, image_classifier
-from equilibria.models.baselines import presets as _baselines  # noqa: F401  (named models)
 from equilibria.models.baselines.resnet import ResNet, resnet_small
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
-from equilibria.models.generators import presets as _generators  # noqa: F401
 from equilibria.models.generators.autoencoders import (
     Autoencoder,
     convolutional_autoencoder,
@@ -19,7 +17,6 @@ from equilibria.models.geq.model import GEQCell, geq
 from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.model import mdeq
 from equilibria.models.mondeq.model import MonDEQCell, mondeq
-from equilibria.models.mopteq import presets as _mopteq  # noqa: F401
 from equilibria.models.mopteq.branches import POptEqCell
 from equilibria.models.mopteq.cells import MOptEqCell
 from equilibria.models.mopteq.models import (
@@ -28,7 +25,6 @@ from equilibria.models.mopteq.models import (
     perturbed_logits,
     popteq,
 )
-from equilibria.models.opteq import presets as _opteq  # noqa: F401
 from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer, opteq_cell
 from equilibria.models.opteq.models import (
     EquilibriumSegmenter,

@@ -24,7 +24,7 @@ from equilibria.models.blocks import PooledLinearHead, initialize_small
 from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.layers import CellNorm, Reading
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
-from equilibria.models.registry import ModelCard, register_models, with_options_of
+from equilibria.models.registry import register_model, with_options_of
 from equilibria.operators import Conv2d, Identity
 
 
@@ -256,19 +256,15 @@ def few_shot_mdeq(
     )
 
 
-register_models(
+register_model(
+    "few-shot-mdeq",
     few_shot_mdeq,
-    {
-        "few-shot-mdeq": ModelCard(
-            "MDEQ of two branches with a task vector of 400 numbers (Omniglot)", "JIIO T6"
-        )
-    },
+    summary="MDEQ of two branches with a task vector of 400 numbers (Omniglot)",
+    paper="JIIO T6",
 )
-register_models(
+register_model(
+    "few-shot-opteq",
     few_shot_opteq,
-    {
-        "few-shot-opteq": ModelCard(
-            "OptEq of 64 channels a class with a task vector of 320 numbers (Omniglot)", "JIIO T6"
-        )
-    },
+    summary="OptEq of 64 channels a class with a task vector of 320 numbers (Omniglot)",
+    paper="JIIO T6",
 )

@@ -6,9 +6,11 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, TypeVar
 
 import torch
+import yaml
 from torch import nn
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
@@ -58,11 +60,17 @@ def register_model(
     _cards[name] = ModelCard(summary, paper, reported, preset)
 
 
-def register_models(factory: Callable[..., nn.Module], cards: Mapping[str, ModelCard]) -> None:
-    """Make several models of one factory available."""
-    for name, card in cards.items():
-        _models.register(name, factory)
-        _cards[name] = card
+def register_presets(package: str, *factories: Callable[..., nn.Module]) -> None:
+    """Make the models in the `presets.yaml` of a package available, which has them by factory."""
+    table = yaml.safe_load(resources.files(package).joinpath("presets.yaml").read_text("utf-8"))
+    for factory in factories:
+        for name, card in table[factory.__name__].items():
+            options = {key: _tuples(value) for key, value in card.pop("options", {}).items()}
+            register_model(name, factory, **card, **options)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def model_card(name: str) -> ModelCard:

@@ -18,11 +18,10 @@ from equilibria.energies import Branches, Energy, Quadratic
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import KernelScale
 from equilibria.energies.kernels import Form, PolynomialKernel, SigmoidKernel
-from equilibria.gradients import Phantom
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import initialize_small
 from equilibria.models.mopteq.branches import BranchCell, branch_input, checked_branches
-from equilibria.models.registry import ModelCard, register_models, with_options_of
+from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d, Dense
 
 Kernel = Literal["gaussian", "polynomial", "sigmoid"]
@@ -156,42 +155,3 @@ def _refuse_foreign_options(kernel: str, given: Mapping[str, object]) -> None:
         if name not in OWN_OPTIONS[kernel] and value != defaults[name].default:
             owners = [owner for owner, names in OWN_OPTIONS.items() if name in names]
             raise ValueError(f"{name} belongs to kernel={' or '.join(map(repr, owners))}")
-
-
-SIX_BRANCHES = dict(
-    scales=(1, 2, 4, 4, 8, 8), pool=1, bias=False, norm="estimate", gradient=Phantom()
-)
-CIFAR = dict(stem_depth=2, hidden=64, **SIX_BRANCHES)
-# Appendix A.7.2; the classes are those of ImageNet-100.
-IMAGENET = dict(stem_depth=4, stem_strides=2, hidden=128, num_classes=100, **SIX_BRANCHES)
-
-register_models(
-    geq,
-    {
-        "geq-small": ModelCard("GEQ of one branch on 32 channels, images of 8×8 to 32×32", "GEQ"),
-        "geq-5m": ModelCard(
-            "GEQ of six branches, 256 channels (CIFAR)",
-            "GEQ T1",
-            "5 M",
-            {**CIFAR, "channels": 256, "widths": (64, 128, 128, 128, 256, 256)},
-        ),
-        "geq-8m": ModelCard(
-            "GEQ of six branches, 320 channels (CIFAR)",
-            "GEQ T1, T5",
-            "8 M",
-            {**CIFAR, "channels": 320, "widths": (80, 160, 160, 160, 320, 320)},
-        ),
-        "geq-imagenet-6m": ModelCard(
-            "GEQ of six branches, 256 channels (Imagenette, ImageNet-100)",
-            "GEQ T2",
-            "6 M",
-            {**IMAGENET, "channels": 256, "widths": (32, 64, 128, 128, 256, 256)},
-        ),
-        "geq-imagenet-13m": ModelCard(
-            "GEQ of six branches, 384 channels (Imagenette, ImageNet-100)",
-            "GEQ T2",
-            "13 M",
-            {**IMAGENET, "channels": 384, "widths": (48, 96, 192, 192, 384, 384)},
-        ),
-    },
-)

@@ -17,7 +17,7 @@ from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import ImageLayers, fitting_groups
 from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
 from equilibria.models.mdeq.layers import Norm
-from equilibria.models.registry import ModelCard, register_models, with_options_of
+from equilibria.models.registry import with_options_of
 
 BOTTLENECK_EXPANSION = 4
 
@@ -170,60 +170,3 @@ def _conv(
         return [convolution, nn.BatchNorm2d(out_channels, affine=affine)]
     count = fitting_groups(out_channels, groups)
     return [convolution, nn.GroupNorm(count, out_channels, affine=affine)]
-
-
-BATCH = dict(outer_norm="batch")
-IMAGENET = dict(num_classes=1000, downsample=4, final_channels=2048, **BATCH)
-
-# The sizes that the papers report are met by fitted channels: no published configuration gives
-# them. The authors' own for CIFAR is the 11 M.
-register_models(
-    mdeq,
-    {
-        "mdeq-small": ModelCard(
-            "MDEQ of two resolutions, images of 8×8 to 32×32", "Bai et al., 2020", options=BATCH
-        ),
-        "mdeq-2.5m": ModelCard(
-            "MDEQ of four resolutions (CIFAR-10)",
-            "MOptEqs T1b, T2",
-            "2.53 M",
-            dict(channels=(15, 30, 60, 120), head_channels=7, final_channels=840, **BATCH),
-        ),
-        "mdeq-10m": ModelCard(
-            "MDEQ of four resolutions (CIFAR-10)",
-            "MOptEqs T1b; GEQ T1",
-            "10 M",
-            dict(channels=(30, 60, 120, 240), head_channels=14, final_channels=1680, **BATCH),
-        ),
-        "mdeq-11m": ModelCard(
-            "MDEQ of four resolutions, its authors' configuration (CIFAR)",
-            "MOptEqs T2a",
-            "11 M",
-            dict(
-                channels=(32, 64, 128, 256),
-                head_channels=14,
-                final_channels=1680,
-                dropout=0.3,
-                **BATCH,
-            ),
-        ),
-        "mdeq-imagenet-single": ModelCard(
-            "MDEQ of one resolution (ImageNet)",
-            "OptEq T7",
-            "18 M",
-            dict(channels=(352,), head_channels=256, **IMAGENET),
-        ),
-        "mdeq-imagenet-small": ModelCard(
-            "MDEQ of four resolutions (ImageNet)",
-            "OptEq T7",
-            "18 M",
-            dict(channels=(32, 64, 128, 256), head_channels=28, **IMAGENET),
-        ),
-        "mdeq-imagenet-large": ModelCard(
-            "MDEQ of four wide resolutions (ImageNet)",
-            "OptEq T7",
-            "63 M",
-            dict(channels=(76, 152, 304, 608), head_channels=32, **IMAGENET),
-        ),
-    },
-)

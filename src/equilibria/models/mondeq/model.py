@@ -34,7 +34,7 @@ from equilibria.context import (
 from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import check_halvings
-from equilibria.models.registry import ModelCard, register_models, with_options_of
+from equilibria.models.registry import with_options_of
 from equilibria.operators.circular import (
     apply_symbol,
     as_complex,
@@ -361,26 +361,3 @@ def _scaled_prox(activation: Activation, u: Tensor, a: Tensor) -> Tensor:
         f"monDEQ needs an activation prox_f with a known prox_af: relu, leaky_relu, "
         f"soft_threshold or identity, not {activation.name}"
     )
-
-
-PUBLISHED = dict(stem_depth=0, pool=8)
-CIFAR = "Monotone DEQ (CIFAR-10)"
-
-register_models(
-    mondeq,
-    {
-        "mondeq-small": ModelCard(
-            "Monotone DEQ of one convolution, images of 8×8 to 32×32", "Winston & Kolter, 2020"
-        ),
-        "mondeq-multi-small": ModelCard(
-            "Monotone DEQ of two tiers, images of 8×8 to 32×32",
-            "Winston & Kolter, 2020",
-            options=dict(channels=(16, 32)),
-        ),
-        "mondeq-172k": ModelCard(CIFAR, "OptEq T4", "172 k", dict(channels=81, **PUBLISHED)),
-        "mondeq-854k": ModelCard(CIFAR, "MOptEqs T1a", "854 k", dict(channels=200, **PUBLISHED)),
-        "mondeq-multi-1m": ModelCard(
-            CIFAR, "MOptEqs T1b", "1 M", dict(channels=(64, 128, 128), **PUBLISHED)
-        ),
-    },
-)

@@ -18,7 +18,7 @@ from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
-from equilibria.models.registry import ModelCard, register_models
+from equilibria.models.registry import register_model
 from equilibria.operators import AveragePool, Conv2d, LinearOperator
 
 
@@ -170,12 +170,9 @@ def deq_restorer(
     return EquilibriumRestorer(EquilibriumLayer(cell, solving=solving), in_channels, factor)
 
 
-register_models(
+register_model(
+    "deq-restorer",
     deq_restorer,
-    {
-        "deq-restorer": ModelCard(
-            "Restores images: minimizes a data term and a learned convex prior",
-            "after Gilton et al., 2021",
-        )
-    },
+    summary="Restores images: minimizes a data term and a learned convex prior",
+    paper="after Gilton et al., 2021",
 )
