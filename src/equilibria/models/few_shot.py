@@ -8,21 +8,20 @@ Visual Reasoning with a General Conditioning Layer", AAAI 2018).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.context import Context, State, unflatten_state
+from equilibria.context import Context
 from equilibria.energies import Input, Quadratic
 from equilibria.equilibrium import EquilibriumLayer, Inputs, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.baselines.plain import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.blocks import PooledLinearHead, initialize_small
 from equilibria.models.mdeq.cell import MDEQCell
-from equilibria.models.mdeq.layers import CellNorm, Reading
+from equilibria.models.mdeq.layers import CellNorm
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
 from equilibria.models.registry import register_model, with_options_of
 from equilibria.operators import Conv2d, Identity
@@ -66,14 +65,6 @@ class BranchesFiLM(nn.Module):
         return features, *torch.split(self.film(tasks), self.sizes, dim=1)
 
 
-@dataclass
-class FilmedReading(Reading):
-    """What the layers of a `FiLMCell` read in one step."""
-
-    film: tuple[Tensor, ...] = ()
-    """γ and β of each branch."""
-
-
 class FilmedNorm(nn.Module):
     """A norm and the modulation of its branch."""
 
@@ -82,8 +73,8 @@ class FilmedNorm(nn.Module):
         self.norm = norm
         self.branch = branch
 
-    def forward(self, z: Tensor, reading: FilmedReading) -> Tensor:
-        return modulate(self.norm(z, reading), reading.film[self.branch])
+    def forward(self, z: Tensor, context: Context) -> Tensor:
+        return modulate(self.norm(z, context), context.several("film")[self.branch])
 
 
 class FiLMCell(MDEQCell):
@@ -109,12 +100,6 @@ class FiLMCell(MDEQCell):
                 f"not the shapes {shapes}: make them with BranchesFiLM"
             )
         return super().inject(x).with_sample(film=film)
-
-    def step(self, state: State, context: Context) -> State:
-        film = context.sample["film"]
-        assert isinstance(film, tuple)
-        reading = FilmedReading(**vars(Reading.of(context)), film=film)
-        return unflatten_state(state, self._map(state, context, reading))
 
 
 class FewShotClassifier(EquilibriumModel):

@@ -19,7 +19,7 @@ from equilibria.activations import Activation, get_activation
 from equilibria.context import Context, State, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell
 from equilibria.models.blocks import check_halvings
-from equilibria.models.mdeq.layers import CellConv2d, CellLayers, CellNorm, Norm, Reading
+from equilibria.models.mdeq.layers import CellConv2d, CellNorm, Norm, prepared_layers
 
 MakeNorm = Callable[..., CellNorm]
 """Of the channels, and the gain that it starts with."""
@@ -49,16 +49,16 @@ class ResidualBlock(nn.Module):
         self.output_norm = norm(channels, gain=gain)
 
     def forward(
-        self, z: Tensor, injection: Tensor | None, mask: Tensor | None, reading: Reading
+        self, z: Tensor, injection: Tensor | None, mask: Tensor | None, context: Context
     ) -> Tensor:
-        out = self.activation(self.inner_norm(self.widen(z, reading), reading))
-        out = self.narrow(out, reading)
+        out = self.activation(self.inner_norm(self.widen(z, context), context))
+        out = self.narrow(out, context)
         if mask is not None:
             out = out * mask
         if injection is not None:
             out = out + injection
-        out = self.activation(self.injection_norm(out, reading) + z)
-        normed: Tensor = self.output_norm(out, reading)
+        out = self.activation(self.injection_norm(out, context) + z)
+        normed: Tensor = self.output_norm(out, context)
         return normed
 
 
@@ -82,9 +82,9 @@ class Down(nn.Module):
         )
         self.norms = nn.ModuleList(norm(width) for width in widths[1:])
 
-    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+    def forward(self, z: Tensor, context: Context) -> Tensor:
         for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            z = norm(convolution(z if i == 0 else self.activation(z), reading), reading)
+            z = norm(convolution(z if i == 0 else self.activation(z), context), context)
         return z
 
 
@@ -105,8 +105,8 @@ class Up(nn.Module):
         self.convolution = CellConv2d(in_channels, out_channels, 1)
         self.norm = norm(out_channels, gain=gain)
 
-    def forward(self, z: Tensor, reading: Reading) -> Tensor:
-        out = self.norm(self.convolution(z, reading), reading)
+    def forward(self, z: Tensor, context: Context) -> Tensor:
+        out = self.norm(self.convolution(z, context), context)
         return F.interpolate(out, scale_factor=self.scale, mode="nearest")
 
 
@@ -127,8 +127,8 @@ class Mixed(nn.Module):
         self.convolution = CellConv2d(channels, channels, 1, weight_norm=weight_norm)
         self.norm = norm(channels, gain=gain)
 
-    def forward(self, z: Tensor, reading: Reading) -> Tensor:
-        normed: Tensor = self.norm(self.convolution(self.activation(z), reading), reading)
+    def forward(self, z: Tensor, context: Context) -> Tensor:
+        normed: Tensor = self.norm(self.convolution(self.activation(z), context), context)
         return normed
 
 
@@ -231,7 +231,7 @@ class MDEQCell(Cell):
                 f"for {'each' if self.inject_all else 'the first'} (inject_all={self.inject_all})"
             )
         injections = (x, *coarser)
-        shared = CellLayers.of(self).prepared(training=self.training)
+        shared = prepared_layers(self, training=self.training)
         context = Context({"injections": injections}, shared)
         if not (self.training and self.dropout):
             return context
@@ -252,47 +252,35 @@ class MDEQCell(Cell):
         return states[0] if len(states) == 1 else tuple(states)
 
     def step(self, state: State, context: Context) -> State:
-        return unflatten_state(state, self._map(state, context, Reading.of(context)))
-
-    def output(self, state: State, context: Context) -> Tensor:
-        """All branches in one tensor (see `pack_branches`)."""
-        if self.norm == "batch" and "statistics" not in context.shared:
-            self._absorb_statistics(state, context)
-        return pack_branches(state_tensors(state))
-
-    def _map(self, state: State, context: Context, reading: Reading) -> list[Tensor]:
         branches = state_tensors(state)
         masks = context.sample.get("masks", (None,) * len(branches))
         given = context.sample["injections"]
         injections = (*given, *(None,) * (len(branches) - len(given)))
-        blocks = [
-            block(z, injection, mask, reading)
-            for block, z, injection, mask in zip(
-                self.blocks, branches, injections, masks, strict=True
-            )
-        ]
-        if len(blocks) == 1:
-            return blocks
-        return [
-            mixer(self._fused(target, blocks, reading), reading)
-            for target, mixer in enumerate(self.mixers)
-        ]
+        each = zip(self.blocks, branches, injections, masks, strict=True)
+        blocks = [block(z, injection, mask, context) for block, z, injection, mask in each]
+        if len(blocks) > 1:
+            blocks = [
+                mixer(self._fused(target, blocks, context), context)
+                for target, mixer in enumerate(self.mixers)
+            ]
+        return unflatten_state(state, blocks)
 
-    def _fused(self, target: int, blocks: Sequence[Tensor], reading: Reading) -> Tensor:
+    def output(self, state: State, context: Context) -> Tensor:
+        """All branches in one tensor (see `pack_branches`)."""
+        if self.norm == "batch" and "statistics" not in context.shared:
+            with torch.no_grad():
+                self.step(state, context.with_shared({"absorb": torch.ones(())}))
+        return pack_branches(state_tensors(state))
+
+    def _fused(self, target: int, blocks: Sequence[Tensor], context: Context) -> Tensor:
         """Σ_j of branch j at the resolution of branch `target`."""
         others = [z for source, z in enumerate(blocks) if source != target]
         paths = self.paths[target]
         assert isinstance(paths, nn.ModuleList)
         total = blocks[target]
         for path, z in zip(paths, others, strict=True):
-            total = total + path(z, reading)
+            total = total + path(z, context)
         return total
-
-    @torch.no_grad()
-    def _absorb_statistics(self, state: State, context: Context) -> None:
-        reading = Reading.of(context, observe=True)
-        self._map(state, context, reading)
-        CellLayers.of(self).absorb(reading.observed or {})
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, norm={self.norm!r}, dropout={self.dropout}"

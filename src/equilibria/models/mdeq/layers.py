@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -18,26 +17,6 @@ Norm = Literal["group", "batch"]
 
 EPSILON = 1e-5
 """What all norms add to a variance."""
-
-
-@dataclass
-class Reading:
-    """What the layers of a cell read in one step, found by their `position`."""
-
-    kernels: tuple[Tensor, ...]
-    statistics: tuple[Tensor, ...] | None
-    """Mean and variance of each batch norm in turn; None where the batch at hand gives them."""
-    observed: dict[int, tuple[Tensor, Tensor]] | None = None
-    """Where batch norms leave the mean and the (unbiased) variance that they meet, if asked."""
-
-    @classmethod
-    def of(cls, context: Context, *, observe: bool = False) -> Reading:
-        frozen = "statistics" in context.shared
-        return cls(
-            kernels=context.weights("kernels"),
-            statistics=context.weights("statistics") if frozen else None,
-            observed={} if observe else None,
-        )
 
 
 class CellConv2d(nn.Module):
@@ -76,8 +55,8 @@ class CellConv2d(nn.Module):
             return self.direction
         return self.direction * (self.length / self._norms())
 
-    def forward(self, z: Tensor, reading: Reading) -> Tensor:
-        kernel = reading.kernels[self.position]
+    def forward(self, z: Tensor, context: Context) -> Tensor:
+        kernel = context.weights("kernels")[self.position]
         return F.conv2d(z, kernel, stride=self.stride, padding=kernel.shape[-1] // 2)
 
     def _norms(self) -> Tensor:
@@ -93,7 +72,7 @@ class CellNorm(nn.Module):
 
     A group norm treats each sample alone. A batch norm normalizes by the batch in training and by
     running statistics in evaluation; which of the two is for the context to say, so that a backward
-    pass sees what its forward pass saw. A step never changes the running statistics: `absorb` does.
+    pass sees what its forward pass saw. Running statistics move where the context says "absorb".
     """
 
     mean: Tensor
@@ -115,22 +94,23 @@ class CellNorm(nn.Module):
             self.register_buffer("mean", torch.zeros(channels))
             self.register_buffer("variance", torch.ones(channels))
 
-    def forward(self, z: Tensor, reading: Reading) -> Tensor:
+    def forward(self, z: Tensor, context: Context) -> Tensor:
         if self.norm == "group":
             return F.group_norm(z, self.groups, self.weight, self.bias, eps=EPSILON)
-        if reading.statistics is not None:
-            mean, variance = reading.statistics[2 * self.position : 2 * self.position + 2]
+        if "statistics" in context.shared:
+            statistics = context.weights("statistics")
+            mean, variance = statistics[2 * self.position : 2 * self.position + 2]
             # Not F.batch_norm, which refuses statistics that are inputs of a differentiable step.
             scale = self.weight * torch.rsqrt(variance + EPSILON)
             return z * _by_channel(scale) + _by_channel(self.bias - mean * scale)
-        if reading.observed is not None:
-            variance, mean = torch.var_mean(z, dim=(0, 2, 3))
-            reading.observed[self.position] = (mean, variance)
+        if "absorb" in context.shared:
+            self.absorb(z)
         return F.batch_norm(z, None, None, self.weight, self.bias, training=True, eps=EPSILON)
 
     @torch.no_grad()
-    def absorb(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics towards those of a batch."""
+    def absorb(self, z: Tensor) -> None:
+        """Move the running statistics towards the mean and the (unbiased) variance of a batch."""
+        variance, mean = torch.var_mean(z, dim=(0, 2, 3))
         self.mean.lerp_(mean.to(self.mean), self.momentum)
         self.variance.lerp_(variance.to(self.variance), self.momentum)
 
@@ -139,38 +119,25 @@ class CellNorm(nn.Module):
         return f"{len(self.weight)}, norm={self.norm!r}{groups}"
 
 
-@dataclass
-class CellLayers:
-    """All convolutions and batch norms of a cell, numbered in the order of its modules."""
+def prepared_layers(cell: nn.Module, *, training: bool) -> Mapping[str, Entry]:
+    """What the layers of a cell find in the context, by their `position` in the order of modules.
 
-    convolutions: list[CellConv2d] = field(default_factory=list)
-    batch_norms: list[CellNorm] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, cell: nn.Module) -> CellLayers:
-        layers = cls()
-        for module in cell.modules():
-            if isinstance(module, CellConv2d):
-                module.position = len(layers.convolutions)
-                layers.convolutions.append(module)
-            elif isinstance(module, CellNorm) and module.norm == "batch":
-                module.position = len(layers.batch_norms)
-                layers.batch_norms.append(module)
-        return layers
-
-    def prepared(self, *, training: bool) -> Mapping[str, Entry]:
-        """The kernels, and in evaluation the running statistics, for the context."""
-        entries: dict[str, Entry] = {"kernels": tuple(c.kernel() for c in self.convolutions)}
-        if self.batch_norms and not training:
-            # Copies: a later update of the buffers must not reach a graph that waits for its
-            # backward pass.
-            pairs = [(norm.mean.clone(), norm.variance.clone()) for norm in self.batch_norms]
-            entries["statistics"] = tuple(tensor for pair in pairs for tensor in pair)
-        return entries
-
-    def absorb(self, observed: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        for position, (mean, variance) in observed.items():
-            self.batch_norms[position].absorb(mean, variance)
+    The kernels; in evaluation also mean and variance of each batch norm in turn, which in training
+    the batch at hand gives.
+    """
+    convolutions = [m for m in cell.modules() if isinstance(m, CellConv2d)]
+    norms = [m for m in cell.modules() if isinstance(m, CellNorm) and m.norm == "batch"]
+    for position, convolution in enumerate(convolutions):
+        convolution.position = position
+    for position, norm in enumerate(norms):
+        norm.position = position
+    entries: dict[str, Entry] = {"kernels": tuple(one.kernel() for one in convolutions)}
+    if norms and not training:
+        # Copies: a later update of the buffers must not reach a graph that waits for its backward
+        # pass.
+        pairs = [(norm.mean.clone(), norm.variance.clone()) for norm in norms]
+        entries["statistics"] = tuple(tensor for pair in pairs for tensor in pair)
+    return entries
 
 
 def _by_channel(values: Tensor) -> Tensor:
