@@ -45,7 +45,7 @@ def test_it_learns_to_denoise() -> None:
     ("options", "said"),
     [
         ({"depth": 1}, "depth must be at least 2"),
-        ({"norm": "group"}, "norm must be 'batch' or 'none'"),
+        ({"norm": "group"}, "norm must be one of batch, none"),
         ({"kernel_size": 4}, "kernel_size must be odd"),
     ],
 )

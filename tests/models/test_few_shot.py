@@ -219,7 +219,7 @@ def test_the_network_of_maml(norm: Any) -> None:
     torch.testing.assert_close(logits, model(images.unflatten(0, (2, 2))))
     apart = torch.allclose(logits[:2], model(images[:2]), rtol=1e-4, atol=1e-6)
     assert apart is (norm == "group")
-    with pytest.raises(ValueError, match="norm must be 'batch' or 'group'"):
+    with pytest.raises(ValueError, match="norm must be one of batch, group"):
         Conv4(norm="layer")  # type: ignore[arg-type]
 
 

@@ -359,7 +359,7 @@ def test_published_sizes() -> None:
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="divisible by 2, not 5×5: give fewer channels"):
         made()(images(size=5))
-    with pytest.raises(ValueError, match="norm must be 'group' or 'batch'"):
+    with pytest.raises(ValueError, match="norm must be one of group, batch"):
         made(norm="layer")
     with pytest.raises(ValueError, match="dropout must be in"):
         made(dropout=1.0)

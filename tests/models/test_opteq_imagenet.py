@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.energies import Decorrelation
 from equilibria.models import DeepOptEqCell, EquilibriumClassifier
-from equilibria.models.baselines.resnet import ConvolutionalHead, resnet_extractor_classifier
+from equilibria.models.baselines.resnet import ConvolutionalHead, resnet
 from equilibria.models.opteq.models import opteq_imagenet, separable
 from equilibria.operators import SeparableConv2d
 from tests.models.small import with_solving
@@ -80,9 +80,8 @@ def test_parameter_counts(
     assert count(model.head) == 512 * 1024 + 1024 + 1024 * 2048 + 2048 + 2049 * 1000
     assert count(model) == total
     with torch.device("meta"):
-        bare = resnet_extractor_classifier(
-            num_classes=1000, widening=options.get("extractor_widening", 1)
-        )
+        wide = "wide-" if "extractor_widening" in options else ""
+        bare = eq.create_model(f"{wide}resnet-50-extractor-imagenet")
     assert count(bare) == count(model) - count(model.layer)
 
 
@@ -216,7 +215,7 @@ def test_the_head_of_table_6() -> None:
 
 
 def test_the_extractor_with_the_head_alone() -> None:
-    model = resnet_extractor_classifier(num_classes=3, channels=1, head_widths=(4, 5))
+    model = resnet(num_classes=3, depth=50, stages=2, channels=1, head_widths=(4, 5))
     logits = model(torch.randn(2, 3, 32, 32))
     assert logits.shape == (2, 3)
     logits.sum().backward()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.operators import LinearOperator
+from equilibria.registry import check_at_least_one
 
 
 class ImageLayers(nn.Sequential):
@@ -42,8 +43,7 @@ class ImageStem(ImageLayers):
         downsample: int = 1,
         strides: int = 0,
     ) -> None:
-        if depth < 1 or downsample < 1:
-            raise ValueError(f"depth and downsample must be at least 1, not {depth}, {downsample}")
+        check_at_least_one(depth=depth, downsample=downsample)
         if not 0 <= strides <= depth:
             raise ValueError(
                 f"strides counts the convolutions that halve the resolution: 0 to {depth}, "
@@ -97,6 +97,13 @@ def check_images(images: Tensor, in_channels: int) -> None:
         )
 
 
+def check_odd(**sizes: int) -> None:
+    """Refuse kernels without a middle."""
+    for name, size in sizes.items():
+        if size < 1 or size % 2 == 0:
+            raise ValueError(f"{name} must be odd, not {size}")
+
+
 def check_halvings(features: Tensor, channels: int, levels: int, level: str) -> None:
     """A clear error where maps do not fit `levels` resolutions, each half as fine as the last."""
     if features.dim() != 4 or features.shape[1] != channels:
@@ -120,7 +127,6 @@ def fitting_groups(channels: int, groups: int) -> int:
     Four is what 8 groups of the smallest published branch (32 channels) have; a group of one
     channel on a small map is normalized by a handful of numbers.
     """
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, not {groups}")
+    check_at_least_one(groups=groups)
     fitting = (g for g in range(groups, 1, -1) if groups % g == 0 and channels % g == 0)
     return next((g for g in fitting if channels // g >= 4), 1)

@@ -141,9 +141,9 @@ def model_options(name: str) -> dict[str, Any]:
 
 
 def with_options_of(
-    other: Callable[..., Any], *, without: Iterable[str] = ()
+    *others: Callable[..., Any], without: Iterable[str] = ()
 ) -> Callable[[Factory], Factory]:
-    """For a factory that passes its `**options` on: the keywords of `other` are options of its own.
+    """For a factory that passes its `**options` on: the keywords of `others` are its options too.
 
     They show in its signature, and so in `help` and in `model_options`, but for those that the
     factory has itself and those of `without`.
@@ -153,13 +153,24 @@ def with_options_of(
     def decorate(factory: Factory) -> Factory:
         own = inspect.signature(factory)
         merged = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
-        for name, parameter in inspect.signature(other).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and name not in left_out:
-                merged.setdefault(name, parameter)
+        for other in others:
+            for parameter in _keywords(other):
+                if parameter.name not in left_out:
+                    merged.setdefault(parameter.name, parameter)
         factory.__signature__ = own.replace(parameters=list(merged.values()))  # type: ignore[attr-defined]
         return factory
 
     return decorate
+
+
+def take_options(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """The options that are keywords of `function`, taken out."""
+    return {p.name: options.pop(p.name) for p in _keywords(function) if p.name in options}
+
+
+def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 @dataclass(frozen=True)

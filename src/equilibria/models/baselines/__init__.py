@@ -4,7 +4,7 @@ from equilibria.models.baselines.fcn import fcn
 from equilibria.models.baselines.hrnet import HRNet
 from equilibria.models.baselines.neural_ode import NeuralODE
 from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
-from equilibria.models.baselines.resnet import resnet, resnet_extractor_classifier, resnet_small
+from equilibria.models.baselines.resnet import resnet, resnet_small
 from equilibria.models.registry import register_presets
 
 register_presets(
@@ -16,6 +16,5 @@ register_presets(
     NeuralODE,
     resnet_small,
     resnet,
-    resnet_extractor_classifier,
     HRNet,
 )

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.models.baselines.resnet import conv_norm_relu, initialize_he
-from equilibria.models.blocks import ImageStem, check_images
+from equilibria.models.blocks import ImageStem, check_images, check_odd
 from equilibria.models.registry import nearest_width, parameter_count
+from equilibria.registry import check_at_least_one
 
 
 class SegmentationStem(ImageStem):
@@ -38,8 +39,7 @@ class SegmentationStem(ImageStem):
         halvings = stride.bit_length() - 1
         if stride < 1 or stride != 2**halvings:
             raise ValueError(f"stride must be a power of 2, not {stride}")
-        if multiple < 1:
-            raise ValueError(f"multiple must be at least 1, not {multiple}")
+        check_at_least_one(multiple=multiple)
         depth = max(halvings, 1) if depth is None else depth
         super().__init__(in_channels, channels, depth=depth, strides=halvings)
         self.stride = stride
@@ -117,8 +117,7 @@ def fcn(
     """
     if not widths:
         raise ValueError("an FCN needs at least one layer")
-    if kernel_size % 2 == 0:
-        raise ValueError(f"kernel_size must be odd, not {kernel_size}")
+    check_odd(kernel_size=kernel_size)
 
     def network(sizes: Sequence[int]) -> FCN:
         stem = SegmentationStem(in_channels, channels, stride=stride, depth=stem_depth)

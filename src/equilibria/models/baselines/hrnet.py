@@ -17,7 +17,7 @@ from equilibria.models.baselines.resnet import (
     conv_norm_relu,
     initialize_he,
 )
-from equilibria.models.blocks import PooledLinearHead, check_images
+from equilibria.models.blocks import ImageLayers, PooledLinearHead
 
 BLOCKS = 4
 """Residual blocks of stage 1, and of each branch of a module of the later stages."""
@@ -155,11 +155,11 @@ class HRNet(nn.Module):
         super().__init__()
         if min(width, blocks, stem_channels, head_width, features, *modules) < 1 or not modules:
             raise ValueError("widths and numbers of blocks and modules must be positive")
-        self.in_channels = in_channels
-        self.stem = nn.Sequential(
-            conv_norm_relu(in_channels, stem_channels, 3, stride=2),
-            conv_norm_relu(stem_channels, stem_channels, 3, stride=2),
+        halvings = (
+            conv_norm_relu(width, stem_channels, 3, stride=2)
+            for width in (in_channels, stem_channels)
         )
+        self.stem = ImageLayers(in_channels, halvings)
         self.stage_1 = nn.Sequential()
         channels = stem_channels
         for _ in range(blocks):
@@ -182,7 +182,6 @@ class HRNet(nn.Module):
 
     def branches(self, images: Tensor) -> list[Tensor]:
         """The feature map of every resolution, the finest (a quarter of the image) first."""
-        check_images(images, self.in_channels)
         maps = [self.stage_1(self.stem(images))]
         for stage in self.stages:
             maps = stage(maps)

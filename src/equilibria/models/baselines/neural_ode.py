@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from equilibria.activations import Activation, get_activation
 from equilibria.context import run_eagerly
 from equilibria.models.blocks import PooledLinearHead, check_images
+from equilibria.registry import check_not_negative, check_positive
 
 
 class VectorField(nn.Module):
@@ -86,10 +87,8 @@ class NeuralODE(nn.Module):
         max_steps: int = 1000,
     ) -> None:
         super().__init__()
-        if augment < 0:
-            raise ValueError(f"augment must not be negative, not {augment}")
-        if not (rtol > 0 and atol > 0):
-            raise ValueError(f"rtol and atol must be positive, not {rtol} and {atol}")
+        check_not_negative(augment=augment)
+        check_positive(rtol=rtol, atol=atol)
         channels = in_channels + augment
         self.field = VectorField(
             channels, filters, time_dependent=time_dependent, activation=activation

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from equilibria.models.blocks import (
     ImageStem,
     PooledLinearHead,
     check_images,
+    check_odd,
     fitting_groups,
 )
+from equilibria.registry import check_choice
 
 Conv4Norm = Literal["batch", "group"]
 DnCNNNorm = Literal["batch", "none"]
@@ -98,8 +100,7 @@ class PlainNetwork(nn.Module):
         super().__init__()
         if not widths:
             raise ValueError("a plain network needs at least one layer")
-        if kernel_size % 2 == 0 or input_kernel_size % 2 == 0:
-            raise ValueError(f"kernel sizes must be odd, not {kernel_size}, {input_kernel_size}")
+        check_odd(kernel_size=kernel_size, input_kernel_size=input_kernel_size)
         layers = [
             PlainLayer(
                 before,
@@ -151,11 +152,10 @@ class BatchStatisticsNorm(nn.Module):
 
 def norm_of_images(norm: Conv4Norm, channels: int, groups: int) -> nn.Module:
     """By the batch at hand, or by each image alone."""
+    check_choice(get_args(Conv4Norm), norm=norm)
     if norm == "batch":
         return BatchStatisticsNorm(channels)
-    if norm == "group":
-        return nn.GroupNorm(fitting_groups(channels, groups), channels)
-    raise ValueError(f"norm must be 'batch' or 'group', not {norm!r}")
+    return nn.GroupNorm(fitting_groups(channels, groups), channels)
 
 
 class StridedBlocks(ImageLayers):
@@ -219,10 +219,8 @@ class DnCNN(nn.Module):
         super().__init__()
         if depth < 2:
             raise ValueError(f"depth must be at least 2, not {depth}")
-        if norm not in ("batch", "none"):
-            raise ValueError(f"norm must be 'batch' or 'none', not {norm!r}")
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, not {kernel_size}")
+        check_choice(get_args(DnCNNNorm), norm=norm)
+        check_odd(kernel_size=kernel_size)
         self.in_channels = in_channels
         padding = kernel_size // 2
         layers: list[nn.Module] = [

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
-from equilibria.models.blocks import PooledLinearHead, check_images
-from equilibria.models.registry import nearest_width, parameter_count, with_options_of
+from equilibria.models.blocks import ImageLayers, PooledLinearHead
+from equilibria.models.registry import with_options_of
+from equilibria.registry import check_choice
 
 Form = Literal["imagenet", "cifar"]
 Kind = Literal["basic", "bottleneck"]
@@ -113,8 +113,7 @@ class ResNetTrunk(nn.Module):
                 "a stem has at least one convolution, and at most as many strides, not "
                 f"{stem_depth} and {stem_strides}"
             )
-        if form not in ("imagenet", "cifar"):
-            raise ValueError(f"form must be 'imagenet' or 'cifar', not {form!r}")
+        check_choice(get_args(Form), form=form)
         if kind == "basic" and widening != 1:
             raise ValueError(f"only bottlenecks can be widened, not basic blocks by {widening}")
         if not widths or len(widths) != len(blocks) or min(*widths, *blocks, widening) < 1:
@@ -122,13 +121,12 @@ class ResNetTrunk(nn.Module):
                 "each stage needs a positive width and number of blocks, "
                 f"not {tuple(widths)}, {tuple(blocks)}, widened by {widening}"
             )
-        self.in_channels = in_channels
         channels = widths[0]
+        self.stem = ImageLayers(in_channels)
         if form == "imagenet":
-            self.stem = conv_norm_relu(in_channels, channels, 7, stride=2)
+            self.stem.extend(conv_norm_relu(in_channels, channels, 7, stride=2))
             self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
         else:
-            self.stem = nn.Sequential()
             for level in range(stem_depth):
                 width = in_channels if level == 0 else channels
                 stride = 2 if level < stem_strides else 1
@@ -146,7 +144,6 @@ class ResNetTrunk(nn.Module):
         initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_channels)
         features: Tensor = self.stages(self.stem(images))
         return features
 
@@ -214,13 +211,17 @@ def resnet(
     depth: int = 18,
     form: Form = "cifar",
     stages: int = 4,
+    head_widths: Sequence[int] | None = None,
     **extractor: Any,
 ) -> ResNet:
     """ResNet-18, -34, -50 or -101; depth=50 with widening=2 is Wide-ResNet-50-2.
 
-    With fewer `stages` it is a truncated network: an extractor and a linear classifier.
+    With fewer `stages` it is a truncated network: an extractor and a linear classifier, or with
+    `head_widths` that of `opteq_imagenet`, which makes Table 7's "Extr. + Cls.".
     """
     trunk = resnet_extractor(depth=depth, form=form, stages=stages, **extractor)
+    if head_widths is not None:
+        return ResNet(trunk, ConvolutionalHead(trunk.out_channels, head_widths, num_classes))
     return ResNet(trunk, PooledLinearHead(trunk.out_channels, num_classes))
 
 
@@ -246,41 +247,6 @@ def resnet_small(
     return ResNet(trunk, PooledLinearHead(trunk.out_channels, num_classes))
 
 
-def resnet_of_size(
-    parameters: int = 200_000,
-    *,
-    num_classes: int = 10,
-    in_channels: int = 3,
-    blocks: Sequence[int] = (1, 1, 1),
-    growth: float = 2.0,
-) -> ResNet:
-    """The `resnet_small` whose parameter count is nearest to `parameters`.
-
-    What is chosen is the width of the last stage; each stage before it is `growth` times narrower,
-    rounded.
-    """
-    if not growth > 0:
-        raise ValueError(f"growth must be positive, not {growth}")
-
-    def channels(last: int) -> list[int]:
-        levels = range(len(blocks) - 1, -1, -1)
-        return [max(1, round(last / growth**level)) for level in levels]
-
-    def network(last: int) -> ResNet:
-        return resnet_small(
-            num_classes=num_classes,
-            in_channels=in_channels,
-            channels=channels(last),
-            blocks=blocks,
-        )
-
-    def count(last: int) -> int:
-        with torch.device("meta"):
-            return parameter_count(network(last))
-
-    return network(nearest_width(count, parameters, remedy="take fewer blocks"))
-
-
 class ConvolutionalHead(nn.Module):
     """Table 6's "cls. layer": 1×1 convolutions, each with ReLU and MaxPool; AvgPool; linear."""
 
@@ -299,12 +265,3 @@ class ConvolutionalHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.layers(features))
         return logits
-
-
-@with_options_of(resnet_extractor)
-def resnet_extractor_classifier(
-    *, num_classes: int = 10, head_widths: Sequence[int] = (1024, 2048), **extractor: Any
-) -> ResNet:
-    """Table 7's "Extr. + Cls.": the extractor of `opteq_imagenet` with its head, no equilibrium."""
-    trunk = resnet_extractor(**extractor)
-    return ResNet(trunk, ConvolutionalHead(trunk.out_channels, head_widths, num_classes))

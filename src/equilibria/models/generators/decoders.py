@@ -21,6 +21,7 @@ from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branch
 from equilibria.models.opteq.cells import opteq_cell, optimal_space
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
+from equilibria.registry import check_at_least_one
 
 
 class EquilibriumDecoder(EquilibriumModel):
@@ -45,8 +46,7 @@ class LatentStem(nn.Module):
 
     def __init__(self, latent_dim: int, channels: Sequence[int], size: int) -> None:
         super().__init__()
-        if latent_dim < 1:
-            raise ValueError(f"latent_dim must be at least 1, not {latent_dim}")
+        check_at_least_one(latent_dim=latent_dim)
         self.latent_dim = latent_dim
         self.shapes = [(c, size // 2**i, size // 2**i) for i, c in enumerate(channels)]
         self.maps = nn.ModuleList(nn.Linear(latent_dim, c * h * w) for c, h, w in self.shapes)

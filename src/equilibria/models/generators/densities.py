@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from equilibria.registry import check_positive
+
 DensityName = Literal["gmm", "vae-gmm"]
 VAE_LAYERS = 4
 """Of each half, as in the paper."""
@@ -125,8 +127,7 @@ class LatentVAE(nn.Module):
 
     def __init__(self, vectors: Tensor, *, hidden: int, codes: int, noise: float) -> None:
         super().__init__()
-        if not noise > 0:
-            raise ValueError(f"noise must be positive, not {noise}")
+        check_positive(noise=noise)
         size = vectors.shape[1]
         self.noise = noise
         self.register_buffer("mean", vectors.mean(dim=0))

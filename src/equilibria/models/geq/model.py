@@ -23,6 +23,7 @@ from equilibria.models.blocks import initialize_small
 from equilibria.models.mopteq.branches import BranchCell, branch_input, checked_branches
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d, Dense
+from equilibria.registry import check_choice
 
 Kernel = Literal["gaussian", "polynomial", "sigmoid"]
 
@@ -96,18 +97,8 @@ def geq(
     kernel="polynomial" (with `degree`) and "sigmoid" are the other models of Table 4, with
     −½‖Wy‖² beside the kernel; `rho` and `form` are those of `PolynomialKernel`, `SigmoidKernel`.
     """
+    _refuse_foreign_options(kernel, locals())
     checked_branches(widths, scales)
-    given = {
-        "hidden": hidden,
-        "zeta_hidden": zeta_hidden,
-        "channel_split": channel_split,
-        "patch": patch,
-        "gamma": gamma,
-        "degree": degree,
-        "rho": rho,
-        "form": form,
-    }
-    _refuse_foreign_options(kernel, given)
 
     def gaussian(width: int, scale: int, W: Conv2d) -> Energy:
         W_h = None
@@ -146,12 +137,9 @@ def geq(
 
 def _refuse_foreign_options(kernel: str, given: Mapping[str, object]) -> None:
     """An option of another kernel would be ignored in silence."""
-    if kernel not in OWN_OPTIONS:
-        raise ValueError(
-            f"kernel must be one of {', '.join(map(repr, OWN_OPTIONS))}, not {kernel!r}"
-        )
+    check_choice(OWN_OPTIONS, kernel=kernel)
     defaults = inspect.signature(geq).parameters
-    for name, value in given.items():
-        if name not in OWN_OPTIONS[kernel] and value != defaults[name].default:
+    for name in {name for names in OWN_OPTIONS.values() for name in names}:
+        if name not in OWN_OPTIONS[kernel] and given[name] != defaults[name].default:
             owners = [owner for owner, names in OWN_OPTIONS.items() if name in names]
             raise ValueError(f"{name} belongs to kernel={' or '.join(map(repr, owners))}")

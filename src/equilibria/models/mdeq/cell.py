@@ -20,6 +20,7 @@ from equilibria.context import Context, State, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell
 from equilibria.models.blocks import check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm, Norm, prepared_layers
+from equilibria.registry import check_at_least_one, check_below_one
 
 MakeNorm = Callable[..., CellNorm]
 """Of the channels, and the gain that it starts with."""
@@ -171,10 +172,8 @@ class MDEQCell(Cell):
     ) -> None:
         super().__init__()
         self.channels = branch_channels(channels)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
-        if expansion < 1:
-            raise ValueError(f"expansion must be at least 1, not {expansion}")
+        check_below_one(dropout=dropout)
+        check_at_least_one(expansion=expansion)
         self.norm = norm
         self.dropout = dropout
         self.inject_all = inject_all

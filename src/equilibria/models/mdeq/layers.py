@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from equilibria.context import Context, Entry
 from equilibria.models.blocks import fitting_groups
+from equilibria.registry import check_choice
 
 Norm = Literal["group", "batch"]
 
@@ -82,8 +83,7 @@ class CellNorm(nn.Module):
         self, channels: int, norm: Norm, *, groups: int, gain: float = 1.0, momentum: float = 0.1
     ) -> None:
         super().__init__()
-        if norm not in ("group", "batch"):
-            raise ValueError(f"norm must be 'group' or 'batch', not {norm!r}")
+        check_choice(get_args(Norm), norm=norm)
         self.position = -1
         self.norm = norm
         self.groups = fitting_groups(channels, groups)

@@ -33,8 +33,8 @@ from equilibria.context import (
 )
 from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
-from equilibria.models.blocks import check_halvings
-from equilibria.models.registry import with_options_of
+from equilibria.models.blocks import check_halvings, check_odd
+from equilibria.models.registry import take_options, with_options_of
 from equilibria.operators.circular import (
     apply_symbol,
     as_complex,
@@ -46,6 +46,7 @@ from equilibria.operators.circular import (
     transposed_kernel,
 )
 from equilibria.operators.spectral import full_precision
+from equilibria.registry import check_choice, check_positive
 
 Splitting = Literal["forward-backward", "peaceman-rachford"]
 
@@ -105,14 +106,9 @@ class MonDEQCell(Cell):
         self.channels = (channels,) if isinstance(channels, int) else tuple(channels)
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels must be positive, one number a tier, not {channels}")
-        if not m > 0:
-            raise ValueError(f"m must be positive, not {m}: W would not be monotone")
-        if step_size is not None and not step_size > 0:
-            raise ValueError(f"step_size must be positive or None, not {step_size}")
-        if splitting not in get_args(Splitting):
-            raise ValueError(f"splitting must be one of {get_args(Splitting)}, not {splitting!r}")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, not {kernel_size}")
+        check_positive(m=m, step_size=step_size)
+        check_choice(get_args(Splitting), splitting=splitting)
+        check_odd(kernel_size=kernel_size)
         self.activation = get_activation(activation)
         _scaled_prox(self.activation, torch.zeros(()), torch.ones(()))  # refuses what it cannot do
         self.m = m
@@ -313,20 +309,14 @@ class MonDEQCell(Cell):
         )
 
 
-@with_options_of(image_classifier)
+@with_options_of(MonDEQCell, image_classifier)
 def mondeq(
     *,
     in_channels: int = 3,
     channels: int | Sequence[int] = 32,
-    kernel_size: int = 3,
     stem_depth: int = 1,
     pool: int = 4,
-    activation: str | Activation = "relu",
-    m: float = 1.0,
-    bias: bool = True,
-    splitting: Splitting = "peaceman-rachford",
-    step_size: float | None = None,
-    **image: Any,
+    **options: Any,
 ) -> EquilibriumClassifier:
     """A monDEQ classifier: a single convolution, or with a sequence of `channels` multi-tier.
 
@@ -334,18 +324,9 @@ def mondeq(
     """
     finest = channels if isinstance(channels, int) else channels[0]
     inputs = in_channels if stem_depth == 0 else finest
-    cell = MonDEQCell(
-        inputs,
-        channels,
-        kernel_size=kernel_size,
-        activation=activation,
-        m=m,
-        bias=bias,
-        splitting=splitting,
-        step_size=step_size,
-    )
-    image |= {"in_channels": in_channels, "stem_depth": stem_depth, "pool": pool}
-    return image_classifier(cell, inputs, feature_channels=cell.channels[-1], **image)
+    cell = MonDEQCell(inputs, channels, **take_options(options, MonDEQCell))
+    options |= {"in_channels": in_channels, "stem_depth": stem_depth, "pool": pool}
+    return image_classifier(cell, inputs, feature_channels=cell.channels[-1], **options)
 
 
 def _scaled_prox(activation: Activation, u: Tensor, a: Tensor) -> Tensor:

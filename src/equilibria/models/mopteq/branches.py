@@ -6,7 +6,7 @@ Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Appendix A.1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from equilibria.energies import Branches, Energy, Input, Quadratic
 from equilibria.equilibrium import EnergyCell
 from equilibria.models.blocks import PooledLinearHead
 from equilibria.operators import AveragePool, Conv2d, LinearOperator, as_operator
+from equilibria.registry import check_choice
 
 Fusion = Literal["average", "sum", "none"]
 
@@ -39,8 +40,7 @@ class BranchCell(EnergyCell):
         damping: float = 1.0,
     ) -> None:
         super().__init__(energy, activation, alpha, damping)
-        if fusion not in ("average", "sum", "none"):
-            raise ValueError(f"fusion must be 'average', 'sum' or 'none', not {fusion!r}")
+        check_choice(get_args(Fusion), fusion=fusion)
         self.fusion = fusion
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:

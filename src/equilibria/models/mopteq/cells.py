@@ -7,7 +7,7 @@ and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
 from equilibria.equilibrium import Cell, Objective
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.mopteq.branches import BranchCell, Fusion
+from equilibria.registry import check_at_least_one, check_choice, check_not_negative
 
 Perturb = Literal["train", "always", "off"]
 
@@ -46,12 +47,9 @@ class MOptEqCell(BranchCell):
         epsilon: float = 0.1,
         perturb_for: int = 5,
     ) -> None:
-        if pe not in ("train", "always", "off"):
-            raise ValueError(f"pe must be 'train', 'always' or 'off', not {pe!r}")
-        if not epsilon >= 0:
-            raise ValueError(f"epsilon must not be negative, not {epsilon}")
-        if perturb_for < 1:
-            raise ValueError(f"perturb_for must be at least 1, not {perturb_for}")
+        check_choice(get_args(Perturb), pe=pe)
+        check_not_negative(epsilon=epsilon)
+        check_at_least_one(perturb_for=perturb_for)
         if pe != "off" and not all(isinstance(term, Input) for term in inputs):
             raise ValueError("PE perturbs −⟨Ux + b, y⟩: use kernel='linear', or pe='off'")
         super().__init__(Branches(inputs) + coupling, activation, fusion=fusion, alpha=alpha)

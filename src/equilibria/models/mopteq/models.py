@@ -23,7 +23,6 @@ from equilibria.energies import (
     diversity,
     heritage,
 )
-from equilibria.energies.heritage_diversity import Sign
 from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import initialize_small
@@ -37,12 +36,12 @@ from equilibria.models.mopteq.branches import (
 from equilibria.models.mopteq.cells import (
     MOptEqCell,
     MOptEqFeatureCell,
-    Perturb,
     features_are_large,
     reconstructed_perturbations,
 )
-from equilibria.models.registry import with_options_of
+from equilibria.models.registry import take_options, with_options_of
 from equilibria.operators import Conv2d, LinearOperator
+from equilibria.registry import check_choice
 
 INPUT_TERMS: dict[str, Callable[..., Energy]] = {
     "linear": Input,
@@ -132,61 +131,43 @@ def heritage_diversity_loss(features: Tensor, branches: int, strength: float) ->
     return torch.stack(terms).sum(dim=0)
 
 
-@with_options_of(branch_classifier)
+@with_options_of(HeritageDiversity, MOptEqCell, branch_classifier)
 def mopteq(
     *,
     channels: int = 32,
     widths: Sequence[int] = (16, 32, 32),
     scales: Sequence[int] = (1, 1, 1),
-    activation: str | Activation = "relu",
-    alpha: float = 1.0,
     bias: bool = True,
     kernel: Literal["linear", "polynomial", "sigmoid"] = "linear",
-    heritage: bool = True,
     diversity: float = 0.01,
-    sign: Sign = "smooth",
-    tau: float = 0.1,
-    freeze_after: int = 10,
-    pe: Perturb = "off",
-    epsilon: float = 0.1,
-    perturb_for: int = 5,
+    fusion: Fusion | Literal["conv"] = "average",
     space: Literal["auto", "y", "z"] = "auto",
-    **branches: Any,
+    **options: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional MOptEqs classifier; further options are those of `branch_classifier`.
+    """A convolutional MOptEqs classifier; further options are those of its cell and branches.
 
     scales=(1, 1, 1) is the single-view model; (1, 2, 4, 8) has branches of full to an eighth of the
     resolution (32/16/8/4 for CIFAR). `diversity` is λ, to be kept around 1/channels or below.
     Ablations: −D is diversity=0, −H is heritage=False. `space="auto"` iterates in z-space unless
     the features are much larger than the middle widths, or a kernel needs y.
     """
-    if space not in ("auto", "y", "z"):
-        raise ValueError(f"space must be 'auto', 'y' or 'z', not {space!r}")
-    if kernel not in INPUT_TERMS:
-        raise ValueError(f"kernel must be one of {', '.join(INPUT_TERMS)}, not {kernel!r}")
+    check_choice(("auto", "y", "z"), space=space)
+    check_choice(INPUT_TERMS, kernel=kernel)
+    coupling = take_options(options, HeritageDiversity)
+    branches = take_options(options, branch_classifier)
 
-    def cell(W: list[LinearOperator], U: list[LinearOperator], fusion: Fusion) -> Cell:
+    def cell(W: list[LinearOperator], U: list[LinearOperator], fused: Fusion) -> Cell:
         lifted = MOptEqCell(
             [INPUT_TERMS[kernel](operator, bias=bias) for operator in U],
-            HeritageDiversity(
-                W,
-                diversity=diversity,
-                scales=scales,
-                heritage=heritage,
-                sign=sign,
-                tau=tau,
-                freeze_after=freeze_after,
-            ),
-            activation=activation,
-            fusion=fusion,
-            alpha=alpha,
-            pe=pe,
-            epsilon=epsilon,
-            perturb_for=perturb_for,
+            HeritageDiversity(W, diversity=diversity, scales=scales, **coupling),
+            fusion=fused,
+            **options,
         )
         in_y = kernel != "linear" or features_are_large(channels, widths, scales)
         if space == "y" or (space == "auto" and in_y):
             return lifted
         return MOptEqFeatureCell(lifted)
 
-    return branch_classifier(cell, channels=channels, widths=widths, scales=scales, **branches)
+    return branch_classifier(
+        cell, channels=channels, widths=widths, scales=scales, fusion=fusion, **branches
+    )

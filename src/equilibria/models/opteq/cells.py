@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from equilibria.energies import Input, Quadratic, Regularizer, Scaled, Sum, get_
 from equilibria.equilibrium import Cell, EnergyCell, EnergyObjective, Objective
 from equilibria.gradients import Symmetry
 from equilibria.operators import LinearOperator, as_operator
+from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
 SMALLEST_ALPHA = 0.01
 
@@ -43,8 +44,7 @@ class OptEqCell(EnergyCell):
         mu: float = 1.0,
         alpha: float = 1.0,
     ) -> None:
-        if not mu > 0:
-            raise ValueError(f"mu must be positive, not {mu}")
+        check_positive(mu=mu)
         quadratic = Quadratic(W)
         energy = Input(U, bias) + (quadratic if mu == 1 else (1 / mu) * quadratic)
         super().__init__(energy, activation, alpha)
@@ -89,10 +89,8 @@ class UnitLayer(nn.Module):
         learnable_alpha: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1], not {alpha}")
-        if not mu > 0:
-            raise ValueError(f"mu must be positive, not {mu}")
+        check_share(alpha=alpha)
+        check_positive(mu=mu)
         self.W = as_operator(W)
         self.input = Input(U, bias)
         self.activation = get_activation(activation)
@@ -182,10 +180,8 @@ class DeepOptEqCell(Cell):
         super().__init__()
         if not layers:
             raise ValueError("Deep OptEq needs at least one layer")
-        if placement not in ("exact", "paper"):
-            raise ValueError(f"placement must be 'exact' or 'paper', not {placement!r}")
-        if not gamma >= 0:
-            raise ValueError(f"gamma must not be negative, not {gamma}")
+        check_choice(get_args(Placement), placement=placement)
+        check_not_negative(gamma=gamma)
         self.layers = nn.ModuleList(layers)
         self.regularizer = None if regularizer is None else get_regularizer(regularizer)
         self.gamma = gamma

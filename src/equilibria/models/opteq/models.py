@@ -6,7 +6,7 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 7.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -27,8 +27,9 @@ from equilibria.models.opteq.cells import (
     opteq_cell,
     optimal_space,
 )
-from equilibria.models.registry import with_options_of
+from equilibria.models.registry import take_options, with_options_of
 from equilibria.operators import Conv2d, LinearOperator, SeparableConv2d
+from equilibria.registry import check_choice
 
 Norm = Literal["bound", "estimate"]
 
@@ -54,8 +55,7 @@ def opteq(
 
     `space="auto"` iterates in y-space, or in z-space where the middle width is the larger.
     """
-    if space not in ("auto", "y", "z"):
-        raise ValueError(f"space must be 'auto', 'y' or 'z', not {space!r}")
+    check_choice(("auto", "y", "z"), space=space)
     if norm is not None and mu < get_activation(activation).lipschitz * zeta**2:
         raise ValueError(
             f"Theorem 1 needs mu >= L‖W‖² = {get_activation(activation).lipschitz * zeta**2:.3g}, "
@@ -76,13 +76,12 @@ def opteq(
     return image_classifier(cell, channels, **image)
 
 
-@with_options_of(image_classifier)
-def deep_opteq(
+def deep_opteq_cell(
+    make: Callable[..., LinearOperator],
+    channels: int,
+    input_channels: int,
+    sizes: Iterable[tuple[int, int, int]],
     *,
-    channels: int = 32,
-    widths: Sequence[int] = (16, 32),
-    kernel_size: int = 3,
-    input_kernel_size: int = 1,
     activation: str | Activation = "relu",
     mu: float = 1.0,
     alpha: float = 0.8,
@@ -94,27 +93,40 @@ def deep_opteq(
     norm: Norm | None = "bound",
     zeta: float = 0.95,
     init_scale: float = 0.5,
-    **image: Any,
-) -> EquilibriumClassifier:
-    """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers."""
+) -> DeepOptEqCell:
+    """Layers whose W and U are made by `make`; sizes: of each, its width, W's kernel and U's."""
     layers = []
-    for width in widths:
-        W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
+    for width, kernel_size, input_kernel_size in sizes:
+        W = make(channels, width, kernel_size, norm=norm, zeta=zeta)
         initialize_small(W, init_scale)
-        U = Conv2d(channels, width, input_kernel_size)
         layers.append(
             UnitLayer(
                 W,
-                U,
-                bias=bias,
+                make(input_channels, width, input_kernel_size),
+                bias=torch.zeros(width, 1, 1) if bias else False,
                 activation=activation,
                 mu=mu,
                 alpha=alpha,
                 learnable_alpha=learnable_alpha,
             )
         )
-    cell = DeepOptEqCell(layers, regularizer=regularizer, gamma=gamma, placement=placement)
-    return image_classifier(cell, channels, **image)
+    return DeepOptEqCell(layers, regularizer=regularizer, gamma=gamma, placement=placement)
+
+
+@with_options_of(deep_opteq_cell, image_classifier)
+def deep_opteq(
+    *,
+    channels: int = 32,
+    widths: Sequence[int] = (16, 32),
+    kernel_size: int = 3,
+    input_kernel_size: int = 1,
+    **options: Any,
+) -> EquilibriumClassifier:
+    """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers."""
+    sizes = [(width, kernel_size, input_kernel_size) for width in widths]
+    own = take_options(options, deep_opteq_cell)
+    cell = deep_opteq_cell(Conv2d, channels, channels, sizes, **own)
+    return image_classifier(cell, channels, **options)
 
 
 def separable(
@@ -135,6 +147,7 @@ def separable(
     return SeparableConv2d(out_channels, in_channels, kernel_size, norm=norm, zeta=zeta).T
 
 
+@with_options_of(deep_opteq_cell)
 def opteq_imagenet(
     *,
     num_classes: int = 10,
@@ -148,18 +161,10 @@ def opteq_imagenet(
     widths: Sequence[int] = (512,) * 5,
     kernel_sizes: Sequence[int] = (3,) * 5,
     head_widths: Sequence[int] = (1024, 2048),
-    activation: str | Activation = "relu",
-    mu: float = 1.0,
-    alpha: float = 0.8,
     learnable_alpha: bool = True,
-    bias: bool = True,
-    regularizer: str | Mapping[str, Any] | Regularizer | None = None,
-    gamma: float = 0.0,
-    placement: Placement = "exact",
     norm: Norm | None = "estimate",
-    zeta: float = 0.95,
-    init_scale: float = 0.5,
     solving: Solving | None = None,
+    **layers: Any,
 ) -> EquilibriumClassifier:
     """Deep OptEq with depthwise-separable W_l and U_l on the features of a truncated ResNet.
 
@@ -189,22 +194,9 @@ def opteq_imagenet(
         widening=extractor_widening,
         form=extractor_form,
     )
-    layers = []
-    for width, kernel_size in zip(widths, kernel_sizes, strict=True):
-        W = separable(channels, width, kernel_size, norm=norm, zeta=zeta)
-        initialize_small(W, init_scale)
-        layers.append(
-            UnitLayer(
-                W,
-                separable(stem.out_channels, width, kernel_size),
-                bias=torch.zeros(width, 1, 1) if bias else False,
-                activation=activation,
-                mu=mu,
-                alpha=alpha,
-                learnable_alpha=learnable_alpha,
-            )
-        )
-    cell = DeepOptEqCell(layers, regularizer=regularizer, gamma=gamma, placement=placement)
+    sizes = zip(widths, kernel_sizes, kernel_sizes, strict=True)
+    layers |= {"learnable_alpha": learnable_alpha, "norm": norm}
+    cell = deep_opteq_cell(separable, channels, stem.out_channels, sizes, **layers)
     return EquilibriumClassifier(
         stem,
         EquilibriumLayer(cell, solving=solving),
@@ -259,18 +251,9 @@ def equilibrium_segmenter(
 
 
 @with_options_of(deep_opteq, without=inspect.signature(image_classifier).parameters)
+@with_options_of(equilibrium_segmenter, without=("feature_channels", "multiple"))
 def deep_opteq_segmentation(
-    *,
-    channels: int = 32,
-    widths: Sequence[int] = (16, 32, 32),
-    num_classes: int = 10,
-    in_channels: int = 3,
-    stem_depth: int | None = None,
-    stride: int = 4,
-    head_width: int = 32,
-    dropout: float = 0.1,
-    solving: Solving | None = None,
-    **backbone: Any,
+    *, channels: int = 32, widths: Sequence[int] = (16, 32, 32), **options: Any
 ) -> EquilibriumSegmenter:
     """A Deep OptEq of three layers as the backbone of an FCN, at 1/`stride` of the resolution.
 
@@ -278,14 +261,6 @@ def deep_opteq_segmentation(
     on a laptop. Its size is widths=(256, 512, 512), with channels=512, stride=8, head_width=128 and
     norm="estimate"; it states the widths alone. The other options are those of `deep_opteq`.
     """
-    return equilibrium_segmenter(
-        deep_opteq(channels=channels, widths=widths, **backbone).layer.cell,
-        num_classes=num_classes,
-        in_channels=in_channels,
-        channels=channels,
-        stem_depth=stem_depth,
-        stride=stride,
-        head_width=head_width,
-        dropout=dropout,
-        solving=solving,
-    )
+    segmenter = take_options(options, equilibrium_segmenter)
+    cell = deep_opteq(channels=channels, widths=widths, **options).layer.cell
+    return equilibrium_segmenter(cell, channels=channels, **segmenter)

@@ -20,6 +20,7 @@ from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
 from equilibria.models.registry import register_model
 from equilibria.operators import AveragePool, Conv2d, LinearOperator
+from equilibria.registry import check_positive
 
 
 class DataTerm(Energy):
@@ -30,8 +31,7 @@ class DataTerm(Energy):
 
     def __init__(self, W: LinearOperator, weight: float, factor: int = 1) -> None:
         super().__init__()
-        if not weight > 0:
-            raise ValueError(f"the weight of a data term must be positive, not {weight}")
+        check_positive(weight=weight)
         self.W = W
         self.weight = weight
         self.pool = AveragePool(factor)
