@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,34 @@ class ImageStem(ImageLayers):
         if downsample > 1:
             layers.append(nn.AvgPool2d(downsample))
         super().__init__(in_channels, layers)
+
+
+Norm = Literal["group", "batch"]
+
+
+def conv_norm(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    bias: bool = False,
+    norm: Norm = "batch",
+    groups: int = 1,
+    affine: bool = True,
+) -> nn.Sequential:
+    """A "same" convolution and its norm; `groups` are reduced to what fits the channels."""
+    padding = kernel_size // 2
+    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=padding, bias=bias)
+    if norm == "batch":
+        return nn.Sequential(conv, nn.BatchNorm2d(out_channels, affine=affine))
+    count = fitting_groups(out_channels, groups)
+    return nn.Sequential(conv, nn.GroupNorm(count, out_channels, affine=affine))
+
+
+def conv_norm_relu(*channels_and_size: int, **options: Any) -> nn.Sequential:
+    """The same with ReLU."""
+    return conv_norm(*channels_and_size, **options).append(nn.ReLU(inplace=True))
 
 
 class PooledLinearHead(nn.Module):

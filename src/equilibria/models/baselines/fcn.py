@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.models.baselines.resnet import conv_norm_relu, initialize_he
-from equilibria.models.blocks import ImageStem, check_images, check_odd
+from equilibria.models.baselines.resnet import initialize_he
+from equilibria.models.blocks import ImageStem, check_images, check_odd, conv_norm_relu
 from equilibria.models.registry import nearest_width, parameter_count
 from equilibria.registry import check_at_least_one
 

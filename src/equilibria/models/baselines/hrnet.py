@@ -11,13 +11,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.models.baselines.resnet import (
-    ResidualBlock,
-    conv_norm,
-    conv_norm_relu,
-    initialize_he,
-)
-from equilibria.models.blocks import ImageLayers, PooledLinearHead
+from equilibria.models.baselines.resnet import ResidualBlock, initialize_he
+from equilibria.models.blocks import ImageLayers, PooledLinearHead, conv_norm, conv_norm_relu
 
 BLOCKS = 4
 """Residual blocks of stage 1, and of each branch of a module of the later stages."""

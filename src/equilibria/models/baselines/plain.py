@@ -15,9 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from equilibria.activations import Activation, get_activation
 from equilibria.models.blocks import (
@@ -133,28 +131,11 @@ class PlainNetwork(nn.Module):
         return z
 
 
-class BatchStatisticsNorm(nn.Module):
-    """Batch normalization by the batch at hand, always: nothing is remembered of other batches.
-
-    What MAML does. Predictions for the queries of an episode then depend on one another.
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, features: Tensor) -> Tensor:
-        if not len(features):
-            return features
-        return F.batch_norm(features, None, None, self.weight, self.bias, training=True)
-
-
 def norm_of_images(norm: Conv4Norm, channels: int, groups: int) -> nn.Module:
-    """By the batch at hand, or by each image alone."""
+    """By the batch at hand, also in evaluation, as MAML does; or by each image alone."""
     check_choice(get_args(Conv4Norm), norm=norm)
     if norm == "batch":
-        return BatchStatisticsNorm(channels)
+        return nn.BatchNorm2d(channels, track_running_stats=False)
     return nn.GroupNorm(fitting_groups(channels, groups), channels)
 
 

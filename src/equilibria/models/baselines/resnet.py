@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from equilibria.models.blocks import ImageLayers, PooledLinearHead
+from equilibria.models.blocks import ImageLayers, PooledLinearHead, conv_norm, conv_norm_relu
 from equilibria.models.registry import with_options_of
 from equilibria.registry import check_choice
 
@@ -26,24 +26,6 @@ LAYOUTS: dict[int, tuple[Kind, tuple[int, ...]]] = {
     101: ("bottleneck", (3, 4, 23, 3)),
 }
 """The blocks of each stage, by depth."""
-
-
-def conv_norm(
-    in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, bias: bool = False
-) -> nn.Sequential:
-    """A "same" convolution with BatchNorm."""
-    conv = nn.Conv2d(
-        in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=bias
-    )
-    return nn.Sequential(conv, nn.BatchNorm2d(out_channels))
-
-
-def conv_norm_relu(
-    in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, bias: bool = False
-) -> nn.Sequential:
-    """The same with ReLU."""
-    layers = conv_norm(in_channels, out_channels, kernel_size, stride=stride, bias=bias)
-    return layers.append(nn.ReLU(inplace=True))
 
 
 class ResidualBlock(nn.Module):

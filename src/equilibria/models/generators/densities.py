@@ -64,7 +64,8 @@ class MixtureDensity:
 class VAEMixtureDensity:
     """A small VAE on the latents, and a mixture of Gaussians on the codes of that VAE.
 
-    The paper's has 4 layers of 2096 units in each half, codes of 384 numbers and 20 components.
+    The paper's has 4 layers of 2096 units in each half, codes of 384 numbers and 20 components;
+    `train_latent_vae` has the options of the VAE.
     """
 
     def __init__(
@@ -72,15 +73,10 @@ class VAEMixtureDensity:
         latents: Tensor,
         *,
         components: int = 20,
-        hidden: int = 256,
-        codes: int = 64,
-        noise: float = 0.2,
-        steps: int = 1000,
         seed: int = 0,
+        **vae: Any,
     ) -> None:
-        self.vae: LatentVAE = train_latent_vae(
-            _checked(latents), hidden=hidden, codes=codes, noise=noise, steps=steps, seed=seed
-        )
+        self.vae = train_latent_vae(_checked(latents), seed=seed, **vae)
         drawn = self.vae.draw_codes(latents, seed=seed)
         self.mixture = MixtureDensity(drawn, components=components, seed=seed)
 
@@ -150,16 +146,12 @@ class LatentVAE(nn.Module):
 
     def evidence(self, vectors: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A draw of the evidence lower bound of each vector, in nats."""
-        error, divergence = self._terms(vectors, generator)
-        constant = (math.log(2 * math.pi * self.noise**2) / 2 + self.spread.log()).sum()
-        return -(error / (2 * self.noise**2) + divergence + constant)
-
-    def _terms(self, vectors: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         mean, log_variance = self._posterior(vectors)
-        drawn = self.decoder(_draw(mean, log_variance, generator))
+        drawn: Tensor = self.decoder(_draw(mean, log_variance, generator))
         error = (drawn - (vectors - self.mean) / self.spread).square().sum(dim=1)
         divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(dim=1) / 2
-        return error, divergence
+        constant = (math.log(2 * math.pi * self.noise**2) / 2 + self.spread.log()).sum()
+        return -(error / (2 * self.noise**2) + divergence + constant)
 
     def _posterior(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = self.encoder((vectors - self.mean) / self.spread).chunk(2, dim=1)

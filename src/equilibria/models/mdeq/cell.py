@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.activations import Activation, get_activation
+from equilibria.activations import Activation, IdentityActivation, get_activation
 from equilibria.context import Context, State, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell
-from equilibria.models.blocks import check_halvings
-from equilibria.models.mdeq.layers import CellConv2d, CellNorm, Norm, prepared_layers
+from equilibria.models.blocks import Norm, check_halvings
+from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers
 from equilibria.registry import check_at_least_one, check_below_one
 
 MakeNorm = Callable[..., CellNorm]
@@ -89,48 +89,34 @@ class Down(nn.Module):
         return z
 
 
-class Up(nn.Module):
-    """From a coarser branch to a finer one: a 1×1 convolution, norm, nearest upsampling."""
+class Projection(nn.Module):
+    """norm(conv1×1(σ(z))), `scale` times as fine (nearest pixel).
+
+    From a coarser branch to a finer one, without σ, and after the branches have been added.
+    """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        doublings: int,
-        *,
-        norm: MakeNorm,
-        gain: float,
-    ) -> None:
-        super().__init__()
-        self.scale = 2**doublings
-        self.convolution = CellConv2d(in_channels, out_channels, 1)
-        self.norm = norm(out_channels, gain=gain)
-
-    def forward(self, z: Tensor, context: Context) -> Tensor:
-        out = self.norm(self.convolution(z, context), context)
-        return F.interpolate(out, scale_factor=self.scale, mode="nearest")
-
-
-class Mixed(nn.Module):
-    """norm(conv1×1(σ(·))) of a branch, after the branches have been added."""
-
-    def __init__(
-        self,
-        channels: int,
         *,
         activation: Activation,
         norm: MakeNorm,
-        weight_norm: bool,
         gain: float,
+        weight_norm: bool = False,
+        scale: int = 1,
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.convolution = CellConv2d(channels, channels, 1, weight_norm=weight_norm)
-        self.norm = norm(channels, gain=gain)
+        self.convolution = CellConv2d(in_channels, out_channels, 1, weight_norm=weight_norm)
+        self.norm = norm(out_channels, gain=gain)
+        self.scale = scale
 
     def forward(self, z: Tensor, context: Context) -> Tensor:
-        normed: Tensor = self.norm(self.convolution(self.activation(z), context), context)
-        return normed
+        out: Tensor = self.norm(self.convolution(self.activation(z), context), context)
+        if self.scale == 1:
+            return out
+        return F.interpolate(out, scale_factor=self.scale, mode="nearest")
 
 
 class MDEQCell(Cell):
@@ -198,6 +184,7 @@ class MDEQCell(Cell):
         self.mixers = nn.ModuleList()
         if count == 1:
             return
+        back = partial(Projection, norm=make_norm, gain=feedback, activation=IdentityActivation())
         for target, width in enumerate(self.channels):
             into = nn.ModuleList()
             for source, other in enumerate(self.channels):
@@ -206,10 +193,11 @@ class MDEQCell(Cell):
                         Down(other, width, target - source, activation=sigma, norm=make_norm)
                     )
                 elif source > target:
-                    into.append(Up(other, width, source - target, norm=make_norm, gain=feedback))
+                    into.append(back(other, width, scale=2 ** (source - target)))
             self.paths.append(into)
             self.mixers.append(
-                Mixed(
+                Projection(
+                    width,
                     width,
                     activation=sigma,
                     norm=make_mixer_norm,

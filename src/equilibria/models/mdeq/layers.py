@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.context import Context, Entry
-from equilibria.models.blocks import fitting_groups
+from equilibria.models.blocks import Norm, fitting_groups
 from equilibria.registry import check_choice
-
-Norm = Literal["group", "batch"]
 
 EPSILON = 1e-5
 """What all norms add to a variance."""

@@ -6,6 +6,7 @@ Bai, Koltun, Kolter, "Multiscale Deep Equilibrium Models", NeurIPS 2020.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,8 @@ from torch.nn import functional as F
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier
-from equilibria.models.blocks import ImageLayers, fitting_groups
+from equilibria.models.blocks import ImageLayers, Norm, conv_norm, conv_norm_relu
 from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
-from equilibria.models.mdeq.layers import Norm
 from equilibria.models.registry import with_options_of
 
 BOTTLENECK_EXPANSION = 4
@@ -36,14 +36,10 @@ class MDEQStem(ImageLayers):
         if downsample not in (1, 2, 4):
             raise ValueError(f"downsample must be 1, 2 or 4, not {downsample}")
         first, second = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[downsample]
+        sizes = ((in_channels, 3, first), (channels, 3, second), (channels, 1, 1))
         layers: list[nn.Module] = []
-        for width, kernel_size, stride in (
-            (in_channels, 3, first),
-            (channels, 3, second),
-            (channels, 1, 1),
-        ):
-            layers += _conv(width, channels, kernel_size, stride=stride, norm=norm, groups=groups)
-            layers.append(nn.ReLU())
+        for width, size, stride in sizes:
+            layers += conv_norm_relu(width, channels, size, stride=stride, norm=norm, groups=groups)
         super().__init__(in_channels, layers)
         for i, layer in enumerate(self):
             if isinstance(layer, nn.Conv2d):
@@ -56,17 +52,15 @@ class Bottleneck(nn.Module):
     def __init__(self, in_channels: int, width: int, *, norm: Norm, groups: int) -> None:
         super().__init__()
         out_channels = BOTTLENECK_EXPANSION * width
+        conv = partial(conv_norm, norm=norm, groups=groups)
+        inner = partial(conv_norm_relu, norm=norm, groups=groups, affine=False)
         self.residual = nn.Sequential(
-            *_conv(in_channels, width, 1, norm=norm, groups=groups, affine=False),
-            nn.ReLU(),
-            *_conv(width, width, 3, norm=norm, groups=groups, affine=False),
-            nn.ReLU(),
-            *_conv(width, out_channels, 1, norm=norm, groups=groups, affine=False),
+            *inner(in_channels, width, 1),
+            *inner(width, width, 3),
+            *conv(width, out_channels, 1, affine=False),
         )
         self.projection = (
-            nn.Identity()
-            if in_channels == out_channels
-            else nn.Sequential(*_conv(in_channels, out_channels, 1, norm=norm, groups=groups))
+            nn.Identity() if in_channels == out_channels else conv(in_channels, out_channels, 1)
         )
 
     def forward(self, z: Tensor) -> Tensor:
@@ -98,15 +92,11 @@ class MDEQHead(nn.Module):
             Bottleneck(c, width, norm=norm, groups=groups)
             for c, width in zip(channels, widths, strict=True)
         )
+        conv = partial(conv_norm_relu, norm=norm, groups=groups, bias=True)
         self.downs = nn.ModuleList(
-            nn.Sequential(
-                *_conv(size, larger, 3, stride=2, norm=norm, groups=groups, bias=True), nn.ReLU()
-            )
-            for size, larger in pairwise(sizes)
+            conv(size, larger, 3, stride=2) for size, larger in pairwise(sizes)
         )
-        self.final = nn.Sequential(
-            *_conv(sizes[-1], final_channels, 1, norm=norm, groups=groups, bias=True), nn.ReLU()
-        )
+        self.final = conv(sizes[-1], final_channels, 1)
         self.classifier = nn.Linear(final_channels, num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -149,24 +139,3 @@ def mdeq(
         layer,
         MDEQHead(widths, head_channels, final_channels, num_classes, **outer),
     )
-
-
-def _conv(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int,
-    *,
-    stride: int = 1,
-    norm: Norm,
-    groups: int,
-    affine: bool = True,
-    bias: bool = False,
-) -> list[nn.Module]:
-    """A convolution and its norm."""
-    convolution = nn.Conv2d(
-        in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=bias
-    )
-    if norm == "batch":
-        return [convolution, nn.BatchNorm2d(out_channels, affine=affine)]
-    count = fitting_groups(out_channels, groups)
-    return [convolution, nn.GroupNorm(count, out_channels, affine=affine)]

@@ -106,7 +106,9 @@ class MonDEQCell(Cell):
         self.channels = (channels,) if isinstance(channels, int) else tuple(channels)
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels must be positive, one number a tier, not {channels}")
-        check_positive(m=m, step_size=step_size)
+        if not m > 0:
+            raise ValueError(f"m must be positive, not {m}: W would not be monotone")
+        check_positive(step_size=step_size)
         check_choice(get_args(Splitting), splitting=splitting)
         check_odd(kernel_size=kernel_size)
         self.activation = get_activation(activation)

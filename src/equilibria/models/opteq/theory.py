@@ -37,7 +37,7 @@ class AffineOptEqCell(Cell):
     """
 
     R: Tensor
-    t: Tensor | None
+    t: Tensor
 
     def __init__(self, layer: UnitLayer, R: Tensor, t: Tensor | None = None) -> None:
         super().__init__()
@@ -49,12 +49,10 @@ class AffineOptEqCell(Cell):
             raise ValueError("R must be invertible: A⁻¹ is part of the layer")
         self.inner = DeepOptEqCell([layer])
         _hold(self, "R", R)
-        _hold(self, "t", t)
+        _hold(self, "t", torch.zeros_like(R[0]) if t is None else t)
 
     def inject(self, x: Tensor) -> Context:
-        shared = {"R": self.R, "R_inverse": torch.linalg.inv(self.R)}
-        if self.t is not None:
-            shared["t"] = self.t
+        shared = {"R": self.R, "R_inverse": torch.linalg.inv(self.R), "t": self.t}
         return Context(shared=shared, parts={"inner": self.inner.inject(x)})
 
     def initial_state(self, x: Tensor, context: Context) -> Tensor:
@@ -63,15 +61,13 @@ class AffineOptEqCell(Cell):
     def step(self, state: State, context: Context) -> State:
         image = self.inner.step(self.transform(state, context), context.parts["inner"])
         assert isinstance(image, Tensor)
-        if "t" in context.shared:
-            image = image - _per_channel(context["t"], image)
-        return _mix(context["R_inverse"], image)
+        return _mix(context["R_inverse"], image - _per_channel(context["t"], image))
 
     def transform(self, state: State, context: Context) -> Tensor:
         """A(z) = Rz + t."""
         assert isinstance(state, Tensor)
         moved = _mix(context["R"], state)
-        return moved + _per_channel(context["t"], moved) if "t" in context.shared else moved
+        return moved + _per_channel(context["t"], moved)
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """cond(R) times that of f: a bound for the Euclidean norm."""
@@ -204,7 +200,7 @@ def psd_factor(S: Tensor) -> Tensor:
     return factor
 
 
-def _hold(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+def _hold(module: nn.Module, name: str, tensor: Tensor) -> None:
     """`tensor` as a parameter if it is one, else as a constant that moves with the module."""
     if isinstance(tensor, nn.Parameter):
         module.register_parameter(name, tensor)
