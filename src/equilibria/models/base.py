@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from equilibria.context import State
+from equilibria.context import Context, State
 from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
+from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
 from equilibria.solvers import LinearSolution, Solution, Solver
+
+C = TypeVar("C", bound=Cell)
+
+
+class MapObjective(Objective, Generic[C]):
+    """The objective of a cell that is evaluated by means of the cell's own map."""
+
+    def __init__(self, cell: C, context: Context) -> None:
+        self.cell = cell
+        self.context = context
+
+    def residual(self, state: State) -> Tensor:
+        return distance_per_sample(state, self.cell.step(state, self.context))
 
 
 class EquilibriumModel(nn.Module):

@@ -6,7 +6,6 @@ Neural ODEs", NeurIPS 2019. The solver is torchdiffeq's, an optional dependency.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -121,6 +120,12 @@ class NeuralODE(nn.Module):
 
     @run_eagerly
     def _flow(self, start: Tensor) -> Tensor:
+        try:
+            import torchdiffeq
+        except ImportError as error:
+            raise ImportError(
+                "Neural ODEs need torchdiffeq: pip install 'equilibria[ode]'", name="torchdiffeq"
+            ) from error
         calls = 0
 
         def counted(t: Tensor, z: Tensor) -> Tensor:
@@ -129,7 +134,6 @@ class NeuralODE(nn.Module):
             velocity: Tensor = self.field(t, z)
             return velocity
 
-        torchdiffeq = import_torchdiffeq()
         times = torch.tensor([0.0, 1.0], dtype=start.dtype, device=start.device)
         options: dict[str, Any] = {
             "rtol": self.rtol,
@@ -154,15 +158,3 @@ class NeuralODE(nn.Module):
         self.last_evaluations = calls
         final: Tensor = path[-1]
         return final
-
-
-def import_torchdiffeq() -> ModuleType:
-    """torchdiffeq, or an error that says how to get it."""
-    try:
-        import torchdiffeq
-    except ImportError as error:
-        raise ImportError(
-            "Neural ODEs need torchdiffeq: pip install 'equilibria[ode]'", name="torchdiffeq"
-        ) from error
-    module: ModuleType = torchdiffeq
-    return module

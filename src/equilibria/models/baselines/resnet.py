@@ -207,24 +207,18 @@ def resnet(
     return ResNet(trunk, PooledLinearHead(trunk.out_channels, num_classes))
 
 
+@with_options_of(ResNetTrunk, without=("kind", "widths", "form", "widening"))
 def resnet_small(
     *,
     num_classes: int = 10,
     in_channels: int = 3,
     channels: Sequence[int] = (16, 32, 64),
     blocks: Sequence[int] = (1, 1, 1),
-    stem_depth: int = 1,
-    stem_strides: int = 0,
+    **stem: Any,
 ) -> ResNet:
     """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32."""
     trunk = ResNetTrunk(
-        in_channels,
-        kind="basic",
-        widths=channels,
-        blocks=blocks,
-        form="cifar",
-        stem_depth=stem_depth,
-        stem_strides=stem_strides,
+        in_channels, kind="basic", widths=channels, blocks=blocks, form="cifar", **stem
     )
     return ResNet(trunk, PooledLinearHead(trunk.out_channels, num_classes))
 

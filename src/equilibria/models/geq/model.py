@@ -100,24 +100,23 @@ def geq(
     _refuse_foreign_options(kernel, locals())
     checked_branches(widths, scales)
 
-    def gaussian(width: int, scale: int, W: Conv2d) -> Energy:
-        W_h = None
-        if hidden is not None:
-            if patch is None:
-                raise ValueError("hidden needs patches of a known size: set patch, or hidden=None")
-            W_h = Dense(channel_split * patch**2, hidden, norm=norm, zeta=zeta_hidden)
-        U = branch_input(channels, width, input_kernel_size, scale)
-        return GaussianKernel(
-            U,
-            W,
-            W_h,
-            bias=bias,
-            channel_split=channel_split,
-            patch=patch,
-            gamma=copy.deepcopy(gamma),  # a statistic of its own in each branch
-        )
+    if kernel == "gaussian" and hidden is not None and patch is None:
+        raise ValueError("hidden needs patches of a known size: set patch, or hidden=None")
 
-    def inner_product(scale: int, W: Conv2d) -> Energy:
+    def term(width: int, scale: int, W: Conv2d) -> Energy:
+        if kernel == "gaussian":
+            W_h = None
+            if hidden is not None and patch is not None:
+                W_h = Dense(channel_split * patch**2, hidden, norm=norm, zeta=zeta_hidden)
+            return GaussianKernel(
+                branch_input(channels, width, input_kernel_size, scale),
+                W,
+                W_h,
+                bias=bias,
+                channel_split=channel_split,
+                patch=patch,
+                gamma=copy.deepcopy(gamma),  # a statistic of its own in each branch
+            )
         U = branch_input(channels, channels, input_kernel_size, scale)
         if kernel == "sigmoid":
             return SigmoidKernel(U, bias, rho=rho, form=form) + Quadratic(W.T)
@@ -127,8 +126,7 @@ def geq(
     for width, scale in zip(widths, scales, strict=True):
         W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
         initialize_small(W, init_scale)
-        is_gaussian = kernel == "gaussian"
-        terms.append(gaussian(width, scale, W) if is_gaussian else inner_product(scale, W))
+        terms.append(term(width, scale, W))
 
     cell = GEQCell if kernel == "gaussian" else BranchCell
     energy = terms[0] if len(terms) == 1 else Branches(terms)

@@ -15,8 +15,8 @@ from torch import Tensor
 from equilibria.activations import Activation
 from equilibria.context import Context, Layout, Packing, State, map_state, numbered, state_tensors
 from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
-from equilibria.equilibrium import Cell, Objective
-from equilibria.equilibrium.objective import distance_per_sample
+from equilibria.equilibrium import Cell
+from equilibria.models.base import MapObjective
 from equilibria.models.mopteq.branches import BranchCell, Fusion
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative
 
@@ -247,12 +247,11 @@ class MOptEqFeatureCell(Cell):
         return LiftedObjective(self, context)
 
 
-class LiftedObjective(Objective):
+class LiftedObjective(MapObjective[MOptEqFeatureCell]):
     """Eq. 5 at the y that a state of features is lifted to."""
 
     def __init__(self, cell: MOptEqFeatureCell, context: Context) -> None:
-        self.cell = cell
-        self.context = context
+        super().__init__(cell, context)
         self.lifted = cell.lifted.objective(context)
 
     def value(self, state: State) -> Tensor:
@@ -260,9 +259,6 @@ class LiftedObjective(Objective):
 
     def gradient(self, state: State) -> State:
         return self.lifted.gradient(self.cell.lift(state, self.context))
-
-    def residual(self, state: State) -> Tensor:
-        return distance_per_sample(state, self.cell.step(state, self.context))
 
 
 def features_are_large(channels: int, widths: Sequence[int], scales: Sequence[int]) -> bool:

@@ -5,9 +5,9 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Sections 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from equilibria.context import Context, Layout, State, numbered, sum_per_sample
 from equilibria.energies import Input, Quadratic, Regularizer, Scaled, Sum, get_regularizer
 from equilibria.equilibrium import Cell, EnergyCell, EnergyObjective, Objective
 from equilibria.gradients import Symmetry
+from equilibria.models.base import MapObjective
 from equilibria.operators import LinearOperator, as_operator
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
@@ -247,15 +248,11 @@ class DeepOptEqCell(Cell):
 
     @property
     def contraction_limit(self) -> float | None:
-        if self.regularizer is not None:
+        limits = [layer.lipschitz_limit for layer in self.units()]
+        known = [limit for limit in limits if limit is not None]
+        if self.regularizer is not None or len(known) < len(limits):
             return None
-        product = 1.0
-        for layer in self.units():
-            limit = layer.lipschitz_limit
-            if limit is None:
-                return None
-            product *= limit
-        return product
+        return math.prod(known)
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """The product of the layers' Lipschitz constants; None with a regularizer."""
@@ -269,19 +266,16 @@ class DeepOptEqCell(Cell):
         return DeepOptEqObjective(self, context)
 
 
-@dataclass(frozen=True)
-class Block:
-    """What one layer does to its input v: y = σ(Wv + c), p = Wᵀy/μ = prox_φ(v), z = αp + (1−α)v."""
+class Block(NamedTuple):
+    """What one layer does to its input v: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v)."""
 
     v: Tensor
-    y: Tensor
-    p: Tensor
     z: Tensor
     envelope: Tensor
     """α M_φ^{1−α}(z) of each sample."""
 
 
-class DeepOptEqObjective(Objective):
+class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
     """What the equilibrium of a Deep OptEq minimizes, or, for L > 2, the inclusion it solves.
 
     Everything is evaluated at the blocks z_1 = f_1(z_0), …, z_L = f_L(z_{L−1}) that one application
@@ -297,10 +291,6 @@ class DeepOptEqObjective(Objective):
         and `residual` are those of Theorem 2's inclusion 0 = ∇Φ(z̃) + (I − P) z̃, (P z̃)_i = z_{i−1}
         (Eq. 8, with Eq. 7 corrected: P stands inside σ, and W̃ has no identity block).
     """
-
-    def __init__(self, cell: DeepOptEqCell, context: Context) -> None:
-        self.cell = cell
-        self.context = context
 
     @property
     def is_minimized(self) -> bool:
@@ -321,12 +311,8 @@ class DeepOptEqObjective(Objective):
             z = v + alpha * (p - v)
             distance = sum_per_sample((v - p).square())
             envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
-            blocks.append(Block(v, y, p, z, envelope))
+            blocks.append(Block(v, z, envelope))
         return blocks
-
-    def phi(self, state: State) -> Tensor:
-        """Φ(z̃) = Σ α M_i(z_i) of Theorem 2."""
-        return torch.stack([block.envelope for block in self.blocks(state)]).sum(dim=0)
 
     def value(self, state: State) -> Tensor:
         blocks = self.blocks(state)
@@ -373,14 +359,13 @@ def opteq_cell(
     W: LinearOperator,
     U: LinearOperator,
     *,
-    bias: bool | Tensor | None = None,
-    activation: str | Activation = "relu",
-    mu: float = 1.0,
-    alpha: float = 1.0,
     space: Literal["y", "z"] = "y",
+    **options: Any,
 ) -> Cell:
-    """OptEq's cell in the space where it is iterated; both have the same feature z*."""
+    """OptEq's cell in the space where it is iterated; both have the same feature z*.
+
+    Its options are those of `OptEqCell`.
+    """
     if space == "y":
-        return OptEqCell(W, U, bias=bias, activation=activation, mu=mu, alpha=alpha)
-    layer = UnitLayer(W, U, bias=bias, activation=activation, mu=mu, alpha=alpha)
-    return DeepOptEqCell([layer])
+        return OptEqCell(W, U, **options)
+    return DeepOptEqCell([UnitLayer(W, U, **options)])

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from equilibria.activations import Activation
 from equilibria.context import Context, Layout, Packing, State, sum_per_sample
 from equilibria.energies import Input
-from equilibria.equilibrium import Cell, Objective
-from equilibria.equilibrium.objective import distance_per_sample
+from equilibria.equilibrium import Cell
 from equilibria.gradients import Symmetry
+from equilibria.models.base import MapObjective
 from equilibria.models.opteq.cells import DeepOptEqCell, DeepOptEqObjective, UnitLayer
 from equilibria.operators import LinearOperator, as_operator
 
@@ -78,12 +78,11 @@ class AffineOptEqCell(Cell):
         return AffineObjective(self, context)
 
 
-class AffineObjective(Objective):
+class AffineObjective(MapObjective[AffineOptEqCell]):
     """φ∘A (α M_φ^{1−α}∘A with a skip connection) at the image of a state."""
 
     def __init__(self, cell: AffineOptEqCell, context: Context) -> None:
-        self.cell = cell
-        self.context = context
+        super().__init__(cell, context)
         self.inner = DeepOptEqObjective(cell.inner, context.parts["inner"])
 
     def value(self, state: State) -> Tensor:
@@ -93,9 +92,6 @@ class AffineObjective(Objective):
         """Rᵀ∇φ(Az)."""
         (gradient,) = self.inner.gradient(self.cell.transform(state, self.context))
         return _mix(self.context["R"].mT, gradient)
-
-    def residual(self, state: State) -> Tensor:
-        return distance_per_sample(state, self.cell.step(state, self.context))
 
 
 class MultivariateOptEqCell(Cell):
@@ -161,12 +157,8 @@ class MultivariateOptEqCell(Cell):
         return MultivariateObjective(self, context)
 
 
-class MultivariateObjective(Objective):
+class MultivariateObjective(MapObjective[MultivariateOptEqCell]):
     """φ of a multivariate activation at the image z = T(v) of a state v, where ∇φ(z) = v − z."""
-
-    def __init__(self, cell: MultivariateOptEqCell, context: Context) -> None:
-        self.cell = cell
-        self.context = context
 
     def value(self, state: State) -> Tensor:
         half, y = self.cell.lift(state, self.context)
@@ -179,9 +171,6 @@ class MultivariateObjective(Objective):
         assert isinstance(state, Tensor)
         assert isinstance(image, Tensor)
         return state - image
-
-    def residual(self, state: State) -> Tensor:
-        return distance_per_sample(state, self.cell.step(state, self.context))
 
 
 def psd_factor(S: Tensor) -> Tensor:
