@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.operators import LinearOperator
 from equilibria.registry import check_at_least_one
+
+Operator = TypeVar("Operator", bound=LinearOperator)
 
 
 class ImageLayers(nn.Sequential):
@@ -105,10 +107,11 @@ class PooledLinearHead(nn.Module):
 
 
 @torch.no_grad()
-def initialize_small(operator: LinearOperator, scale: float) -> None:
-    """Shrink an operator's initial weights: small norms make the first solves short (OptEq 7.4)."""
+def small(operator: Operator, scale: float) -> Operator:
+    """The operator, its initial weights shrunk: small norms make first solves short (OptEq 7.4)."""
     for parameter in operator.parameters():
         parameter.mul_(scale)
+    return operator
 
 
 def check_images(images: Tensor, in_channels: int) -> None:
@@ -131,6 +134,14 @@ def check_odd(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1 or size % 2 == 0:
             raise ValueError(f"{name} must be odd, not {size}")
+
+
+def channels_of(channels: int | Sequence[int], level: str) -> tuple[int, ...]:
+    """The channels of each branch or tier; a number alone is one."""
+    widths = (channels,) if isinstance(channels, int) else tuple(channels)
+    if not widths or min(widths) < 1:
+        raise ValueError(f"channels must be positive, one number a {level}, not {channels}")
+    return widths
 
 
 def check_halvings(features: Tensor, channels: int, levels: int, level: str) -> None:

@@ -19,7 +19,7 @@ from equilibria.energies import Input, Quadratic
 from equilibria.equilibrium import EquilibriumLayer, Inputs, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.baselines.plain import Conv4Norm, StridedBlocks, norm_of_images
-from equilibria.models.blocks import PooledLinearHead, initialize_small
+from equilibria.models.blocks import PooledLinearHead, small
 from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.layers import CellNorm
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
@@ -194,8 +194,7 @@ def few_shot_opteq(
         together, as MAML's network does; "group" sees every image alone.
     """
     copies = num_classes * channels
-    W = Conv2d(channels, copies, 3, norm="bound", zeta=zeta)
-    initialize_small(W, init_scale)
+    W = small(Conv2d(channels, copies, 3, norm="bound", zeta=zeta), init_scale)
     energy = Input(Identity(), torch.zeros(copies, 1, 1)) + Quadratic(W)
     head = PooledLinearHead(copies, num_classes)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -234,14 +235,8 @@ def nearest_width(count: Callable[[int], int], parameters: int, *, remedy: str) 
             f"the smallest network of this form has {count(1)} parameters, more than the "
             f"{parameters} asked for: {remedy}"
         )
-    upper = 2
-    while count(upper) < parameters:
-        upper *= 2
-    lower = upper // 2
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        if count(middle) < parameters:
-            lower = middle
-        else:
-            upper = middle
-    return min((lower, upper), key=lambda width: abs(count(width) - parameters))
+    widest = 2
+    while count(widest) < parameters:
+        widest *= 2
+    upper = bisect.bisect_left(range(widest), parameters, lo=2, key=count)
+    return min((upper - 1, upper), key=lambda width: abs(count(width) - parameters))

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from equilibria.activations import Activation
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumModel
-from equilibria.models.blocks import fitting_groups, initialize_small
-from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
+from equilibria.models.blocks import channels_of, fitting_groups, small
+from equilibria.models.mdeq.cell import MDEQCell, unpack_branches
 from equilibria.models.opteq.cells import opteq_cell, optimal_space
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
@@ -127,7 +127,7 @@ def mdeq_decoder(
     the finest works at 1/`downsample` of the resolution, and the head makes up for it. All norms
     are group norms: inputs are optimized sample by sample.
     """
-    widths = branch_channels(channels)
+    widths = channels_of(channels, "branch")
     size = equilibrium_size(image_size, downsample, len(widths))
     made = MDEQCell(widths, inject_all=True, expansion=expansion, groups=groups, **cell)
     return EquilibriumDecoder(
@@ -158,9 +158,8 @@ def opteq_decoder(
 ) -> EquilibriumDecoder:
     """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached."""
     size = equilibrium_size(image_size, downsample, 1)
-    W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
+    W = small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
     U = Conv2d(channels, width, kernel_size)
-    initialize_small(W, init_scale)
     cell = opteq_cell(
         W, U, bias=True, activation=activation, mu=mu, space=optimal_space(channels, width)
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equilibria.registry import check_positive
+from equilibria.registry import check_choice, check_positive
 
 DensityName = Literal["gmm", "vae-gmm"]
 VAE_LAYERS = 4
@@ -92,11 +93,12 @@ class VAEMixtureDensity:
 
 def fit_density(name: str, latents: Tensor, **options: Any) -> Density:
     """A density by name, fitted to latent vectors (one row each)."""
-    if name == "gmm":
-        return MixtureDensity(latents, **options)
-    if name == "vae-gmm":
-        return VAEMixtureDensity(latents, **options)
-    raise ValueError(f"density must be one of {', '.join(get_args(DensityName))}, not {name!r}")
+    densities: dict[str, Callable[..., Density]] = {
+        "gmm": MixtureDensity,
+        "vae-gmm": VAEMixtureDensity,
+    }
+    check_choice(densities, density=name)
+    return densities[name](latents, **options)
 
 
 def _checked(latents: Tensor) -> Tensor:

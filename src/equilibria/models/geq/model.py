@@ -19,7 +19,7 @@ from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import KernelScale
 from equilibria.energies.kernels import Form, PolynomialKernel, SigmoidKernel
 from equilibria.models.base import EquilibriumClassifier, image_classifier
-from equilibria.models.blocks import initialize_small
+from equilibria.models.blocks import small
 from equilibria.models.mopteq.branches import BranchCell, branch_input, checked_branches
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d, Dense
@@ -124,8 +124,7 @@ def geq(
 
     terms: list[Energy] = []
     for width, scale in zip(widths, scales, strict=True):
-        W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
-        initialize_small(W, init_scale)
+        W = small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
         terms.append(term(width, scale, W))
 
     cell = GEQCell if kernel == "gaussian" else BranchCell

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from equilibria.activations import Activation, IdentityActivation, get_activation
 from equilibria.context import Context, State, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell
-from equilibria.models.blocks import Norm, check_halvings
+from equilibria.models.blocks import Norm, channels_of, check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers
 from equilibria.registry import check_at_least_one, check_below_one
 
@@ -157,7 +157,7 @@ class MDEQCell(Cell):
         feedback: float = 0.1,
     ) -> None:
         super().__init__()
-        self.channels = branch_channels(channels)
+        self.channels = channels_of(channels, "branch")
         check_below_one(dropout=dropout)
         check_at_least_one(expansion=expansion)
         self.norm = norm
@@ -271,14 +271,6 @@ class MDEQCell(Cell):
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, norm={self.norm!r}, dropout={self.dropout}"
-
-
-def branch_channels(channels: int | Sequence[int]) -> tuple[int, ...]:
-    """The channels of each branch; a number alone is one branch."""
-    widths = (channels,) if isinstance(channels, int) else tuple(channels)
-    if not widths or min(widths) < 1:
-        raise ValueError(f"channels must be positive, one number a branch, not {channels}")
-    return widths
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:

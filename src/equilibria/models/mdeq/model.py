@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier
-from equilibria.models.blocks import ImageLayers, Norm, conv_norm, conv_norm_relu
-from equilibria.models.mdeq.cell import MDEQCell, branch_channels, unpack_branches
+from equilibria.models.blocks import ImageLayers, Norm, channels_of, conv_norm, conv_norm_relu
+from equilibria.models.mdeq.cell import MDEQCell, unpack_branches
 from equilibria.models.registry import with_options_of
 
 BOTTLENECK_EXPANSION = 4
@@ -131,7 +131,7 @@ def mdeq(
     `groups` are reduced to what fits the channels. `downsample` (1, 2 or 4) is by strides in the
     stem. The other options are those of `MDEQCell`.
     """
-    widths = branch_channels(channels)
+    widths = channels_of(channels, "branch")
     outer: dict[str, Any] = {"norm": outer_norm, "groups": groups}
     layer = EquilibriumLayer(MDEQCell(widths, groups=groups, **cell), solving=solving)
     return EquilibriumClassifier(

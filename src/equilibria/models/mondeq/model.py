@@ -33,7 +33,7 @@ from equilibria.context import (
 )
 from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
-from equilibria.models.blocks import check_halvings, check_odd
+from equilibria.models.blocks import channels_of, check_halvings, check_odd
 from equilibria.models.registry import take_options, with_options_of
 from equilibria.operators.circular import (
     apply_symbol,
@@ -103,9 +103,7 @@ class MonDEQCell(Cell):
         step_size: float | None = None,
     ) -> None:
         super().__init__()
-        self.channels = (channels,) if isinstance(channels, int) else tuple(channels)
-        if not self.channels or min(self.channels) < 1:
-            raise ValueError(f"channels must be positive, one number a tier, not {channels}")
+        self.channels = channels_of(channels, "tier")
         if not m > 0:
             raise ValueError(f"m must be positive, not {m}: W would not be monotone")
         check_positive(step_size=step_size)
@@ -324,8 +322,7 @@ def mondeq(
 
     U acts on what a stem makes of the images, or, as published, on the images (`stem_depth=0`).
     """
-    finest = channels if isinstance(channels, int) else channels[0]
-    inputs = in_channels if stem_depth == 0 else finest
+    inputs = in_channels if stem_depth == 0 else channels_of(channels, "tier")[0]
     cell = MonDEQCell(inputs, channels, **take_options(options, MonDEQCell))
     options |= {"in_channels": in_channels, "stem_depth": stem_depth, "pool": pool}
     return image_classifier(cell, inputs, feature_channels=cell.channels[-1], **options)

@@ -25,7 +25,7 @@ from equilibria.energies import (
 )
 from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
-from equilibria.models.blocks import initialize_small
+from equilibria.models.blocks import small
 from equilibria.models.mopteq.branches import (
     Fusion,
     POptEqCell,
@@ -75,8 +75,7 @@ def branch_classifier(
     W: list[LinearOperator] = []
     U: list[LinearOperator] = []
     for width, scale in zip(widths, scales, strict=True):
-        W.append(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta))
-        initialize_small(W[-1], init_scale)
+        W.append(small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale))
         U.append(branch_input(channels, width, input_kernel_size, scale))
     cell = make_cell(W, U, "none" if fusion == "conv" else fusion)
     head = partial(branch_head, fusion, len(widths))

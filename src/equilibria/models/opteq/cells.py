@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation, get_activation
 from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Quadratic, Regularizer, Scaled, Sum, get_regularizer
+from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
 from equilibria.equilibrium import Cell, EnergyCell, EnergyObjective, Objective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
@@ -53,11 +53,7 @@ class OptEqCell(EnergyCell):
 
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
-        assert isinstance(self.energy, Sum)
-        term = self.energy["quadratic"]
-        quadratic = term.term if isinstance(term, Scaled) else term
-        assert isinstance(quadratic, Quadratic)
-        return quadratic.W
+        return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
     def output(self, state: State, context: Context) -> Tensor:
         """z = Wᵀy/μ."""

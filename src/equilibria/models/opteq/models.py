@@ -19,7 +19,7 @@ from equilibria.equilibrium import Cell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.baselines.fcn import FCNHead, SegmentationStem, crop_to
 from equilibria.models.baselines.resnet import ConvolutionalHead, Form, resnet_extractor
-from equilibria.models.blocks import initialize_small
+from equilibria.models.blocks import small
 from equilibria.models.opteq.cells import (
     DeepOptEqCell,
     Placement,
@@ -61,9 +61,8 @@ def opteq(
             f"Theorem 1 needs mu >= L‖W‖² = {get_activation(activation).lipschitz * zeta**2:.3g}, "
             f"but mu = {mu}: raise mu or lower zeta"
         )
-    W = Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta)
+    W = small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
     U = Conv2d(channels, width, input_kernel_size)
-    initialize_small(W, init_scale)
     cell = opteq_cell(
         W,
         U,
@@ -97,8 +96,7 @@ def deep_opteq_cell(
     """Layers whose W and U are made by `make`; sizes: of each, its width, W's kernel and U's."""
     layers = []
     for width, kernel_size, input_kernel_size in sizes:
-        W = make(channels, width, kernel_size, norm=norm, zeta=zeta)
-        initialize_small(W, init_scale)
+        W = small(make(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
         layers.append(
             UnitLayer(
                 W,
