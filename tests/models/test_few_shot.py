@@ -89,7 +89,7 @@ def test_batch_statistics_are_those_of_an_episode() -> None:
     torch.testing.assert_close(together, alone, rtol=1e-8, atol=1e-10)
     assert not torch.allclose(together, model(images, tasks), rtol=1e-3)
     assert model(images[:0].reshape(0, 3, *images.shape[1:])).shape == (0, 3)
-    with pytest.raises(ValueError, match="'batch' or 'group'"):
+    with pytest.raises(ValueError, match="one of batch, group"):
         small("opteq", norm="layer")
 
 
