@@ -140,7 +140,7 @@ def test_norm_is_at_most_zeta(parts: Parts, zeta: float, device: torch.device) -
     operator = build(nn.Parameter(5 * torch.randn(kernel_shape, device=device)), "bound", zeta)
     assert true_norm(operator, shape) <= zeta * (1 + 1e-5)
     assert float(operator.norm_bound(shape).detach()) == pytest.approx(zeta)
-    operator.norm = "estimate"
+    operator = build(operator.kernel, "estimate", zeta)
     assert true_norm(operator, shape) <= 1.05 * zeta
     bound = float(operator.norm_bound(shape).detach())
     assert bound >= true_norm(operator, shape) * (1 - 1e-5)
@@ -213,7 +213,7 @@ def test_autocast_changes_no_weight(parts: Parts, norm: str) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"unknown norm 'spectral'.*'bound', 'estimate', None"):
+    with pytest.raises(ValueError, match="norm must be one of bound, estimate, None"):
         Dense(2, 3, norm="spectral")
     for zeta in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="zeta must be positive"):

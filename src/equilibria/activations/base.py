@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, overload
+from typing import ClassVar, TypeVar, overload
 
 from torch import Tensor
 
@@ -26,9 +26,9 @@ class Activation(ABC):
     name: ClassVar[str]
 
     @property
-    @abstractmethod
     def lipschitz(self) -> float:
-        """L_σ, the smallest constant with |σ(a) − σ(b)| ≤ L_σ |a − b|."""
+        """L_σ, the smallest constant with |σ(a) − σ(b)| ≤ L_σ |a − b|: 1, as for most."""
+        return 1.0
 
     @abstractmethod
     def __call__(self, a: Tensor) -> Tensor:
@@ -82,28 +82,20 @@ def register_activation(
     The name is the class's own `name`; one given here becomes the class's `name` if it has none.
     A name that is taken is an error unless `replace` is true.
     """
-    if isinstance(target, type):
-        return _register(target, None, replace)
-    return lambda cls: _register(cls, target, replace)
+
+    def register(cls: type[A]) -> type[A]:
+        own: str | None = getattr(cls, "name", None)
+        name = target if isinstance(target, str) else own
+        if name is None:
+            raise ValueError(f"{cls.__name__} needs a name: set the class attribute `name`")
+        if own is not None and name != own:
+            raise ValueError(f"{cls.__name__} is called {own!r}, and cannot be {name!r} as well")
+        _ACTIVATIONS.register(name, cls, replace=replace)
+        cls.name = name
+        return cls
+
+    return register(target) if isinstance(target, type) else register
 
 
-def get_activation(activation: str | Activation, **options: Any) -> Activation:
-    """The activation called `activation`, made with `options`; an instance passes through."""
-    return _ACTIVATIONS.resolve(activation, **options)
-
-
-def list_activations() -> list[str]:
-    """The names of all registered activations, sorted."""
-    return _ACTIVATIONS.names()
-
-
-def _register(cls: type[A], name: str | None, replace: bool) -> type[A]:
-    own: str | None = getattr(cls, "name", None)
-    if name is not None and own is not None and name != own:
-        raise ValueError(f"{cls.__name__} is called {own!r}: it cannot be registered as {name!r}")
-    key = name or own
-    if key is None:
-        raise ValueError(f"{cls.__name__} needs a name: set the class attribute `name`")
-    _ACTIVATIONS.register(key, cls, replace=replace)
-    cls.name = key
-    return cls
+get_activation = _ACTIVATIONS.resolve
+list_activations = _ACTIVATIONS.names

@@ -37,9 +37,15 @@ def softplus_primitive(a: Tensor) -> Tensor:
     return result
 
 
-class _DilogarithmExp(torch.autograd.Function):
+class _KeepsItsInput(torch.autograd.Function):
     generate_vmap_rule = True
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class _DilogarithmExp(_KeepsItsInput):
     @staticmethod
     def forward(t: Tensor) -> Tensor:
         one_minus_x = -torch.expm1(-t)
@@ -48,27 +54,17 @@ class _DilogarithmExp(torch.autograd.Function):
         return torch.where(t < math.log(2), near_one, _series(-torch.log1p(-torch.exp(-t))))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (t,) = ctx.saved_tensors
         return grad * torch.log(-torch.expm1(-t))
 
 
-class _SoftplusPrimitive(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _SoftplusPrimitive(_KeepsItsInput):
     @staticmethod
     def forward(a: Tensor) -> Tensor:
         # Li₂(−eᵃ) + Li₂(−e⁻ᵃ) = −π²/6 − a²/2 keeps the series at −e^(−|a|)
         odd = _series(-softplus(-a.abs())) + _PI_SQUARED_12
         return torch.relu(a).square() / 2 + a.sign() * odd
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu, softshrink
 
 from equilibria.activations.base import Activation, register_activation
+from equilibria.registry import check_positive
 
 
 @register_activation
@@ -19,10 +20,6 @@ class ReLU(Activation):
     """σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}."""
 
     name: ClassVar[str] = "relu"
-
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.relu(a)
@@ -54,10 +51,6 @@ class LeakyReLU(Activation):
         if not 0 < self.slope <= 1:
             raise ValueError(f"slope must lie in (0, 1], got {self.slope}; for slope 0 use ReLU")
 
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
-
     def __call__(self, a: Tensor) -> Tensor:
         return leaky_relu(a, self.slope)
 
@@ -87,12 +80,7 @@ class SoftThreshold(Activation):
     threshold: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold < math.inf:
-            raise ValueError(f"threshold must be positive and finite, got {self.threshold}")
-
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
+        check_positive(threshold=self.threshold)
 
     def __call__(self, a: Tensor) -> Tensor:
         return softshrink(a, self.threshold)
@@ -117,10 +105,6 @@ class IdentityActivation(Activation):
     """σ(a) = a, S = ½a², f = 0: a linear equilibrium."""
 
     name: ClassVar[str] = "identity"
-
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
 
     def __call__(self, a: Tensor) -> Tensor:
         return a

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from equilibria.activations.base import Activation, register_activation
 from equilibria.activations.dilogarithm import dilogarithm_exp, softplus, softplus_primitive
+from equilibria.context import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,10 @@ class SmoothActivation(Activation):
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
         low, high = _nearest_inside(self.lower, self.upper, y.dtype)
-        inside = torch.where(y <= self.lower, low, torch.where(y >= self.upper, high, _widen(y)))
-        result = _widen(gradient) + self.penalty_derivative(inside)
+        inside = torch.where(
+            y <= self.lower, low, torch.where(y >= self.upper, high, at_least_float32(y))
+        )
+        result = at_least_float32(gradient) + self.penalty_derivative(inside)
         result = torch.where(y <= self.lower, result.clamp(max=0), result)
         result = torch.where(y >= self.upper, result.clamp(min=0), result)
         outside = (y < self.lower) | (y > self.upper)
@@ -50,10 +53,6 @@ class Tanh(SmoothActivation):
     lower: ClassVar[float] = -1.0
     upper: ClassVar[float] = 1.0
 
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
-
     def __call__(self, a: Tensor) -> Tensor:
         return torch.tanh(a)
 
@@ -61,11 +60,11 @@ class Tanh(SmoothActivation):
         return 1 - torch.tanh(a).square()
 
     def primitive(self, a: Tensor) -> Tensor:
-        wide = _widen(a)
+        wide = at_least_float32(a)
         return (wide - logsigmoid(2 * wide) - math.log(2)).to(a.dtype)
 
     def penalty(self, y: Tensor) -> Tensor:
-        wide = _widen(y)
+        wide = at_least_float32(y)
         return ((_xlogx(1 + wide) + _xlogx(1 - wide) - wide.square()) / 2).to(y.dtype)
 
     def penalty_derivative(self, y: Tensor) -> Tensor:
@@ -93,10 +92,10 @@ class Sigmoid(SmoothActivation):
         return y * (1 - y)
 
     def primitive(self, a: Tensor) -> Tensor:
-        return (softplus(_widen(a)) - math.log(2)).to(a.dtype)
+        return (softplus(at_least_float32(a)) - math.log(2)).to(a.dtype)
 
     def penalty(self, y: Tensor) -> Tensor:
-        wide = _widen(y)
+        wide = at_least_float32(y)
         return (math.log(2) + _xlogx(wide) + _xlogx(1 - wide) - wide.square() / 2).to(y.dtype)
 
     def penalty_derivative(self, y: Tensor) -> Tensor:
@@ -111,10 +110,6 @@ class Softplus(SmoothActivation):
     name: ClassVar[str] = "softplus"
     lower: ClassVar[float] = 0.0
 
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
-
     def __call__(self, a: Tensor) -> Tensor:
         return softplus(a)
 
@@ -122,10 +117,10 @@ class Softplus(SmoothActivation):
         return torch.sigmoid(a)
 
     def primitive(self, a: Tensor) -> Tensor:
-        return softplus_primitive(_widen(a)).to(a.dtype)
+        return softplus_primitive(at_least_float32(a)).to(a.dtype)
 
     def penalty(self, y: Tensor) -> Tensor:
-        value = dilogarithm_exp(_widen(y).clamp(min=0)) - math.pi**2 / 12
+        value = dilogarithm_exp(at_least_float32(y).clamp(min=0)) - math.pi**2 / 12
         return torch.where(y < 0, math.inf, value).to(y.dtype)
 
     def penalty_derivative(self, y: Tensor) -> Tensor:
@@ -136,11 +131,6 @@ def _xlogx(x: Tensor) -> Tensor:
     """x log x: 0 at x = 0, +∞ at x < 0."""
     entropy: Tensor = torch.special.entr(x)
     return -entropy
-
-
-def _widen(x: Tensor) -> Tensor:
-    """x in float32 at least: logarithms of a half-precision 1 − y would keep no digit."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _nearest_inside(lower: float, upper: float, dtype: torch.dtype) -> tuple[float, float]:

@@ -33,7 +33,7 @@ class Context:
         if isinstance(entry, Tensor):
             return entry
         raise KeyError(
-            f"the context holds no tensor {name!r}; it has {sorted(self.names())}. "
+            f"the context holds no tensor {name!r}; it has {sorted([*self.sample, *self.shared])}. "
             "Put it there in `inject` or `prepare`."
         )
 
@@ -44,9 +44,6 @@ class Context:
     def several(self, name: str) -> tuple[Tensor, ...]:
         """The sample tensors called `name`, such as the inputs of a term that takes several."""
         return _tuple(self.sample[name])
-
-    def names(self) -> list[str]:
-        return [*self.sample, *self.shared]
 
     def with_sample(self, **entries: Entry) -> Context:
         return Context({**self.sample, **entries}, self.shared, self.parts)

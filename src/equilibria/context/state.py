@@ -37,10 +37,14 @@ def batch_size(state: State) -> int:
     return int(state_tensors(state)[0].shape[0])
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its float32 copy: norms, sums and logarithms do not run in half."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def sum_per_sample(values: Tensor) -> Tensor:
     """The sum over all dimensions but the first, in float32 at least."""
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    return values.flatten(1).sum(dim=1, dtype=dtype)
+    return values.flatten(1).sum(dim=1, dtype=torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

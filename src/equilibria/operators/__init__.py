@@ -4,7 +4,7 @@ from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.compose import Adjoint, Compose, as_operator
 from equilibria.operators.conv import Conv2d
 from equilibria.operators.dense import Dense
-from equilibria.operators.measurements import AveragePool, Blur, Identity, Mask, transpose
+from equilibria.operators.measurements import AveragePool, Blur, Identity, Mask
 from equilibria.operators.separable import SeparableConv2d
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "Shape",
     "Weights",
     "as_operator",
-    "transpose",
 ]

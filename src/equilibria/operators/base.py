@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from equilibria.context import at_least_float32
 from equilibria.operators.spectral import (
-    at_least_float32,
     full_precision,
     graph_free,
     leading_vector,
@@ -109,15 +109,18 @@ class LinearOperator(nn.Module, ABC):
             fixed = tuple(w.detach() for w in weights)
             kept = self._estimate_vectors.get(shape)
             start = seeded_vector((1, *shape), like) if kept is None else kept.to(like)
-            vector = leading_vector(
-                lambda z: self._map(z, fixed),
-                lambda y: self._map_adjoint(y, fixed),
-                start,
-                iterations,
-            )
+            vector = self._leading_vector(fixed, start, iterations)
             self._estimate_vectors[shape] = vector
         with full_precision(like):
             return norm_along(lambda z: self._map(z, weights), vector)
+
+    def _leading_vector(self, weights: Weights, start: Tensor, iterations: int) -> Tensor:
+        return leading_vector(
+            lambda z: self._map(z, weights),
+            lambda y: self._map_adjoint(y, weights),
+            start,
+            iterations,
+        )
 
     def _constant(self, value: float) -> Tensor:
         """A scalar where the operator lives, in the dtype of norms."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equilibria.context import at_least_float32
 from equilibria.operators import conv_symbol, spectral
-from equilibria.operators.spectral import at_least_float32, full_precision, graph_free
-
-Grid = tuple[int, int]
+from equilibria.operators.conv_symbol import Grid
+from equilibria.operators.spectral import full_precision, graph_free
 
 
 def circular_symbol(kernel: Tensor, grid: Grid) -> Tensor:

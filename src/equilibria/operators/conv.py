@@ -33,8 +33,36 @@ class _Maximum(NamedTuple):
 class Convolution(KernelOperator):
     """What all zero-padded convolutions share: their geometry, and how they are bounded.
 
-    A subclass says what its channels and its symbol are, and at which frequency that is largest.
+    A subclass says what its kernels, its channels and its symbol are, and at which frequency that
+    is largest. `padding=None` is "same" padding (k−1)//2. Sizes must be multiples of the stride, so
+    that the transpose knows the size of its output.
     """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        *,
+        stride: int = 1,
+        padding: Size | None = None,
+        norm: str | None = None,
+        zeta: float = 0.95,
+    ) -> None:
+        size = _pair(kernel_size)
+        if min(in_channels, out_channels, *size) < 1:
+            raise ValueError(
+                "channels and kernel size must be positive, "
+                f"got {in_channels} -> {out_channels}, {kernel_size}"
+            )
+        kernels = self._drawn_kernels(in_channels, out_channels, size)
+        super().__init__(*kernels, norm=norm, zeta=zeta)
+        self._set_geometry(stride, padding)
+
+    @abstractmethod
+    def _drawn_kernels(
+        self, in_channels: int, out_channels: int, size: tuple[int, int]
+    ) -> tuple[nn.Parameter, ...]: ...
 
     @property
     @abstractmethod
@@ -159,7 +187,8 @@ class Convolution(KernelOperator):
         """Small maps, and those (1×1 above all) where the matrix is the cheaper of the two."""
         small, large = sorted((math.prod(input_shape), math.prod(self.output_shape(input_shape))))
         inner, outer = sorted((self.out_channels, self.in_channels * self.stride**2))
-        cheaper = small**2 * large <= conv_symbol.frequency_count(grid) * inner**2 * outer
+        frequencies = grid[0] * (grid[1] // 2 + 1)
+        cheaper = small**2 * large <= frequencies * inner**2 * outer
         reach = max(k - 1 for k in self.kernel_size) / min(input_shape[1:])
         limit = DENSE_LIMIT_WIDE_KERNEL if reach > 0.5 else DENSE_LIMIT
         return large <= limit or cheaper
@@ -174,9 +203,6 @@ class Convolution(KernelOperator):
 class Conv2d(Convolution):
     """z ↦ W ∗ z on (C, H, W) samples, zero padded; the raw kernel is (out, in, k, k), no bias.
 
-    `padding=None` is "same" padding (k−1)//2. Sizes must be multiples of the stride, so that the
-    transpose knows the size of its output.
-
     The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
     norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
     bounded exactly through their matrix.
@@ -184,20 +210,10 @@ class Conv2d(Convolution):
 
     kernel: nn.Parameter
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        *,
-        stride: int = 1,
-        padding: Size | None = None,
-        norm: str | None = None,
-        zeta: float = 0.95,
-    ) -> None:
-        size = checked_size(in_channels, out_channels, kernel_size)
-        super().__init__(drawn_kernel(out_channels, in_channels, *size), norm=norm, zeta=zeta)
-        self._set_geometry(stride, padding)
+    def _drawn_kernels(
+        self, in_channels: int, out_channels: int, size: tuple[int, int]
+    ) -> tuple[nn.Parameter, ...]:
+        return (drawn_kernel(out_channels, in_channels, *size),)
 
     @classmethod
     def from_tensor(
@@ -239,17 +255,6 @@ class Conv2d(Convolution):
         return conv_symbol.maximizing_frequency(
             conv_symbol.polyphase(kernels[0], self.stride), grid
         )
-
-
-def checked_size(in_channels: int, out_channels: int, kernel_size: Size) -> tuple[int, int]:
-    """The kernel's height and width."""
-    size = _pair(kernel_size)
-    if min(in_channels, out_channels, *size) < 1:
-        raise ValueError(
-            "channels and kernel size must be positive, "
-            f"got {in_channels} -> {out_channels}, {kernel_size}"
-        )
-    return size
 
 
 def _pair(size: Size) -> tuple[int, int]:

@@ -14,7 +14,7 @@ convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of eac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -64,11 +64,6 @@ def frequencies(grid: Grid, like: Tensor) -> Tensor:
     return torch.cartesian_prod(rows, columns * (2 * math.pi / grid[1]))
 
 
-def frequency_count(grid: Grid) -> int:
-    """The length of `frequencies(grid, …)`."""
-    return grid[0] * (grid[1] // 2 + 1)
-
-
 def symbol(kernel: Tensor, frequency: Tensor) -> Tensor:
     """K̂(ω) = Σ_p K_p e^{−iω·p} at one frequency: (out, in), complex, differentiable in K."""
     angles = _positions(kernel.shape[-2:], frequency) @ frequency
@@ -88,7 +83,7 @@ def maximizing_frequency(kernel: Tensor, grid: Grid) -> Tensor:
     """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less."""
     lags, table = _autocorrelation(kernel)
     omegas = frequencies(grid, kernel)
-    traces = torch.cos(omegas @ lags.T) @ _trace(table)
+    traces = torch.cos(omegas @ lags.T) @ table.diagonal(dim1=-2, dim2=-1).sum(-1)
     winner = screened_search(
         traces, lambda some: _grams(omegas[some], lags, table), table.shape[-1] ** 2
     )
@@ -107,8 +102,9 @@ def screened_search(traces: Tensor, grams: Callable[[Tensor], Tensor], elements:
     traces, order = traces.sort(descending=True)
     slack = 8 * math.sqrt(elements) * torch.finfo(traces.dtype).eps
     winner, best = order[0], traces.new_zeros(())
-    for begin, end in _chunks(len(order), elements):
-        count = int((traces[begin:end] >= best * (1 - slack)).sum())
+    step = max(1, CHUNK_ELEMENTS // elements)
+    for begin in range(0, len(order), step):
+        count = int((traces[begin : begin + step] >= best * (1 - slack)).sum())
         if count == 0:
             break
         chunk = order[begin : begin + count]
@@ -174,16 +170,6 @@ def _grams(omegas: Tensor, lags: Tensor, table: Tensor) -> Tensor:
     return torch.complex(real, imaginary).view(len(omegas), *table.shape[1:])
 
 
-def _chunks(count: int, elements: int) -> Iterator[tuple[int, int]]:
-    step = max(1, CHUNK_ELEMENTS // elements)
-    for begin in range(0, count, step):
-        yield begin, min(begin + step, count)
-
-
 def _positions(size: tuple[int, ...], like: Tensor) -> Tensor:
     axes = [torch.arange(n, device=like.device, dtype=like.dtype) for n in size]
     return torch.cartesian_prod(*axes)
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)

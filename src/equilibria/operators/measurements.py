@@ -1,20 +1,20 @@
 """What is measured of an image, as operators: all of it, a lower resolution, some pixels, a blur.
 
-`AveragePool` is also the map between the resolutions of a
-multi-scale model.
+`AveragePool` is also the map between the resolutions of a multi-scale model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equilibria.context import at_least_float32
 from equilibria.operators.base import LinearOperator, Shape, Weights, shape_error
-from equilibria.operators.spectral import at_least_float32, full_precision
+from equilibria.operators.spectral import full_precision
+from equilibria.registry import check_at_least_one, check_positive
 
 
 class AveragePool(LinearOperator):
@@ -26,8 +26,7 @@ class AveragePool(LinearOperator):
 
     def __init__(self, scale: int) -> None:
         super().__init__()
-        if scale < 1:
-            raise ValueError(f"scale must be a positive integer, got {scale}")
+        check_at_least_one(scale=scale)
         self.scale = scale
 
     def extra_repr(self) -> str:
@@ -64,18 +63,6 @@ class AveragePool(LinearOperator):
 
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
         return self.picture(y / self.scale**2)
-
-
-def transpose(
-    measurement: Callable[[Tensor], Tensor], measured: Tensor, image_shape: tuple[int, ...]
-) -> Tensor:
-    """Aᵀ applied to measurements, by automatic differentiation: for any A that is linear."""
-    differentiable = torch.is_grad_enabled() and measured.requires_grad
-    with torch.enable_grad():
-        images = measured.new_zeros(image_shape).requires_grad_()
-        seen = measurement(images)
-    (pulled,) = torch.autograd.grad(seen, images, measured, create_graph=differentiable)
-    return pulled
 
 
 class _SameShape(LinearOperator):
@@ -150,8 +137,7 @@ class Blur(_SameShape):
 
     def __init__(self, width: float) -> None:
         super().__init__()
-        if not width > 0:
-            raise ValueError(f"the width of a blur must be positive, not {width}")
+        check_positive(width=width)
         self.width = width
         self.reach = max(1, ceil(3 * width))
         """Pixels from the center of the kernel to its end."""

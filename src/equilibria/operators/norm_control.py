@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
-from equilibria.context import run_eagerly
+from equilibria.context import at_least_float32, run_eagerly
 from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.spectral import (
-    at_least_float32,
     full_precision,
     graph_free,
-    leading_vector,
     norm_along,
     seeded_vector,
 )
+from equilibria.registry import check_choice, check_positive
 
 NORMS = ("bound", "estimate", None)
 
@@ -61,42 +60,20 @@ class KernelOperator(LinearOperator):
         self.weight_count = len(kernels)
         self._anchor = kernels[0].detach().new_empty(0)
         self._memo = TensorMemo()
+        check_choice(NORMS, norm=norm)
+        check_positive(zeta=zeta)
         self.norm = norm
         self.zeta = zeta
+        if norm == "estimate":
+            # In the state_dict, so that a reloaded model gives the very same outputs; empty until
+            # an input shape is known.
+            empty = at_least_float32(kernels[0].detach()).new_empty(0)
+            self.register_buffer("norm_vector", empty)
 
     @property
     def kernels(self) -> Weights:
         """The raw kernels."""
         return tuple(getattr(self, name) for name in self.kernel_names)
-
-    @property
-    def norm(self) -> str | None:
-        """How the norm is controlled: "bound", "estimate" or None."""
-        return self._norm
-
-    @norm.setter
-    def norm(self, norm: str | None) -> None:
-        if norm not in NORMS:
-            choices = ", ".join(repr(choice) for choice in NORMS)
-            raise ValueError(f"unknown norm {norm!r}; choose one of {choices}")
-        self._norm = norm
-        if norm == "estimate" and not hasattr(self, "norm_vector"):
-            # In the state_dict, so that a reloaded model gives the very same outputs; empty until
-            # an input shape is known.
-            self.register_buffer(
-                "norm_vector", at_least_float32(self.kernels[0].detach()).new_empty(0)
-            )
-
-    @property
-    def zeta(self) -> float:
-        """ζ, the largest norm that the effective weight may have."""
-        return self._zeta
-
-    @zeta.setter
-    def zeta(self, zeta: float) -> None:
-        if not zeta > 0:
-            raise ValueError(f"zeta must be positive, got {zeta}")
-        self._zeta = float(zeta)
 
     @abstractmethod
     def _search(self, kernels: Weights, input_shape: Shape) -> Any:
@@ -222,13 +199,8 @@ class KernelOperator(LinearOperator):
     def _iterate(self, shape: Shape, start: Tensor | None) -> Tensor:
         kernels = tuple(kernel.detach() for kernel in self._precise_kernels())
         begin = seeded_vector(shape, kernels[0]) if start is None else start.to(kernels[0])
-        vector = leading_vector(
-            lambda z: self._map(z, kernels),
-            lambda y: self._map_adjoint(y, kernels),
-            begin[None],
-            FIRST_ITERATIONS if start is None else REFINING_ITERATIONS,
-        )
-        return vector[0].contiguous()
+        iterations = FIRST_ITERATIONS if start is None else REFINING_ITERATIONS
+        return self._leading_vector(kernels, begin[None], iterations)[0].contiguous()
 
     def _precise_kernels(self) -> Weights:
         return tuple(at_least_float32(kernel) for kernel in self.kernels)

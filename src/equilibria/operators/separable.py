@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from equilibria.operators import conv_symbol
 from equilibria.operators.base import Shape, Weights
-from equilibria.operators.conv import Convolution, Size, checked_size
-from equilibria.operators.norm_control import KernelOperator, drawn_kernel, given_kernel
+from equilibria.operators.conv import Convolution
+from equilibria.operators.norm_control import drawn_kernel
 
 
 class SeparableConv2d(Convolution):
@@ -30,44 +30,11 @@ class SeparableConv2d(Convolution):
     pointwise: nn.Parameter
     depthwise: nn.Parameter
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        *,
-        stride: int = 1,
-        padding: Size | None = None,
-        norm: str | None = None,
-        zeta: float = 0.95,
-    ) -> None:
-        size = checked_size(in_channels, out_channels, kernel_size)
+    def _drawn_kernels(
+        self, in_channels: int, out_channels: int, size: tuple[int, int]
+    ) -> tuple[nn.Parameter, ...]:
         depthwise = drawn_kernel(in_channels, 1, *size)
-        pointwise = drawn_kernel(out_channels, in_channels, 1, 1)
-        super().__init__(pointwise, depthwise, norm=norm, zeta=zeta)
-        self._set_geometry(stride, padding)
-
-    @classmethod
-    def from_tensors(
-        cls,
-        depthwise: Tensor,
-        pointwise: Tensor,
-        stride: int = 1,
-        padding: Size | None = None,
-        norm: str | None = None,
-        zeta: float = 0.95,
-    ) -> SeparableConv2d:
-        """The operator of these two kernels; an nn.Parameter stays shared, trainable."""
-        kernels = given_kernel(pointwise, 4), given_kernel(depthwise, 4)
-        if depthwise.shape[1] != 1 or pointwise.shape[1:] != (depthwise.shape[0], 1, 1):
-            raise ValueError(
-                "expected kernels of shapes (in, 1, k, k) and (out, in, 1, 1), "
-                f"got {tuple(depthwise.shape)} and {tuple(pointwise.shape)}"
-            )
-        operator = cls.__new__(cls)
-        KernelOperator.__init__(operator, *kernels, norm=norm, zeta=zeta)
-        operator._set_geometry(stride, padding)
-        return operator
+        return drawn_kernel(out_channels, in_channels, 1, 1), depthwise
 
     @property
     def in_channels(self) -> int:

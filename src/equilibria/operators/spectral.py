@@ -18,11 +18,6 @@ from torch import Tensor
 Map = Callable[[Tensor], Tensor]
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor itself, or its float32 copy: eigenvalues and norms do not run in half."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 @contextmanager
 def full_precision(tensor: Tensor) -> Iterator[None]:
     """Switches autocast off on the tensor's device."""
