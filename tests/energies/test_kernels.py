@@ -356,7 +356,7 @@ def test_gamma_options() -> None:
     assert isinstance(kernel_scale(3), FixedScale)
     for scale in (FixedScale(1.0), RunningScale(0.5)):
         assert kernel_scale(scale) is scale
-    with pytest.raises(ValueError, match="'running', 'per-sample', 'paper', not 'runing'"):
+    with pytest.raises(ValueError, match="a number, running, per-sample, paper, not 'runing'"):
         kernel_scale("runing")
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="gamma must be positive"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,16 +107,13 @@ class Energy(nn.Module):
 
     def descent(self, state: State, context: Context) -> State:
         """−∇E(y; x), by automatic differentiation of `value`."""
-        create_graph = torch.is_grad_enabled()
-        with local_graph(state_tensors(state), context, create_graph) as (tensors, context):
+
+        def checked(tensors: tuple[Tensor, ...], context: Context) -> Tensor:
             value = self.value(unflatten_state(state, tensors), context)
             self._check(value, state)
-            if value.requires_grad:
-                gradients = torch.autograd.grad(
-                    value.sum(), tensors, create_graph=create_graph, materialize_grads=True
-                )
-            else:  # The term does not depend on the state.
-                gradients = tuple(torch.zeros_like(tensor) for tensor in tensors)
+            return value
+
+        gradients = gradients_of(checked, state_tensors(state), context)
         return unflatten_state(state, (-gradient for gradient in gradients))
 
     @property
@@ -162,6 +159,9 @@ class Energy(nn.Module):
         return Sum(self, -_as_energy(other))
 
 
+P = TypeVar("P")
+
+
 class Composite(Energy):
     """Terms with names; what holds of all or any of them holds of the whole."""
 
@@ -174,17 +174,61 @@ class Composite(Energy):
         self.calibrates = any(term.calibrates for term in terms.values())
         self.refresh_until = max((term.refresh_until for term in terms.values()), default=0)
 
+    def states(self, state: State) -> Sequence[State]:
+        """What each term sees of the state."""
+        return [state] * len(self.terms)
+
+    def layouts(self, layout: Layout) -> Sequence[Layout]:
+        """What each term sees of the state's shapes."""
+        return [layout] * len(self.terms)
+
     def named_terms(self) -> list[tuple[str, Energy]]:
         return [(name, cast(Energy, term)) for name, term in self.terms.items()]
 
-    def inject(self, *inputs: Tensor) -> Context:
-        return Context(parts={name: term.inject(*inputs) for name, term in self.named_terms()})
+    def each(self, context: Context, pieces: Iterable[P]) -> list[tuple[Energy, Context, P]]:
+        """Every term with its part of the context, and one of the pieces."""
+        pairs = zip(self.named_terms(), pieces, strict=True)
+        return [(term, context.parts[name], piece) for (name, term), piece in pairs]
 
-    def total(self, values: Sequence[Tensor]) -> Tensor:
+    def _joined(self, parts: Iterable[Context]) -> Context:
+        return Context(parts=dict(zip(self.terms, parts, strict=True)))
+
+    def inject(self, *inputs: Tensor) -> Context:
+        return self._joined(term.inject(*inputs) for _, term in self.named_terms())
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        each = self.each(context, self.layouts(layout))
+        return self._joined(term.complete(part, own) for term, part, own in each)
+
+    def calibrate(self, image: State, context: Context) -> Context:
+        each = self.each(context, self.states(image))
+        return self._joined(term.calibrate(own, part) for term, part, own in each)
+
+    def refresh(self, state: State, context: Context) -> Context:
+        each = self.each(context, self.states(state))
+        return self._joined(term.refresh(own, part) for term, part, own in each)
+
+    def value(self, state: State, context: Context) -> Tensor:
         """The sum of the terms' values: per sample, or one number where a term couples them."""
+        each = self.each(context, self.states(state))
+        values = [term.value(own, part) for term, part, own in each]
         if self.couples_batch:
             values = [value.sum() for value in values]
-        return torch.stack(list(values)).sum(dim=0)
+        return torch.stack(values).sum(dim=0)
+
+    def _curvature_limits(self) -> list[float] | None:
+        return all_known(term.curvature_limit for _, term in self.named_terms())
+
+    def _curvature_bounds(self, context: Context, layout: Layout) -> list[Tensor] | None:
+        each = self.each(context, self.layouts(layout))
+        return all_known(term.curvature_bound(part, own) for term, part, own in each)
+
+
+def all_known(values: Iterable[P | None]) -> list[P] | None:
+    """The values, unless one of them is None."""
+    collected = list(values)
+    known = [value for value in collected if value is not None]
+    return known if len(known) == len(collected) else None
 
 
 class Sum(Composite):
@@ -207,62 +251,37 @@ class Sum(Composite):
             raise KeyError(f"the sum has no term {name!r}; it has {list(self.terms)}")
         return cast(Energy, self.terms[name])
 
-    def _each(self, context: Context) -> Iterator[tuple[Energy, Context]]:
-        """Every term with its part of the context."""
-        return ((term, context.parts[name]) for name, term in self.named_terms())
-
-    def _parts(self, function: Callable[[Energy, Context], Context], context: Context) -> Context:
-        parts = {name: function(term, context.parts[name]) for name, term in self.named_terms()}
-        return Context(parts=parts)
-
     @property
     def formula(self) -> str:
         joined = " + ".join(term.formula for _, term in self.named_terms())
         return joined.replace("+ −", "− ")
 
-    def complete(self, context: Context, layout: Layout) -> Context:
-        return self._parts(lambda term, part: term.complete(part, layout), context)
-
-    def calibrate(self, image: State, context: Context) -> Context:
-        return self._parts(lambda term, part: term.calibrate(image, part), context)
-
-    def refresh(self, state: State, context: Context) -> Context:
-        return self._parts(lambda term, part: term.refresh(state, part), context)
-
     def initial_state(self, context: Context) -> State | None:
-        starts = (term.initial_state(part) for term, part in self._each(context))
+        starts = (term.initial_state(context.parts[name]) for name, term in self.named_terms())
         return next((start for start in starts if start is not None), None)
 
     def first_descent(self, context: Context) -> State | None:
-        pulling = [pair for pair in self._each(context) if not pair[0].vanishes_at_zero]
-        return pulling[0][0].first_descent(pulling[0][1]) if len(pulling) == 1 else None
-
-    def value(self, state: State, context: Context) -> Tensor:
-        return self.total([term.value(state, part) for term, part in self._each(context)])
+        pulling = [name for name, term in self.named_terms() if not term.vanishes_at_zero]
+        if len(pulling) != 1:
+            return None
+        return self[pulling[0]].first_descent(context.parts[pulling[0]])
 
     def descent(self, state: State, context: Context) -> State:
-        total: State | None = None
-        for term, part in self._each(context):
-            descent = term.descent(state, part)
-            total = descent if total is None else map_state(torch.add, total, descent)
-        if total is None:
+        if not self.terms:
             raise ValueError("a sum of energies needs at least one term")
+        each = self.each(context, self.states(state))
+        descents = [term.descent(state, part) for term, part, _ in each]
+        total = functools.reduce(functools.partial(map_state, torch.add), descents)
         return unflatten_state(state, state_tensors(total))
 
     @property
     def curvature_limit(self) -> float | None:
-        limits = [term.curvature_limit for _, term in self.named_terms()]
-        known = [limit for limit in limits if limit is not None]
-        return sum(known) if len(known) == len(limits) else None
+        limits = self._curvature_limits()
+        return None if limits is None else sum(limits)
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        total: Tensor | None = None
-        for term, part in self._each(context):
-            bound = term.curvature_bound(part, layout)
-            if bound is None:
-                return None
-            total = bound if total is None else total + bound
-        return total
+        bounds = self._curvature_bounds(context, layout)
+        return None if bounds is None else functools.reduce(torch.add, bounds)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Weights of before version 0.2 count the terms instead of naming them."""
@@ -276,11 +295,8 @@ class Sum(Composite):
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
-    numbers = itertools.count(2)
-    unused = name
-    while unused in taken:
-        unused = f"{name}_{next(numbers)}"
-    return unused
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(unused for unused in itertools.chain([name], numbered) if unused not in taken)
 
 
 class Scaled(Energy):
@@ -402,17 +418,19 @@ def _as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:
     )
 
 
-@contextmanager
-def local_graph(
-    tensors: Sequence[Tensor], context: Context, create_graph: bool
-) -> Iterator[tuple[tuple[Tensor, ...], Context]]:
-    """Tensors to differentiate with respect to, in a grad mode that allows it.
+def gradients_of(
+    function: Callable[[tuple[Tensor, ...], Context], Tensor],
+    tensors: Sequence[Tensor],
+    context: Context,
+) -> tuple[Tensor, ...]:
+    """The derivatives of Σ function(tensors, context) in the tensors, in any grad mode.
 
     Works under `no_grad` and `inference_mode` (whose tensors autograd refuses to record: they are
     cloned). Saved-tensor hooks of the surroundings, such as activation checkpointing, are kept out:
-    they would recompute the forward pass in the middle of itself. With `create_graph` the outer
-    graph stays attached, so that second derivatives are right.
+    they would recompute the forward pass in the middle of itself. Where gradients are enabled the
+    outer graph stays attached, so that second derivatives are right.
     """
+    create_graph = torch.is_grad_enabled()
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -420,7 +438,13 @@ def local_graph(
     ):
         if any(tensor.is_inference() for tensor in context.tensors()):
             context = context.replace([_recordable(tensor) for tensor in context.tensors()])
-        yield tuple(_leaf(tensor, create_graph) for tensor in tensors), context
+        leaves = tuple(_leaf(tensor, create_graph) for tensor in tensors)
+        value = function(leaves, context)
+        if not value.requires_grad:
+            return tuple(torch.zeros_like(leaf) for leaf in leaves)
+        return torch.autograd.grad(
+            value.sum(), leaves, create_graph=create_graph, materialize_grads=True
+        )
 
 
 def _leaf(tensor: Tensor, create_graph: bool) -> Tensor:

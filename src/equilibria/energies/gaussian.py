@@ -12,13 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.context import (
+    Context,
+    Entry,
+    Layout,
+    State,
+    at_least_float32,
+    sum_per_sample,
+)
 from equilibria.context.state import is_channels_last
 from equilibria.energies.base import Energy
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import Dense, LinearOperator, as_operator
-from equilibria.operators.spectral import at_least_float32, full_precision
+from equilibria.operators.spectral import full_precision
+from equilibria.registry import check_at_least_one
 
 VANISHED = 1e4
 """e^{−10⁴} is zero in every floating-point type: beyond it nothing depends on the energy."""
@@ -50,18 +58,12 @@ class Patches:
                 f"patches need maps (batch, channels, height, width), not {tuple(r.shape)}; "
                 "patch=None takes the whole state as one patch"
             )
-        groups, rows, columns = self._grid(r)
-        padded = (groups * self.channels, rows * self.size, columns * self.size)
-        if padded != tuple(r.shape[1:]):
-            extra = [n - m for n, m in zip(padded, r.shape[1:], strict=True)]
-            r = F.pad(r, (0, extra[2], 0, extra[1], 0, extra[0]))
-        p, batch = self.size, r.shape[0]
-        if is_channels_last(r):
-            blocks = r.permute(0, 2, 3, 1).reshape(
-                batch, rows, p, columns, p, groups, self.channels
-            )
-            return blocks.permute(0, 1, 3, 5, 2, 4, 6)
-        blocks = r.reshape(batch, groups, self.channels, rows, p, columns, p)
+        p, c = self.size, self.channels
+        missing = -r.shape[1] % c, -r.shape[2] % p, -r.shape[3] % p
+        if any(missing):
+            r = F.pad(r, (0, missing[2], 0, missing[1], 0, missing[0]))
+        batch, mid, height, width = r.shape
+        blocks = r.reshape(batch, mid // c, c, height // p, p, width // p, p)
         return blocks.permute(0, 3, 5, 1, 4, 6, 2)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
@@ -82,10 +84,6 @@ class Patches:
     def as_map(self, values: Tensor) -> Tensor:
         """One number a patch, as split() orders them, as (B, groups, rows, columns)."""
         return values.flatten(3).permute(0, 3, 1, 2)
-
-    def _grid(self, r: Tensor) -> tuple[int, int, int]:
-        _, mid, height, width = r.shape
-        return -(-mid // self.channels), -(-height // self.size), -(-width // self.size)
 
 
 class WholeMap:
@@ -141,10 +139,7 @@ class GaussianKernel(Energy):
         self.input = Input(U, bias)
         self.W = as_operator(W)
         self.W_h = _projection(W_h)
-        if channel_split < 1 or (patch is not None and patch < 1):
-            raise ValueError(
-                f"channel_split and patch must be at least 1, not {channel_split}, {patch}"
-            )
+        check_at_least_one(channel_split=channel_split, patch=patch)
         self.patches = WholeMap() if patch is None else Patches(channel_split, patch)
         if isinstance(self.patches, Patches) and self.W_h is not None:
             expected = self.patches.numbers

@@ -6,14 +6,20 @@ Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Energy
+from equilibria.energies.base import Energy, all_known
 from equilibria.operators import AveragePool, Identity, LinearOperator, as_operator
+from equilibria.registry import (
+    check_at_least_one,
+    check_choice,
+    check_not_negative,
+    check_positive,
+)
 
 Sign = Literal["smooth", "freeze", "hard"]
 Features = Sequence[Tensor]
@@ -83,12 +89,9 @@ class BranchCoupling(nn.Module):
         tau: float = 0.1,
     ) -> None:
         super().__init__()
-        if not diversity >= 0:
-            raise ValueError(f"diversity must not be negative, not {diversity}")
-        if sign not in ("smooth", "freeze", "hard"):
-            raise ValueError(f"sign must be 'smooth', 'freeze' or 'hard', not {sign!r}")
-        if not tau > 0:
-            raise ValueError(f"tau must be positive, not {tau}")
+        check_not_negative(diversity=diversity)
+        check_choice(get_args(Sign), sign=sign)
+        check_positive(tau=tau)
         successors = (*scales[1:], scales[0])
         self.resample = nn.ModuleList(map(resampling, scales, successors))
         self.diversity = diversity
@@ -256,8 +259,7 @@ class HeritageDiversity(Energy):
         super().__init__()
         if not W:
             raise ValueError("HeritageDiversity needs the operator W of at least one branch")
-        if freeze_after < 1:
-            raise ValueError(f"freeze_after must be at least 1, not {freeze_after}")
+        check_at_least_one(freeze_after=freeze_after)
         scales = (1,) * len(W) if scales is None else tuple(scales)
         if len(scales) != len(W):
             raise ValueError(f"{len(W)} branches need {len(W)} scales, not {len(scales)}")
@@ -327,15 +329,12 @@ class HeritageDiversity(Energy):
 
     @property
     def curvature_limit(self) -> float | None:
-        norms = [W.norm_limit for W in self.operators()]
-        known = [norm for norm in norms if norm is not None]
-        if len(known) < len(norms):
-            return None
+        norms = all_known(W.norm_limit for W in self.operators())
         channels = getattr(self.operators()[0], "in_channels", None)
-        if self.coupling.diversity and not isinstance(channels, int):
+        if norms is None or (self.coupling.diversity and not isinstance(channels, int)):
             return None
         coupling = self.coupling.curvature(channels or 1)
-        return None if coupling is None else max(known) ** 2 * coupling
+        return None if coupling is None else max(norms) ** 2 * coupling
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)); None where signs move."""

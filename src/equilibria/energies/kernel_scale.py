@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.operators.norm_control import is_wrapped
+from equilibria.registry import check_choice, check_positive, check_share
 
 SHARE = 0.2
 """γM in GEQ Section 4.1: a patch of energy M gets the weight β = e^{−0.2} = 0.82."""
@@ -39,8 +40,7 @@ class FixedScale(KernelScale):
 
     def __init__(self, gamma: float) -> None:
         super().__init__()
-        if not 0 < gamma < float("inf"):
-            raise ValueError(f"gamma must be positive and finite, not {gamma}")
+        check_positive(gamma=gamma)
         self.gamma = float(gamma)
 
     def at_start(self, energies: Tensor) -> Tensor:
@@ -69,8 +69,7 @@ class RunningScale(KernelScale):
 
     def __init__(self, momentum: float = MOMENTUM) -> None:
         super().__init__()
-        if not 0 < momentum <= 1:
-            raise ValueError(f"momentum must be in (0, 1], not {momentum}")
+        check_share(momentum=momentum)
         self.momentum = momentum
         self.pooled: Callable[[Tensor], Tensor] | None = None
         """Sums a tensor over the processes that share a training batch; None: there is but one."""
@@ -82,7 +81,9 @@ class RunningScale(KernelScale):
     def at_start(self, energies: Tensor) -> Tensor:
         trains = self.training and torch.is_grad_enabled()
         with torch.no_grad():
-            sums = _sums_of_finite(energies.detach())
+            means = energies.detach().mean(dim=1)
+            finite = means.isfinite()
+            sums = torch.stack((means.where(finite, 0).sum(), finite.sum().to(means.dtype)))
             if trains and self.pooled is not None and not is_wrapped(sums):
                 sums = self.pooled(sums)
             seen = (sums[0] / sums[1].clamp(min=1)).to(self.patch_energy.dtype)
@@ -157,16 +158,5 @@ def kernel_scale(gamma: str | float | KernelScale) -> KernelScale:
         "per-sample": PerSampleScale,
         "paper": StepScale,
     }
-    if gamma not in policies:
-        raise ValueError(
-            f"gamma must be a number or one of {', '.join(map(repr, policies))}, not {gamma!r}"
-        )
+    check_choice(("a number", *policies), gamma=gamma)
     return policies[gamma]()
-
-
-def _sums_of_finite(energies: Tensor) -> Tensor:
-    """Of the finite samples the sum of their mean energy of a patch, and how many there are."""
-    means = energies.mean(dim=1)
-    finite = means.isfinite()
-    total = torch.where(finite, means, torch.zeros_like(means)).sum()
-    return torch.stack((total, finite.sum().to(total.dtype)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from equilibria.context import Context, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import LinearOperator
+from equilibria.registry import check_choice, check_positive
 
 Form = Literal["scaled", "printed"]
 
@@ -38,10 +39,8 @@ class InnerProductKernel(Energy, ABC):
         form: Form = "scaled",
     ) -> None:
         super().__init__()
-        if not rho > 0:
-            raise ValueError(f"rho must be positive, not {rho}")
-        if form not in ("scaled", "printed"):
-            raise ValueError(f"form must be 'scaled' or 'printed', not {form!r}")
+        check_positive(rho=rho)
+        check_choice(get_args(Form), form=form)
         self.input = Input(U, bias)
         self.rho = rho
         self.form = form

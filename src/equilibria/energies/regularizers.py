@@ -12,17 +12,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
-from equilibria.energies.base import Energy
+from equilibria.energies.base import Energy, gradients_of
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import LinearOperator, as_operator
 from equilibria.operators.spectral import full_precision
-from equilibria.registry import Registry
+from equilibria.registry import (
+    Registry,
+    check_at_least_one,
+    check_choice,
+    check_not_negative,
+    check_positive,
+)
 
 
 class Regularizer(ABC):
@@ -41,9 +47,10 @@ class Regularizer(ABC):
     def value(self, z: Tensor) -> Tensor:
         """R(z) of each sample; one number where R couples the batch."""
 
-    @abstractmethod
     def gradient(self, z: Tensor) -> Tensor:
-        """∇R(z)."""
+        """∇R(z), by automatic differentiation of `value` where nothing shorter is known."""
+        with full_precision(z):
+            return gradients_of(lambda leaves, _: self.value(*leaves), [z], Context())[0]
 
     def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
         """argmin_u γR(u) + ½‖u − z‖², or None where it has no closed form."""
@@ -97,14 +104,6 @@ class Decorrelation(Regularizer):
         return unit @ unit.mT - torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
 
 
-class _Standardized(NamedTuple):
-    """Rows u_i = (z_i − mean)/s_i, the bandwidths s_i, and their gradients ∂s_i/∂z_i."""
-
-    rows: Tensor
-    scale: Tensor
-    slope: Tensor
-
-
 @dataclass(frozen=True)
 class HSIC(Regularizer):
     """Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) (Section 7.2.1): channels independent over the batch.
@@ -143,124 +142,66 @@ class HSIC(Regularizer):
                 raise ValueError(
                     f"bandwidth must be a number, 'deviation' or 'median', not {self.bandwidth!r}"
                 )
-        elif not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):
-            raise ValueError(f"bandwidth must be positive and finite, not {self.bandwidth}")
+        else:
+            check_positive(bandwidth=self.bandwidth)
+        check_at_least_one(features=self.features)
         if self.features is not None:
-            if self.features < 1:
-                raise ValueError(f"features must be at least 1, not {self.features}")
             object.__setattr__(self, "frequencies", _stratified_normal(self.features, self.seed))
 
     def value(self, z: Tensor) -> Tensor:
         with full_precision(z):
-            unit = self._standardize(_channel_rows(z)).rows
+            unit = self._standardize(_channel_rows(z))
             if self.features is None:
                 value = _kernel_dependence(unit)
             else:
                 value = _feature_dependence(_fourier_features(unit, self.frequencies))
-            return value / _pairs(unit)
+            # One sample has no pairs: its value is zero without a division by zero.
+            return value / max(unit.shape[1] - 1, 1) ** 2
 
-    def gradient(self, z: Tensor) -> Tensor:
-        with full_precision(z):
-            unit, scale, slope = self._standardize(_channel_rows(z))
-            if self.features is None:
-                gradient = _kernel_dependence_gradient(unit)
-            else:
-                gradient = _feature_dependence_gradient(unit, self.frequencies)
-            gradient = gradient / _pairs(unit)
-            # The chain rule through u = (z − mean)/s(z); R is invariant to the mean as it is.
-            along = (gradient * unit).sum(dim=1, keepdim=True)
-            return _spread_over_image((gradient - along * slope) / scale, z)
-
-    def _standardize(self, rows: Tensor) -> _Standardized:
+    def _standardize(self, rows: Tensor) -> Tensor:
+        """u_i = (z_i − mean)/s_i."""
         centered = rows - rows.mean(dim=1, keepdim=True)
         if not isinstance(self.bandwidth, str):
-            scale = torch.full_like(rows[:, :1], self.bandwidth)
-            return _Standardized(centered / scale, scale, torch.zeros_like(rows))
+            return centered / self.bandwidth
         # Differences of equal numbers are not zero once a mean has been subtracted.
         rounding = CONSTANT * torch.finfo(rows.dtype).eps * _largest(rows)
-        degrees = max(rows.shape[1] - 1, 1)
-        variance = centered.square().sum(dim=1, keepdim=True) / degrees
+        variance = centered.square().sum(dim=1, keepdim=True) / max(rows.shape[1] - 1, 1)
         varies = variance > rounding.square()
         scale = NORMAL_MEDIAN * torch.where(varies, variance, 1.0).sqrt()
-        slope = torch.where(varies, NORMAL_MEDIAN**2 * centered / (degrees * scale), 0.0)
         if self.bandwidth == "median" and rows.shape[1] > 1:
-            median, its_slope = _median_distance(rows)
+            size = rows.shape[1]
+            one, other = torch.triu_indices(size, size, offset=1, device=rows.device)
+            distances = (rows[:, one] - rows[:, other]).abs()
+            median = distances.median(dim=1, keepdim=True).values
             # More than half of the distances may vanish in a channel that is not constant.
-            sound = median > rounding
-            scale = torch.where(sound, median, scale)
-            slope = torch.where(sound, its_slope, slope)
-        return _Standardized(centered / scale, scale, slope)
+            scale = torch.where(median > rounding, median, scale)
+        return centered / scale
 
 
 def _kernel_dependence(unit: Tensor) -> Tensor:
     """½(‖Σ K̃_i‖² − Σ‖K̃_i‖²) for kernels of bandwidth 1."""
-    centered = _center(_kernels(_differences(unit)))
+    kernels = torch.exp(-0.5 * (unit[:, :, None] - unit[:, None, :]).square())
+    centered = kernels - kernels.mean(dim=1, keepdim=True)
+    centered = centered - centered.mean(dim=2, keepdim=True)
     return 0.5 * (centered.sum(dim=0).square().sum() - centered.square().sum())
-
-
-def _kernel_dependence_gradient(unit: Tensor) -> Tensor:
-    """−2 Σ_b [(ΣK̃ − K̃_i) ⊙ K_i]_ab (u_ia − u_ib)."""
-    differences = _differences(unit)
-    kernels = _kernels(differences)
-    centered = _center(kernels)
-    others = centered.sum(dim=0) - centered
-    return -2 * (others * kernels * differences).sum(dim=2)
-
-
-def _differences(unit: Tensor) -> Tensor:
-    return unit[:, :, None] - unit[:, None, :]
-
-
-def _kernels(differences: Tensor) -> Tensor:
-    return torch.exp(-0.5 * differences.square())
-
-
-def _center(kernels: Tensor) -> Tensor:
-    kernels = kernels - kernels.mean(dim=1, keepdim=True)
-    return kernels - kernels.mean(dim=2, keepdim=True)
 
 
 def _fourier_features(unit: Tensor, frequencies: tuple[float, ...]) -> Tensor:
     """φ(u), centered over the batch; ⟨φ(a), φ(b)⟩ = mean of cos ω(a − b) ≈ exp(−(a − b)²/2)."""
-    cosine, sine = _waves(unit, frequencies)
-    features = torch.cat([cosine, sine], dim=2)
+    phases = unit[:, :, None] * unit.new_tensor(frequencies)
+    features = torch.cat([phases.cos(), phases.sin()], dim=2) / math.sqrt(len(frequencies))
     return features - features.mean(dim=1, keepdim=True)
 
 
-def _waves(unit: Tensor, frequencies: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    phases = unit[:, :, None] * unit.new_tensor(frequencies)
-    norm = 1 / math.sqrt(len(frequencies))
-    return norm * phases.cos(), norm * phases.sin()
-
-
 def _feature_dependence(features: Tensor) -> Tensor:
-    """½(‖Σ φ_iφ_iᵀ‖² − Σ‖φ_iφ_iᵀ‖²)."""
-    return 0.5 * (_gram(_join(features)).square().sum() - _gram(features).square().sum())
-
-
-def _feature_dependence_gradient(unit: Tensor, frequencies: tuple[float, ...]) -> Tensor:
-    features = _fourier_features(unit, frequencies)
-    channels, batch, size = features.shape
-    across = _times_gram(_join(features)).reshape(batch, channels, size).transpose(0, 1)
-    by_cosine, by_sine = (2 * (across - _times_gram(features))).chunk(2, dim=2)
-    cosine, sine = _waves(unit, frequencies)
-    gradient: Tensor = (by_sine * cosine - by_cosine * sine) @ unit.new_tensor(frequencies)
-    return gradient
+    """½(‖Σ φ_iφ_iᵀ‖² − Σ‖φ_iφ_iᵀ‖²), φ a (channels, batch, features) tensor."""
+    joined = features.transpose(0, 1).flatten(1)
+    return 0.5 * (_gram(joined).square().sum() - _gram(features).square().sum())
 
 
 def _gram(x: Tensor) -> Tensor:
     """XXᵀ or XᵀX, the smaller one: their norms are the same."""
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
-
-
-def _times_gram(x: Tensor) -> Tensor:
-    """XXᵀX, by the smaller of the two Gram matrices."""
-    return _gram(x) @ x if x.shape[-2] <= x.shape[-1] else x @ _gram(x)
-
-
-def _join(features: Tensor) -> Tensor:
-    """(channels, batch, features) as (batch, channels · features)."""
-    return features.transpose(0, 1).flatten(1)
 
 
 def _stratified_normal(count: int, seed: int) -> tuple[float, ...]:
@@ -273,27 +214,11 @@ def _stratified_normal(count: int, seed: int) -> tuple[float, ...]:
     return tuple(frequencies)
 
 
-def _median_distance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The (lower) median of |z_a − z_b| over a < b in each row, and its gradient."""
-    size = rows.shape[1]
-    one, other = torch.triu_indices(size, size, offset=1, device=rows.device)
-    differences = rows[:, one] - rows[:, other]
-    median, pair = differences.abs().median(dim=1, keepdim=True)
-    sign = differences.gather(1, pair).sign()
-    slope = torch.zeros_like(rows).scatter(1, one[pair], sign)
-    return median, slope.scatter(1, other[pair], -sign)
-
-
 def _largest(rows: Tensor) -> Tensor:
     """max |z| of each row, which may be empty."""
     if rows.shape[1] == 0:
         return rows.new_zeros(rows.shape[0], 1)
     return rows.detach().abs().amax(dim=1, keepdim=True)
-
-
-def _pairs(unit: Tensor) -> int:
-    """(B − 1)²; one sample has no pairs, and its value is zero without a division by zero."""
-    return int(max(unit.shape[1] - 1, 1)) ** 2
 
 
 def _channel_rows(z: Tensor) -> Tensor:
@@ -352,8 +277,7 @@ class Incay(Regularizer):
     epsilon: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, not {self.epsilon}")
+        check_positive(epsilon=self.epsilon)
 
     def value(self, z: Tensor) -> Tensor:
         return 2 / (sum_per_sample(z.square()) + 2 * self.epsilon)
@@ -381,10 +305,8 @@ class FeatureRegularizer(Energy):
     ) -> None:
         super().__init__()
         regularizer = get_regularizer(regularizer)
-        if not gamma >= 0:
-            raise ValueError(f"gamma must not be negative, not {gamma}")
-        if step not in ("auto", "proximal", "gradient"):
-            raise ValueError(f"step must be 'auto', 'proximal' or 'gradient', not {step!r}")
+        check_not_negative(gamma=gamma)
+        check_choice(get_args(Step), step=step)
         has_proximal = regularizer.proximal(torch.zeros(1, 1), gamma) is not None
         if step == "proximal" and not has_proximal:
             raise ValueError(

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import (
-    Context,
-    Entry,
-    Layout,
-    State,
-    numbered,
-    state_tensors,
-    sum_per_sample,
-)
-from equilibria.energies.base import Composite, Energy
+from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
+from equilibria.energies.base import Composite, Energy, all_known
 from equilibria.operators import LinearOperator, as_operator
 
 
@@ -128,6 +120,12 @@ class Branches(Composite):
             raise ValueError("a model with branches needs at least one")
         super().__init__({str(place): term for place, term in enumerate(terms)})
 
+    def states(self, state: State) -> Sequence[State]:
+        return state_tensors(state)
+
+    def layouts(self, layout: Layout) -> Sequence[Layout]:
+        return [(shape,) for shape in layout]
+
     def branches(self) -> list[Energy]:
         return [term for _, term in self.named_terms()]
 
@@ -138,51 +136,30 @@ class Branches(Composite):
             return " + ".join(f"[branch: {formula}]" for formula in sorted(formulas))
         return f"Σᵢ [{indexed(formulas.pop())}]"
 
-    def complete(self, context: Context, layout: Layout) -> Context:
-        triples = zip(self.branches(), context.parts.values(), layout, strict=True)
-        return Context(parts=numbered(term.complete(part, (one,)) for term, part, one in triples))
-
-    def calibrate(self, image: State, context: Context) -> Context:
-        triples = zip(self.branches(), state_tensors(image), context.parts.values(), strict=True)
-        return Context(parts=numbered(term.calibrate(one, part) for term, one, part in triples))
-
-    def refresh(self, state: State, context: Context) -> Context:
-        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
-        return Context(parts=numbered(term.refresh(one, part) for term, one, part in triples))
-
     def initial_state(self, context: Context) -> State | None:
         pairs = zip(self.branches(), context.parts.values(), strict=True)
-        starts = [term.initial_state(part) for term, part in pairs]
-        known = [one_tensor(start, self) for start in starts if start is not None]
-        return tuple(known) if len(known) == len(starts) else None
+        return self._state(term.initial_state(part) for term, part in pairs)
 
     def first_descent(self, context: Context) -> State | None:
         pairs = zip(self.branches(), context.parts.values(), strict=True)
-        starts = [term.first_descent(part) for term, part in pairs]
-        known = [one_tensor(start, self) for start in starts if start is not None]
-        return tuple(known) if len(known) == len(starts) else None
+        return self._state(term.first_descent(part) for term, part in pairs)
 
-    def value(self, state: State, context: Context) -> Tensor:
-        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
-        return self.total([term.value(y, part) for term, y, part in triples])
+    def _state(self, pieces: Iterable[State | None]) -> State | None:
+        known: list[State] | None = all_known(pieces)
+        return None if known is None else tuple(one_tensor(piece, self) for piece in known)
 
     def descent(self, state: State, context: Context) -> State:
-        triples = zip(self.branches(), state_tensors(state), context.parts.values(), strict=True)
-        return tuple(one_tensor(term.descent(y, part), self) for term, y, part in triples)
+        each = self.each(context, self.states(state))
+        return tuple(one_tensor(term.descent(y, part), self) for term, part, y in each)
 
     @property
     def curvature_limit(self) -> float | None:
-        limits = [term.curvature_limit for term in self.branches()]
-        known = [limit for limit in limits if limit is not None]
-        return max(known) if len(known) == len(limits) else None
+        limits = self._curvature_limits()
+        return None if limits is None else max(limits)
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        triples = zip(self.branches(), context.parts.values(), layout, strict=True)
-        bounds = [term.curvature_bound(part, (one,)) for term, part, one in triples]
-        known = [bound for bound in bounds if bound is not None]
-        if len(known) < len(bounds):
-            return None
-        return functools.reduce(torch.maximum, known)
+        bounds = self._curvature_bounds(context, layout)
+        return None if bounds is None else functools.reduce(torch.maximum, bounds)
 
 
 def indexed(formula: str) -> str:
