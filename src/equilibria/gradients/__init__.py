@@ -1,10 +1,9 @@
 """Differentiating through an equilibrium: rules that pair with any solver."""
 
+from equilibria.gradients.approximate import OneStep, Phantom, Unrolled
 from equilibria.gradients.base import Backward, BackwardLog, GradientRule, Map, Symmetry
 from equilibria.gradients.implicit import Implicit
-from equilibria.gradients.registry import get_gradient, list_gradients, register_gradient
-from equilibria.gradients.truncated import OneStep, Phantom
-from equilibria.gradients.unrolled import Unrolled
+from equilibria.registry import Registry
 
 __all__ = [
     "Backward",
@@ -20,3 +19,18 @@ __all__ = [
     "list_gradients",
     "register_gradient",
 ]
+
+_gradients: Registry[GradientRule] = Registry(
+    "gradient rule",
+    GradientRule,
+    {
+        "auto": Implicit,
+        "implicit": Implicit,
+        "phantom": Phantom,
+        "one_step": OneStep,
+        "unrolled": Unrolled,
+    },
+)
+register_gradient = _gradients.register
+list_gradients = _gradients.names
+get_gradient = _gradients.resolve

@@ -47,26 +47,12 @@ class Map(Protocol):
 
 
 class BackwardLog:
-    """The backward solves of one layer: how the last one went, and where the next may start.
-
-    A failure warns once, or raises where the layer is strict: a wrong gradient is never silent.
-    """
+    """The backward solves of one layer: how the last one went, and where the next may start."""
 
     def __init__(self) -> None:
         self.latest: LinearSolution | None = None
-        self._warned = False
+        self.warned = False
         self._solutions: dict[bool, Tensor] = {}
-
-    def record(self, found: LinearSolution, *, strict: bool) -> LinearSolution:
-        """Take in a solve; its facts are returned, without the value, which is as large as u."""
-        self.latest = replace(found, value=found.value.new_empty(0))
-        if not bool(found.converged.all()):
-            if strict:
-                raise ConvergenceError(found.summary())
-            if not self._warned:
-                self._warned = True
-                warnings.warn(found.summary(), ConvergenceWarning, stacklevel=3)
-        return self.latest
 
     def remember(self, solution: Tensor, *, transposed: bool) -> None:
         self._solutions[transposed] = solution.detach()
@@ -74,20 +60,32 @@ class BackwardLog:
     def start(self, rhs: Tensor, *, transposed: bool) -> Tensor | None:
         """The last solution, if it fits the right-hand side."""
         last = self._solutions.get(transposed)
-        fits = last is not None and last.shape == rhs.shape and last.device == rhs.device
-        return last.to(rhs.dtype) if last is not None and fits else None
+        if last is None or last.shape != rhs.shape or last.device != rhs.device:
+            return None
+        return last.to(rhs.dtype)
 
 
 @dataclass(frozen=True)
 class Backward:
-    """What a forward pass leaves for its backward solves: the log, and who else is told."""
+    """What a forward pass leaves for its backward solves: the log, and who else is told.
+
+    A failure warns once, or raises where the layer is strict: a wrong gradient is never silent.
+    """
 
     log: BackwardLog = field(default_factory=BackwardLog)
     strict: bool = False
     told: Callable[[LinearSolution], None] | None = None
 
     def record(self, found: LinearSolution) -> None:
-        facts = self.log.record(found, strict=self.strict)
+        """Take in the facts of a solve, without its value, which is as large as u."""
+        facts = replace(found, value=found.value.new_empty(0))
+        self.log.latest = facts
+        if not bool(found.converged.all()):
+            if self.strict:
+                raise ConvergenceError(found.summary())
+            if not self.log.warned:
+                self.log.warned = True
+                warnings.warn(found.summary(), ConvergenceWarning, stacklevel=3)
         if self.told is not None:
             self.told(facts)
 

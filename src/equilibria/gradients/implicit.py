@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from equilibria.context import Packing, State, state_tensors, unflatten_state
 from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, needs_graph
-from equilibria.gradients.local_step import Autocast, LocalStep, StepRecipe
+from equilibria.gradients.local_step import LocalStep, StepRecipe
+from equilibria.registry import check_at_least_one, check_choice, check_positive
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers.linear import (
     LinearMap,
@@ -51,12 +53,9 @@ class Implicit(GradientRule):
     warm_start: bool = False
 
     def __post_init__(self) -> None:
-        if not self.tolerance > 0:
-            raise ValueError(f"tolerance must be positive, not {self.tolerance}")
-        if self.max_iterations < 1 or self.restart < 1:
-            raise ValueError("max_iterations and restart must be at least 1")
-        if self.method not in get_args(Method):
-            raise ValueError(f"method must be one of {get_args(Method)}, not {self.method!r}")
+        check_positive(tolerance=self.tolerance)
+        check_at_least_one(max_iterations=self.max_iterations, restart=self.restart)
+        check_choice(get_args(Method), method=self.method)
 
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
@@ -68,13 +67,19 @@ class Implicit(GradientRule):
         assert isinstance(cell, nn.Module)
         parameters = dict(cell.named_parameters())
         states = state_tensors(solution.state)
+        device = states[0].device.type
         recipe = StepRecipe(
             cell=cell,
             context=context.skeleton(),
             packing=Packing.of(solution.state, problem.couples_batch),
             parameter_names=tuple(parameters),
             symmetry=self._symmetry(cell),
-            autocast=Autocast.current(states[0].device.type),
+            autocast=partial(
+                torch.autocast,
+                device,
+                dtype=torch.get_autocast_dtype(device),
+                enabled=torch.is_autocast_enabled(device),
+            ),
         )
         solve = _LinearSolver(self, recipe, backward, problem.epsilon)
         outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())

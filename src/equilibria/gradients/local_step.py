@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,8 @@ class StepRecipe:
     packing: Packing
     parameter_names: tuple[str, ...]
     symmetry: Symmetry
-    autocast: Autocast
+    autocast: Callable[[], AbstractContextManager[Any]]
+    """Enters the autocast state of the forward pass."""
 
     @property
     def state_count(self) -> int:
@@ -44,28 +45,9 @@ class StepRecipe:
         parameters = zip(self.parameter_names, tensors[count:], strict=True)
         saved = {id(own[name]): tensor for name, tensor in parameters}
         cell = twin(self.cell, lambda held: saved.get(id(held), held))
-        with self.autocast.enter():
+        with self.autocast():
             result: tuple[State, State | None] = cell(self.state(tensors), context)
         return result
-
-
-@dataclass(frozen=True)
-class Autocast:
-    """The autocast state of a forward pass, to be entered again in its backward pass."""
-
-    device_type: str
-    enabled: bool
-    dtype: torch.dtype
-
-    @classmethod
-    def current(cls, device_type: str) -> Autocast:
-        enabled = torch.is_autocast_enabled(device_type)
-        return cls(device_type, enabled, torch.get_autocast_dtype(device_type))
-
-    def enter(self) -> AbstractContextManager[Any]:
-        if not self.enabled:
-            return torch.autocast(self.device_type, enabled=False)
-        return torch.autocast(self.device_type, dtype=self.dtype)
 
 
 class LocalStep:
@@ -97,7 +79,7 @@ class LocalStep:
         gradients = torch.autograd.grad(
             self.outputs,
             self.states,
-            self._cotangents(flat),
+            self._unpack(flat, self.outputs),
             retain_graph=True,
             materialize_grads=True,
         )
@@ -113,7 +95,11 @@ class LocalStep:
         if not any(image.requires_grad for image in images):
             return torch.zeros_like(flat)
         gradients = torch.autograd.grad(
-            images, probe, self._tangents(flat), materialize_grads=True, allow_unused=True
+            images,
+            probe,
+            self._unpack(flat, self.states),
+            materialize_grads=True,
+            allow_unused=True,
         )
         return self._pack(gradients)
 
@@ -127,7 +113,7 @@ class LocalStep:
         gradients = torch.autograd.grad(
             self.outputs,
             [self.inputs[i] for i in chosen],
-            [_as(c, o) for c, o in zip(cotangents, self.outputs, strict=True)],
+            [c.to(o.dtype) for c, o in zip(cotangents, self.outputs, strict=True)],
             create_graph=self.create_graph,
             allow_unused=True,
         )
@@ -136,13 +122,9 @@ class LocalStep:
             result[i] = gradient
         return result
 
-    def _cotangents(self, flat: Tensor) -> list[Tensor]:
+    def _unpack(self, flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         pieces = state_tensors(self.recipe.packing.unpack(flat))
-        return [_as(piece, output) for piece, output in zip(pieces, self.outputs, strict=True)]
-
-    def _tangents(self, flat: Tensor) -> list[Tensor]:
-        pieces = state_tensors(self.recipe.packing.unpack(flat))
-        return [_as(piece, state) for piece, state in zip(pieces, self.states, strict=True)]
+        return [piece.to(one.dtype) for piece, one in zip(pieces, like, strict=True)]
 
     def _pack(self, tensors: Sequence[Tensor]) -> Tensor:
         return self.recipe.packing.pack(unflatten_state(self.recipe.state(tensors), tensors))
@@ -154,7 +136,3 @@ def _cut(tensor: Tensor, create_graph: bool) -> Tensor:
     if create_graph and tensor.requires_grad:
         return tensor.view_as(tensor)
     return tensor.detach().requires_grad_()
-
-
-def _as(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor.to(like.dtype)

@@ -1,5 +1,8 @@
 """Finding fixed points: small solvers in one loop, with an honest per-sample result."""
 
+from typing import Any
+
+from equilibria.registry import Registry
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.anderson_type_one import AndersonTypeOne
@@ -10,7 +13,6 @@ from equilibria.solvers.convergence import Iterate, RelativeResidual, StoppingCr
 from equilibria.solvers.linear import LinearSolution, bicgstab, conjugate_gradients, gmres
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
-from equilibria.solvers.registry import get_solver, list_solvers, register_solver
 from equilibria.solvers.sam import SAM
 from equilibria.solvers.solution import (
     ConvergenceError,
@@ -47,3 +49,20 @@ __all__ = [
     "list_solvers",
     "register_solver",
 ]
+
+_solvers: Registry[Solver[Any]] = Registry(
+    "solver",
+    Solver,
+    {
+        "picard": Picard,
+        "accelerated": Accelerated,
+        "anderson": Anderson,
+        "anderson1": AndersonTypeOne,
+        "broyden": Broyden,
+        "sam": SAM,
+        "auto": Auto,
+    },
+)
+register_solver = _solvers.register
+list_solvers = _solvers.names
+get_solver = _solvers.resolve

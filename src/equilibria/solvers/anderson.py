@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equilibria.registry import check_at_least_one, check_not_negative, check_share
 from equilibria.solvers.base import Memory, Solver
 
 
@@ -46,12 +47,11 @@ class Anderson(Solver[History]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, not {self.memory}")
-        if not 0 < self.damping <= 1:
-            raise ValueError(f"damping must be in (0, 1], not {self.damping}")
-        if self.ridge < 0 or self.cap < 1 or self.restart_growth <= 1:
-            raise ValueError("ridge must be >= 0, cap >= 1 and restart_growth > 1")
+        check_at_least_one(memory=self.memory, cap=self.cap)
+        check_share(damping=self.damping)
+        check_not_negative(ridge=self.ridge)
+        if self.restart_growth <= 1:
+            raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
 
     def begin(self, start: Tensor) -> History:
         rows, size = start.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equilibria.registry import check_at_least_one, check_not_negative, check_positive
 from equilibria.solvers.base import Memory, Solver
 
 
@@ -48,10 +49,11 @@ class AndersonTypeOne(Solver[Differences]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, not {self.memory}")
-        if self.ridge < 0 or self.cap <= 0 or self.restart_growth <= 1:
-            raise ValueError("ridge must be >= 0, cap > 0 and restart_growth > 1")
+        check_at_least_one(memory=self.memory)
+        check_positive(cap=self.cap)
+        check_not_negative(ridge=self.ridge)
+        if self.restart_growth <= 1:
+            raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
 
     def begin(self, start: Tensor) -> Differences:
         rows, size = start.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from equilibria.solvers.accelerated import Accelerated
@@ -35,12 +35,7 @@ class Auto(Anderson):
 
     def choose(self, problem: FixedPointProblem) -> Solver[Any] | None:
         """The solver for this problem, or None for Anderson's method."""
-        limits: dict[str, Any] = {
-            "tolerance": self.tolerance,
-            "max_iterations": self.max_iterations,
-            "drop_share": self.drop_share,
-            "stop": self.stop,
-        }
+        limits: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Solver)}
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
         if problem.monotone and problem.packing.size <= SMALL_STATE:
@@ -51,6 +46,5 @@ class Auto(Anderson):
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         chosen = self.choose(problem)
-        if chosen is not None:
-            return chosen.solve(problem, trace=trace)
-        return super().solve(problem, trace=trace)
+        solve = super().solve if chosen is None else chosen.solve
+        return solve(problem, trace=trace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Generic, Literal, TypeVar
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import State
+from equilibria.registry import check_at_least_one, check_positive, check_share
 from equilibria.solvers.convergence import (
     Iterate,
     RelativeResidual,
@@ -54,12 +54,9 @@ class Solver(ABC, Generic[M]):
     stop: StoppingCriterion | None = None
 
     def __post_init__(self) -> None:
-        if not (self.tolerance > 0 and math.isfinite(self.tolerance)):
-            raise ValueError(f"tolerance must be a positive number, not {self.tolerance}")
-        if self.max_iterations < 1:
-            raise ValueError(f"max_iterations must be at least 1, not {self.max_iterations}")
-        if not 0 < self.drop_share <= 1:
-            raise ValueError(f"drop_share must be in (0, 1], not {self.drop_share}")
+        check_positive(tolerance=self.tolerance)
+        check_at_least_one(max_iterations=self.max_iterations)
+        check_share(drop_share=self.drop_share)
 
     @property
     def couples_batch(self) -> bool:
@@ -131,13 +128,21 @@ class Solver(ABC, Generic[M]):
                 memory.keep(rows)
                 point = point[rows]
                 current = current.keep(rows)
-        return progress.solution(
-            problem,
-            tolerance=self.tolerance,
-            solver=self.method,
+        results = progress.results()
+        return Solution(
+            state=problem.unpack(results.best),
+            status=results.status,
+            residual=results.residual,
+            absolute_residual=results.absolute,
+            iterations=results.iterations,
             evaluations=warm_up + iteration,
             sample_evaluations=sample_evaluations,
+            tolerance=self.tolerance,
+            solver=self.method,
+            epsilon=problem.epsilon,
+            context=problem.context,
             trace=recorder.trace() if recorder is not None else None,
+            remedy=problem.remedy,
         )
 
 
@@ -218,35 +223,12 @@ class _Progress:
         full[self.index] = values
         return full
 
-    def solution(
-        self,
-        problem: FixedPointProblem,
-        *,
-        tolerance: float,
-        solver: str,
-        evaluations: int,
-        sample_evaluations: int,
-        trace: Trace | None,
-    ) -> Solution:
-        results = self.rows
-        if self.dropped is not None and self.index is not None:
-            self.dropped.store(self.rows, self.index)
-            results = self.dropped
-        return Solution(
-            state=problem.unpack(results.best),
-            status=results.status,
-            residual=results.residual,
-            absolute_residual=results.absolute,
-            iterations=results.iterations,
-            evaluations=evaluations,
-            sample_evaluations=sample_evaluations,
-            tolerance=tolerance,
-            solver=solver,
-            epsilon=problem.epsilon,
-            context=problem.context,
-            trace=trace,
-            remedy=problem.remedy,
-        )
+    def results(self) -> _Results:
+        """What was found, at the places of the problems."""
+        if self.dropped is None or self.index is None:
+            return self.rows
+        self.dropped.store(self.rows, self.index)
+        return self.dropped
 
 
 @dataclass

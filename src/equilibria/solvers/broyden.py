@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equilibria.registry import check_at_least_one
 from equilibria.solvers.base import Memory, Solver
 
 
@@ -44,8 +45,7 @@ class Broyden(Solver[InverseJacobian]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, not {self.rank}")
+        check_at_least_one(rank=self.rank)
         if self.restart_growth <= 1:
             raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
 

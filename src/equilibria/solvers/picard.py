@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from equilibria.context import State, map_state
+from equilibria.registry import check_share
 from equilibria.solvers.base import Memory, Solver
 
 
@@ -24,8 +25,7 @@ class Picard(Solver[Memory]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.damping <= 1:
-            raise ValueError(f"damping must be in (0, 1], not {self.damping}")
+        check_share(damping=self.damping)
 
     def begin(self, start: Tensor) -> Memory:
         return Memory()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equilibria.context import State, map_state
 from equilibria.energies import Regularizer, get_regularizer
+from equilibria.registry import check_positive
 from equilibria.solvers.convergence import solution_of_last_iterate
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
@@ -40,8 +41,7 @@ class SAM(Picard):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "regularizer", get_regularizer(self.regularizer))
-        if not self.lipschitz > 0:
-            raise ValueError(f"lipschitz must be positive, not {self.lipschitz}")
+        check_positive(lipschitz=self.lipschitz)
         if not (self.rho > 0 and self.c > 0 and self.rho + 2 * self.c < 1):
             raise ValueError(
                 f"Theorem 5 needs rho, c > 0 and rho + 2c < 1, not rho = {self.rho}, c = {self.c}"

@@ -1,4 +1,4 @@
-"""Differentiating through the iterations themselves."""
+"""Approximate gradients: of a few steps at the equilibrium, or of the iterations themselves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,63 @@ from typing import Any, ClassVar
 
 from torch.utils.checkpoint import checkpoint as run_checkpointed
 
-from equilibria.context import Context, State
+from equilibria.context import Context, State, map_state
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
+from equilibria.registry import check_at_least_one, check_share
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers.convergence import solution_of_last_iterate
+
+
+@dataclass(frozen=True)
+class Phantom(GradientRule):
+    """The phantom gradient (Geng et al., 2021): `steps` damped steps after the solve.
+
+    y ← (1 − damping)·y + damping·T(y; x), recorded from y*. **Approximate**: the Neumann series of
+    the implicit gradient cut after `steps` terms, with an error of (1 − damping + damping·q)^steps
+    for a map of contraction q. Cheap, and no backward solve that can fail. Second derivatives are
+    those of the truncated steps.
+    """
+
+    exact: ClassVar[bool] = False
+    steps: int = 5
+    damping: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_at_least_one(steps=self.steps)
+        check_share(damping=self.damping)
+
+    def equilibrium(
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+    ) -> tuple[State, Solution]:
+        solution = solver.solve(problem)
+        return _record_steps(cell, solution, self.steps, self.damping), solution
+
+
+@dataclass(frozen=True)
+class OneStep(GradientRule):
+    """The gradient of one step of the map at the equilibrium (Fung et al., 2022, "JFB").
+
+    **Approximate**: the inverse (I − J)⁻¹ of the implicit gradient is replaced by the identity. A
+    descent direction for well-conditioned contractions, and as cheap as it gets.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def equilibrium(
+        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+    ) -> tuple[State, Solution]:
+        solution = solver.solve(problem)
+        return _record_steps(cell, solution, steps=1, damping=1.0), solution
+
+
+def _record_steps(cell: Map, solution: Solution, steps: int, damping: float) -> State:
+    state = solution.state
+    if needs_graph(cell, solution.context):
+        context = cell.simplify(solution.context)
+        for _ in range(steps):
+            image = cell.step(state, context)
+            state = map_state(lambda y, mapped: y + damping * (mapped - y), state, image)
+    return state
 
 
 @dataclass(frozen=True)
@@ -31,10 +84,7 @@ class Unrolled(GradientRule):
     checkpoint: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, not {self.steps}")
-        if self.checkpoint is not None and self.checkpoint < 1:
-            raise ValueError(f"checkpoint must be at least 1 or None, not {self.checkpoint}")
+        check_at_least_one(steps=self.steps, checkpoint=self.checkpoint)
 
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
