@@ -13,6 +13,7 @@ from equilibria.context import Context, Entry, Layout, Packing, State, map_state
 from equilibria.energies import Energy
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.gradients import Symmetry
+from equilibria.registry import check_share
 
 
 class Cell(nn.Module):
@@ -154,9 +155,7 @@ class EnergyCell(Cell):
         damping: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, value in (("alpha", alpha), ("damping", damping)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name} must be in (0, 1], not {value}")
+        check_share(alpha=alpha, damping=damping)
         self.energy = energy
         self.activation = get_activation(activation)
         if damping < 1 and not isinstance(self.activation, ReLU | IdentityActivation):

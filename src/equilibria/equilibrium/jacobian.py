@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equilibria.context import Context, Packing, State, map_state, state_tensors
 from equilibria.equilibrium.cell import Cell
+from equilibria.registry import check_at_least_one
 
 
 def jacobian_penalty(
@@ -25,8 +26,7 @@ def jacobian_penalty(
     v ~ N(0, I) is ‖J‖²_F (Hutchinson); it is differentiable in the context and the parameters, and
     added to a loss it makes the map contract faster. The state itself is taken as a constant.
     """
-    if vectors < 1:
-        raise ValueError(f"vectors must be at least 1, not {vectors}")
+    check_at_least_one(vectors=vectors)
     with torch.enable_grad():
         point, image = _evaluate(cell, state, context)
         packing = Packing.of(state, cell.couples_batch)
@@ -61,8 +61,7 @@ def random_iterate(
     k is one for the batch. The state is a constant; the context is in the graph of the input and
     the parameters, and is renewed as a solve would for cells with a `refresh`.
     """
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be at least 1, not {max_iterations}")
+    check_at_least_one(max_iterations=max_iterations)
     context = cell.inject(*inputs)
     state = cell.initial_state(*inputs, context) if start is None else start
     state = map_state(lambda tensor: tensor.detach(), state)

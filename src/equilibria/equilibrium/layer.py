@@ -15,6 +15,7 @@ from equilibria.context import (
     Context,
     Packing,
     State,
+    at_least_float32,
     batch_size,
     map_state,
     run_eagerly,
@@ -87,7 +88,9 @@ class EquilibriumLayer(nn.Module):
             energy, cell = None, energy
         if (energy is None) == (cell is None):
             raise ValueError("give an energy or a cell, and not both")
-        self.cell = cell if cell is not None else EnergyCell(_checked(energy), activation)
+        if energy is not None and not isinstance(energy, Energy):
+            raise TypeError(f"energy must be an Energy, not {type(energy).__name__}")
+        self.cell = EnergyCell(energy, activation) if cell is None else cell  # type: ignore[arg-type]
         given = {
             "solver": solver,
             "gradient": gradient,
@@ -113,11 +116,6 @@ class EquilibriumLayer(nn.Module):
     def gradient(self) -> GradientRule:
         """What differentiates at this moment."""
         return Active(self, self.solving).solving.gradient
-
-    @property
-    def strict(self) -> bool:
-        """Whether a failed solve is an error at this moment."""
-        return Active(self, self.solving).solving.strict
 
     @property
     def last_backward(self) -> LinearSolution | None:
@@ -231,7 +229,7 @@ class EquilibriumLayer(nn.Module):
         expected = self.cell.initial_state(*inputs, context)
         if torch.is_autocast_enabled(inputs[0].device.type):
             # The map computes in half precision; the iterates are kept in single.
-            expected = map_state(_at_least_single, expected)
+            expected = map_state(at_least_float32, expected)
         first = None if from_zero or given is not None else self.cell.first_image(context)
         if first is not None:
             return map_state(_finite_start, first, expected)
@@ -310,16 +308,6 @@ def in_fastest_format(x: Tensor) -> Tensor:
     """
     fast = x.dim() == 4 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
     return x.contiguous(memory_format=torch.channels_last) if fast else x
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _checked(energy: object) -> Energy:
-    if isinstance(energy, Energy):
-        return energy
-    raise TypeError(f"energy must be an Energy, not {type(energy).__name__}")
 
 
 def _finite_start(first: Tensor, like: Tensor) -> Tensor:
