@@ -355,9 +355,7 @@ def test_a_third_party_can_add_a_solver() -> None:
         with pytest.raises(ValueError, match="exists already"):
             eq.solvers.register_solver("heavy_ball", HeavyBall)
     finally:
-        from equilibria.solvers import registry
-
-        registry._solvers._factories.pop("heavy_ball")
+        eq.solvers._solvers._factories.pop("heavy_ball")
 
 
 def test_refresh_renews_the_context_and_the_adjoint_sees_the_final_map() -> None:

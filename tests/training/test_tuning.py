@@ -160,7 +160,7 @@ def test_tuning_changes_nothing(images: Tensor, training: bool) -> None:
     tune(model, images, solvers=["picard"], tolerances=[1e-2], repeats=2)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert (model.layer.solver, model.layer.gradient) == (eq.Auto(), eq.Implicit())
-    assert model.layer.solving.strict
+    assert model.layer.strict
     assert [m.training for m in model.modules()] == [training] * len(list(model.modules()))
     assert model.last_solution is solution
     assert model.last_backward is backward

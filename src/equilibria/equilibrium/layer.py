@@ -118,6 +118,11 @@ class EquilibriumLayer(nn.Module):
         return Active(self, self.solving).solving.gradient
 
     @property
+    def strict(self) -> bool:
+        """Whether a failed solve is an error at this moment."""
+        return Active(self, self.solving).solving.strict
+
+    @property
     def last_backward(self) -> LinearSolution | None:
         """How the last backward solve went (without its value)."""
         return self._backward_log.latest
