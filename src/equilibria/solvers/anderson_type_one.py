@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.registry import check_at_least_one, check_not_negative, check_positive
+from equilibria.registry import check_at_least_one, check_not_negative
 from equilibria.solvers.base import Memory, Solver
 
 
@@ -50,10 +50,9 @@ class AndersonTypeOne(Solver[Differences]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(memory=self.memory)
-        check_positive(cap=self.cap)
         check_not_negative(ridge=self.ridge)
-        if self.restart_growth <= 1:
-            raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
+        if self.cap <= 0 or self.restart_growth <= 1:
+            raise ValueError("cap must be above 0 and restart_growth above 1")
 
     def begin(self, start: Tensor) -> Differences:
         rows, size = start.shape
