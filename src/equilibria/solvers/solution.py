@@ -87,25 +87,13 @@ class Solution:
 
     def message(self, problem: int) -> str:
         """A sentence on how one sample ended, with the remedy."""
-        status, iterations = Status(int(self.status[problem])), int(self.iterations[problem])
-        residual = float(self.residual[problem])
-        if status is Status.CONVERGED:
-            return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
-        if status is Status.DIVERGED:
-            return (
-                f"diverged after {iterations} iterations: the input holds NaN or Inf, or the map "
-                "is not contractive; check the input, and bound the norm of W (norm='bound') or "
-                "damp the iteration"
-            )
-        usual = "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
-        precise = (
-            "the tolerance is below the precision of the numbers: raise it, or compute in a wider "
-            "type (model.double())"
-        )
-        remedy = precise if self.tolerance < 10 * self.epsilon else self.remedy or usual
-        return (
-            f"out of iterations: relative residual {residual:.1e} after {iterations}, "
-            f"tolerance {self.tolerance:.1e}; {remedy}"
+        return describe(
+            Status(int(self.status[problem])),
+            residual=float(self.residual[problem]),
+            iterations=int(self.iterations[problem]),
+            tolerance=self.tolerance,
+            epsilon=self.epsilon,
+            remedy=self.remedy,
         )
 
     def summary(self) -> str:
@@ -127,3 +115,33 @@ class Solution:
         if not bool(self.converged.all()):
             raise ConvergenceError(self.summary())
         return self
+
+
+def describe(
+    status: Status,
+    *,
+    residual: float,
+    iterations: int,
+    tolerance: float,
+    epsilon: float,
+    remedy: str = "",
+) -> str:
+    """The sentence that belongs to a status."""
+    if status is Status.CONVERGED:
+        return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
+    if status is Status.OUT_OF_ITERATIONS:
+        usual = "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
+        remedy = (
+            "the tolerance is below the precision of the numbers: raise it, or compute in a wider "
+            "type (model.double())"
+            if tolerance < 10 * epsilon
+            else remedy or usual
+        )
+        return (
+            f"out of iterations: relative residual {residual:.1e} after {iterations}, "
+            f"tolerance {tolerance:.1e}; {remedy}"
+        )
+    return (
+        f"diverged after {iterations} iterations: the input holds NaN or Inf, or the map is not "
+        "contractive; check the input, and bound the norm of W (norm='bound') or damp the iteration"
+    )
