@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -19,6 +21,9 @@ from equilibria.registry import check_values
 
 AnySource = TypeVar("AnySource", "Split", "Source")
 """Of samples in memory some are samples in memory."""
+
+SAMPLED_FILES, SAMPLED_IMAGES = 4096, 64
+"""Of how many files and images of a part a fingerprint looks at sizes and pixels."""
 
 Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
@@ -111,6 +116,13 @@ class DataSet:
     framing: Framing = AS_ON_DISK
     """How its image files are brought to one size."""
 
+    def fingerprint(self) -> dict[str, str]:
+        """What tells the data from others: a text for the classes and for every part."""
+        names = hashlib.sha256("\n".join(self.class_names).encode()).hexdigest()[:16]
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        given = {name: fingerprint(part) for name, part in parts.items() if part is not None}
+        return {"classes": f"{self.num_classes} classes, {names}", **given}
+
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
@@ -188,10 +200,47 @@ def read_into_memory(source: Source, *, batch: int = 256) -> Split:
 
 def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
     """The samples in bytes where the source has them so, otherwise as `fetch` gives them."""
-    if isinstance(source, Selection):
-        return _read(source.source, source.indices[indices])
+    source, indices = _behind_selections(source, indices)
     read: Callable[[Tensor], tuple[Tensor, Tensor]] = getattr(source, "read", source.fetch)
     return read(indices)
+
+
+def _behind_selections(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
+    """Where the samples are, and which they are there."""
+    while isinstance(source, Selection):
+        source, indices = source.source, source.indices[indices]
+    return source, indices
+
+
+def fingerprint(source: Source) -> str:
+    """The number of samples, and a digest of them that the same files give on every machine.
+
+    It is of all labels that are known, and of files all names and some sizes, of others some
+    samples: quick, so that not every change shows, but samples that are missing or added do.
+    """
+    digest = hashlib.sha256()
+    labels = known_labels(source)
+    if labels is not None:
+        digest.update(labels.long().numpy().tobytes())
+    base, indices = _behind_selections(source, torch.arange(len(source)))
+    paths: Sequence[Path | str] | None = getattr(base, "paths", None)
+    some = indices[evenly_spread(source, SAMPLED_FILES if paths else SAMPLED_IMAGES)]
+    if paths is None:
+        digest.update(base.fetch(some)[0].numpy().tobytes())
+    else:
+        for index in indices.tolist():
+            # Without the folders above the data set, which may move.
+            digest.update("/".join(["", *str(paths[index]).split(os.sep)[-2:]]).encode())
+        for index in some.tolist():
+            digest.update(b"%d " % _file_size(paths[index]))
+    return f"{len(source)} samples, {digest.hexdigest()[:16]}"
+
+
+def _file_size(path: Path | str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return -1
 
 
 def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySource, AnySource]:
