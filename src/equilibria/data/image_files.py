@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.data.readers import DataFileError
+from equilibria.data.readers import DataFileError, check_plain_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -162,12 +163,12 @@ class SegmentedFiles:
         return images, self.classes[values.long()]
 
     def _read_map(self, path: Path) -> Tensor:
-        image = _open(path)
-        if image.mode not in ("L", "P"):
-            raise DataFileError(
-                path, f"not a map of labels: its pixels are {image.mode}, not one byte each"
-            )
-        return image_to_tensor(self.framing.apply(image, is_map=True))
+        with _opened(path) as image:
+            if image.mode not in ("L", "P"):
+                raise DataFileError(
+                    path, f"not a map of labels: its pixels are {image.mode}, not one byte each"
+                )
+            return image_to_tensor(self.framing.apply(image, is_map=True))
 
 
 def read_image(path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool = False) -> Tensor:
@@ -176,8 +177,21 @@ def read_image(path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool = Fal
 
 
 def open_image(path: Path, *, is_gray: bool = False) -> Image:
-    """The image in a file, gray or in three colors."""
-    return _open(path).convert("L" if is_gray else "RGB")
+    """The image in a file of any kind, as a viewer shows it: 8 bits, gray or in three colors.
+
+    It is turned as its EXIF data say; what is transparent lies on white; of several frames or pages
+    the first counts. Pixels of 16 bits go from 0 to 65535, those of floating-point numbers from 0
+    to 1.
+    """
+    import PIL.Image
+    import PIL.ImageOps
+
+    with _opened(path) as opened:
+        image = _in_bytes(path, PIL.ImageOps.exif_transpose(opened), opened.format)
+        if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+            white = PIL.Image.new("RGBA", image.size, "white")
+            image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
+        return image.convert("L" if is_gray else "RGB")
 
 
 def image_to_tensor(image: Image) -> Tensor:
@@ -216,16 +230,46 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _open(path: Path) -> Image:
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """The image in a file; what goes wrong with it in this block is an error of the file."""
     import PIL.Image
 
+    check_plain_file(path)
+    PIL.Image.init()
+    # The reader of EPS runs another program.
+    formats = [name for name in PIL.Image.ID if name != "EPS"]
     try:
-        image = PIL.Image.open(path)
-        with image:
+        with PIL.Image.open(path, formats=formats) as image:
             image.load()
-    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
+            yield image
+    except DataFileError:
+        raise
+    except Exception as error:
+        # Damaged images raise nearly anything.
         raise DataFileError(path, f"cannot be read as an image ({error})") from error
-    return image
+
+
+def _in_bytes(path: Path, image: Image, kind: str | None) -> Image:
+    """An image as it is, unless its numbers are such that Pillow would clip them to bytes."""
+    import PIL.Image
+
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    # Pillow reads 16 bits of some kinds of files as 32.
+    if image.mode == "I" and kind not in ("PNG", "PPM"):
+        what = "integers of 32 bits, of which nobody knows the brightest"
+        raise DataFileError(path, what, "save it with 8 or 16 bits a pixel")
+    numbers = np.asarray(image).astype(np.float64)
+    shades = numbers / (1 if image.mode == "F" else 65535)
+    if not (shades.min() >= 0 and shades.max() <= 1):
+        what = f"numbers from {numbers.min():g} to {numbers.max():g}"
+        raise DataFileError(
+            path, what, "scale them to [0, 1], or save it with 8 or 16 bits a pixel"
+        )
+    if isinstance(image.info.get("transparency"), int):
+        shades[numbers == image.info["transparency"]] = 1
+    return PIL.Image.fromarray((BRIGHTEST * shades).round().astype(np.uint8))
 
 
 def _read_all(

@@ -208,7 +208,7 @@ def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
 def _behind_selections(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
     """Where the samples are, and which they are there."""
     while isinstance(source, Selection):
-        source, indices = source.source, source.indices[indices]
+        indices, source = source.indices[indices], source.source
     return source, indices
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from equilibria.data.readers import (
     DataFileError,
     bytes_to_tensor,
+    read_bytes,
     read_idx,
+    read_lines,
     read_npy,
     read_pickle,
 )
@@ -96,7 +98,7 @@ def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) 
     )
     if (folder / "train.bin").is_file():
         path = folder / f"{labels}_label_names.txt"
-        names: Any = path.read_text().split()
+        names: Any = " ".join(read_lines(path)).split()
     else:
         path = folder / "meta"
         names = read_pickle(path).get(f"{labels}_label_names")
@@ -145,7 +147,7 @@ def _read_cifar(
     """A batch: pickled in `name`, or binary in `name.bin`, rows of these labels and an image."""
     path = folder / f"{name}.bin"
     if path.is_file():
-        content, row = path.read_bytes(), len(columns) + CIFAR_PIXELS
+        content, row = read_bytes(path), len(columns) + CIFAR_PIXELS
         if not content or len(content) % row:
             raise DataFileError(
                 path, f"cut off or foreign: {len(content)} bytes, not rows of {row}"

@@ -21,7 +21,7 @@ from equilibria.data.image_files import (
     list_folders,
     list_images,
 )
-from equilibria.data.readers import DataFileError, MissingDataError, incomplete
+from equilibria.data.readers import DataFileError, MissingDataError, incomplete, read_lines
 from equilibria.data.source import DataSet
 
 CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
@@ -87,7 +87,7 @@ def load_celeba(
     """The aligned faces, in the parts of `list_eval_partition.txt`."""
     listing, images = folder / "list_eval_partition.txt", folder / "img_align_celeba"
     parts: dict[str, list[str]] = {part: [] for part in CELEBA_PARTS.values()}
-    for number, line in enumerate(listing.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_lines(listing), start=1):
         words = line.split()
         if not words:
             continue
