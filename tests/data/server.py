@@ -22,6 +22,7 @@ class FileServer(ThreadingHTTPServer):
         """The status of the next answers."""
         self.knows_ranges = True
         self.says_length = True
+        self.is_chunked = False
         self.shifts_ranges = False
         self.encoding: str | None = None
         """What it says that answers are encoded in."""
@@ -60,14 +61,29 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         body = content[start:]
-        if self.server.says_length:
+        if self.server.is_chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif self.server.says_length:
             self.send_header("Content-Length", str(len(body)))
         if self.server.encoding:
             self.send_header("Content-Encoding", self.server.encoding)
         self.end_headers()
-        if self.server.cuts:
-            body = body[: self.server.cuts.pop(0)]
-        self.wfile.write(body)
+        cut = self.server.cuts.pop(0) if self.server.cuts else None
+        if self.server.is_chunked:
+            self.send_chunks(body if cut is None else body[:cut], is_whole=cut is None)
+        else:
+            self.wfile.write(body[:cut])
+
+    def send_chunks(self, body: bytes, is_whole: bool) -> None:
+        for start in range(0, len(body), 10_000):
+            chunk = body[start : start + 10_000]
+            # A chunk that is cut still says how long it was to be.
+            length = len(chunk) if is_whole or len(chunk) == 10_000 else 10_000
+            self.wfile.write(b"%x\r\n" % length + chunk)
+            if length == len(chunk):
+                self.wfile.write(b"\r\n")
+        if is_whole:
+            self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *arguments: object) -> None:
         """Nothing is logged."""

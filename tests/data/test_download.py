@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
+import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,6 +97,63 @@ def test_plain_files_count_as_well(server: FileServer, tmp_path: Path) -> None:
     write_mnist(folder, zipped=False)
     assert download("mnist", tmp_path / "data") == folder
     assert server.asked == []
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_archive_that_is_there_is_used_only_if_its_checksum_is_right(
+    server: FileServer, tmp_path: Path, is_cut: bool
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    whole = server.files["/cifar-10-python.tar.gz"]
+    (root / "cifar-10-python.tar.gz").write_bytes(whole[:-100] if is_cut else whole)
+    assert download("cifar10", root) == root / "cifar-10-batches-py"
+    assert len(server.asked) == is_cut
+    assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
+
+
+@pytest.mark.usefixtures("published")
+def test_what_was_unpacked_in_part_is_unpacked_again(server: FileServer, tmp_path: Path) -> None:
+    """Killed in between: some files are at their place, and the archive is still there."""
+    root = tmp_path / "data"
+    (root / "cifar-10-batches-py").mkdir(parents=True)
+    (root / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"in part")
+    archive = root / "cifar-10-python.tar.gz"
+    archive.write_bytes(server.files["/cifar-10-python.tar.gz"])
+    download("cifar10", root)
+    assert len(load_dataset("cifar10", root).train) == 50
+    assert not archive.exists()
+
+
+@pytest.mark.usefixtures("published")
+def test_an_archive_is_kept_until_all_of_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+
+    def full(*names: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["equilibria.data.download"], "_merge", full)
+        with pytest.raises(DownloadError, match=r"cannot unpack.*Make room"):
+            download("cifar10", root)
+    assert [path.name for path in root.iterdir()] == ["cifar-10-python.tar.gz"]
+    assert download("cifar10", root) == root / "cifar-10-batches-py"
+
+
+@pytest.mark.usefixtures("published")
+def test_a_file_that_is_there_and_damaged_is_fetched_again(
+    server: FileServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    damaged = folder / "train-labels-idx1-ubyte.gz"
+    damaged.write_bytes(b"cut")
+    assert download("mnist", tmp_path / "data") == folder
+    assert damaged.read_bytes() == server.files["/train-labels-idx1-ubyte.gz"]
+    assert len(load_dataset("mnist", tmp_path / "data").train) == 20
 
 
 @pytest.mark.usefixtures("published")

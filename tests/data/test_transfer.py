@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from equilibria.data import DownloadError
+from equilibria.data import DataFileError, DownloadError
 from equilibria.data.download import fetch_file
 from tests.data.formats import random_bytes
 from tests.data.server import FileServer, running_server
 
+transfer = sys.modules["equilibria.data.download"]
+"""The module, whose name in the window is that of its function."""
 CONTENT = random_bytes(1_000_000).tobytes()
 CHECKSUM = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
@@ -130,10 +135,88 @@ def test_a_part_of_another_file_leaves_nothing(server: FileServer, path: Path) -
 def test_a_cut_is_noticed_by_the_checksum_without_a_length(server: FileServer, path: Path) -> None:
     server.says_length = False
     server.cuts = [1000]
-    with pytest.raises(DownloadError, match="not the published file"):
-        fetch(server, path)
     fetch(server, path)
     assert path.read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.asked] == [None, "bytes=1000-"]
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_another_file_without_a_length_is_asked_for_more_and_refused(
+    server: FileServer, path: Path, is_chunked: bool
+) -> None:
+    server.says_length, server.is_chunked = False, is_chunked
+    server.files["/file"] = b"another"
+    with pytest.raises(DownloadError, match=r"not the published file.*deleted"):
+        fetch(server, path)
+    assert [wanted for _, wanted in server.asked] == [None, "bytes=7-"]
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("cut", [300_000, 305_000])
+def test_chunks_that_are_cut_go_on_where_they_were(
+    server: FileServer, path: Path, cut: int
+) -> None:
+    """Between two chunks, and within one."""
+    server.is_chunked = True
+    server.cuts = [cut]
+    fetch(server, path)
+    assert path.read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.asked] == [None, f"bytes={cut}-"]
+
+
+def test_a_connection_that_drips_is_given_up(
+    server: FileServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which a second goes by at every look: a minute has few looks, and few bytes."""
+    clock = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "monotonic", lambda: next(clock))
+        patch.setattr(transfer, "CHUNK", 500)
+        with pytest.raises(
+            DownloadError, match=r"only .* bytes came in a minute.*kept.*run it again"
+        ):
+            fetch(server, path, attempts=3)
+    kept = part_of(path).read_bytes()
+    assert 0 < len(kept) <= 3 * 61 * 500, "a minute's bytes an attempt"
+    assert kept == CONTENT[: len(kept)]
+    fetch(server, path)
+    assert path.read_bytes() == CONTENT
+    assert server.asked[-1][1] == f"bytes={len(kept)}-"
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_download_that_does_not_end_is_given_up(
+    server: FileServer, path: Path, monkeypatch: pytest.MonkeyPatch, says_length: bool
+) -> None:
+    server.says_length = says_length
+    monkeypatch.setattr(transfer, "MOST_BYTES", 200_000)
+    with pytest.raises(DownloadError, match="larger than 200,000 bytes"):
+        fetch(server, path)
+    assert len(server.asked) == 1
+    assert not path.exists()
+    assert part_of(path).stat().st_size <= (0 if says_length else 200_000) + transfer.CHUNK
+
+
+def test_what_is_there_is_kept_if_its_checksum_is_right_and_replaced_if_not(
+    server: FileServer, path: Path
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    fetch(server, path)
+    assert server.asked == []
+    path.write_bytes(CONTENT[:-1])
+    fetch(server, path)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("name", ["file", "file.part"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(
+    server: FileServer, path: Path, name: str
+) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path.parent / name)
+    with pytest.raises(DataFileError, match=f"{name}: .*a pipe.*remove it"):
+        fetch(server, path)
 
 
 def test_a_busy_server_is_asked_again(server: FileServer, path: Path) -> None:

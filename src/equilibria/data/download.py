@@ -1,27 +1,27 @@
 """Getting a data set from its publisher: downloaded, checked, unpacked.
 
 A file is resumed where it was cut and gets its name only when its checksum is right. An archive is
-unpacked whole or not at all, with nothing written outside the folder that was named.
+unpacked whole or not at all, with nothing written outside the folder that was named, and deleted
+when all of it is there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tarfile
 import tempfile
 import time
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path, PureWindowsPath
 from stat import S_IFMT, S_IFREG, S_ISDIR
+from time import monotonic
 from typing import IO, TypeAlias
 from urllib.parse import urlsplit
 
-from equilibria.data.readers import DataFileError
+from equilibria.data.readers import DataFileError, check_plain_file
 from equilibria.data.registry import data_root, dataset_card
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
@@ -29,6 +29,13 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0
+"""Seconds without a byte after which a connection is given up."""
+PATIENCE, LEAST = 60.0, 60 * 1024
+"""In so many seconds at least so many bytes arrive, or the connection is given up too."""
+MOST_BYTES = 2**34
+"""Of a download, and of what an archive holds: several times the largest that is offered."""
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""Errors that say nothing of an archive."""
 HEADERS = {"User-Agent": "equilibria", "Accept-Encoding": "identity"}
 
 
@@ -57,13 +64,13 @@ def download(
             f"The folder of data sets is {base}; license: {card.license}"
         )
     for item in card.downloads:
-        target = base / item.target
-        if target.exists():
+        if item.unpack_into is None:
+            fetch_file(item.url, base / item.target, item.checksum, progress=progress)
             continue
         archive = base / Path(urlsplit(item.url).path).name
-        file = target if item.unpack_into is None else archive
-        fetch_file(item.url, file, item.checksum, progress=progress)
-        if item.unpack_into is not None:
+        # Where the archive is left, it may have been unpacked in part.
+        if archive.exists() or not (base / item.target).exists():
+            fetch_file(item.url, archive, item.checksum, progress=progress)
             unpack(archive, base / item.unpack_into)
             archive.unlink()
     found = card.find(base)
@@ -88,20 +95,24 @@ def fetch_file(
     """Bring `url` to `path`; where the connection is cut, try again after so many seconds.
 
     What has arrived is kept in `path` with `.part` added, so that a later call goes on from there,
-    until the checksum ("md5:…" or "sha256:…") is right.
+    until the checksum ("md5:…" or "sha256:…") is right. A file that is there already is kept if its
+    checksum is right, and replaced if not.
     """
     import pooch
 
     if not url.startswith(("https://", "http://")):
         raise DownloadError(f"cannot download {url}: only http and https addresses are read")
     part = path.with_name(path.name + ".part")
+    for place in (path, part):
+        if place.exists():
+            check_plain_file(place)
 
     def downloader(url: str, output_file: str, _: object) -> None:
         """For pooch, which checks what is in `output_file` and then moves it to its place."""
         for attempt in range(attempts):
             if attempt:
                 time.sleep(pause)
-            reason = _read_on(url, path, part, progress)
+            reason = _read_on(url, path, part, progress, checksum)
             if reason is None:
                 os.replace(part, output_file)
                 return
@@ -131,9 +142,12 @@ def fetch_file(
         raise DownloadError(f"cannot write {path}: {error}; {remedy}") from error
 
 
-def _read_on(url: str, path: Path, part: Path, progress: Progress | None) -> str | None:
+def _read_on(
+    url: str, path: Path, part: Path, progress: Progress | None, checksum: str
+) -> str | None:
     """Read on from what is in `part`; None once all is there, or why the connection ended."""
     import requests
+    from pooch.hashes import hash_matches
     from urllib3.exceptions import HTTPError
 
     here = part.stat().st_size if part.exists() else 0
@@ -165,27 +179,45 @@ def _read_on(url: str, path: Path, part: Path, progress: Progress | None) -> str
             return "the server sent another part than the one asked for"
         length = answer.headers.get("Content-Length", "")
         total = here + int(length) if length.isdigit() else None
+        of_all = f" of {total:,}" if total is not None else ""
+        began, in_time = monotonic(), 0
         with part.open("ab" if here else "wb") as file:
             try:
-                # As it was published: a file that is itself compressed stays so.
-                for chunk in answer.raw.stream(CHUNK, decode_content=False):
+                # What has arrived, as it was published: a file that is compressed stays so.
+                while chunk := answer.raw.read1(CHUNK, decode_content=False):
                     file.write(chunk)
                     here += len(chunk)
+                    in_time += len(chunk)
+                    if max(here, total or 0) > MOST_BYTES:
+                        raise DownloadError(
+                            f"cannot download {url}: it is larger than {MOST_BYTES:,} bytes, as "
+                            f"no data set here is. Delete {part}, and look what is there"
+                        )
                     if progress is not None:
                         progress(path.name, here, total)
+                    if monotonic() - began > PATIENCE:
+                        if in_time < LEAST:
+                            return (
+                                f"only {in_time:,} bytes came in a minute, {here:,}{of_all} so far"
+                            )
+                        began, in_time = monotonic(), 0
             except HTTPError:
-                of_all = f" of {total:,}" if total is not None else ""
                 return f"the connection ended after {here:,}{of_all} bytes"
+    if total is None and not hash_matches(str(part), checksum):
+        # Without a length, an end looks like a cut: it is asked for more.
+        return f"the connection ended after {here:,} bytes, which are not the published file"
     return None
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar or zip file into `folder`.
 
-    All of it arrives or nothing does: it is unpacked beside its place and moved there at the end.
-    An archive with links, devices, or names that lead elsewhere is refused; a file that is there
-    already is replaced.
+    All of it arrives or nothing does: it is unpacked beside its place, to its end, where the
+    checksum of a compressed one is, and moved there at last. An archive with links, devices, or
+    names that lead elsewhere is refused; a file that is there already is replaced.
     """
+    check_plain_file(archive)
+    size = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
@@ -197,16 +229,38 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise DataFileError(archive, f"refused: {name!r} is a link or a device")
                 place = Path(scratch) / name
                 (place if content is None else place.parent).mkdir(parents=True, exist_ok=True)
-                if content is not None:
-                    with place.open("wb") as file:
-                        shutil.copyfileobj(content, file)
+                if content is None:
+                    continue
+                with place.open("wb") as file:
+                    while chunk := content.read(CHUNK):
+                        size += file.write(chunk)
+                        if size > MOST_BYTES:
+                            raise DataFileError(
+                                archive, f"refused: it holds more than {MOST_BYTES:,} bytes"
+                            )
             _merge(Path(scratch), folder)
-    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+    except DataFileError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+            raise DownloadError(
+                f"cannot unpack {archive}: {error}. Make room, and run it again to go on from there"
+            ) from error
+        # Damaged archives raise nearly anything.
         raise DataFileError(archive, f"cannot be unpacked ({error})") from error
-    except OSError as error:
-        raise DownloadError(
-            f"cannot unpack {archive}: {error}. Make room, and run it again to go on from there"
-        ) from error
+
+
+class _TarMember(tarfile.TarInfo):
+    """Of which a broken one is an error; to `tarfile` it is the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _TarMember:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf.count(0) == tarfile.BLOCKSIZE:
+                raise
+            raise tarfile.ReadError(f"damaged or cut off: {error}") from error
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
@@ -220,10 +274,12 @@ def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
                 with zipped.open(entry) as content:
                     yield entry.filename, is_plain, None if entry.is_dir() else content
         return
-    with tarfile.open(archive) as packed:
+    with tarfile.open(archive, tarinfo=_TarMember) as packed:
         for member in packed:
             inside = packed.extractfile(member) if member.isfile() else None
             yield member.name, member.isfile() or member.isdir(), inside
+        while packed.fileobj is not None and packed.fileobj.read(CHUNK):
+            pass
 
 
 def _merge(scratch: Path, folder: Path) -> None:
