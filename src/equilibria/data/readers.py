@@ -199,23 +199,28 @@ class _Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError("it calls what is not a function")
         self.stack.append(_Pickled(named.name, arguments))
 
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.stack.append({})
+        self._set(items)
+
     def load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self._set(key, value)
+        self._set([key, value])
 
     def load_setitems(self) -> None:
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(key, value)
+        self._set(self.pop_mark())
 
-    def _set(self, key: object, value: object) -> None:
-        if not isinstance(key, (bytes, str, _Pickled)):
-            raise pickle.UnpicklingError("it holds a dictionary whose keys are not text")
-        self.stack[-1][key] = value
+    def _set(self, items: list[Any]) -> None:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, (bytes, str, _Pickled)):
+                raise pickle.UnpicklingError("it holds a dictionary whose keys are not text")
+            self.stack[-1][key] = value
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in NEEDED},
         pickle.REDUCE[0]: load_reduce,
+        pickle.DICT[0]: load_dict,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
     }

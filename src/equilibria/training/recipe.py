@@ -15,6 +15,8 @@ from equilibria.models import list_models, model_options
 from equilibria.registry import current_names, nearest
 from equilibria.training.settings import TrainingSettings
 
+MOST_CHARACTERS, MOST_VALUES = 2**18, 10_000
+"""Of a recipe; the longest here has fewer than 5,000 and 100."""
 PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
 """Where the recipes are that come with the package."""
 
@@ -112,12 +114,11 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML.
     """
-    import yaml
-
     path = find_recipe(source)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        with path.open(encoding="utf-8") as file:
+            data = parse_yaml(file.read(MOST_CHARACTERS + 1))
+    except (OSError, ValueError) as error:
         raise RecipeError(f"{path} is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path} is not a recipe: it holds no keys")
@@ -127,6 +128,44 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         return recipe_from_data(data)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The data in a text; an error, whatever is wrong with it.
+
+    An alias refers to what stands elsewhere, so that a few lines could hold more than any memory:
+    what they hold when all is written out is counted before anything is built.
+    """
+    import yaml
+
+    try:
+        if len(text) > MOST_CHARACTERS:
+            raise RecipeError(f"longer than {MOST_CHARACTERS:,} characters: shorten it")
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        if _written_out(root, {}) > MOST_VALUES:
+            raise RecipeError(f"more than {MOST_VALUES:,} values with its aliases: write fewer")
+        return loader.construct_document(root)
+    except RecursionError:
+        raise RecipeError("nested too deeply: write fewer levels") from None
+    except RecipeError:
+        raise
+    except Exception as error:
+        # Besides its own errors, PyYAML lets those of dates and numbers pass.
+        raise RecipeError(" ".join(str(error).split())) from None
+
+
+def _written_out(node: Any, known: dict[int, int]) -> int:
+    """How many values there are at a node and below it, each as often as it is referred to."""
+    if id(node) not in known:
+        # A node that is below itself has no end.
+        known[id(node)] = MOST_VALUES + 1
+        below = [] if isinstance(node.value, str) else node.value
+        parts = (part for item in below for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = min(1 + sum(_written_out(part, known) for part in parts), MOST_VALUES + 1)
+    return known[id(node)]
 
 
 def find_recipe(source: str | Path) -> Path:
@@ -173,8 +212,6 @@ def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
 
 
 def _override(data: dict[str, Any], override: str) -> None:
-    import yaml
-
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise RecipeError(f"an override is key=value, e.g. training.epochs=3, not {override!r}")
@@ -185,7 +222,10 @@ def _override(data: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise RecipeError(f"{key!r}: {parent!r} holds a value, not further keys")
         place = below
-    place[last] = yaml.safe_load(text)
+    try:
+        place[last] = parse_yaml(text)
+    except RecipeError as error:
+        raise RecipeError(f"{key!r} is not YAML: {error}") from None
 
 
 def _explain(error: Any) -> str:
