@@ -159,20 +159,6 @@ ALLOWED = {
     ("numpy", "dtype"),
     ("_codecs", "encode"),
 }
-NEEDED = (
-    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK),
-    *(pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE),
-    *(pickle.GET, pickle.BINGET, pickle.LONG_BINGET),
-    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
-    *(pickle.INT, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG, pickle.LONG1),
-    *(pickle.STRING, pickle.BINSTRING, pickle.SHORT_BINSTRING),
-    *(pickle.UNICODE, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8),
-    *(pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8),
-    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
-    *(pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
-    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.BUILD),
-)
-"""The instructions that build what a batch holds, besides those of `_Unpickler` itself."""
 
 
 class _Unpickler(pickle._Unpickler):
@@ -217,8 +203,14 @@ class _Unpickler(pickle._Unpickler):
                 raise pickle.UnpicklingError("it holds a dictionary whose keys are not text")
             self.stack[-1][key] = value
 
+    def refuse(self) -> None:
+        raise pickle.UnpicklingError("it holds a set or an array that no batch of CIFAR does")
+
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in NEEDED},
+        **pickle._Unpickler.dispatch,
+        pickle.ADDITEMS[0]: refuse,
+        pickle.FROZENSET[0]: refuse,
+        pickle.BYTEARRAY8[0]: refuse,
         pickle.REDUCE[0]: load_reduce,
         pickle.DICT[0]: load_dict,
         pickle.SETITEM[0]: load_setitem,

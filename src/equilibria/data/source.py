@@ -231,16 +231,9 @@ def fingerprint(source: Source) -> str:
         for index in indices.tolist():
             # Without the folders above the data set, which may move.
             digest.update("/".join(["", *str(paths[index]).split(os.sep)[-2:]]).encode())
-        for index in some.tolist():
-            digest.update(b"%d " % _file_size(paths[index]))
+        for path in (paths[index] for index in some.tolist()):
+            digest.update(b"%d " % (os.path.getsize(path) if os.path.exists(path) else -1))
     return f"{len(source)} samples, {digest.hexdigest()[:16]}"
-
-
-def _file_size(path: Path | str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return -1
 
 
 def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySource, AnySource]:
