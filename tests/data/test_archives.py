@@ -119,6 +119,22 @@ def test_a_link_that_is_there_is_not_followed_out(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_in_the_way_is_named_before_anything_is_moved(
+    tmp_path: Path, is_folder: bool
+) -> None:
+    """A folder where a file is to be, or a file where a folder is to be."""
+    members = [(f"set/{name}", b"new", "REGTYPE") for name in ("a", "b", "c/d", "e")]
+    place = tmp_path / "root" / "set" / ("b" if is_folder else "c")
+    place.parent.mkdir(parents=True)
+    (place.parent / "a").write_bytes(b"old")
+    place.mkdir() if is_folder else place.write_bytes(b"mine")
+    before = contents(tmp_path / "root")
+    with pytest.raises(DataFileError, match=rf"set/{place.name}: in the way.*remove it"):
+        unpack(tar(tmp_path / "a.tar", *members), tmp_path / "root")
+    assert contents(tmp_path / "root") == before
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_cut_archive_leaves_nothing(tmp_path: Path, mode: str) -> None:
     large = ("set/large", bytes(range(256)) * 400, "REGTYPE")

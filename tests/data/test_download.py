@@ -136,7 +136,7 @@ def test_an_archive_is_kept_until_all_of_it_is_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["equilibria.data.download"], "_merge", full)
+        patch.setattr(sys.modules["equilibria.data.download"], "_moves", full)
         with pytest.raises(DownloadError, match=r"cannot unpack.*Make room"):
             download("cifar10", root)
     assert [path.name for path in root.iterdir()] == ["cifar-10-python.tar.gz"]

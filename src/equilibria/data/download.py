@@ -238,7 +238,9 @@ def unpack(archive: Path, folder: Path) -> None:
                             raise DataFileError(
                                 archive, f"refused: it holds more than {MOST_BYTES:,} bytes"
                             )
-            _merge(Path(scratch), folder)
+            # All of them are known, and possible, before the first is made.
+            for unpacked, place in list(_moves(Path(scratch), folder)):
+                os.replace(unpacked, place)
     except DataFileError:
         raise
     except Exception as error:
@@ -282,8 +284,8 @@ def _members(archive: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
             pass
 
 
-def _merge(scratch: Path, folder: Path) -> None:
-    """Move what was unpacked to its place; whole folders at once where none is there yet."""
+def _moves(scratch: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """From where to where what was unpacked goes; whole folders at once where none is there yet."""
     for entry in scratch.iterdir():
         place = folder / entry.name
         if entry.is_dir() and place.is_dir():
@@ -291,6 +293,10 @@ def _merge(scratch: Path, folder: Path) -> None:
                 raise DataFileError(
                     place, "a link that leads out of the folder", "remove it, then unpack again"
                 )
-            _merge(entry, place)
+            yield from _moves(entry, place)
+        elif place.is_dir() or (entry.is_dir() and os.path.lexists(place)):
+            raise DataFileError(
+                place, "in the way of what is unpacked", "remove it, then unpack again"
+            )
         else:
-            os.replace(entry, place)
+            yield entry, place
