@@ -127,6 +127,17 @@ def test_what_was_unpacked_in_part_is_unpacked_again(server: FileServer, tmp_pat
 
 
 @pytest.mark.usefixtures("published")
+def test_a_file_that_is_missing_is_brought_back(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    download("cifar10", tmp_path / "data")
+    (folder / "data_batch_3").unlink()
+    (folder / "mine").write_text("stays")
+    assert download("cifar10", tmp_path / "data") == folder
+    assert (folder / "data_batch_3").exists()
+    assert (folder / "mine").read_text() == "stays"
+
+
+@pytest.mark.usefixtures("published")
 def test_an_archive_is_kept_until_all_of_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,8 +68,9 @@ def download(
             fetch_file(item.url, base / item.target, item.checksum, progress=progress)
             continue
         archive = base / Path(urlsplit(item.url).path).name
-        # Where the archive is left, it may have been unpacked in part.
-        if archive.exists() or not (base / item.target).exists():
+        # Something is missing: of one archive, or of one that is left and was unpacked in part.
+        is_whole = (base / item.target).exists() and len(card.downloads) > 1
+        if archive.exists() or not is_whole:
             fetch_file(item.url, archive, item.checksum, progress=progress)
             unpack(archive, base / item.unpack_into)
             archive.unlink()
