@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, JsonList, command, opened
-from equilibria.cli.console import print_json, print_table, progress_bar, say
+from equilibria.cli.console import fail_unanswered, print_json, print_table, progress_bar, say
 from equilibria.inputs import AttackResult, AttackSettings, Method, measure_attack
 from equilibria.report.figures import attack_png
 from equilibria.training import choose_device, write_atomically
@@ -100,13 +100,14 @@ def attack(
         write_atomically(draw, attack_png(images, found[0], data.class_names))
     if as_json:
         print_json([result.figures() for result in found])
-        return
-    title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
-    _show(title, found)
-    for line in passed_over:
-        say(line)
-    if draw is not None:
-        say(f"Drawn: {draw}")
+    else:
+        title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
+        _show(title, found)
+        for line in passed_over:
+            say(line)
+        if draw is not None:
+            say(f"Drawn: {draw}")
+    fail_unanswered(found[0].unanswered, len(images))
 
 
 def _show(title: str, results: Sequence[AttackResult]) -> None:

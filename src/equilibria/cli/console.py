@@ -46,6 +46,17 @@ def fail(message: str, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
+def fail_unanswered(count: float | None, total: int, of: str = "images") -> None:
+    """End the program where a model has no answer, after what was found has been printed."""
+    if count:
+        fail(
+            f"the model has no answer for {count:.0f} of {total} {of}, which counts as wrong: its "
+            "logits are NaN or infinite. Look for NaN in its weights and in the images; train it "
+            "again with a lower learning rate, or take the weights that validated best (--best)",
+            code=1,
+        )
+
+
 def print_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str] | None],

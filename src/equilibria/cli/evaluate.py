@@ -9,7 +9,7 @@ import torch
 from typer import Option
 
 from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command, opened
-from equilibria.cli.console import figure_rows, print_facts, print_json, shown
+from equilibria.cli.console import fail_unanswered, figure_rows, print_facts, print_json, shown
 from equilibria.models import parameter_count
 from equilibria.report import segmentation_png
 from equilibria.tasks import Evaluation, Segmentation
@@ -38,9 +38,10 @@ def evaluate(
     result = experiment.evaluate()
     if as_json:
         print_json(as_data(experiment, result))
-        return
-    title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
-    print_facts(title, rows(result))
+    else:
+        title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
+        print_facts(title, rows(result))
+    fail_unanswered(result.figures.get("unanswered"), result.samples, f"{experiment.task.unit}s")
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
@@ -9,7 +10,7 @@ from typing import Annotated, cast
 from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, FinishedRun, JsonList, command, opened
-from equilibria.cli.console import print_json, print_table
+from equilibria.cli.console import fail_unanswered, print_json, print_table
 from equilibria.data import find_images
 from equilibria.report.segmentation import PixelPrediction, predict_pixels
 from equilibria.tasks import Segmentation
@@ -52,6 +53,8 @@ def predict(
         print_json(predictions)
     else:
         _show(predictions)
+    silent = [p for p in predictions if not (p.label if isinstance(p, Prediction) else p.classes)]
+    fail_unanswered(len(silent), len(predictions))
 
 
 def _show(predictions: Sequence[Prediction | PixelPrediction]) -> None:
@@ -61,9 +64,11 @@ def _show(predictions: Sequence[Prediction | PixelPrediction]) -> None:
             named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
             said = [p.drawn, ", ".join(named)]
         else:
-            said = [p.label]
+            said = [p.label or "no answer"]
         solve = ("", "") if p.iterations is None else (str(p.iterations), "yes" * bool(p.converged))
-        rows.append((p.file, *said, f"{p.confidence:.1%}", *solve))
+        rows.append(
+            (p.file, *said, "" if math.isnan(p.confidence) else f"{p.confidence:.1%}", *solve)
+        )
     of_pixels = any(isinstance(p, PixelPrediction) for p in predictions)
     seen = ("Drawn", "Classes") if of_pixels else ("Class",)
     numbers = ("Confidence", "Iterations", "Converged")

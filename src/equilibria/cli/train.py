@@ -22,7 +22,13 @@ from rich.console import Console
 from typer import Argument, Option
 
 from equilibria.cli.app import MISTAKES, Device, command
-from equilibria.cli.console import TrainingDisplay, fail, output_console, print_facts
+from equilibria.cli.console import (
+    TrainingDisplay,
+    fail,
+    fail_unanswered,
+    output_console,
+    print_facts,
+)
 from equilibria.cli.evaluate import as_data, rows
 from equilibria.models import parameter_count
 from equilibria.report.compare import store_evaluation
@@ -142,6 +148,9 @@ def _train(
         store_evaluation(output, as_data(experiment, result))
     print_facts(f"On the {len(experiment.test)} test images", rows(result), console)
     console.print(f"Run: {output}", soft_wrap=True)
+    if processes.leads:
+        unit = f"{experiment.task.unit}s"
+        fail_unanswered(result.figures.get("unanswered"), result.samples, unit)
 
 
 def follow(

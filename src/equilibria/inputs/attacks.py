@@ -17,6 +17,7 @@ from equilibria.equilibrium import solving
 from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
 from equilibria.inputs.optimize import optimize_input
+from equilibria.models import predicted_classes
 from equilibria.registry import check_options
 
 COARSEST_CHECK = 1e-3
@@ -54,11 +55,17 @@ class AttackResult:
 
     @property
     def initial_predictions(self) -> Tensor:
-        return self.initial_logits.argmax(dim=1)
+        return predicted_classes(self.initial_logits)
 
     @property
     def predictions(self) -> Tensor:
-        return self.logits.argmax(dim=1)
+        """−1 where the model has no answer (`predicted_classes`), which is a wrong one."""
+        return predicted_classes(self.logits)
+
+    @property
+    def unanswered(self) -> int:
+        """For how many of the images as they were the model has no answer."""
+        return int((self.initial_predictions < 0).sum())
 
     @property
     def success(self) -> Tensor:
@@ -86,6 +93,7 @@ class AttackResult:
             "steps": self.settings.chosen_steps,
             "restarts": self.settings.restarts,
             "samples": count,
+            "unanswered": self.unanswered,
             "accuracy": self.accuracy,
             "robust_accuracy": self.robust_accuracy,
             "low": low,
@@ -267,9 +275,8 @@ class _Search:
         return attack_losses(self.settings.loss, logits, self.labels)
 
     def _see(self, images: Tensor, logits: Tensor, losses: Tensor) -> None:
-        wrong = logits.argmax(dim=1) != self.labels
+        wrong = predicted_classes(logits) != self.labels
         worse = (wrong & ~self.wrong) | ((wrong == self.wrong) & (losses > self.losses))
-        worse &= torch.isfinite(logits).all(dim=1)
         self.wrong = torch.where(worse, wrong, self.wrong)
         self.losses = torch.where(worse, losses.to(self.losses.dtype), self.losses)
         rows = worse.reshape(-1, *(1,) * (images.dim() - 1))

@@ -4,7 +4,12 @@ Here is what other rooms and users need; the rest, such as `opteq.theory` and th
 `baselines`, comes from its file.
 """
 
-from equilibria.models.base import EquilibriumClassifier, EquilibriumModel, image_classifier
+from equilibria.models.base import (
+    EquilibriumClassifier,
+    EquilibriumModel,
+    image_classifier,
+    predicted_classes,
+)
 from equilibria.models.baselines.resnet import ResNet, resnet_small
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators.autoencoders import (
@@ -95,6 +100,7 @@ __all__ = [
     "parameter_count",
     "perturbed_logits",
     "popteq",
+    "predicted_classes",
     "register_model",
     "resnet_small",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, State
@@ -80,6 +81,16 @@ class EquilibriumModel(nn.Module):
     def last_backward(self) -> LinearSolution | None:
         """How the last backward solve went."""
         return self.layer.last_backward
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """The class with the largest logit (dimension 1); −1, "no answer", where there is none.
+
+    Logits without a softmax (NaN, an infinite one) say nothing, and a maximum among them would be
+    class 0 or any other: an answer that is right for some samples.
+    """
+    answered = logits.detach().logsumexp(dim=1).isfinite()
+    return torch.where(answered, logits.detach().argmax(dim=1), -1)
 
 
 class EquilibriumClassifier(EquilibriumModel):

@@ -156,6 +156,7 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
             pixels = panel.detach().cpu().float().clamp(0, 1).movedim(0, 2).numpy()
             axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             caption = f"× {0.5 / reach:.2g}" if predicted is None else class_names[predicted]
+            caption = "no answer" if predicted == -1 else caption
             is_right = predicted is None or predicted == int(result.labels[index])
             axis.set_title(caption, fontsize=9, color=LIGHT.ink if is_right else WRONG)
             if column == 0:

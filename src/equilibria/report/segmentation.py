@@ -52,7 +52,8 @@ class PixelPrediction:
     drawn: str
     """The picture of it."""
     classes: dict[str, float]
-    """Those that were found, with their share of the pixels, the largest first."""
+    """Those that were found, with their share of the pixels, the largest first; none where the
+    model has no answer."""
     confidence: float
     """The mean over the pixels."""
     iterations: int | None
@@ -127,7 +128,8 @@ def predict_pixels(
             probabilities, (height, width), mode="bilinear", align_corners=False
         )[0].max(dim=0)
         pixels = image_to_tensor(image.resize((width, height))).float() / 255
-        counts = classes.flatten().bincount(minlength=len(names))
+        classes = torch.where(confidence.isfinite(), classes, -1)
+        counts = classes[classes >= 0].bincount(minlength=len(names))
         order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
         shares = {int(index): int(counts[index]) / classes.numel() for index in order}
         write_atomically(drawn, _prediction_png(pixels, classes, names, shares))
@@ -158,6 +160,8 @@ def _prediction_png(
     legend = {
         f"{class_names[index]}  {share:.1%}": colors[index] for index, share in shares.items()
     }
+    if bool((classes < 0).any()):
+        legend["no answer"] = UNLABELLED
     # Panels of one area, whatever the proportions of the image.
     panel_width = LARGE_PANEL * math.sqrt(min(max(width / height, 0.2), 5.0))
     return _sheet(("image", "classes"), [[pixels, overlay]], legend, panel_width)

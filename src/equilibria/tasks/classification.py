@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibria.inputs import AttackSettings, Method, Norm, adversarial_images, attack
+from equilibria.models import predicted_classes
 from equilibria.registry import check_share, check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
@@ -20,8 +21,13 @@ TrainingMethod = Literal["clean", "fgsm", "pgd", "jiio"]
 
 
 def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Tensor:
-    """How many samples of each true class (row) were predicted as each class (column)."""
-    counts = torch.bincount(labels * classes + predictions, minlength=classes**2)
+    """How many samples of each true class (row) were predicted as each class (column).
+
+    Predictions below 0 are none, and counted nowhere.
+    """
+    answered = predictions >= 0
+    pairs = (labels * classes + predictions)[answered]
+    counts = torch.bincount(pairs, minlength=classes**2)
     return counts.reshape(classes, classes)
 
 
@@ -44,22 +50,30 @@ class Classification(Task):
     ) -> Outcome:
         """Also the predictions, their softmax probabilities, and which classes are confused."""
         logits = model(inputs).float()
-        confidences, predictions = logits.softmax(dim=1).max(dim=1)
-        values = {"prediction": predictions, "confidence": confidences}
+        predictions = predicted_classes(logits)
+        values = {
+            "prediction": predictions,
+            "confidence": logits.softmax(dim=1).amax(dim=1),
+            "unanswered": predictions < 0,
+        }
         if logits.shape[1] > 5:
             found = logits.topk(5, dim=1).indices == targets[:, None]
-            values["top5"] = found.any(dim=1)
+            values["top5"] = found.any(dim=1) & (predictions >= 0)
         confusion = confusion_matrix(targets, predictions, classes=logits.shape[1])
         return Outcome({**_step(logits, targets).values, **values}, {"confusion": confusion})
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
-        """The top-5 accuracy is None with five classes or fewer."""
-        return {"accuracy": found.accuracy, "top5_accuracy": found.mean("top5")}
+        """The top-5 accuracy is None with five classes or fewer, what has no answer if all has."""
+        return {
+            "accuracy": found.accuracy,
+            "top5_accuracy": found.mean("top5"),
+            "unanswered": found.count("unanswered"),
+        }
 
 
 def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outcome:
     losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
-    return Outcome({"loss": losses, "correct": logits.detach().argmax(dim=1) == targets})
+    return Outcome({"loss": losses, "correct": predicted_classes(logits) == targets})
 
 
 @dataclass(frozen=True)
@@ -118,11 +132,22 @@ class AdversarialClassification(Task):
         count = math.ceil(self.attack_share * len(inputs))
         settings = self._attack_settings()
         found = attack(model, inputs[:count], targets[:count], settings, generator=generator)
-        correct = _step(model(inputs).float(), targets).values["correct"]
-        return Outcome({"loss": found.loss, "correct": correct, "robust": ~found.success})
+        predictions = predicted_classes(model(inputs))
+        return Outcome(
+            {
+                "loss": found.loss,
+                "correct": predictions == targets,
+                "robust": ~found.success,
+                "unanswered": predictions < 0,
+            }
+        )
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
-        return {"accuracy": found.accuracy, "robust_accuracy": found.mean("robust")}
+        return {
+            "accuracy": found.accuracy,
+            "robust_accuracy": found.mean("robust"),
+            "unanswered": found.count("unanswered"),
+        }
 
     def _search_settings(self) -> AttackSettings | None:
         """How images to train on are looked for; None where they are taken as they are."""
@@ -163,43 +188,48 @@ class Segmentation(Task):
         """Images may differ in size from batch to batch; nothing but counts is kept of a batch."""
         logits = model(inputs).float()
         step = self._step(logits, targets)
-        labelled = targets != self.ignore_index
-        confusion = confusion_matrix(
-            targets.long()[labelled], logits.argmax(dim=1)[labelled], classes=logits.shape[1]
-        )
-        return Outcome(step.values, {"confusion": confusion})
+        labelled, classes = targets != self.ignore_index, logits.shape[1]
+        truths, predictions = targets.long()[labelled], predicted_classes(logits)[labelled]
+        counts = {
+            "confusion": confusion_matrix(truths, predictions, classes=classes),
+            "unanswered": torch.bincount(truths[predictions < 0], minlength=classes),
+        }
+        return Outcome(step.values, counts)
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
         """aAcc, the share of pixels of the right class, and the means over classes mIoU and mAcc.
 
         A class that cannot be judged is NaN, and left out of the means.
         """
-        confusion = found.counts["confusion"]
+        confusion, unanswered = found.counts["confusion"], found.counts["unanswered"]
         return {
             "accuracy": found.accuracy,
-            "mean_iou": float(class_iou(confusion).nanmean()),
-            "mean_accuracy": float(class_accuracy(confusion).nanmean()),
+            "mean_iou": float(class_iou(confusion, unanswered).nanmean()),
+            "mean_accuracy": float(class_accuracy(confusion, unanswered).nanmean()),
+            "unanswered": float(unanswered.sum()) or None,
         }
 
     def _step(self, logits: Tensor, targets: Tensor) -> Outcome:
         targets = check_label_maps(logits, targets, self.ignore_index)
         losses = F.cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="none")
-        # An ignored pixel never equals a prediction: its index is that of no class.
-        right = logits.detach().argmax(dim=1) == targets
         labelled = targets != self.ignore_index
+        right = (predicted_classes(logits) == targets) & labelled
         pixels = {"loss": losses, "correct": right, "weight": labelled}
         return Outcome({name: value.flatten(1).sum(dim=1) for name, value in pixels.items()})
 
 
-def class_accuracy(confusion: Tensor) -> Tensor:
-    """Of each class, the share of its pixels that were found; NaN where it has none."""
-    return confusion.diagonal().double() / confusion.sum(dim=1)
+def class_accuracy(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
+    """Of each class, the share of its pixels that were found; NaN where it has none.
+
+    unanswered: how many pixels of each class are in no column.
+    """
+    return confusion.diagonal().double() / (confusion.sum(dim=1) + unanswered)
 
 
-def class_iou(confusion: Tensor) -> Tensor:
+def class_iou(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
     """Intersection ÷ union of each class; NaN where it is neither there nor predicted."""
     hits = confusion.diagonal().double()
-    return hits / (confusion.sum(dim=0) + confusion.sum(dim=1) - hits)
+    return hits / (confusion.sum(dim=0) + confusion.sum(dim=1) + unanswered - hits)
 
 
 def check_label_maps(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:

@@ -75,6 +75,10 @@ class Outcome:
     def median(self, name: str) -> float | None:
         return float(self.values[name].double().median()) if name in self.values else None
 
+    def count(self, name: str) -> float | None:
+        """The sum of a value over the samples; None where that is nothing."""
+        return float(self.values[name].double().sum()) or None if name in self.values else None
+
     def detached(self) -> Outcome:
         """On the CPU, without a graph, in double precision."""
         values = {name: value.detach().cpu() for name, value in self.values.items()}

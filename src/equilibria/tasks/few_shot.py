@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.inputs import InputResult, Outer, get_engine, optimal_input, optimize_input
-from equilibria.models import FewShotClassifier
+from equilibria.models import FewShotClassifier, predicted_classes
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
@@ -122,7 +122,7 @@ def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:
     return Outcome(
         {
             "loss": losses.view_as(labels).sum(dim=1),
-            "correct": (logits.detach().argmax(dim=2) == labels).sum(dim=1),
+            "correct": (predicted_classes(logits.movedim(2, 1)) == labels).sum(dim=1),
             "weight": torch.full_like(labels[:, 0], labels.shape[1]),
         }
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from equilibria.data import Batches, Source, find_images, load_dataset, read_image
 from equilibria.equilibrium import solving
+from equilibria.models import predicted_classes
 from equilibria.tasks import Classification, Evaluation, Task
 from equilibria.training.experiment import Experiment, trained
 from equilibria.training.files import RunFolder
@@ -99,7 +100,8 @@ class Prediction:
 
     file: str
     """Empty for an image that came as a tensor."""
-    label: str
+    label: str | None
+    """None where the model has no answer: its logits are NaN or infinite."""
     confidence: float
     iterations: int | None
     """None for a model without an equilibrium, as is `converged`."""
@@ -112,7 +114,7 @@ class ClassMap:
 
     file: str
     classes: Tensor
-    """The index of a class for each pixel, shape `(height, width)`."""
+    """The index of a class for each pixel, shape `(height, width)`; −1 where it has no answer."""
     confidence: float
     """The mean over the pixels."""
     iterations: int | None
@@ -166,8 +168,8 @@ def _predictions(
     model: nn.Module, batch: Tensor, files: Sequence[str]
 ) -> Iterable[Prediction | ClassMap]:
     with solving(model, record=True) as record:
-        probabilities = model(batch).float().softmax(dim=1).cpu()
-    confidences, classes = probabilities.max(dim=1)
+        logits = model(batch).float().cpu()
+    confidences, classes = logits.softmax(dim=1).amax(dim=1), predicted_classes(logits)
     solution = record.solutions[-1] if record.solutions else None
     names = getattr(model, "class_names", None)
     for i, file in enumerate(files):
@@ -179,7 +181,8 @@ def _predictions(
         if classes.dim() > 1:
             yield ClassMap(file, classes[i], confidence, iterations, converged)
         else:
-            label = str(int(classes[i])) if names is None else names[int(classes[i])]
+            said = int(classes[i])
+            label = None if said < 0 else str(said) if names is None else names[said]
             yield Prediction(file, label, confidence, iterations, converged)
 
 

@@ -207,6 +207,9 @@ class _Training:
                 steps = self.settings.epochs * self.steps_per_epoch
                 self.on_step(StepProgress(epoch=epoch, step=self.step, steps=steps, loss=loss))
         self._require_finite(totals.sums[1], "loss", at_once=True)
+        # No loss has seen what the last step made of the weights.
+        largest = [p.detach().abs().amax().double() for p in self.model.parameters() if p.numel()]
+        self._require_finite(torch.stack(largest).max(), "largest weight", at_once=True)
         return totals
 
     def _backward(
