@@ -66,9 +66,8 @@ def _show(predictions: Sequence[Prediction | PixelPrediction]) -> None:
         else:
             said = [p.label or "no answer"]
         solve = ("", "") if p.iterations is None else (str(p.iterations), "yes" * bool(p.converged))
-        rows.append(
-            (p.file, *said, "" if math.isnan(p.confidence) else f"{p.confidence:.1%}", *solve)
-        )
+        sure = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
+        rows.append((p.file, *said, sure, *solve))
     of_pixels = any(isinstance(p, PixelPrediction) for p in predictions)
     seen = ("Drawn", "Classes") if of_pixels else ("Class",)
     numbers = ("Confidence", "Iterations", "Converged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ def twin(module: M, replaced: Callable[[Tensor], Tensor]) -> M:
                 own[name] = tensor(value)
             elif isinstance(value, nn.Module):
                 own[name] = twins.get(id(value), value)
+            elif isinstance(value, MethodType) and id(value.__self__) in twins:
+                own[name] = MethodType(value.__func__, twins[id(value.__self__)])
         for kind in ("_parameters", "_buffers"):
             own[kind] = {name: tensor(held) for name, held in own[kind].copy().items()}
         children = own["_modules"].copy().items()

@@ -287,8 +287,9 @@ class EquilibriumLayer(nn.Module):
         return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
 
     def on_twin(self) -> None:
-        """A twin's backward solves are its own."""
+        """A twin's backward solves are its own; a compiled step would be that of another cell."""
         self._backward_log = BackwardLog()
+        self.compile_step = False
 
     def extra_repr(self) -> str:
         own = self.solving

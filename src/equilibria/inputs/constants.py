@@ -19,6 +19,7 @@ def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:
     evaluating: in evaluation mode, but for layers of a model in training, which do not warn where
         they run out of iterations.
     """
+    model = getattr(model, "_orig_mod", model)  # What `torch.compile` has compiled.
     own = twin(model, lambda tensor: tensor.detach().clone())
     for original, copy in zip(model.modules(), own.modules(), strict=True):
         is_layer = isinstance(original, EquilibriumLayer)

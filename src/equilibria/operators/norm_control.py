@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -214,6 +215,9 @@ class KernelOperator(LinearOperator):
             self.norm_vector = torch.empty_like(stored, device=self.norm_vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
+    def on_twin(self) -> None:
+        self._memo = copy.deepcopy(self._memo)
+
     def _control_repr(self) -> str:
         return "" if self.norm is None else f", norm={self.norm!r}, zeta={self.zeta}"
 
@@ -272,20 +276,27 @@ class TensorMemo:
     """
 
     def __init__(self) -> None:
-        self._content: tuple[Tensor, ...] = ()
-        self._values: dict[object, Any] = {}
+        # Content and values change together, for other threads too.
+        self._kept: tuple[tuple[Tensor, ...], dict[object, Any]] = ((), {})
 
     def of(self, *tensors: Tensor) -> dict[object, Any]:
         """The values remembered for these tensors: empty if their content is not the last seen."""
         if is_wrapped(*tensors):
             return {}
-        same = len(self._content) == len(tensors) and all(map(_same, self._content, tensors))
-        if not same:
-            self._content = tuple(tensor.detach().clone() for tensor in tensors)
-            self._values = {}
-        elif len(self._values) > MEMO_ENTRIES:
-            self._values.clear()
-        return self._values
+        content, values = self._kept
+        same = len(content) == len(tensors) and all(map(_same, content, tensors))
+        if not same or len(values) > MEMO_ENTRIES:
+            content = content if same else tuple(tensor.detach().clone() for tensor in tensors)
+            values = {}
+            self._kept = content, values
+        return values
+
+    def __deepcopy__(self, memo: object) -> TensorMemo:
+        """What is remembered is never changed, and may be shared; what is learned is not."""
+        other = TensorMemo()
+        content, values = self._kept
+        other._kept = content, values.copy()
+        return other
 
 
 def _same(kept: Tensor, tensor: Tensor) -> bool:

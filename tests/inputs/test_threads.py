@@ -1,0 +1,181 @@
+"""Searches on a model that other threads use: nobody notices the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import equilibria as eq
+from equilibria.inputs import attack, find_latents, optimize_input, restore
+from tests.inputs.small_generator import SmallDecoder, latents
+from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
+
+THREADS, ROUNDS = 5, 2
+Job = Callable[[], list[Tensor]]
+
+
+class Doubled(nn.Module):
+    """Tells the modes apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if self.training else x
+
+
+def classifier() -> nn.Module:
+    """In training mode, with a gradient rule that attacks do not take."""
+    model = smooth_model()
+    model.layer = eq.EquilibriumLayer(
+        model.layer.cell, solver=eq.Anderson(tolerance=1e-12), gradient="one_step"
+    )
+    model.head = nn.Sequential(Doubled(), model.head)
+    return model.train()
+
+
+def gradients(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss(), list(model.parameters())))
+
+
+def classifier_jobs(model: Any) -> dict[str, Job]:
+    x, labels = inputs(), torch.tensor([0, 2, 1])
+    options: dict[str, Any] = {"eps": 0.4, "steps": 6, "clip": None}
+    return {
+        "pgd": lambda: [attack(model, x, labels, **options).images],
+        "jiio": lambda: [attack(model, x, labels, method="jiio", **options).images],
+        "optimize_input": lambda: [
+            optimize_input(model, squared_distance(), x, penalty=ridge, iterations=8).x
+        ],
+        "solve": lambda: [model.solve(x).state],
+        "training": lambda: gradients(model, lambda: F.cross_entropy(model(x), labels)),
+    }
+
+
+def decoder_jobs(model: Any) -> dict[str, Job]:
+    with torch.no_grad():
+        images = SmallDecoder().double().eval()(latents())
+    return {
+        "restore": lambda: [restore(model, images[..., ::2], halved, iterations=6).latents],
+        "latents": lambda: [find_latents(model, images, iterations=6).x],
+        "solve": lambda: [model.layer.solve(model.stem(latents())).state],
+        "training": lambda: gradients(model, lambda: (model(latents()) - 1).square().sum()),
+    }
+
+
+def halved(images: Tensor) -> Tensor:
+    return images[..., ::2]
+
+
+def traits(model: nn.Module) -> list[object]:
+    """All that a search could leave behind."""
+    layers = [m for m in model.modules() if isinstance(m, eq.EquilibriumLayer)]
+    return [
+        [module.training for module in model.modules()],
+        [(id(p), p.requires_grad, p.grad) for p in model.parameters()],
+        [(layer.solver, layer.gradient, layer.strict) for layer in layers],
+        [value.tolist() for value in model.state_dict().values()],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "jobs_of"),
+    [(classifier, classifier_jobs), (lambda: SmallDecoder().double().train(), decoder_jobs)],
+    ids=["classifier", "decoder"],
+)
+def test_side_by_side_is_one_after_the_other(
+    make: Callable[[], nn.Module], jobs_of: Callable[[Any], dict[str, Job]]
+) -> None:
+    """Attacks switched modes and gradients of the model off and on: others saw it, and some of it
+    stayed."""
+    model = make()
+    jobs = jobs_of(model)
+    alone = {name: job() for name, job in jobs.items()}
+    before = traits(model)
+    meeting = threading.Barrier(THREADS)
+    names = list(jobs)
+
+    def work(thread: int) -> list[tuple[str, list[Tensor]]]:
+        found = []
+        for turn in range(ROUNDS * len(names)):
+            if turn % len(names) == 0:
+                meeting.wait()
+            name = names[(thread + turn) % len(names)]
+            found.append((name, jobs[name]()))
+        return found
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = [result for found in pool.map(work, range(THREADS)) for result in found]
+    assert len(results) == THREADS * ROUNDS * len(names)
+    for name, tensors in results:
+        for one, other in zip(tensors, alone[name], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
+    assert traits(model) == before
+
+
+def test_training_does_not_notice_attacks() -> None:
+    """Every step has its gradients, and the weights end where they do without attacks."""
+    x, labels = inputs(), torch.tensor([0, 2, 1])
+
+    def trained(model: nn.Module) -> list[Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(15):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), labels).backward()
+            assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    alone, model, over = trained(classifier()), classifier(), threading.Event()
+
+    def attacks() -> int:
+        count = 0
+        while not over.is_set() or not count:
+            found = attack(model, x, labels, eps=0.4, steps=3, clip=None)
+            assert bool(found.images.isfinite().all())
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        beside = [pool.submit(attacks) for _ in range(3)]
+        try:
+            weights = trained(model)
+        finally:
+            over.set()
+        assert all(job.result() for job in beside)
+    for one, other in zip(weights, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["pgd", "jiio"])
+def test_the_model_keeps_its_memories(method: Any) -> None:
+    """What the last solves of a model were is not for an attack to say."""
+    model, x, labels = classifier(), inputs(), torch.tensor([0, 2, 1])
+    layer: Any = model.layer
+    with eq.solving(model, gradient="implicit"):
+        F.cross_entropy(model(x), labels).backward()
+    forward, backward = layer.last_solution, layer.last_backward
+    attack(model, 2 * x, labels, eps=0.4, method=method, clip=None)
+    assert layer.last_solution is forward
+    assert layer.last_backward is backward
+
+
+def test_blocks_around_an_attack_hold_for_it() -> None:
+    model, x, labels = classifier(), inputs(), torch.tensor([0, 2, 1])
+    with eq.solving(model, solver="picard", tolerance=1e-3):
+        coarse = attack(model, x, labels, eps=0.4, steps=3, clip=None)
+    fine = attack(model, x, labels, eps=0.4, steps=3, clip=None)
+    assert coarse.evaluations != fine.evaluations
+    assert not torch.equal(coarse.logits, fine.logits)
+
+
+def test_a_compiled_model_is_attacked_as_it_was_written() -> None:
+    model, x, labels = classifier(), inputs(), torch.tensor([0, 2, 1])
+    options: dict[str, Any] = {"eps": 0.4, "steps": 3, "clip": None}
+    expected = attack(model, x, labels, **options)
+    found = attack(torch.compile(model, backend="eager"), x, labels, **options)
+    torch.testing.assert_close(found.images, expected.images)
