@@ -75,6 +75,21 @@ def test_the_projection_is_differentiable(kind: str) -> None:
     assert torch.autograd.gradcheck(region.project, (y,))
 
 
+@pytest.mark.parametrize("boxed", [False, True])
+@pytest.mark.parametrize("exponent", [-37, -30, -20, -10, 10, 18, 19, 20, 30, 38])
+def test_balls_of_every_size_in_single_precision(exponent: int, boxed: bool) -> None:
+    """The square of the radius is zero or infinite in most of them."""
+    radius = 10.0**exponent
+    point = torch.tensor([[1.5, -2.0, 0.0], [0.05, 0.0, 0.0]]) * radius
+    constraint: Constraint = L2Ball(torch.zeros(2, 3), radius)
+    if boxed:
+        constraint = constraint & Box(-0.8 * radius, 0.8 * radius)
+    found = constraint.project(point)
+    expected = torch.tensor([[0.6, -0.8, 0.0], [0.05, 0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(found.double() / radius, expected, rtol=1e-5, atol=1e-6)
+    assert bool((found.double().norm(dim=1) <= torch.tensor(radius).double()).all())
+
+
 def test_a_feasible_point_stays() -> None:
     center = random_rows(0, 0.1)
     point = center + 1e-3
@@ -92,6 +107,12 @@ def test_radii_may_differ() -> None:
     [
         (L2Ball(torch.zeros(2, 3), -1.0), "negative"),
         (LinfBall(torch.zeros(2, 3), float("nan")), "negative, NaN"),
+        (L2Ball(torch.zeros(2, 3), float("inf")), "infinite"),
+        (LinfBall(torch.zeros(2, 3), 1e39), "infinite in torch.float32"),
+        (L2Ball(torch.tensor([0.0, torch.nan, 0.0]), 1.0), "center of a ball holds NaN"),
+        (LinfBall(torch.tensor([0.0, torch.inf, 0.0]), 1.0), "center of a ball holds NaN or Inf"),
+        (Box(torch.tensor([0.0, torch.nan, 0.0]), 1.0), "neither may be NaN"),
+        (Box(0.0, float("nan")) & L2Ball(torch.zeros(2, 3), 1.0), "neither may be NaN"),
         (L2Ball(torch.zeros(2, 3), torch.ones(5)), "one for each"),
         (L2Ball(torch.full((2, 3), 5.0), 1.0) & Box(0.0, 1.0), "misses the box"),
         (LinfBall(torch.full((2, 3), 5.0), 1.0) & Box(0.0, 1.0), "contradict"),

@@ -14,6 +14,7 @@ from equilibria.inputs import (
     Box,
     Engine,
     L2Ball,
+    LinfBall,
     get_engine,
     list_engines,
     optimize_input,
@@ -113,6 +114,27 @@ def test_an_attack_ends_on_the_ball() -> None:
     assert bool((distance <= 0.5).all())
     torch.testing.assert_close(distance, torch.full_like(distance, 0.5), rtol=1e-4, atol=0)
     assert bool((-found.loss > -found.initial_loss).all())
+
+
+@pytest.mark.parametrize("size", [1e5, 1e10, 1e20, 1e30, 1e38])
+@pytest.mark.parametrize("kind", ["l2", "linf", "box", "l2 and box"])
+def test_a_region_that_bounds_nothing_changes_nothing(kind: str, size: float) -> None:
+    """Steps were measured by the region: the first one was too short to count, or infinite."""
+    model, x0, loss = smooth_model().float(), inputs().float(), squared_distance()
+    sets = {
+        "l2": L2Ball(x0, size),
+        "linf": LinfBall(x0, size),
+        "box": Box(-size, size),
+        "l2 and box": L2Ball(x0, size) & Box(-size, size),
+    }
+    options: dict[str, Any] = {"iterations": 40, "engine_options": {"rule": "gradient"}}
+    free = optimize_input(model, lambda o: loss(o).float(), x0, penalty=ridge, **options)
+    held = optimize_input(
+        model, lambda o: loss(o).float(), x0, penalty=ridge, constraint=sets[kind], **options
+    )
+    assert bool((held.loss < held.initial_loss).all())
+    assert torch.equal(held.status, free.status)
+    torch.testing.assert_close(held.x, free.x, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -303,6 +325,10 @@ def test_a_running_statistic_is_refused_and_left_as_it_was() -> None:
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"sweeps": 0}, "sweeps must be at least 1"),
         ({"step_size": -1.0}, "step_size must be positive"),
+        ({"step_size": float("inf")}, "step_size must be positive and finite"),
+        ({"step_size": float("nan")}, "step_size must be positive"),
+        ({"tolerance": float("nan")}, "tolerance must be positive"),
+        ({"check_tolerance": float("inf")}, "check_tolerance must be positive and finite"),
         ({"tolerance": 0.0}, "tolerance must be positive"),
         ({"engine": "andersen"}, "did you mean 'anderson'"),
         ({"groups": torch.tensor([0, 1, 3])}, "one row a group"),

@@ -101,11 +101,15 @@ def test_side_by_side_is_one_after_the_other(
 
     def work(thread: int) -> list[tuple[str, list[Tensor]]]:
         found = []
-        for turn in range(ROUNDS * len(names)):
-            if turn % len(names) == 0:
-                meeting.wait()
-            name = names[(thread + turn) % len(names)]
-            found.append((name, jobs[name]()))
+        try:
+            for turn in range(ROUNDS * len(names)):
+                if turn % len(names) == 0:
+                    meeting.wait()
+                name = names[(thread + turn) % len(names)]
+                found.append((name, jobs[name]()))
+        except BaseException:
+            meeting.abort()  # The others must not wait for this one.
+            raise
         return found
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -208,14 +208,27 @@ class Region:
 
         The projection onto ball and box is clamp(c + t (y − c)) with t = 1/(1 + λ), λ the ball's
         multiplier; the distance from c grows with t. Newton's steps inside a bracket find t; one
-        more, in the graph, carries its derivative.
+        more, in the graph, carries its derivative. In double precision, and units of the radius:
+        the square of a radius may be zero or infinite.
         """
-        fixed, radius = offset.detach(), self.ball[1]  # type: ignore[index]
-        length = row_norms(fixed)
-        share = (radius / length.clamp_min(torch.finfo(length.dtype).tiny)).clamp_max(1)
+        assert self.ball is not None
+        center, radius = (tensor.double() for tensor in self.ball)
+        unit = radius.clamp_min(torch.finfo(radius.dtype).tiny)[:, None]
+        scaled = offset.double() / unit
+        low, high = ((bound.double() - center) / unit for bound in (self.low, self.high))
+
+        def excess_at(share: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
+            """‖clamp(t (y − c))‖² − 1 and its derivative in t."""
+            moved = share[:, None] * scaled
+            clamped = torch.clamp(moved, low, high)
+            free = torch.where(clamped == moved, scaled, 0.0)
+            return clamped.square().sum(dim=1) - 1, 2 * share * free.square().sum(dim=1)
+
+        fixed = scaled.detach()
+        share = (1 / row_norms(fixed)).clamp_max(1)
         below, above = torch.zeros_like(share), torch.ones_like(share)
         for _ in range(NEWTON_STEPS):
-            excess, slope = self._excess(fixed, share)
+            excess, slope = excess_at(share, fixed)
             far = excess.abs() > SHARE_TOLERANCE * torch.finfo(offset.dtype).eps
             if not bool((outside & far).any()):
                 break
@@ -225,23 +238,10 @@ class Region:
             inside = (proposed > below) & (proposed < above)
             share = torch.where(inside, proposed, (below + above) / 2)
         if offset.requires_grad:
-            excess, slope = self._excess(offset, share)
+            excess, slope = excess_at(share, scaled)
             carried = (excess - excess.detach()) / slope.detach()
             share = share - torch.where(slope > 0, carried, 0.0)
-        found: Tensor = share
-        return found
-
-    def _excess(self, offset: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """‖clamp(c + t (y − c)) − c‖²/radius² − 1 and its derivative in t."""
-        assert self.ball is not None
-        center, radius = self.ball
-        moved = center + share[:, None] * offset
-        clamped = self._clamp(moved)
-        # In units of the radius, whose square may be zero or infinite.
-        unit = radius.clamp_min(torch.finfo(radius.dtype).tiny)[:, None]
-        free = torch.where(clamped == moved, offset / unit, 0.0)
-        slope = 2 * share * free.square().sum(dim=1)
-        return ((clamped - center) / unit).square().sum(dim=1) - 1, slope
+        return share.to(offset.dtype)
 
     def _pulled_in(self, point: Tensor) -> Tensor:
         """Rows that rounding has left outside the ball, moved in by as little as it takes."""
