@@ -353,6 +353,34 @@ def test_a_model_that_is_certain_is_attacked_all_the_same() -> None:
     assert torch.sign(change).tolist() == torch.sign(expected).tolist()
 
 
+class Unsteady(nn.Module):
+    """Sure of class 0, and NaN where an image is dark."""
+
+    def __init__(self, darkest: float) -> None:
+        super().__init__()
+        self.darkest = darkest
+
+    def forward(self, images: Tensor) -> Tensor:
+        brightness = images.flatten(1).mean(dim=1)
+        logits = torch.stack([9 * brightness, 0 * brightness], dim=1)
+        return torch.where((brightness < self.darkest)[:, None], torch.nan, logits)
+
+
+@pytest.mark.parametrize("method", ["fgsm", "pgd"])
+def test_no_answer_is_a_wrong_one(method: Any) -> None:
+    """The largest of NaN is class 0: a model of NaN was taken for right on all images of it."""
+    images, labels = torch.full((3, 1, 2, 2), 0.5), torch.tensor([0, 0, 1])
+    found = attack(Unsteady(darkest=1.0), images, labels, eps=0.2, norm="linf", method=method)
+    assert (found.accuracy, found.robust_accuracy, found.unanswered) == (0, 0, 3)
+    assert found.predictions.tolist() == [-1, -1, -1]
+    assert found.figures()["unanswered"] == 3
+    turned = attack(Unsteady(darkest=0.4), images, labels, eps=0.2, norm="linf", method=method)
+    assert turned.initial_predictions.tolist() == [0, 0, 0]
+    assert turned.predictions.tolist()[:2] == [-1, -1]
+    assert turned.success.all()
+    assert turned.unanswered == 0
+
+
 def test_wilsons_interval() -> None:
     """Beside that of scipy, and exact where nothing or all was hit."""
     stats = pytest.importorskip("scipy.stats")

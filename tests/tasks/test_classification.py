@@ -35,6 +35,28 @@ def test_evaluate_counts_as_one_does_by_hand() -> None:
     assert evaluation.values["confidence"].tolist() == pytest.approx([math.exp(-right)] * 4)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_say_nothing_are_wrong(bad: float) -> None:
+    """The largest of NaN is class 0: a tenth of the samples was counted as right."""
+    logits = LOGITS.clone()
+    logits[[0, 3], [0, 2]] = bad
+    evaluation = evaluate(Echo(), [(logits, LABELS)])
+    assert evaluation.values["prediction"].tolist() == [-1, 1, 1, -1]
+    assert evaluation.correct == 1
+    assert evaluation.figures["unanswered"] == 2
+    assert evaluation.counts["confusion"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
+    assert "unanswered" not in evaluate(Echo(), [(LOGITS, LABELS)]).figures
+    everything = evaluate(Echo(), [(torch.full((4, 6), bad), LABELS)])
+    assert (everything.accuracy, everything.figures["top5_accuracy"]) == (0, 0)
+    step = Classification().training_step(Echo(), torch.full((4, 3), bad), LABELS)
+    assert int(step.correct or 0) == 0
+
+
+def test_a_class_that_is_ruled_out_is_an_answer_all_the_same() -> None:
+    logits = torch.tensor([[-math.inf, 2.0, 1.0], [-math.inf] * 3])
+    assert eq.models.predicted_classes(logits).tolist() == [1, -1]
+
+
 def test_model_without_an_equilibrium_has_no_solve_statistics() -> None:
     solves = evaluate(Echo(), [(LOGITS, LABELS)]).solves
     assert solves.mean_iterations is None

@@ -33,6 +33,19 @@ LOGITS = saying(FOUND, 4)
 """Class 2 is there and never found, class 3 neither there nor found."""
 
 
+def test_pixels_without_an_answer_are_wrong() -> None:
+    """They are in no column of the confusion, and yet count against their class."""
+    logits = LOGITS.clone()
+    logits[0, 1, 1, 0] = torch.nan
+    found = Segmentation().evaluate(Echo(), [(logits, TRUTH)])
+    assert found.counts["confusion"].tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0] * 4]
+    assert (found.correct, found.samples, found.figures["unanswered"]) == (2, 5, 1)
+    assert found.figures["mean_accuracy"] == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
+    assert found.figures["mean_iou"] == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
+    nothing = Segmentation().evaluate(Echo(), [(torch.full_like(LOGITS, torch.nan), TRUTH)])
+    assert (nothing.accuracy, nothing.score) == (0, 0)
+
+
 def test_evaluation_counts_as_one_does_by_hand() -> None:
     evaluation = Segmentation().evaluate(Echo(), [(LOGITS, TRUTH)])
     confusion = evaluation.counts["confusion"]

@@ -81,6 +81,14 @@ def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
         fit(model, Classification(), few_digits, settings())
 
 
+def test_weights_that_the_last_step_has_ruined_are_an_error(few_digits: Split) -> None:
+    """No loss sees them any more: the run ended well, with weights of NaN."""
+    one_step = few_digits.subset(torch.arange(40))
+    ruinous = settings(epochs=1, learning_rate=1e3, weight_decay=1e38, warmup_epochs=0)
+    with pytest.raises(NonFiniteError, match="the largest weight is"):
+        fit(small_model(), Classification(), one_step, ruinous)
+
+
 def test_images_with_nan_are_an_error(few_digits: Split) -> None:
     poisoned = Split(torch.full_like(few_digits.images, torch.nan), few_digits.labels)
     with (

@@ -97,6 +97,9 @@ class Task(ABC):
         if found is None or not float(found.samples):
             raise ValueError(f"there is nothing to evaluate: the batches hold no {self.unit}")
         figures = self.figures(found)
+        unanswered = {**found.values, **found.counts}.get("unanswered")
+        if unanswered is not None and bool(unanswered.any()):
+            figures["unanswered"] = float(unanswered.sum())
         return Evaluation(
             loss=float(found.loss),
             accuracy=found.accuracy,

@@ -63,12 +63,8 @@ class Classification(Task):
         return Outcome({**_step(logits, targets).values, **values}, {"confusion": confusion})
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
-        """The top-5 accuracy is None with five classes or fewer, what has no answer if all has."""
-        return {
-            "accuracy": found.accuracy,
-            "top5_accuracy": found.mean("top5"),
-            "unanswered": found.count("unanswered"),
-        }
+        """The top-5 accuracy is None with five classes or fewer."""
+        return {"accuracy": found.accuracy, "top5_accuracy": found.mean("top5")}
 
 
 def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outcome:
@@ -143,11 +139,7 @@ class AdversarialClassification(Task):
         )
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
-        return {
-            "accuracy": found.accuracy,
-            "robust_accuracy": found.mean("robust"),
-            "unanswered": found.count("unanswered"),
-        }
+        return {"accuracy": found.accuracy, "robust_accuracy": found.mean("robust")}
 
     def _search_settings(self) -> AttackSettings | None:
         """How images to train on are looked for; None where they are taken as they are."""
@@ -206,7 +198,6 @@ class Segmentation(Task):
             "accuracy": found.accuracy,
             "mean_iou": float(class_iou(confusion, unanswered).nanmean()),
             "mean_accuracy": float(class_accuracy(confusion, unanswered).nanmean()),
-            "unanswered": float(unanswered.sum()) or None,
         }
 
     def _step(self, logits: Tensor, targets: Tensor) -> Outcome:

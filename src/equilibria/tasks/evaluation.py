@@ -33,7 +33,8 @@ class Outcome:
     values: by name, one number a sample. "loss", in training in the graph; "correct", where there
         is right and wrong; "weight", where a sample holds several things that are counted (the
         labelled pixels of an image, the queries of an episode): "loss" and "correct" are then their
-        sums. All other names are the task's own.
+        sums. "unanswered": where a model has no answer (or as a count). All other names are the
+        task's own.
     counts: by name, tensors that add up over batches, such as a confusion matrix.
     solves: of the searches that the task made itself; None: what the model's layers solved counts.
     """
@@ -74,10 +75,6 @@ class Outcome:
 
     def median(self, name: str) -> float | None:
         return float(self.values[name].double().median()) if name in self.values else None
-
-    def count(self, name: str) -> float | None:
-        """The sum of a value over the samples; None where that is nothing."""
-        return float(self.values[name].double().sum()) or None if name in self.values else None
 
     def detached(self) -> Outcome:
         """On the CPU, without a graph, in double precision."""

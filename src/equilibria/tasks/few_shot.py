@@ -119,10 +119,12 @@ def answers(logits: Tensor, episodes: EpisodeBatch) -> Outcome:
     labels = episodes.query_labels
     episodes.require_ways(logits.shape[2])
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    predictions = predicted_classes(logits.movedim(2, 1))
     return Outcome(
         {
             "loss": losses.view_as(labels).sum(dim=1),
-            "correct": (predicted_classes(logits.movedim(2, 1)) == labels).sum(dim=1),
+            "correct": (predictions == labels).sum(dim=1),
+            "unanswered": (predictions < 0).sum(dim=1),
             "weight": torch.full_like(labels[:, 0], labels.shape[1]),
         }
     )
