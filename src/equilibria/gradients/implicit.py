@@ -121,34 +121,27 @@ class _LinearSolver:
     def _run(
         self, operator: LinearMap, local: LocalStep, rhs: Tensor, transposed: bool
     ) -> LinearSolution:
-        tolerance = max(self.rule.tolerance, self.epsilon)
-        limit = self.rule.max_iterations
         start = (
             self.backward.log.start(rhs, transposed=transposed) if self.rule.warm_start else None
         )
+        limits: dict[str, Any] = {
+            "tolerance": self.rule.tolerance,
+            "max_iterations": self.rule.max_iterations,
+            "epsilon": self.epsilon,
+        }
         symmetry = self.recipe.symmetry
         fallback = ""
         # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.
         if symmetry is Symmetry.PLAIN or (symmetry is Symmetry.WEIGHTED and transposed):
             weight = None if local.weight is None else local.weight.to(rhs.dtype)
-            found = conjugate_gradients(
-                operator, rhs, weight, start=start, tolerance=tolerance, max_iterations=limit
-            )
+            found = conjugate_gradients(operator, rhs, weight, start=start, **limits)
             if bool(found.converged.all()):
                 return found
-            finite = torch.isfinite(found.value).all(dim=1, keepdim=True)
-            start = torch.where(finite, found.value, 0.0)
+            start = found.value
             fallback = f"{found.method}, then "
         if self.rule.method == "bicgstab" or self._basis_is_too_large(rhs):
-            return bicgstab(operator, rhs, start=start, tolerance=tolerance, max_iterations=limit)
-        found = gmres(
-            operator,
-            rhs,
-            start=start,
-            tolerance=tolerance,
-            max_iterations=limit,
-            restart=self.rule.restart,
-        )
+            return bicgstab(operator, rhs, start=start, **limits)
+        found = gmres(operator, rhs, start=start, restart=self.rule.restart, **limits)
         return replace(found, method=fallback + found.method)
 
     def _basis_is_too_large(self, rhs: Tensor) -> bool:

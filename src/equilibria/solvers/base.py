@@ -99,6 +99,8 @@ class Solver(ABC, Generic[M]):
             point = problem.evaluate(point)
             problem = problem.refreshed(point)
             warm_up += 1
+        image = problem.evaluate(point) if len(point) else point
+        problem, point, image = problem.in_own_units(point, image)
         progress = _Progress(point, self.criterion, warm_up)
         recorder = _Recorder(problem, states=trace == "states") if trace else None
         may_drop = recorder is None or not recorder.wants_states
@@ -108,12 +110,9 @@ class Solver(ABC, Generic[M]):
             # The map computes in half precision; what is made of its images stays in single.
             propose = torch.autocast(problem.device_type, enabled=False)(propose)
         current = problem
-        sample_evaluations = warm_up * point.shape[0]
-        iteration = 0
-        while progress.running_count and iteration < self.max_iterations:
-            iteration += 1
-            image = current.evaluate(point)
-            sample_evaluations += image.shape[0]
+        iteration = 1
+        sample_evaluations = (warm_up + 1) * point.shape[0]
+        while True:
             change = image - point
             progress.observe(current, image, change)
             if recorder is not None:
@@ -128,12 +127,15 @@ class Solver(ABC, Generic[M]):
                 memory.keep(rows)
                 point = point[rows]
                 current = current.keep(rows)
+            iteration += 1
+            image = current.evaluate(point)
+            sample_evaluations += image.shape[0]
         results = progress.results()
         return Solution(
             state=problem.unpack(results.best),
             status=results.status,
             residual=results.residual,
-            absolute_residual=results.absolute,
+            absolute_residual=problem.in_numbers(results.absolute),
             iterations=results.iterations,
             evaluations=warm_up + iteration,
             sample_evaluations=sample_evaluations,
@@ -177,7 +179,7 @@ class _Progress:
     def observe(self, problem: FixedPointProblem, image: Tensor, change: Tensor) -> None:
         """Take in T(y) and T(y) − y of every row."""
         rows = self.rows
-        residuals = self.scale.measure(image, change)
+        residuals = self.scale.measure(image, change, problem.rounding)
         absolute, relative = residuals.absolute, residuals.relative
         reached = residuals.bounded & self.criterion.reached(Iterate(problem, image, residuals))
         going = residuals.bounded & ~reached

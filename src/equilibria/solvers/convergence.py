@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from equilibria.context import Context, State
-from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status
+
+if TYPE_CHECKING:
+    from equilibria.solvers.problem import FixedPointProblem
 
 DIVERGENCE_FACTOR = 1e6
 """A residual this many times larger than the first residual and the first image has diverged."""
+
+
+ROOM = 1e9
+"""For growth up to divergence, and for the sum of the squares in a row."""
 
 
 def row_norms(rows: Tensor) -> Tensor:
     """The norm of each row."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms
+
+
+def row_units(*buffers: Tensor) -> Tensor:
+    """About the largest number of each row, as a power of two; 1 where that is ordinary.
+
+    In these units no square of a row vanishes or overflows, nor of what a solve makes of it, which
+    is 1e6 times larger at most, or smaller by as many digits as the numbers have. Shape (rows, 1).
+    """
+    rows, size = buffers[0].shape
+    if not size:
+        return buffers[0].new_ones(rows, 1)
+    largest = torch.stack([buffer.abs().amax(dim=1, keepdim=True) for buffer in buffers]).amax(0)
+    info = torch.finfo(largest.dtype)
+    low, high = ROOM * math.sqrt(info.tiny), math.sqrt(info.max) / ROOM
+    ordinary = (largest == 0) | ((low < largest) & (largest < high)) | ~torch.isfinite(largest)
+    unit = torch.exp2(torch.log2(largest).floor()).clamp(info.tiny, info.max / 4)
+    return torch.where(ordinary, 1.0, unit)
+
+
+def row_rounding(unit: Tensor, size: int) -> Tensor:
+    """The norm, in these units, of what a row of `size` numbers loses to rounding near zero.
+
+    Below the smallest normal number digits are missing, however small the error of the arithmetic.
+    """
+    info = torch.finfo(unit.dtype)
+    lost = math.sqrt(size) * info.tiny * info.eps / unit[:, 0]
+    return torch.where(unit[:, 0] < 1, lost, 0.0)
 
 
 def relative_residual(absolute: Tensor, size: Tensor, floor: Tensor | None = None) -> Tensor:
@@ -40,7 +75,7 @@ def final_status(converged: Tensor, finite: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Residuals:
-    """How far the rows of an iterate y are from their images T(y)."""
+    """How far the rows of an iterate y are from their images T(y), in the units of the problem."""
 
     absolute: Tensor
     """‖T(y) − y‖."""
@@ -57,8 +92,8 @@ class Scale:
         self.limit: Tensor | None = None
         self.floor: Tensor | None = None
 
-    def measure(self, image: Tensor, change: Tensor) -> Residuals:
-        """The residuals of T(y) and T(y) − y."""
+    def measure(self, image: Tensor, change: Tensor, rounding: Tensor | None) -> Residuals:
+        """The residuals of T(y) and T(y) − y, which are known up to `rounding`."""
         absolute, size = row_norms(change), row_norms(image)
         if self.limit is None or self.floor is None:
             largest = torch.maximum(absolute, size)
@@ -66,9 +101,10 @@ class Scale:
             # A fixed point at zero has no scale: rounding of what was seen first sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)
+        certain = absolute if rounding is None else torch.maximum(absolute, rounding)
         # NaN compares false with everything: only finite, bounded rows pass.
         return Residuals(
-            absolute, relative_residual(absolute, size, self.floor), absolute <= self.limit
+            absolute, relative_residual(certain, size, self.floor), absolute <= self.limit
         )
 
     def keep(self, rows: Tensor) -> None:
@@ -120,15 +156,14 @@ def solution_of_last_iterate(
     solver: str,
 ) -> Solution:
     """How far the last iterate `point` is from its image T(point), which is the state."""
-    mapped = problem.pack(image)
-    absolute = row_norms(mapped - problem.pack(point))
-    relative = relative_residual(absolute, row_norms(mapped))
-    status = final_status(relative <= tolerance, torch.isfinite(absolute))
+    problem, before, mapped = problem.in_own_units(problem.pack(point), problem.pack(image))
+    residuals = Scale().measure(mapped, mapped - before, problem.rounding)
+    status = final_status(residuals.relative <= tolerance, torch.isfinite(residuals.absolute))
     return Solution(
         state=problem.unpack(mapped),
         status=status,
-        residual=relative,
-        absolute_residual=absolute,
+        residual=residuals.relative,
+        absolute_residual=problem.in_numbers(residuals.absolute),
         iterations=torch.full_like(status, steps, dtype=torch.int64),
         evaluations=steps,
         sample_evaluations=steps * mapped.shape[0],

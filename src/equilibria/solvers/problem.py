@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, Packing, State, state_tensors, unflatten_state
+from equilibria.solvers.convergence import row_rounding, row_units
 
 
 @dataclass
@@ -39,6 +40,8 @@ class FixedPointProblem:
     """What to do where the iterations run out, if the map's owner knows."""
     trace: bool | Literal["states"] = False
     """What is to be recorded of every iteration."""
+    unit: Tensor | None = None
+    """What the numbers of each row are counted in, shape (rows, 1); None: in ones."""
 
     def __post_init__(self) -> None:
         first = state_tensors(self.start)[0]
@@ -67,10 +70,37 @@ class FixedPointProblem:
         return flat
 
     def pack(self, state: State) -> Tensor:
-        return self.packing.pack(state).to(self.buffer_dtype)
+        flat = self.packing.pack(state).to(self.buffer_dtype)
+        return flat if self.unit is None else flat / self.unit
 
     def unpack(self, flat: Tensor) -> State:
+        flat = flat if self.unit is None else flat * self.unit
         return self.packing.unpack(flat.to(self.state_dtype))
+
+    def in_own_units(
+        self, point: Tensor, image: Tensor
+    ) -> tuple[FixedPointProblem, Tensor, Tensor]:
+        """The problem, a point and its image in units in which norms and products are safe.
+
+        They are those of the numbers themselves unless a row is extremely small or large.
+        """
+        unit = row_units(point, image)
+        if bool((unit == 1).all()):
+            return self, point, image
+        other = copy(self)
+        other.unit = unit
+        return other, point / unit, image / unit
+
+    @property
+    def rounding(self) -> Tensor | None:
+        """How well residuals are known, where that matters."""
+        if self.unit is None:
+            return None
+        return row_rounding(self.unit, self.packing.size)
+
+    def in_numbers(self, norms: Tensor) -> Tensor:
+        """Norms of the rows, counted in ones."""
+        return norms if self.unit is None else norms * self.unit[:, 0]
 
     def evaluate(self, flat: Tensor) -> Tensor:
         """T(y) of the rows of `flat`."""
@@ -90,4 +120,6 @@ class FixedPointProblem:
 
     def keep(self, rows: Tensor) -> FixedPointProblem:
         """The problem of some rows only."""
-        return self.in_context(self.context.keep(rows))
+        kept = self.in_context(self.context.keep(rows))
+        kept.unit = None if self.unit is None else self.unit[rows]
+        return kept

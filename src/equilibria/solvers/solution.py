@@ -20,6 +20,12 @@ class Status(IntEnum):
     DIVERGED = 2
 
 
+TOO_SMALL = (
+    "the numbers are too small for their type: scale the input, or compute in a wider type "
+    "(model.double())"
+)
+
+
 class ConvergenceWarning(UserWarning):
     """Some samples did not reach the tolerance: their result is only the best that was seen."""
 
@@ -87,13 +93,14 @@ class Solution:
 
     def message(self, problem: int) -> str:
         """A sentence on how one sample ended, with the remedy."""
+        small = float(self.absolute_residual[problem]) < torch.finfo(self.residual.dtype).tiny
         return describe(
             Status(int(self.status[problem])),
             residual=float(self.residual[problem]),
             iterations=int(self.iterations[problem]),
             tolerance=self.tolerance,
             epsilon=self.epsilon,
-            remedy=self.remedy,
+            remedy=TOO_SMALL if small else self.remedy,
         )
 
     def summary(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equilibria.solvers.convergence import final_status, relative_residual
-from equilibria.solvers.linear.result import LinearMap, LinearSolution
+from equilibria.solvers.convergence import row_norms
+from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
 
 
 def bicgstab(
@@ -16,6 +16,7 @@ def bicgstab(
     start: Tensor | None = None,
     tolerance: float,
     max_iterations: int,
+    epsilon: float | None = None,
 ) -> LinearSolution:
     """Solve A u = g by BiCGSTAB (van der Vorst, 1992) for any square A.
 
@@ -23,61 +24,57 @@ def bicgstab(
     with A an iteration. A row that breaks down (ρ or ω vanishes) keeps its best iterate and is
     reported as diverged. An iteration here is one product, as for the other solvers.
     """
-    scale = torch.linalg.vector_norm(rhs, dim=1)
-    goal = tolerance * scale
-    solution = torch.zeros_like(rhs) if start is None else start
-    residual = rhs if start is None else rhs - operator(start)
-    evaluations = 0 if start is None else 1
-    shadow = residual
-    direction = residual
-    rho = torch.linalg.vecdot(shadow, residual)
-    norm = torch.linalg.vector_norm(residual, dim=1)
-    best, best_norm = solution, norm
-    broken = ~torch.isfinite(norm)
-    iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
-    tiny = torch.finfo(rhs.dtype).tiny
-    active = ~(norm <= goal) & ~broken
-    for _ in range(max(1, max_iterations // 2)):
-        if not bool(active.any()):
-            break
-        image = operator(direction)
-        step = _quotient(rho, torch.linalg.vecdot(shadow, image), active, tiny)
-        half = torch.addcmul(residual, -step[:, None], image)
-        correction = operator(half)
-        evaluations += 2
-        iterations += 2 * active
-        omega = _quotient(
-            torch.linalg.vecdot(correction, half),
-            torch.linalg.vecdot(correction, correction),
-            active,
-            tiny,
-        )
-        solution = solution + step[:, None] * direction + omega[:, None] * half
-        residual = torch.addcmul(half, -omega[:, None], correction)
-        norm = torch.linalg.vector_norm(residual, dim=1)
-        improved = active & (norm < best_norm)
-        best = torch.where(improved[:, None], solution, best)
-        best_norm = torch.where(improved, norm, best_norm)
-        following = torch.linalg.vecdot(shadow, residual)
-        ratio = _quotient(following, rho, active, tiny) * _quotient(step, omega, active, tiny)
-        direction = torch.addcmul(
-            residual, ratio[:, None], torch.addcmul(direction, -omega[:, None], image)
-        )
-        rho = following
-        stuck = (omega == 0) | (step == 0) | ~torch.isfinite(norm)
-        broken = broken | (active & stuck & ~(best_norm <= goal))
-        active = active & ~(norm <= goal) & ~broken
-    residual = rhs - operator(best)
-    true_norm = torch.linalg.vector_norm(residual, dim=1)
-    evaluations += 1
-    # The recursion's residual drifts from the true one by rounding: what is reported is the true.
-    return LinearSolution(
-        value=best,
-        status=final_status(true_norm <= 2 * goal, ~broken),
-        residual=relative_residual(true_norm, scale),
-        iterations=iterations,
-        evaluations=evaluations,
+
+    def run(rhs: Tensor, goal: Tensor, limit: int) -> Run:
+        solution, residual, shadow, direction = torch.zeros_like(rhs), rhs, rhs, rhs
+        rho = torch.linalg.vecdot(shadow, residual)
+        norm = row_norms(residual)
+        best, best_norm = solution, norm
+        broken = ~torch.isfinite(norm)
+        iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
+        evaluations = 0
+        tiny = torch.finfo(rhs.dtype).tiny
+        active = ~(norm <= goal) & ~broken
+        for _ in range(max(1, limit // 2)):
+            if not bool(active.any()):
+                break
+            image = operator(direction)
+            step = _quotient(rho, torch.linalg.vecdot(shadow, image), active, tiny)
+            half = torch.addcmul(residual, -step[:, None], image)
+            correction = operator(half)
+            evaluations += 2
+            iterations += 2 * active
+            omega = _quotient(
+                torch.linalg.vecdot(correction, half),
+                torch.linalg.vecdot(correction, correction),
+                active,
+                tiny,
+            )
+            solution = solution + step[:, None] * direction + omega[:, None] * half
+            residual = torch.addcmul(half, -omega[:, None], correction)
+            norm = row_norms(residual)
+            improved = active & (norm < best_norm)
+            best = torch.where(improved[:, None], solution, best)
+            best_norm = torch.where(improved, norm, best_norm)
+            following = torch.linalg.vecdot(shadow, residual)
+            ratio = _quotient(following, rho, active, tiny) * _quotient(step, omega, active, tiny)
+            direction = torch.addcmul(
+                residual, ratio[:, None], torch.addcmul(direction, -omega[:, None], image)
+            )
+            rho = following
+            stuck = (omega == 0) | (step == 0) | ~torch.isfinite(norm)
+            broken = broken | (active & stuck & ~(best_norm <= goal))
+            active = active & ~(norm <= goal) & ~broken
+        return Run(best, iterations, evaluations, broken)
+
+    return refine(
+        run,
+        operator,
+        rhs,
+        start=start,
         tolerance=tolerance,
+        max_iterations=max_iterations,
+        epsilon=epsilon,
         method="BiCGSTAB",
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equilibria.solvers.convergence import final_status, relative_residual
-from equilibria.solvers.linear.result import LinearMap, LinearSolution
+from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
 
 
 def conjugate_gradients(
@@ -17,6 +16,7 @@ def conjugate_gradients(
     start: Tensor | None = None,
     tolerance: float,
     max_iterations: int,
+    epsilon: float | None = None,
 ) -> LinearSolution:
     """Solve A u = g where A is self-adjoint and positive in ⟨a, b⟩_S = aᵀSb, S = diag(weight) ≥ 0.
 
@@ -30,46 +30,43 @@ def conjugate_gradients(
         product = a * b
         return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
-    rows = rhs.shape[0]
-    scale = torch.linalg.vector_norm(rhs, dim=1)
-    threshold = (tolerance * scale).square()
-    evaluations = 0
-    if start is None:
-        solution, residual = torch.zeros_like(rhs), rhs.clone()
-    else:
-        solution, residual = start.clone(), rhs - operator(start)
-        evaluations = 1
-    direction = residual.clone()
-    square = inner(residual, residual)
-    running = ~(square <= threshold)
-    broken = ~torch.isfinite(square)
-    iterations = torch.zeros(rows, dtype=torch.int64, device=rhs.device)
-    for _ in range(max_iterations):
-        active = running & ~broken
-        if not bool(active.any()):
-            break
-        image = operator(direction)
-        evaluations += 1
-        iterations += active
-        curvature = inner(direction, image)
-        broken = broken | (active & ~(curvature > 0))
-        active = active & ~broken
-        step = torch.where(active, square / curvature, 0.0)[:, None]
-        torch.addcmul(solution, step, direction, out=solution)
-        torch.addcmul(residual, step, image, value=-1, out=residual)
-        following = inner(residual, residual)
-        following = torch.where(active, following, square)
-        broken = broken | ~torch.isfinite(following)
-        conjugacy = torch.where(active, following / square, 0.0)[:, None]
-        torch.addcmul(residual, conjugacy, direction, out=direction)
-        square = following
-        running = running & ~(square <= threshold)
-    return LinearSolution(
-        value=solution + residual,
-        status=final_status(~running, ~broken),
-        residual=relative_residual(square.sqrt(), scale),
-        iterations=iterations,
-        evaluations=evaluations,
+    def run(rhs: Tensor, goal: Tensor, limit: int) -> Run:
+        threshold = goal.square()
+        solution, residual, direction = torch.zeros_like(rhs), rhs.clone(), rhs.clone()
+        square = inner(residual, residual)
+        running = ~(square <= threshold)
+        broken = ~torch.isfinite(square)
+        iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
+        evaluations = 0
+        for _ in range(limit):
+            active = running & ~broken
+            if not bool(active.any()):
+                break
+            image = operator(direction)
+            evaluations += 1
+            iterations += active
+            curvature = inner(direction, image)
+            broken = broken | (active & ~(curvature > 0))
+            active = active & ~broken
+            step = torch.where(active, square / curvature, 0.0)[:, None]
+            torch.addcmul(solution, step, direction, out=solution)
+            torch.addcmul(residual, step, image, value=-1, out=residual)
+            following = inner(residual, residual)
+            following = torch.where(active, following, square)
+            broken = broken | ~torch.isfinite(following)
+            conjugacy = torch.where(active, following / square, 0.0)[:, None]
+            torch.addcmul(residual, conjugacy, direction, out=direction)
+            square = following
+            running = running & ~(square <= threshold)
+        return Run(solution + residual, iterations, evaluations, broken)
+
+    return refine(
+        run,
+        operator,
+        rhs,
+        start=start,
         tolerance=tolerance,
+        max_iterations=max_iterations,
+        epsilon=epsilon,
         method="conjugate gradients",
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equilibria.solvers.convergence import final_status, relative_residual
-from equilibria.solvers.linear.result import LinearMap, LinearSolution
+from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
 
 
 def gmres(
@@ -16,44 +15,27 @@ def gmres(
     start: Tensor | None = None,
     tolerance: float,
     max_iterations: int,
+    epsilon: float | None = None,
     restart: int = 30,
 ) -> LinearSolution:
     """Solve A u = g by GMRES(restart) (Saad and Schultz, 1986) for any square A.
 
-    Memory: `restart` + 1 vectors. The reported residual is that of the rotated system, which equals
-    the true one up to rounding; after a restart it is evaluated.
+    Memory: `restart` + 1 vectors.
     """
-    scale = torch.linalg.vector_norm(rhs, dim=1)
-    goal = tolerance * scale
-    solution = torch.zeros_like(rhs) if start is None else start
-    residual = rhs if start is None else rhs - operator(start)
-    evaluations = 0 if start is None else 1
-    iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
-    norm = torch.linalg.vector_norm(residual, dim=1)
-    remaining = max_iterations
-    while True:
-        unfinished = ~(norm <= goal) & torch.isfinite(norm)
-        if remaining <= 0 or not bool(unfinished.any()):
-            break
-        cycle = _Cycle(operator, residual, goal, min(restart, remaining))
-        solution = solution + cycle.correction()
-        iterations += cycle.iterations
-        evaluations += cycle.steps
-        remaining -= cycle.steps
-        before, norm = norm, torch.where(unfinished, cycle.residual(), norm)
-        stalled = not bool((norm < 0.999 * before).any())
-        if stalled or not bool((~(norm <= goal) & torch.isfinite(norm)).any()) or remaining <= 0:
-            break
-        residual = rhs - operator(solution)
-        evaluations += 1
-        norm = torch.linalg.vector_norm(residual, dim=1)
-    return LinearSolution(
-        value=solution,
-        status=final_status(norm <= goal, torch.isfinite(norm)),
-        residual=relative_residual(norm, scale),
-        iterations=iterations,
-        evaluations=evaluations,
+
+    def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
+        cycle = _Cycle(operator, residual, goal, min(restart, limit))
+        unbroken = torch.zeros_like(goal, dtype=torch.bool)
+        return Run(cycle.correction(), cycle.iterations, cycle.steps, unbroken)
+
+    return refine(
+        run,
+        operator,
+        rhs,
+        start=start,
         tolerance=tolerance,
+        max_iterations=max_iterations,
+        epsilon=epsilon,
         method="GMRES",
     )
 
@@ -110,10 +92,6 @@ class _Cycle:
             length = torch.linalg.vector_norm(vector, dim=1)
         self.basis[:, step + 1] = vector / length.clamp_min(torch.finfo(vector.dtype).tiny)[:, None]
         return torch.cat([coefficients[:, 0], length[:, None]], dim=1)
-
-    def residual(self) -> Tensor:
-        """The norm of each row's residual after the correction."""
-        return self.target[:, self.steps].abs()
 
     def correction(self) -> Tensor:
         """The combination of the basis that minimizes each row's residual."""

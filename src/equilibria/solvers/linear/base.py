@@ -1,0 +1,136 @@
+"""What linear solvers share: rows in units of their own, true residuals, an honest report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equilibria.solvers.convergence import (
+    final_status,
+    relative_residual,
+    row_norms,
+    row_rounding,
+    row_units,
+)
+from equilibria.solvers.solution import Status
+
+LinearMap = Callable[[Tensor], Tensor]
+"""v ↦ A v on the rows of a `(problems, size)` buffer."""
+
+PROGRESS = 0.999
+"""A run that leaves more than this share of the residual is a row's last."""
+
+ROUNDING = 4
+"""How many roundings of u a residual shows."""
+
+
+@dataclass(frozen=True)
+class LinearSolution:
+    """The solution of A u = g for each row, and how well it was found."""
+
+    value: Tensor
+    status: Tensor
+    residual: Tensor
+    """Relative residual ‖g − A u‖ / ‖g‖, as evaluated at the end."""
+    iterations: Tensor
+    evaluations: int
+    tolerance: float
+    method: str
+
+    @property
+    def converged(self) -> Tensor:
+        return self.status == Status.CONVERGED
+
+    def summary(self) -> str:
+        total = self.status.numel()
+        failed = int((~self.converged).sum())
+        if failed == 0:
+            return f"all {total} backward solves converged to {self.tolerance:.1e} ({self.method})"
+        worst = int(torch.argmax(torch.nan_to_num(self.residual, nan=torch.inf)))
+        return (
+            f"the backward solve ({self.method}) of {failed} of {total} samples did not converge, "
+            f"so their gradient is inexact: the worst relative residual is "
+            f"{float(self.residual[worst]):.1e}, the tolerance {self.tolerance:.1e}. Raise "
+            "max_iterations or the tolerance of the adjoint, or bound the norm of W (norm='bound')"
+        )
+
+
+class Run(NamedTuple):
+    """What one run of a method found for A d = r."""
+
+    correction: Tensor
+    iterations: Tensor
+    evaluations: int
+    broken: Tensor
+    """Rows for which the method does not work."""
+
+
+def refine(
+    run: Callable[[Tensor, Tensor, int], Run],
+    operator: LinearMap,
+    rhs: Tensor,
+    *,
+    start: Tensor | None,
+    tolerance: float,
+    max_iterations: int,
+    epsilon: float | None,
+    method: str,
+) -> LinearSolution:
+    """Solve A u = g by u ← u + d, each d from a run of a method on A d = g − A u.
+
+    The residual that a method carries along drifts from the true one by rounding: here it is
+    evaluated after each run, and what is reported is true. Rows are solved in units of their own
+    size, so that no square of theirs vanishes or overflows.
+
+    run: takes r, zero in rows that are done, the norm to reach in each row, and how many products
+        with A are left.
+    epsilon: the relative precision of the products, by default that of the numbers. The tolerance
+        is not taken below it. Products with a u that is much larger than g leave a residual of
+        about epsilon ‖u‖, which counts as converged up to ten times the tolerance.
+    """
+    unit = row_units(rhs)
+    rhs = rhs / unit
+    value = torch.zeros_like(rhs) if start is None else start / unit
+    residual = rhs if start is None else rhs - operator(value)
+    evaluations = 0 if start is None else 1
+    epsilon = torch.finfo(rhs.dtype).eps if epsilon is None else epsilon
+    tolerance = max(tolerance, epsilon)
+    scale, norm = row_norms(rhs), row_norms(residual)
+    goal = tolerance * scale
+    iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
+    broken = ~torch.isfinite(norm)
+    converged = norm <= goal
+    going = ~converged & ~broken
+    aim, remaining = goal, max_iterations
+    while remaining > 0 and bool(going.any()):
+        found = run(torch.where(going[:, None], residual, 0.0), aim, remaining)
+        candidate = value + found.correction
+        after = rhs - operator(candidate)
+        size = row_norms(after)
+        # Written so that a NaN is no improvement.
+        better = going & (size < norm)
+        value = torch.where(better[:, None], candidate, value)
+        residual = torch.where(better[:, None], after, residual)
+        progress = better & (size < PROGRESS * norm)
+        norm = torch.where(better, size, norm)
+        iterations += found.iterations
+        evaluations += found.evaluations + 1
+        remaining -= found.evaluations
+        converged = norm <= (ROUNDING * epsilon * row_norms(value)).clamp(goal, 10 * goal)
+        broken = broken | (going & found.broken & ~converged)
+        going = progress & ~converged & ~broken
+        aim = goal / 2  # what is this close misses the goal by rounding
+    lost = row_rounding(unit, rhs.shape[1])
+    return LinearSolution(
+        value=value * unit,
+        status=final_status(converged & (lost <= goal), ~broken),
+        residual=relative_residual(torch.maximum(norm, lost), scale),
+        iterations=iterations,
+        evaluations=evaluations,
+        tolerance=tolerance,
+        method=method,
+    )

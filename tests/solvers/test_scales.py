@@ -1,0 +1,229 @@
+"""A solve is the same in every unit: from the smallest numbers to the largest, and side by side.
+
+Squares of numbers below 1e-19 or above 1e19 do not fit into float32. Norms of such states were
+zero or infinite, and solves ended at once as converged.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.context import Context, State
+from equilibria.operators import Identity
+from equilibria.solvers import LinearSolution, bicgstab, conjugate_gradients, gmres
+from tests.problems import CoupledMean, layer
+
+SOLVERS = [name for name in eq.solvers.list_solvers() if name != "sam"]
+LINEAR = [conjugate_gradients, gmres, bicgstab]
+TOLERANCE = 1e-4
+CONTRACTION = 0.81
+"""q: a residual r leaves an error of q/(1 − q) r."""
+
+
+def cell(seed: int, dtype: torch.dtype = torch.float32) -> eq.EnergyCell:
+    """y = relu(WWᵀy + x), which is homogeneous: 2x has the equilibrium 2y."""
+    W = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    W *= CONTRACTION**0.5 / torch.linalg.matrix_norm(W, 2)
+    return eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W.to(dtype)), "relu")
+
+
+def drawn(seed: int, rows: int = 3) -> Tensor:
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def solve(run: eq.EquilibriumLayer, x: Tensor) -> eq.Solution:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eq.ConvergenceWarning)
+        return run.solve(x)
+
+
+def error(found: Tensor, truth: Tensor) -> Tensor:
+    """‖found − truth‖/‖truth‖ of each row, computed where every square fits."""
+    unit = truth.abs().amax(dim=1, keepdim=True).clamp_min(1e-300)
+    difference = torch.linalg.vector_norm((found.double() - truth) / unit, dim=1)
+    return difference / torch.linalg.vector_norm(truth / unit, dim=1).clamp_min(1e-300)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@given(seed=st.integers(0, 2**16), exponent=st.floats(-38, 37))
+def test_what_has_converged_is_right_at_every_scale(
+    solver: str, seed: int, exponent: float
+) -> None:
+    x = (drawn(seed).double() * 10**exponent).float()
+    own = cell(seed)
+    solution = solve(layer(own, solver, tolerance=TOLERANCE, max_iterations=500), x)
+    exact = layer(cell(seed).double(), "picard", tolerance=1e-12, max_iterations=5000)
+    truth = solve(exact, x.double()).state
+    allowed = CONTRACTION / (1 - CONTRACTION) * solution.residual.double() + 1e-5
+    assert (error(solution.state, truth)[solution.converged] <= allowed[solution.converged]).all()
+    if exponent > -36:
+        assert solution.converged.all(), solution.summary()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("dtype", "power"), [(torch.float32, 100), (torch.float64, 900)], ids=["float32", "float64"]
+)
+def test_a_power_of_two_changes_nothing_but_the_scale(
+    solver: str, dtype: torch.dtype, power: int
+) -> None:
+    x = drawn(0).to(dtype)
+    run = layer(cell(0, dtype), solver, tolerance=TOLERANCE, max_iterations=500)
+    ordinary = run.solve(x)
+    for scale in (2.0**power, 2.0**-power):
+        scaled = run.solve(x * scale)
+        assert torch.equal(scaled.iterations, ordinary.iterations)
+        torch.testing.assert_close(scaled.state / scale, ordinary.state)
+        torch.testing.assert_close(scaled.residual, ordinary.residual)
+        absolute = scaled.absolute_residual / scale
+        torch.testing.assert_close(absolute, ordinary.absolute_residual, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("drop_share", [0.2, 1.0])
+def test_each_sample_has_its_own_scale(solver: str, drop_share: float) -> None:
+    x = drawn(2, rows=6)
+    run = layer(cell(2), solver, tolerance=TOLERANCE, max_iterations=500, drop_share=drop_share)
+    alone = run.solve(x)
+    scales = torch.tensor([1.0, 2.0**-90, 2.0**90, 0.0, 2.0**-60, 2.0**60])[:, None]
+    together = run.solve(x * scales)
+    assert together.converged.all()
+    others = [0, 1, 2, 4, 5]
+    found = together.state[others] / scales[others]
+    torch.testing.assert_close(found, alone.state[others])
+    assert not together.state[3].any()
+    assert together.residual[3] == 0
+    trace = run.solve(x * scales, trace="states").trace
+    assert trace is not None
+    assert trace.states is not None
+    torch.testing.assert_close(trace.states[-1], together.state)
+
+
+def test_a_state_without_enough_digits_is_not_called_converged() -> None:
+    """Near 1e-44 a number has one or two digits: the iteration stands still far from the answer."""
+    run = layer(cell(3), "picard", tolerance=TOLERANCE)
+    solution = solve(run, drawn(3) * 1e-44)
+    assert not solution.converged.any()
+    assert (solution.residual > TOLERANCE).all()
+    assert "too small for their type" in solution.message(0)
+
+
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_a_coupled_batch_has_one_scale(scale: float) -> None:
+    x = drawn(4)
+    run = layer(CoupledMean(), tolerance=1e-5)
+    torch.testing.assert_close(run.solve(x * scale).state / scale, run.solve(x).state)
+
+
+class Pair(eq.Cell):
+    """A state of two tensors: a = ½b + x, b = ½a."""
+
+    def inject(self, x: Tensor) -> Context:
+        return Context(sample={"x": x})
+
+    def initial_state(self, x: Tensor, context: Context) -> State:
+        return torch.zeros_like(x), torch.zeros_like(x)
+
+    def step(self, state: State, context: Context) -> State:
+        a, b = state
+        return 0.5 * b + context["x"], 0.5 * a
+
+    def output(self, state: State, context: Context) -> Tensor:
+        return state[0]
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "one_step", {"name": "unrolled", "steps": 30}])
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_every_gradient_rule_reports_a_scaled_solve(gradient: object, scale: float) -> None:
+    run = eq.EquilibriumLayer(Pair(), gradient=gradient, solver=eq.Anderson(tolerance=1e-5))  # type: ignore[arg-type]
+    x = drawn(5)
+    torch.testing.assert_close(run(x * scale) / scale, 4 / 3 * x, rtol=1e-4, atol=1e-4)
+    assert run.last_solution is not None
+    assert run.last_solution.converged.all()
+    assert (run.last_solution.residual <= 1e-5).all()
+
+
+# Linear systems, as backward passes solve them
+
+
+def system(seed: int, q: float = 0.9, size: int = 6) -> tuple[Tensor, Tensor]:
+    """Symmetric positive definite matrices I − H with ‖H‖ = q, and right-hand sides."""
+    generator = torch.Generator().manual_seed(seed)
+    Q, _ = torch.linalg.qr(torch.randn(3, size, size, generator=generator, dtype=torch.float64))
+    values = torch.rand(3, 1, size, generator=generator, dtype=torch.float64)
+    values[:, :, 0] = 1
+    A = torch.eye(size, dtype=torch.float64) - (Q * (q * values)) @ Q.mT
+    return A, torch.randn(3, size, generator=generator, dtype=torch.float64)
+
+
+def solved(
+    solver: object, A: Tensor, g: Tensor, tolerance: float = 1e-5
+) -> tuple[LinearSolution, Tensor]:
+    """The solution of the float32 system, and its true relative residual."""
+    A, g = A.float(), g.float()
+    found: LinearSolution = solver(  # type: ignore[operator]
+        lambda v: torch.einsum("bij,bj->bi", A, v), g, tolerance=tolerance, max_iterations=400
+    )
+    image = torch.einsum("bij,bj->bi", A.double(), found.value.double())
+    return found, error(image, g.double())
+
+
+@pytest.mark.parametrize("solver", LINEAR, ids=lambda solver: solver.__name__)
+@given(seed=st.integers(0, 2**16), exponent=st.floats(-38, 37))
+def test_linear_solvers_at_every_scale(solver: object, seed: int, exponent: float) -> None:
+    A, g = system(seed)
+    g = (g * 10**exponent).float().double()
+    found, true = solved(solver, A, g)
+    right = torch.linalg.solve(A, g)
+    assert (error(found.value, right)[found.converged] <= 1e-3).all()
+    assert (true[found.converged] <= 2e-4).all()
+    torch.testing.assert_close(found.residual.double(), true, rtol=0.1, atol=1e-5)
+    if exponent > -36:
+        assert found.converged.all(), found.summary()
+
+
+@pytest.mark.parametrize("solver", LINEAR, ids=lambda solver: solver.__name__)
+@pytest.mark.parametrize("q", [0.9, 0.999, 0.99999])
+def test_the_residual_of_a_linear_solve_is_the_true_one(solver: object, q: float) -> None:
+    """What conjugate gradients and GMRES carry along went on falling, a thousand times too far."""
+    for seed in range(3):
+        A, g = system(seed, q, size=64)
+        found, true = solved(solver, A, g)
+        assert (true <= 3 * found.residual + 1e-5).all()
+        assert (true[found.converged] <= 2e-4).all()
+        assert (found.residual[~found.converged] > 1e-5).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "gmres", "bicgstab"])
+@given(seed=st.integers(0, 2**16), exponent=st.floats(-36, 36))
+def test_gradients_at_every_scale_of_the_cotangent(method: str, seed: int, exponent: float) -> None:
+    """Confident cross-entropies reach 1e-22: conjugate gradients were 65 % off, GMRES gave zero."""
+    rule, solver = eq.Implicit(method=method), eq.Anderson(tolerance=1e-6)  # type: ignore[arg-type]
+    run = eq.EquilibriumLayer(cell(seed), solver=solver, gradient=rule)
+    x = drawn(seed).requires_grad_()
+    y = run(x)
+    cotangent = drawn(seed + 7)
+    (ordinary,) = torch.autograd.grad(y, x, cotangent, retain_graph=True)
+    scale = 10**exponent
+    (scaled,) = torch.autograd.grad(y, x, (cotangent.double() * scale).float())
+    assert (error(scaled, ordinary.double() * scale) <= 1e-3).all()
+    assert run.last_backward is not None
+    assert run.last_backward.converged.all()
+
+
+def test_samples_of_other_scales_do_not_disturb_a_backward_solve() -> None:
+    run = layer(cell(6), "anderson", tolerance=1e-6)
+    x = drawn(6, rows=5).requires_grad_()
+    cotangent = drawn(7, rows=5)
+    scales = torch.tensor([1.0, 2.0**-90, 2.0**90, 0.0, 2.0**-60])[:, None]
+    y = run(x)
+    (ordinary,) = torch.autograd.grad(y, x, cotangent, retain_graph=True)
+    (scaled,) = torch.autograd.grad(y, x, cotangent * scales)
+    torch.testing.assert_close(scaled, ordinary * scales, rtol=1e-5, atol=0)
