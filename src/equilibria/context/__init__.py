@@ -1,6 +1,6 @@
 """What a solve is about: the state that is iterated and the context it is iterated in."""
 
-from equilibria.context.context import Context, Entry, numbered, run_eagerly
+from equilibria.context.context import Context, Entry, is_exporting, numbered, run_eagerly
 from equilibria.context.state import (
     Layout,
     Packing,
@@ -22,6 +22,7 @@ __all__ = [
     "State",
     "at_least_float32",
     "batch_size",
+    "is_exporting",
     "map_state",
     "numbered",
     "run_eagerly",

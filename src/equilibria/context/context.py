@@ -108,6 +108,11 @@ def _map_entry(function: Callable[[Tensor], Tensor], entry: Entry) -> Entry:
     return tuple(function(tensor) for tensor in entry)
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` runs; torch before 2.7 does not say."""
+    return bool(getattr(torch.compiler, "is_exporting", bool)())
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -121,7 +126,7 @@ def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not is_exporting():
             disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)

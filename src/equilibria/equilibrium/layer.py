@@ -25,6 +25,7 @@ from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.solving import Active, Solving
+from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
 from equilibria.gradients import Backward, BackwardLog, GradientRule
 from equilibria.registry import accepts_old_names
 from equilibria.solvers import (
@@ -138,6 +139,7 @@ class EquilibriumLayer(nn.Module):
 
         `start` is a state to start from, such as the `state` of an earlier solution.
         """
+        refuse_recording()
         active = Active(self, self.solving)
         solver, gradient = active.solving.solver, active.solving.gradient
         with ExitStack() as stack:
@@ -147,7 +149,7 @@ class EquilibriumLayer(nn.Module):
                 stack.enter_context(torch.no_grad())
             inputs = _usable(x)
             start = active.start() if start is None else start
-            problem = self._problem(inputs, start, active, from_zero=gradient.from_zero)
+            problem = self._problem(inputs, start, active, gradient)
             backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
             state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
             self._note(solution, active)
@@ -164,6 +166,7 @@ class EquilibriumLayer(nn.Module):
         trace: bool | Literal["states"] = False,
     ) -> Solution:
         """The equilibrium as a `Solution`, without gradients; optionally with another solver."""
+        refuse_recording()
         active = Active(self, self.solving)
         with torch.inference_mode(False):
             chosen = active.solving.changed(solver=solver).solver
@@ -199,15 +202,15 @@ class EquilibriumLayer(nn.Module):
         inputs: tuple[Tensor, ...],
         start: State | None,
         active: Active,
-        *,
-        from_zero: bool = False,
+        rule: GradientRule | None = None,
     ) -> FixedPointProblem:
+        refuse_transforms(rule, [*inputs, *self.parameters()])
         self._warn_of_coupling(batch=len(inputs[0]))
         context = self.cell.inject(*inputs)
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
-            start=self._start(inputs, context, start, from_zero),
+            start=self._start(inputs, context, start, rule is not None and rule.from_zero),
             couples_batch=self.couples_batch,
             refresh=self._refresh() if self.cell.refresh_until else None,
             refresh_until=self.cell.refresh_until,
@@ -281,6 +284,9 @@ class EquilibriumLayer(nn.Module):
         if serious and not self._warned:
             self._warned = True
             warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
+
+    def __prepare_scriptable__(self) -> None:
+        refuse_recording("torch.jit.script")
 
     def __getstate__(self) -> dict[str, Any]:
         # A compiled step belongs to the cell it was made of: copies compile their own.

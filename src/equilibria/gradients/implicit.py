@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from equilibria.context import Packing, State, state_tensors, unflatten_state
 from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, needs_graph
 from equilibria.gradients.local_step import LocalStep, StepRecipe
+from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import check_at_least_one, check_choice, check_positive
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers.linear import (
@@ -106,6 +107,11 @@ class _LinearSolver:
     epsilon: float
 
     def solve(self, local: LocalStep, rhs: Tensor, *, transposed: bool) -> Tensor:
+        if is_wrapped(rhs):
+            raise NotImplementedError(
+                "the backward pass of an equilibrium takes one cotangent at a time: leave out "
+                "vectorize=True or is_grads_batched=True"
+            )
         jacobian = local.transposed_product if transposed else local.product
         rhs = rhs.to(torch.promote_types(rhs.dtype, torch.float32))
 

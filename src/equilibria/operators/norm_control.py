@@ -125,7 +125,7 @@ class KernelOperator(LinearOperator):
         """The first kernel with the scale."""
         kernels = self.kernels
         in_graph = torch.is_grad_enabled() and any(kernel.requires_grad for kernel in kernels)
-        if in_graph or any(map(_has_tangent, kernels)):
+        if in_graph or any(map(has_tangent, kernels)):
             return self._effective(shape)
         with graph_free(kernels[0]):
             values = self._memo.of(*kernels)
@@ -226,7 +226,7 @@ def _divided(kernels: Weights, sizes: Tensor) -> Weights:
     return tuple(kernel / size for kernel, size in zip(kernels, sizes, strict=True))
 
 
-def _has_tangent(tensor: Tensor) -> bool:
+def has_tangent(tensor: Tensor) -> bool:
     """Whether forward-mode differentiation runs through the tensor; no_grad does not stop that."""
     return unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call, unused-ignore]
 

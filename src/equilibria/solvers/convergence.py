@@ -30,21 +30,23 @@ def row_norms(rows: Tensor) -> Tensor:
     return norms
 
 
-def row_units(*buffers: Tensor) -> Tensor:
-    """About the largest number of each row, as a power of two; 1 where that is ordinary.
+def row_units(*buffers: Tensor) -> Tensor | None:
+    """About the largest number of each row, as a power of two; 1 where that is ordinary: (rows, 1).
 
     In these units no square of a row vanishes or overflows, nor of what a solve makes of it, which
-    is 1e6 times larger at most, or smaller by as many digits as the numbers have. Shape (rows, 1).
+    is 1e6 times larger at most, or smaller by as many digits as the numbers have. None where all
+    rows are ordinary, which costs a norm to know.
     """
-    rows, size = buffers[0].shape
-    if not size:
-        return buffers[0].new_ones(rows, 1)
-    largest = torch.stack([buffer.abs().amax(dim=1, keepdim=True) for buffer in buffers]).amax(0)
-    info = torch.finfo(largest.dtype)
+    norms = torch.stack([row_norms(buffer) for buffer in buffers]).amax(dim=0)
+    info = torch.finfo(norms.dtype)
     low, high = ROOM * math.sqrt(info.tiny), math.sqrt(info.max) / ROOM
-    ordinary = (largest == 0) | ((low < largest) & (largest < high)) | ~torch.isfinite(largest)
+    ordinary = (low < norms) & (norms < high)
+    if bool(ordinary.all()) or not buffers[0].shape[1]:
+        return None
+    largest = torch.stack([buffer.abs().amax(dim=1) for buffer in buffers]).amax(dim=0)
     unit = torch.exp2(torch.log2(largest).floor()).clamp(info.tiny, info.max / 4)
-    return torch.where(ordinary, 1.0, unit)
+    usual = ordinary | (largest == 0) | ~torch.isfinite(largest)
+    return torch.where(usual, 1.0, unit)[:, None]
 
 
 def row_rounding(unit: Tensor, size: int) -> Tensor:
@@ -101,7 +103,9 @@ class Scale:
             # A fixed point at zero has no scale: rounding of what was seen first sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)
-        certain = absolute if rounding is None else torch.maximum(absolute, rounding)
+        certain = absolute
+        if rounding is not None:
+            certain = torch.where(size > 0, torch.maximum(absolute, rounding), absolute)
         # NaN compares false with everything: only finite, bounded rows pass.
         return Residuals(
             absolute, relative_residual(certain, size, self.floor), absolute <= self.limit

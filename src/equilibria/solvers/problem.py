@@ -85,7 +85,7 @@ class FixedPointProblem:
         They are those of the numbers themselves unless a row is extremely small or large.
         """
         unit = row_units(point, image)
-        if bool((unit == 1).all()):
+        if unit is None:
             return self, point, image
         other = copy(self)
         other.unit = unit

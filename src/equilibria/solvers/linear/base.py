@@ -86,20 +86,26 @@ def refine(
     evaluated after each run, and what is reported is true. Rows are solved in units of their own
     size, so that no square of theirs vanishes or overflows.
 
-    run: takes r, zero in rows that are done, the norm to reach in each row, and how many products
-        with A are left.
+    run: takes r, which it may overwrite and which is zero in rows that are done, the norm to reach
+        in each row, and how many products with A are left.
     epsilon: the relative precision of the products, by default that of the numbers. The tolerance
         is not taken below it. Products with a u that is much larger than g leave a residual of
         about epsilon ‖u‖, which counts as converged up to ten times the tolerance.
     """
     unit = row_units(rhs)
-    rhs = rhs / unit
-    value = torch.zeros_like(rhs) if start is None else start / unit
-    residual = rhs if start is None else rhs - operator(value)
-    evaluations = 0 if start is None else 1
+    if unit is not None:
+        rhs, start = rhs / unit, None if start is None else start / unit
+    scale = row_norms(rhs)
+    value, residual, norm, evaluations = torch.zeros_like(rhs), rhs, scale, 0
+    if start is not None:
+        after, evaluations = rhs - operator(start), 1
+        # Written so that a NaN is no improvement, here and below.
+        better = row_norms(after) < norm
+        value = torch.where(better[:, None], start, value)
+        residual = torch.where(better[:, None], after, residual)
+        norm = torch.where(better, row_norms(after), norm)
     epsilon = torch.finfo(rhs.dtype).eps if epsilon is None else epsilon
     tolerance = max(tolerance, epsilon)
-    scale, norm = row_norms(rhs), row_norms(residual)
     goal = tolerance * scale
     iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
     broken = ~torch.isfinite(norm)
@@ -111,7 +117,6 @@ def refine(
         candidate = value + found.correction
         after = rhs - operator(candidate)
         size = row_norms(after)
-        # Written so that a NaN is no improvement.
         better = going & (size < norm)
         value = torch.where(better[:, None], candidate, value)
         residual = torch.where(better[:, None], after, residual)
@@ -124,11 +129,14 @@ def refine(
         broken = broken | (going & found.broken & ~converged)
         going = progress & ~converged & ~broken
         aim = goal / 2  # what is this close misses the goal by rounding
-    lost = row_rounding(unit, rhs.shape[1])
+    if unit is not None:
+        value = value * unit
+        lost = row_rounding(unit, rhs.shape[1])
+        norm, converged = torch.maximum(norm, lost), converged & (lost <= goal)
     return LinearSolution(
-        value=value * unit,
-        status=final_status(converged & (lost <= goal), ~broken),
-        residual=relative_residual(torch.maximum(norm, lost), scale),
+        value=value,
+        status=final_status(converged, ~broken),
+        residual=relative_residual(norm, scale),
         iterations=iterations,
         evaluations=evaluations,
         tolerance=tolerance,

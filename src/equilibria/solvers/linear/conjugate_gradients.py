@@ -30,9 +30,9 @@ def conjugate_gradients(
         product = a * b
         return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
-    def run(rhs: Tensor, goal: Tensor, limit: int) -> Run:
+    def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
         threshold = goal.square()
-        solution, residual, direction = torch.zeros_like(rhs), rhs.clone(), rhs.clone()
+        solution, direction = torch.zeros_like(residual), residual.clone()
         square = inner(residual, residual)
         running = ~(square <= threshold)
         broken = ~torch.isfinite(square)

@@ -1,0 +1,76 @@
+"""What an equilibrium cannot be put through, each said in one sentence with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from equilibria.context import is_exporting
+from equilibria.gradients import GradientRule, Implicit
+from equilibria.operators.norm_control import has_tangent, is_wrapped
+
+
+def refuse_recording(recorder: str | None = None) -> None:
+    """A recording of a solve would hold the iterations that one example needed.
+
+    recorder: who records, if that is known; else it is asked whether anyone does.
+    """
+    if recorder is None and torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        recorder = "torch.jit.trace"
+    if recorder is None and is_exporting():
+        recorder = "torch.export"
+    if recorder is not None:
+        raise NotImplementedError(
+            f"{recorder} cannot record an equilibrium layer, whose number of iterations depends on "
+            "the input: run the model itself, as it is or through torch.compile(model), with its "
+            "weights saved and loaded by state_dict"
+        )
+
+
+def refuse_transforms(rule: GradientRule | None, tensors: Iterable[Tensor]) -> None:
+    """Refuse what `torch.func` and forward-mode differentiation would make of a forward pass.
+
+    rule: how the equilibrium is differentiated; None where it is not.
+    tensors: all that it depends on.
+    """
+    collected = list(tensors)
+    wrapped = [tensor for tensor in collected if is_wrapped(tensor)]
+    if any(map(_is_batched, wrapped)):
+        raise NotImplementedError(
+            "torch.func.vmap cannot run an equilibrium layer, whose samples stop on their own: "
+            "pass the whole batch, which it solves sample by sample anyway"
+        )
+    iterates = rule is None or rule.from_zero
+    if not iterates and (any(map(has_tangent, collected)) or any(map(_hides_tangent, wrapped))):
+        raise NotImplementedError(
+            f"{type(rule).__name__} has no forward-mode derivative: use reverse mode "
+            "(torch.autograd.grad, or torch.autograd.functional.jvp), or differentiate the "
+            "iterations (gradient='unrolled')"
+        )
+    if wrapped and isinstance(rule, Implicit):
+        raise NotImplementedError(
+            "Implicit solves its backward pass by torch.autograd, which torch.func does not reach: "
+            "use torch.autograd.grad (or torch.autograd.functional), or a rule that is recorded "
+            "(gradient='phantom', 'one_step' or 'unrolled')"
+        )
+
+
+@torch.no_grad()
+def _hides_tangent(tensor: Tensor) -> bool:
+    """Whether forward mode runs below another transform: it refuses functions with `out`."""
+    try:
+        torch.neg(tensor, out=torch.empty_like(tensor))
+    except NotImplementedError:
+        return True
+    return False
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether vmap has taken a dimension away: a number of such a tensor has no one value."""
+    try:
+        bool(tensor.detach().flatten()[:1].isnan().any())
+    except RuntimeError:
+        return True
+    return False
