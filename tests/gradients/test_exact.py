@@ -84,6 +84,20 @@ def as_function(layer: eq.EquilibriumLayer) -> tuple[object, list[Tensor]]:
     return function, [x, *values]
 
 
+def test_a_step_that_was_replaced_keeps_its_parameters() -> None:
+    """The function holds the cell itself: in a copy of it the gradient of A was lost in silence."""
+    problem = PROBLEMS["linear_nonsymmetric"]()
+    gradients = []
+    for replaced in (False, True):
+        step = problem.cell.step
+        if replaced:
+            problem.cell.step = lambda state, context, step=step: step(state, context)  # type: ignore[method-assign, misc]
+        layer = eq.EquilibriumLayer(cell=problem.cell, solver=SOLVER)
+        gradients += torch.autograd.grad(layer(problem.x).square().sum(), layer.parameters())
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert gradients[0].any()
+
+
 @pytest.mark.parametrize("method", ["auto", "gmres", "bicgstab"])
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_agrees_with_the_closed_form(name: str, method: str, float64_device: torch.device) -> None:

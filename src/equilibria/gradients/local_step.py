@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from equilibria.context import Context, Packing, State, state_tensors, twin, unflatten_state
 from equilibria.gradients.base import Symmetry
@@ -41,13 +43,24 @@ class StepRecipe:
         """T(y; θ) and S, the saved tensors in the places of the cell's own."""
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
-        own = dict(self.cell.named_parameters())
-        parameters = zip(self.parameter_names, tensors[count:], strict=True)
-        saved = {id(own[name]): tensor for name, tensor in parameters}
-        cell = twin(self.cell, lambda held: saved.get(id(held), held))
+        parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
+        arguments = (self.state(tensors), context)
+        result: tuple[State, State | None]
         with self.autocast():
-            result: tuple[State, State | None] = cell(self.state(tensors), context)
+            if _has_replaced_methods(self.cell):
+                return functional_call(self.cell, parameters, arguments)  # type: ignore[no-any-return]
+            saved = {id(p): parameters[name] for name, p in self.cell.named_parameters()}
+            result = twin(self.cell, lambda held: saved.get(id(held), held))(*arguments)
         return result
+
+
+def _has_replaced_methods(cell: nn.Module) -> bool:
+    """Whether a method was replaced by a function, which may hold the original and not its twin."""
+    return any(
+        isinstance(value, FunctionType) and hasattr(type(module), name)
+        for module in cell.modules()
+        for name, value in vars(module).items()
+    )
 
 
 class LocalStep:
