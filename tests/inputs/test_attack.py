@@ -285,6 +285,7 @@ def test_it_works_where_gradients_are_off(mode: Any) -> None:
         ({"joint_options": {"sweeps": 1}}, "joint_options is for method='jiio'"),
         ({"clip": (1.0, 0.0)}, "clip must be"),
         ({"clip": (0.0, float("nan"))}, "clip must be"),
+        ({"clip": (0.0,)}, "clip must be"),
         ({"clip": (0.0, 0.5)}, "outside the range"),
         ({"images": torch.full((2, 1, 8, 8), torch.nan)}, "NaN"),
         ({"images": torch.full((2, 1, 8, 8), torch.inf)}, "NaN or Inf"),

@@ -124,3 +124,8 @@ def test_radii_may_differ() -> None:
 def test_impossible_constraints_are_refused(constraint: Constraint, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         constraint.project(torch.zeros(2, 3))
+
+
+def test_a_single_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="one row a problem"):
+        L2Ball(torch.zeros(3), 1.0).project(torch.ones(3))

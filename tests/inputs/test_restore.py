@@ -22,6 +22,7 @@ from equilibria.inputs import (
     restore,
 )
 from equilibria.operators import Blur, Mask
+from equilibria.solvers import Status
 from tests.inputs.small_generator import SIDE, ExplicitDecoder, chance, decoder, latents
 
 TIGHT: dict[str, Any] = {"iterations": 100, "tolerance": 1e-6}
@@ -155,11 +156,26 @@ def test_a_restoration_leaves_the_generator_as_it_was() -> None:
         ({"ridge": -1.0}, "ridge must not be negative"),
         ({"noise": float("nan")}, "noise must not be negative"),
         ({"iterations": 0}, "iterations must be at least 1"),
+        ({"ridge": float("inf")}, "ridge must not be negative or infinite"),
+        ({"spread": float("nan")}, "spread must not be negative"),
+        ({"start": torch.zeros(1, 7)}, r"shape \(1, 3\), not \(1, 7\)"),
+        ({"start": torch.zeros(2, 3)}, r"shape \(1, 3\), not \(2, 3\)"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         restore(decoder(), torch.zeros(1, 1, SIDE, SIDE).double(), lambda x: x, **options)
+
+
+def test_a_pixel_that_is_no_number_fails_its_image_alone() -> None:
+    generator = decoder()
+    measured = generator(latents()).detach()
+    clean = restore(generator, measured, lambda x: x, iterations=30)
+    measured[1, 0, 0, 0] = torch.nan
+    found = restore(generator, measured, lambda x: x, iterations=30)
+    assert found.status[1] == Status.DIVERGED
+    assert "what the loss is made of" in found.messages[1]
+    torch.testing.assert_close(found.latents[[0, 2]], clean.latents[[0, 2]])
 
 
 def test_a_measurement_of_another_shape_is_refused() -> None:

@@ -51,7 +51,7 @@ class AttackSettings:
             not_negative=("eps",),
             one_of={name: get_args(kind) for name, kind in CHOICES.items()},
         )
-        if self.clip is not None and not self.clip[0] < self.clip[1]:
+        if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
             raise ValueError(
                 f"clip must be the lowest and the highest value, not {self.clip}; None for no range"
             )

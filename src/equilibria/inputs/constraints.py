@@ -29,6 +29,8 @@ class Constraint(ABC):
 
     def region(self, x: Tensor) -> Region:
         """The set for inputs like `x` (one row a problem); an empty one is an error."""
+        if x.dim() < 2:
+            raise ValueError(f"inputs are one row a problem, not of shape {tuple(x.shape)}")
         return self.restrict(Region.everything(x), x).checked()
 
     def project(self, x: Tensor) -> Tensor:

@@ -152,6 +152,14 @@ class LatentSearch:
             misfit is what such noise explains (the discrepancy principle): to go on would fit it.
         """
         check_not_negative(noise=noise)
+        first = zero_latents(generator, measured)
+        if start is not None:
+            if start.shape != first.shape:
+                raise ValueError(
+                    f"start must hold a latent for each image, shape {tuple(first.shape)}, not "
+                    f"{tuple(start.shape)}"
+                )
+            first = start.to(first)
 
         def loss(images: Tensor) -> Tensor:
             """‖ŷ − A·‖² of each image, less what noise explains."""
@@ -166,7 +174,7 @@ class LatentSearch:
         return optimize_input(
             generator,
             loss,
-            zero_latents(generator, measured) if start is None else start,
+            first,
             penalty=(lambda x: self.ridge * x.square().sum(dim=1)) if self.ridge else None,
             engine=engine,
             iterations=self.iterations,

@@ -86,8 +86,9 @@ class InputResult:
         status, count = Status(int(self.status[problem])), int(self.iterations[problem])
         if status is Status.DIVERGED:
             return (
-                f"diverged after {count} iterations: x0 holds NaN or Inf, or a step left the "
-                "region where the model is defined; check x0, lower step_size or add a constraint"
+                f"diverged after {count} iterations: x0 or the loss there is NaN or Inf, or a step "
+                "left the region where the model is defined; check x0 and what the loss is made "
+                "of, lower step_size or add a constraint"
             )
         return describe(
             status,

@@ -13,7 +13,7 @@ from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.latents import LatentSearch, entries, generator_of, misfit, zero_latents
 from equilibria.inputs.optimize import InputResult
 from equilibria.operators import Mask
-from equilibria.registry import check_at_least_one
+from equilibria.registry import check_at_least_one, check_not_negative
 from equilibria.solvers import Status
 
 
@@ -75,6 +75,7 @@ def restore(
     search: the options of `LatentSearch`: engine, iterations, ridge, …
     """
     check_at_least_one(starts=starts)
+    check_not_negative(spread=spread)
     settings = LatentSearch(**search)
     chosen = as_constant(generator_of(generator), evaluating=True)
     if isinstance(measurement, Mask):
