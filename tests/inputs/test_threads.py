@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -166,6 +167,19 @@ def test_the_model_keeps_its_memories(method: Any) -> None:
     attack(model, 2 * x, labels, eps=0.4, method=method, clip=None)
     assert layer.last_solution is forward
     assert layer.last_backward is backward
+
+
+def test_a_model_that_does_not_converge_is_warned_of_once() -> None:
+    """Not once an attack: each has a twin of its own."""
+    model, x, labels = classifier().eval(), inputs(), torch.tensor([0, 2, 1])
+    options: dict[str, Any] = {"eps": 0.4, "steps": 3, "clip": None}
+    with warnings.catch_warnings(record=True) as caught, eq.solving(model, max_iterations=2):
+        warnings.simplefilter("always")
+        for _ in range(3):
+            attack(model, x, labels, **options)
+            model(x)
+    forward = [w for w in caught if "did not converge; sample" in str(w.message)]
+    assert len(forward) == 1
 
 
 def test_blocks_around_an_attack_hold_for_it() -> None:

@@ -104,9 +104,8 @@ class EquilibriumLayer(nn.Module):
         self.compile_step = compile_step
         self.last_solution: Solution | None = None
         """The last forward solve, without its state and context."""
-        self._backward_log = BackwardLog()
-        self._warned = False
-        self._warned_of_coupling = False
+        self._warned: set[str] = set()
+        self._backward_log = BackwardLog(self._warned)
 
     @property
     def solver(self) -> Solver[Any]:
@@ -260,9 +259,9 @@ class EquilibriumLayer(nn.Module):
 
     def _warn_of_coupling(self, batch: int) -> None:
         """Training expects batches; a prediction that depends on its batch mates surprises."""
-        if self.training or not self.couples_batch or batch < 2 or self._warned_of_coupling:
+        if self.training or not self.couples_batch or batch < 2 or "coupling" in self._warned:
             return
-        self._warned_of_coupling = True
+        self._warned.add("coupling")
         warnings.warn(
             "this layer couples the samples of a batch (a regularizer such as decorrelation or "
             "HSIC): the result of each depends on the others in its batch. Run samples one by one, "
@@ -281,8 +280,8 @@ class EquilibriumLayer(nn.Module):
             raise ConvergenceError(solution.summary())
         # Out of iterations is ordinary while training; a diverged sample never is.
         serious = not self.training or bool((solution.status == Status.DIVERGED).any())
-        if serious and not self._warned:
-            self._warned = True
+        if serious and "forward" not in self._warned:
+            self._warned.add("forward")
             warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
 
     def __prepare_scriptable__(self) -> None:
@@ -294,7 +293,7 @@ class EquilibriumLayer(nn.Module):
 
     def on_twin(self) -> None:
         """A twin's backward solves are its own; a compiled step would be that of another cell."""
-        self._backward_log = BackwardLog()
+        self._backward_log = BackwardLog(self._warned)
         self.compile_step = False
 
     def extra_repr(self) -> str:

@@ -49,9 +49,10 @@ class Map(Protocol):
 class BackwardLog:
     """The backward solves of one layer: how the last one went, and where the next may start."""
 
-    def __init__(self) -> None:
+    def __init__(self, warned: set[str] | None = None) -> None:
         self.latest: LinearSolution | None = None
-        self.warned = False
+        self.warned = set() if warned is None else warned
+        """What was warned of, once for all twins of a layer."""
         self._solutions: dict[bool, Tensor] = {}
 
     def remember(self, solution: Tensor, *, transposed: bool) -> None:
@@ -83,8 +84,8 @@ class Backward:
         if not bool(found.converged.all()):
             if self.strict:
                 raise ConvergenceError(found.summary())
-            if not self.log.warned:
-                self.log.warned = True
+            if "backward" not in self.log.warned:
+                self.log.warned.add("backward")
                 warnings.warn(found.summary(), ConvergenceWarning, stacklevel=3)
         if self.told is not None:
             self.told(facts)
