@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import equilibria as eq
 from equilibria.models.baselines.plain import Conv4
 from equilibria.tasks import IMAML, MAML, EpisodeBatch, Reptile
 from tests.tasks.test_few_shot import episodes_of
@@ -121,10 +122,10 @@ def test_the_gradient_of_imaml_is_the_exact_implicit_one() -> None:
     sizes = [parameter.numel() for parameter in parameters.values()]
     expected = []
     for place in range(2):
-        weights = task.adapt(
+        adapted = task.adapt(
             model, episodes.support[place], episodes.support_labels[place], steps=400
         )
-        flat = torch.cat([weight.detach().flatten() for weight in weights.values()])
+        flat = torch.cat([weight.detach().flatten() for weight in adapted.parameters()])
 
         def loss(vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             pieces = torch.split(vector, sizes)
@@ -158,6 +159,21 @@ def test_imaml_goes_on_where_the_system_is_indefinite() -> None:
         task.training_step(model, images, labels).loss, list(model.parameters())
     )
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", ["maml", "reptile", "imaml"])
+def test_blocks_around_a_step_hold_for_adapted_models(name: str) -> None:
+    """Twins of a layer solve as blocks around the model say, and are recorded by them."""
+    torch.manual_seed(0)
+    model = eq.create_model("few-shot-opteq", in_channels=1, num_classes=2, channels=4).double()
+    images, labels = episodes_of(1)
+    with eq.solving(model, tolerance=1e-2, record=True) as coarse:
+        TASKS[name].training_step(model, images, labels).loss.backward()
+    with eq.solving(model, tolerance=1e-9, record=True) as fine:
+        TASKS[name].training_step(model, images, labels).loss.backward()
+    assert len(coarse.solutions) == len(fine.solutions) > 1
+    assert coarse.evaluations < fine.evaluations
+    assert all(solution.tolerance == 1e-9 for solution in fine.solutions)
 
 
 TASKS: dict[str, Any] = {

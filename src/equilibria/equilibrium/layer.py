@@ -104,6 +104,8 @@ class EquilibriumLayer(nn.Module):
         self.compile_step = compile_step
         self.last_solution: Solution | None = None
         """The last forward solve, without its state and context."""
+        self.identity = object()
+        """What `solving` blocks know a layer and its twins by."""
         self._warned: set[str] = set()
         self._backward_log = BackwardLog(self._warned)
 

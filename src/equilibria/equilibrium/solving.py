@@ -113,10 +113,11 @@ class Record:
 class Block:
     """One `solving` block: which layers it covers, and what is different for them."""
 
-    layers: frozenset[EquilibriumLayer]
+    layers: frozenset[object]
+    """Their identities, which twins share."""
     changes: Mapping[str, Any]
-    start: Starts
-    last: dict[EquilibriumLayer, State]
+    start: Mapping[object, State | None] | Literal["last"] | None
+    last: dict[object, State]
     record: Record
     private: bool
 
@@ -162,10 +163,12 @@ def solving(
         "max_iterations": max_iterations,
         "strict": strict,
     }
+    known = start if start is None or start == "last" else {k.identity: s for k, s in start.items()}
+    layers = (m.identity for m in model.modules() if isinstance(m, EquilibriumLayer))
     block = Block(
-        layers=frozenset(m for m in model.modules() if isinstance(m, EquilibriumLayer)),
+        layers=frozenset(layers),
         changes={name: value for name, value in changes.items() if value is not None},
-        start=start,
+        start=known,
         last={},
         record=Record("solves" if record is True else record or None),
         private=private,
@@ -182,7 +185,7 @@ class Active:
 
     def __init__(self, layer: EquilibriumLayer, own: Solving) -> None:
         self.layer = layer
-        covering = [block for block in _blocks.get() if layer in block.layers]
+        covering = [block for block in _blocks.get() if layer.identity in block.layers]
         self.solving = own
         for block in covering:
             if block.changes:
@@ -202,7 +205,7 @@ class Active:
         block = self._starting()
         if block is None or block.start is None:
             return None
-        return (block.last if block.start == "last" else block.start).get(self.layer)
+        return (block.last if block.start == "last" else block.start).get(self.layer.identity)
 
     def note(self, solution: Solution) -> None:
         for block in self.blocks:
@@ -215,7 +218,7 @@ class Active:
     def note_equilibrium(self, inputs: tuple[Tensor, ...], state: State, context: Context) -> None:
         starting = self._starting()
         if starting is not None and starting.start == "last":
-            starting.last[self.layer] = map_state(lambda tensor: tensor.detach(), state)
+            starting.last[self.layer.identity] = map_state(lambda tensor: tensor.detach(), state)
         for block in self.blocks:
             if block.record.keep == "equilibria":
                 block.record.equilibria.append(Equilibrium(self.layer, inputs, state, context))

@@ -25,6 +25,7 @@ def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:
         is_layer = isinstance(original, EquilibriumLayer)
         copy.training = original.training and (is_layer or not evaluating)
         if isinstance(original, EquilibriumLayer) and isinstance(copy, EquilibriumLayer):
+            copy.identity = object()
             copy.solving = Solving(
                 solver=original.solver, gradient=original.gradient, strict=original.strict
             )

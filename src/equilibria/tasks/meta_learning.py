@@ -8,7 +8,7 @@ Kakade, Levine, "Meta-Learning with Implicit Gradients", NeurIPS 2019.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,26 +21,16 @@ from equilibria.registry import check_values
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask, answers
 
-Weights = dict[str, Tensor]
+
+def trained_weights(model: nn.Module) -> list[Tensor]:
+    """The parameters that are trained."""
+    return [p for p in model.parameters() if p.requires_grad]
 
 
-def weights_of(model: nn.Module) -> Weights:
-    """The parameters that are trained, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def logits_at(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
-    """What the model says of images with other weights in place of its own."""
-    given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
-    logits: Tensor = twin(model, lambda held: given.get(id(held), held))(images)
-    return logits
-
-
-def support_loss(
-    model: nn.Module, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor
-) -> Tensor:
-    """The mean cross-entropy of labelled images."""
-    return F.cross_entropy(logits_at(model, weights, images), labels)
+def with_weights(model: nn.Module, weights: Iterable[Tensor]) -> nn.Module:
+    """A twin of the model with these weights in the place of those that are trained."""
+    given = dict(zip(map(id, trained_weights(model)), weights, strict=True))
+    return twin(model, lambda held: given.get(id(held), held))
 
 
 class WeightAdaptation(EpisodicTask):
@@ -60,9 +50,10 @@ class WeightAdaptation(EpisodicTask):
         )
 
     @abstractmethod
-    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
-        """The weights after so many steps on labelled images."""
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
+        """A twin of the model after so many steps on labelled images."""
 
+    @torch.enable_grad()
     def descend(
         self,
         model: nn.Module,
@@ -72,18 +63,19 @@ class WeightAdaptation(EpisodicTask):
         *,
         proximal: float = 0.0,
         create_graph: bool = False,
-    ) -> Weights:
+    ) -> nn.Module:
         """φ ← φ − rate (∇L(φ) + proximal (φ − θ)) from the model's θ, so often, in θ's graph."""
-        start = weights = weights_of(model)
-        with torch.enable_grad():
-            for _ in range(steps):
-                loss = support_loss(model, weights, images, labels)
-                slopes = torch.autograd.grad(loss, [*weights.values()], create_graph=create_graph)
-                weights = {
-                    name: weight - self.inner_rate * (slope + proximal * (weight - start[name]))
-                    for (name, weight), slope in zip(weights.items(), slopes, strict=True)
-                }
-        return weights
+        start, adapted = trained_weights(model), model
+        for _ in range(steps):
+            weights = trained_weights(adapted)
+            loss = F.cross_entropy(adapted(images), labels)
+            slopes = torch.autograd.grad(loss, weights, create_graph=create_graph)
+            moved = (
+                weight - self.inner_rate * (slope + proximal * (weight - first))
+                for weight, slope, first in zip(weights, slopes, start, strict=True)
+            )
+            adapted = with_weights(adapted, moved)
+        return adapted
 
     def predict(self, model: nn.Module, episodes: EpisodeBatch) -> Tensor:
         return self.query_logits(model, episodes, self.evaluation_steps or self.inner_steps)
@@ -92,7 +84,7 @@ class WeightAdaptation(EpisodicTask):
         """What the queries are answered after so many steps, shape (B, queries, ways)."""
         return torch.stack(
             [
-                logits_at(model, self.adapt(model, support, labels, steps), query)
+                self.adapt(model, support, labels, steps)(query)
                 for support, labels, query, _ in episodes
             ]
         )
@@ -107,7 +99,7 @@ def with_gradient(
     by the same loop and optimizers as a loss that is differentiated.
     """
     total = found.values["loss"].new_zeros(())
-    for weight, *given in zip(weights_of(model).values(), *gradients, strict=True):
+    for weight, *given in zip(trained_weights(model), *gradients, strict=True):
         gradient = torch.stack(given).mean(dim=0).detach()
         total = total + ((weight - weight.detach()) * gradient).sum()
     loss = found.values["loss"].detach() + found.values["weight"] * total
@@ -130,7 +122,7 @@ class MAML(WeightAdaptation):
         episodes = EpisodeBatch.of(inputs, targets)
         return answers(self.query_logits(model, episodes, self.inner_steps), episodes)
 
-    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
         create_graph = torch.is_grad_enabled() and not self.first_order
         return self.descend(model, images, labels, steps, create_graph=create_graph)
 
@@ -164,27 +156,25 @@ class Reptile(WeightAdaptation):
             images = torch.cat([support, query])
             labels = torch.cat([support_labels, query_labels])
             adapted = self.adapt(model, images, labels, self.inner_steps)
-            moves.append([w.detach() - adapted[name] for name, w in weights_of(model).items()])
+            pairs = zip(trained_weights(model), trained_weights(adapted), strict=True)
+            moves.append([before.detach() - after.detach() for before, after in pairs])
             with torch.no_grad():
-                rows.append(logits_at(model, adapted, query))
+                rows.append(adapted(query))
         return with_gradient(model, answers(torch.stack(rows), episodes), moves)
 
-    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
-        """θ′, from the model's own weights."""
-        weights = {
-            name: weight.detach().clone().requires_grad_()
-            for name, weight in weights_of(model).items()
-        }
-        leaves = list(weights.values())
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
+        """With θ′, from the model's own weights."""
+        leaves = [weight.detach().clone().requires_grad_() for weight in trained_weights(model)]
+        adapted = with_weights(model, leaves)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(leaves, lr=self.inner_rate)
         if self.optimizer == "adam":
             optimizer = torch.optim.Adam(leaves, lr=self.inner_rate, betas=(0.0, 0.999))
         with torch.enable_grad():
             for chosen in _passes(len(images), self.inner_batch, steps):
                 optimizer.zero_grad()
-                support_loss(model, weights, images[chosen], labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(adapted(images[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        return {name: weight.detach() for name, weight in weights.items()}
+        return adapted
 
 
 def _passes(samples: int, size: int, steps: int) -> list[Tensor]:
@@ -225,30 +215,25 @@ class IMAML(WeightAdaptation):
         for support, labels, query, query_labels in episodes:
             adapted = self.adapt(model, support, labels, self.inner_steps)
             with torch.enable_grad():
-                logits = logits_at(model, adapted, query)
-                outer = torch.autograd.grad(
-                    F.cross_entropy(logits, query_labels), list(adapted.values())
-                )
-            gradients.append(self._solve(model, adapted, support, labels, outer))
+                logits = adapted(query)
+                loss = F.cross_entropy(logits, query_labels)
+                outer = torch.autograd.grad(loss, trained_weights(adapted))
+            gradients.append(self._solve(adapted, support, labels, outer))
             rows.append(logits.detach())
         return with_gradient(model, answers(torch.stack(rows), episodes), gradients)
 
-    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Weights:
+    def adapt(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> nn.Module:
         found = self.descend(model, images, labels, steps, proximal=self.proximal)
-        return {name: weight.detach().requires_grad_() for name, weight in found.items()}
+        leaves = (weight.detach().requires_grad_() for weight in trained_weights(found))
+        return with_weights(found, leaves)
 
     def _solve(
-        self,
-        model: nn.Module,
-        adapted: Weights,
-        images: Tensor,
-        labels: Tensor,
-        outer: tuple[Tensor, ...],
+        self, adapted: nn.Module, images: Tensor, labels: Tensor, outer: tuple[Tensor, ...]
     ) -> list[Tensor]:
         """(I + H/λ)⁻¹ of the gradient of the queries' loss."""
-        leaves = list(adapted.values())
+        leaves = trained_weights(adapted)
         with torch.enable_grad():
-            loss = support_loss(model, adapted, images, labels)
+            loss = F.cross_entropy(adapted(images), labels)
             gradient = _flat(torch.autograd.grad(loss, leaves, create_graph=True))
 
         def operator(vector: Tensor) -> Tensor:
