@@ -176,7 +176,7 @@ def test_a_table_names_the_classes(
 def test_what_is_no_image_is_named(segmenter: Path, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     result = invoke("predict", segmenter, tmp_path / "text.png", "--output", tmp_path / "drawn")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "text.png: cannot be read as an image" in " ".join(result.output.split())
 
 

@@ -71,7 +71,7 @@ def test_predict_on_image_files(
     assert "0.png" in invoke("predict", finished, "0.png").output
     (tmp_path / "text.png").write_text("no image")
     wrong = invoke("predict", finished, tmp_path / "text.png")
-    assert wrong.exit_code == 2
+    assert wrong.exit_code == 1
     assert "cannot be read as an image" in " ".join(wrong.output.split())
     assert "no file or folder" in invoke("predict", finished, tmp_path / "nothing").output
 

@@ -11,6 +11,7 @@ import typer
 from equilibria import __version__
 from equilibria.cli.app import app, examples
 from equilibria.cli.demo import EXAMPLES
+from equilibria.cli.faults import warn
 
 __all__ = ["app", "main"]
 
@@ -36,6 +37,9 @@ def _options(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; after a command too.")
+    ] = False,
 ) -> None:
     """Networks whose output is the minimizer of an explicit hidden objective."""
 
@@ -44,4 +48,5 @@ def main() -> None:
     """The entry point of the `equilibria` program."""
     # Python hides these from whoever runs a program; here the recipe is theirs to change.
     warnings.filterwarnings("default", message=".*until version 0.3", category=DeprecationWarning)
+    warnings.showwarning = warn
     app()

@@ -11,15 +11,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from equilibria.cli.console import fail
-from equilibria.solvers import ConvergenceError
-from equilibria.training import (
-    Experiment,
-    NonFiniteError,
-    ProcessLostError,
-    choose_device,
-    trained,
-)
+from equilibria.cli import faults
+from equilibria.training import Experiment, choose_device, trained
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -33,22 +26,19 @@ JsonList = Annotated[bool, Option("--json", help="A JSON list.")]
 JsonObject = Annotated[bool, Option("--json", help="One JSON object.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of all that is drawn at random.")]
 
-MISTAKES = (ImportError, OSError, TypeError, ValueError)
-"""What a user can mend."""
-FAILURES = (ConvergenceError, NonFiniteError, ProcessLostError)
-"""What went wrong on the way."""
-
 
 class Program(TyperGroup):
-    """Commands; what a user can mend ends them with a line, not with a traceback."""
+    """Commands; a fault ends them with a sentence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # Behind the command too, where one adds it to the line that failed.
+        others = [word for word in args if word != "--debug"]
+        return super().parse_args(ctx, ["--debug"] * (len(others) < len(args)) + others)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        faults.debug = ctx.params["debug"]
+        with faults.told():
             return super().invoke(ctx)
-        except MISTAKES as error:
-            fail(str(error))
-        except FAILURES as error:
-            fail(str(error), code=1)
 
 
 app = typer.Typer(

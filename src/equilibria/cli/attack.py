@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args
 from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, JsonList, command, opened
-from equilibria.cli.console import fail_unanswered, print_json, print_table, progress_bar, say
+from equilibria.cli.console import print_json, print_table, progress_bar, say
+from equilibria.cli.faults import complain, unanswered, writable_file
 from equilibria.inputs import AttackResult, AttackSettings, Method, measure_attack
 from equilibria.report.figures import attack_png
 from equilibria.training import choose_device, write_atomically
@@ -41,7 +42,8 @@ def attack(
     samples: Annotated[int, Option(min=1, help="Test images to attack.")] = 1000,
     batch_size: Annotated[int, Option(min=1, help="Images at a time.")] = 250,
     draw: Annotated[
-        Path | None, Option(help="PNG of images, perturbations and predictions.")
+        Path | None,
+        Option(help="PNG of images, perturbations and predictions.", callback=writable_file),
     ] = None,
     best: Best = False,
     as_json: JsonList = False,
@@ -107,7 +109,7 @@ def attack(
             say(line)
         if draw is not None:
             say(f"Drawn: {draw}")
-    fail_unanswered(found[0].unanswered, len(images))
+    complain(unanswered(found[0].unanswered, len(images)))
 
 
 def _show(title: str, results: Sequence[AttackResult]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 import equilibria
 from equilibria.cli.app import command
-from equilibria.cli.console import fail
+from equilibria.cli.faults import fail
 
 
 @command(

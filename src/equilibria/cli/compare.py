@@ -21,6 +21,7 @@ from equilibria.cli.console import (
     shown,
 )
 from equilibria.cli.evaluate import as_data
+from equilibria.cli.faults import writable_folder
 from equilibria.report.compare import (
     ComparedRun,
     comparison_png,
@@ -45,7 +46,10 @@ Row = tuple[str, list[str]]
 def compare(
     runs: Annotated[list[Path], Argument(help="Folders of runs, finished or not.")],
     output: Annotated[
-        Path | None, Option(help="Folder for compare.png, the curves, and compare.md.")
+        Path | None,
+        Option(
+            help="Folder for compare.png, the curves, and compare.md.", callback=writable_folder
+        ),
     ] = None,
     evaluate: Annotated[
         bool,

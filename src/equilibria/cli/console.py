@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from equilibria.cli.faults import printable
 from equilibria.training import EpochMetrics, StepProgress, json_text
 
 WIDTH_OF_A_FILE = 200
@@ -30,31 +30,12 @@ def output_console(*, quiet: bool = False) -> Console:
 
 def say(text: str, *, wrap: bool = False) -> None:
     """A line as it is, square brackets included, however long; `wrap` is for prose."""
-    output_console().print(text, markup=False, soft_wrap=not wrap)
+    output_console().print(printable(text), markup=False, soft_wrap=not wrap)
 
 
 def print_json(data: Any) -> None:
     """Data for other programs; a dataclass is an object."""
-    print(json_text(data))
-
-
-def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with one line that says what is wrong and what to do."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"[bold red]Error:[/] {escape(message)}"
-    )
-    raise typer.Exit(code)
-
-
-def fail_unanswered(count: float | None, total: int, of: str = "images") -> None:
-    """End the program where a model has no answer, after what was found has been printed."""
-    if count:
-        fail(
-            f"the model has no answer for {count:.0f} of {total} {of}, which counts as wrong: its "
-            "logits are NaN or infinite. Look for NaN in its weights and in the images; train it "
-            "again with a lower learning rate, or take the weights that validated best (--best)",
-            code=1,
-        )
+    print(printable(json_text(data)))
 
 
 def print_table(
@@ -70,10 +51,12 @@ def print_table(
     right: headings of the columns of numbers.
     unbroken: headings of columns that are not wrapped.
     """
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    table = Table(
+        box=box.SIMPLE, padding=(0, 1, 0, 0), title=title and _cell(title), title_justify="left"
+    )
     for heading in headings:
         table.add_column(
-            escape(heading),
+            escape(printable(heading)),
             justify="right" if heading in right else "left",
             overflow="fold",
             min_width=min(LEAST_WIDTH, *map(len, heading.split("\n"))),
@@ -83,20 +66,25 @@ def print_table(
         if row is None:
             table.add_section()
         else:
-            table.add_row(*map(escape, row))
+            table.add_row(*(_cell(cell) for cell in row))
     output_console().print(table)
+
+
+def _cell(text: str) -> str:
+    """The text in one line and as it is, square brackets included."""
+    return escape(printable(text).replace("\n", "\\n"))
 
 
 def print_facts(
     title: str, rows: Sequence[tuple[str, str]], console: Console | None = None
 ) -> None:
     """Two columns: what, and how much; without the rows that have no value."""
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=_cell(title), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for what, value in rows:
         if value:
-            table.add_row(what, value)
+            table.add_row(_cell(what), _cell(value))
     (console or output_console()).print(table)
 
 

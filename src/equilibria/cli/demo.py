@@ -11,8 +11,8 @@ from typer import Option
 
 from equilibria import __version__
 from equilibria.cli.app import Device, Seed, command
-from equilibria.cli.console import output_console, print_facts
-from equilibria.cli.train import follow
+from equilibria.cli.console import output_console, print_facts, say
+from equilibria.cli.train import follow, keeping
 from equilibria.models import EquilibriumClassifier, model_options
 from equilibria.report import classifier_report
 from equilibria.training import Experiment, RunFolder, choose_device, load_recipe, write_atomically
@@ -59,10 +59,11 @@ def demo(
         raise OSError(
             f"cannot write the run: {error}; choose another folder with --output"
         ) from None
-    history = follow(experiment, run, where, console)
-    footer = f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
-    report = classifier_report(experiment, history, where, footer)
+    with keeping(run):
+        history = follow(experiment, run, where, console)
+        footer = f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
+        report = classifier_report(experiment, history, where, footer)
+        write_atomically(run.report, report.html().encode())
     title = f"{model} on the {len(experiment.test)} test images"
     print_facts(title, report.rows(), console)
-    write_atomically(run.report, report.html().encode())
-    console.print(f"Report: {run.report}", soft_wrap=True)
+    say(f"Report: {run.report}")

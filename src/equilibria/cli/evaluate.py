@@ -9,7 +9,8 @@ import torch
 from typer import Option
 
 from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command, opened
-from equilibria.cli.console import fail_unanswered, figure_rows, print_facts, print_json, shown
+from equilibria.cli.console import figure_rows, print_facts, print_json, shown
+from equilibria.cli.faults import complain, unanswered, writable_file
 from equilibria.models import parameter_count
 from equilibria.report import segmentation_png
 from equilibria.tasks import Evaluation, Segmentation
@@ -25,7 +26,10 @@ def evaluate(
     run: FinishedRun,
     best: Best = False,
     draw: Annotated[
-        Path | None, Option(help="PNG of test images with classes, if the run segments.")
+        Path | None,
+        Option(
+            help="PNG of test images with classes, if the run segments.", callback=writable_file
+        ),
     ] = None,
     as_json: JsonObject = False,
     device: Device = "auto",
@@ -41,7 +45,9 @@ def evaluate(
     else:
         title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
         print_facts(title, rows(result))
-    fail_unanswered(result.figures.get("unanswered"), result.samples, f"{experiment.task.unit}s")
+    complain(
+        unanswered(result.figures.get("unanswered"), result.samples, f"{experiment.task.unit}s")
+    )
 
 
 @torch.no_grad()

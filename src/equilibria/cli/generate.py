@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, JsonObject, Seed, command, opened
 from equilibria.cli.console import print_facts, print_json, say, shown
+from equilibria.cli.faults import writable_file
 from equilibria.report import generation
 from equilibria.training import choose_device, write_atomically
 
@@ -21,7 +22,8 @@ from equilibria.training import choose_device, write_atomically
 def generate(
     run: Annotated[Path, Argument(help="Run of a generator or an autoencoder.")],
     output: Annotated[
-        Path, Option(help="PNG of samples; reconstructions are drawn beside it.")
+        Path,
+        Option(help="PNG of samples; reconstructions are drawn beside it.", callback=writable_file),
     ] = Path("equilibria-samples.png"),
     samples: Annotated[int, Option(min=1, help="Images to draw.")] = 64,
     density: Annotated[str, Option(help="Of the latents: gmm or vae-gmm.")] = "gmm",

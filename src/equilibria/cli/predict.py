@@ -10,7 +10,8 @@ from typing import Annotated, cast
 from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, FinishedRun, JsonList, command, opened
-from equilibria.cli.console import fail_unanswered, print_json, print_table
+from equilibria.cli.console import print_json, print_table
+from equilibria.cli.faults import complain, unanswered, unreadable, writable_folder
 from equilibria.data import find_images
 from equilibria.report.segmentation import PixelPrediction, predict_pixels
 from equilibria.tasks import Segmentation
@@ -31,7 +32,8 @@ def predict(
     run: FinishedRun,
     images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
     output: Annotated[
-        Path, Option(help="Folder for the pictures, if the run segments images.")
+        Path,
+        Option(help="Folder for the pictures, if the run segments images."),
     ] = Path("equilibria-predictions"),
     best: Best = False,
     as_json: JsonList = False,
@@ -39,6 +41,7 @@ def predict(
 ) -> None:
     """Classify image files, or their pixels, with a trained model."""
     predictions: Sequence[Prediction | PixelPrediction]
+    problems: list[Exception] = []
     where = choose_device(device)
     files = find_images(images)
     experiment = opened(run, where, best)
@@ -46,15 +49,17 @@ def predict(
         task = experiment.recipe.task.name
         raise ValueError(f"a run of the task {task!r} has no classes to predict")
     if isinstance(experiment.task, Segmentation):
-        predictions = list(predict_pixels(experiment, files, where, output))
+        writable_folder(output)
+        predictions = list(predict_pixels(experiment, files, where, output, problems.append))
     else:
-        predictions = cast(list[Prediction], predict_classes(experiment.model, files))
+        found = predict_classes(experiment.model, files, on_unreadable=problems.append)
+        predictions = cast(list[Prediction], found)
     if as_json:
         print_json(predictions)
-    else:
+    elif predictions:
         _show(predictions)
     silent = [p for p in predictions if not (p.label if isinstance(p, Prediction) else p.classes)]
-    fail_unanswered(len(silent), len(predictions))
+    complain(unreadable(problems, len(files)), unanswered(len(silent), len(predictions)))
 
 
 def _show(predictions: Sequence[Prediction | PixelPrediction]) -> None:

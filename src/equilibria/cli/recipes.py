@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from equilibria.cli.app import command
 from equilibria.cli.console import print_table, say
+from equilibria.cli.faults import printable
 from equilibria.training import find_recipe, list_recipes, load_recipe
 
 
@@ -37,7 +38,7 @@ def recipes(
         raise ValueError(f"{file} is where --copy would write: add --copy")
     text = find_recipe(name).read_text(encoding="utf-8")
     if not copy:
-        print(text, end="")
+        print(printable(text), end="")
         return
     target = Path(f"{name}.yaml") if file is None else file
     try:

@@ -17,7 +17,6 @@ from equilibria import papers
 from equilibria.cli.app import DataRoot, Device, command
 from equilibria.cli.console import (
     FIGURES,
-    fail,
     figure_rows,
     output_console,
     print_table,
@@ -25,6 +24,7 @@ from equilibria.cli.console import (
     say,
 )
 from equilibria.cli.datasets import known_root, whereabouts
+from equilibria.cli.faults import INTERRUPTED, fail, writable_folder
 from equilibria.data import dataset_card
 from equilibria.papers import Job, Outcome, Plan, Setting
 from equilibria.training import EpochMetrics, choose_device
@@ -74,6 +74,7 @@ def reproduce(
         return
     where = choose_device(device)
     papers.check_data(made)
+    writable_folder(output)
     count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
     display = _Display(output_console(), made, len(made.unfinished()))
     outcomes: list[Outcome] = []
@@ -88,7 +89,7 @@ def reproduce(
                 outcomes.append(outcome)
                 display.on_outcome(outcome)
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where this one stopped", code=130)
+        fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
     found = papers.findings(made, outcomes)
     files = papers.write_report(made, found, output, _command(made, seeds), papers.provenance())
     heading, *rows = papers.cells(made, found)

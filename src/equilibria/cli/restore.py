@@ -17,6 +17,7 @@ from equilibria.cli.console import (
     say,
     shown,
 )
+from equilibria.cli.faults import complain, unreadable, writable_folder
 from equilibria.data import find_images
 from equilibria.report.restoration import (
     RestoredImage,
@@ -46,7 +47,9 @@ def restore(
         str | None,
         Option(help="inpaint, denoise, deblur or superres; what the run learned if not set."),
     ] = None,
-    output: Annotated[Path, Option(help="Folder for the pictures.")] = Path("equilibria-restored"),
+    output: Annotated[
+        Path, Option(help="Folder for the pictures.", callback=writable_folder)
+    ] = Path("equilibria-restored"),
     noise: Annotated[float | None, Option(min=0, help="Deviation of the noise.")] = None,
     window: Annotated[
         float | None, Option(help="Side of the hidden window: a share, or pixels from 1.")
@@ -79,6 +82,7 @@ def restore(
     options = _given(noise=noise, window=window, width=blur, factor=factor)
     search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
     found: list[RestoredImage] | RestoredTestImages
+    problems: list[Exception] = []
     if (test is None) == (not images):
         raise ValueError(
             "name image files or folders to restore, or --test N for N of the run's own test "
@@ -101,13 +105,17 @@ def restore(
         with progress_bar() as bar:
             found = restorer.test_images(test, output, partial(bar.track, description="restoring"))
     else:
-        found = list(restorer.files(files, output, damaged=damaged, mask=mask))
+        some = restorer.files(
+            files, output, damaged=damaged, mask=mask, on_unreadable=problems.append
+        )
+        found = list(some)
     if as_json:
         print_json(found)
     elif isinstance(found, RestoredTestImages):
         _show_test_images(found)
-    else:
+    elif found:
         _show_files(found)
+    complain(unreadable(problems, len(files)))
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typer import Argument
 
 from equilibria.cli.app import command
 from equilibria.cli.console import print_table, shown
+from equilibria.cli.faults import FaultError, sentence
 from equilibria.training import RunFolder, load_recipe
 
 
@@ -17,13 +18,19 @@ def runs(
     folder: Annotated[Path, Argument(help="Where to look for runs.")] = Path(),
 ) -> None:
     """List the runs in a folder, finished or interrupted."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"there is no folder {folder} to look for runs in")
     rows = []
+    damaged = []
     for path in sorted(path.parent for path in folder.glob("**/config.yaml")):
         run = RunFolder(path)
         try:
             recipe = load_recipe(run.config)
-        except ValueError:
-            continue  # The configuration of something else.
+        except (OSError, ValueError) as error:
+            # Otherwise the configuration of something else.
+            if run.checkpoints.exists() or run.weights.exists():
+                damaged.append(f"{path} cannot be read: {sentence(error)}")
+            continue
         metrics = run.read_metrics()
         last = metrics[-1] if metrics else {}
         rows.append(
@@ -38,3 +45,5 @@ def runs(
             )
         )
     print_table(("Run", "Model", "Data", "Epochs", "Loss", "Accuracy", "State"), rows)
+    if damaged:
+        raise FaultError("\n".join(damaged))

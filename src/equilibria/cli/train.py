@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -21,19 +23,26 @@ import yaml
 from rich.console import Console
 from typer import Argument, Option
 
-from equilibria.cli.app import MISTAKES, Device, command
-from equilibria.cli.console import (
-    TrainingDisplay,
-    fail,
-    fail_unanswered,
-    output_console,
-    print_facts,
-)
+from equilibria.cli import faults
+from equilibria.cli.app import Device, command
+from equilibria.cli.console import TrainingDisplay, output_console, print_facts
 from equilibria.cli.evaluate import as_data, rows
+from equilibria.cli.faults import (
+    FAILURES,
+    INTERRUPTED,
+    MISTAKES,
+    FaultError,
+    complain,
+    fail,
+    printable,
+    sentence,
+    unanswered,
+)
 from equilibria.models import parameter_count
 from equilibria.report.compare import store_evaluation
 from equilibria.training import (
     ALONE,
+    Checkpoints,
     EpochMetrics,
     Experiment,
     NonFiniteError,
@@ -127,30 +136,33 @@ def _train(
         if tensorboard and processes.leads:
             log = TensorBoardLog(run.tensorboard)
         recipe = load_recipe(source, overrides)
+        experiment = Experiment.of(recipe)
         if processes.leads:
             run = RunFolder.opened(output, recipe.as_data(), resume=resume)
-        experiment = Experiment.of(recipe)
     except MISTAKES as error:
-        mistake = str(error)
+        faults.show_traceback()
+        mistake = sentence(error)
     # The others also wait here until the first one has opened the run.
     mistake = processes.first_message(mistake)
     if mistake is not None:
         _fail_together(mistake, processes)
     text = yaml.safe_dump(recipe.as_data(), sort_keys=False, allow_unicode=True)
-    console.print(text.rstrip(), markup=False)
-    try:
-        follow(experiment, run, device, console, processes, None if log is None else log.on_epoch)
-    finally:
-        if log is not None:
-            log.close()
-    result = experiment.evaluate(processes)
-    if processes.leads:
-        store_evaluation(output, as_data(experiment, result))
+    console.print(printable(text.rstrip()), markup=False)
+    with keeping(run, processes):
+        try:
+            on_epoch = None if log is None else log.on_epoch
+            follow(experiment, run, device, console, processes, on_epoch)
+        finally:
+            if log is not None:
+                log.close()
+        result = experiment.evaluate(processes)
+        if processes.leads:
+            store_evaluation(output, as_data(experiment, result))
     print_facts(f"On the {len(experiment.test)} test images", rows(result), console)
-    console.print(f"Run: {output}", soft_wrap=True)
+    console.print(printable(f"Run: {output}"), markup=False, soft_wrap=True)
     if processes.leads:
         unit = f"{experiment.task.unit}s"
-        fail_unanswered(result.figures.get("unanswered"), result.samples, unit)
+        complain(unanswered(result.figures.get("unanswered"), result.samples, unit))
 
 
 def follow(
@@ -164,11 +176,12 @@ def follow(
     """Train in the run's folder, and show how it goes."""
     recipe = experiment.recipe
     together = "" if processes.count == 1 else f", by {processes.count} processes"
-    console.print(
+    what = (
         f"{recipe.model.name} ({parameter_count(experiment.model):,} parameters) on "
         f"{experiment.data.name}: {len(experiment.training)} images to train on, on "
         f"{device.type if together else device}{together}."
     )
+    console.print(printable(what), markup=False)
     display = TrainingDisplay(console, recipe.training.epochs)
 
     def show(metrics: EpochMetrics) -> None:
@@ -183,6 +196,31 @@ def follow(
             )
     except NonFiniteError as error:
         _fail_together(str(error), processes, code=1)
+
+
+@contextmanager
+def keeping(run: RunFolder, processes: Processes = ALONE) -> Iterator[None]:
+    """Around a training: what ends it early is told with what is kept, and how to go on."""
+    try:
+        yield
+    except (typer.Exit, ProcessLostError):
+        raise
+    except KeyboardInterrupt:
+        if not processes.leads:
+            raise typer.Exit(INTERRUPTED) from None
+        raise FaultError(f"interrupted: {_kept(run)}", INTERRUPTED) from None
+    except (*MISTAKES, *FAILURES) as error:
+        raise FaultError(f"{sentence(error)}; {_kept(run)}") from error
+
+
+def _kept(run: RunFolder) -> str:
+    if run.weights.is_file():
+        return f"the trained model is kept: equilibria evaluate {shlex.quote(str(run.path))}"
+    newest = next(iter(Checkpoints(run.checkpoints).present()), None)
+    if newest is None:
+        return "no epoch was finished, and nothing is kept"
+    words = ["equilibria", "train", str(run.config), "--output", str(run.path), "--resume"]
+    return f"the checkpoint {newest.name} is kept, go on with: {shlex.join(words)}"
 
 
 def _fail_together(message: str, processes: Processes, code: int = 2) -> NoReturn:
@@ -221,7 +259,8 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            elastic_launch(config, _process)(Path(folder) / "meeting-point", work, arguments)
+            meeting_point = Path(folder) / "meeting-point"
+            elastic_launch(config, _process)(meeting_point, faults.debug, work, arguments)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
         except SignalException as error:
@@ -237,17 +276,25 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
     raise typer.Exit(failure.exitcode)
 
 
-def _process(meeting_point: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _process(
+    meeting_point: Path, debug: bool, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    faults.debug = debug
+    warnings.showwarning = faults.warn
     place = Place.from_environment(meeting_point=meeting_point)
     assert place is not None
     try:
-        work(place, *arguments)
+        with faults.told():
+            try:
+                work(place, *arguments)
+            except ProcessLostError:
+                # Ended with the others, this process leaves it to the one that failed to say why.
+                time.sleep(PATIENCE)
+                raise
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None  # The launcher says it.
     except typer.Exit as end:
         sys.exit(end.exit_code)
-    except ProcessLostError as error:
-        # Ended with the others, this process leaves it to the one that failed to say why.
-        time.sleep(PATIENCE)
-        fail(str(error), code=1)
     except Exception:
         traceback.print_exc()
         sys.exit(1)

@@ -16,6 +16,7 @@ from equilibria.data.image_files import (
     image_to_tensor,
     open_image,
     read_image,
+    readable,
 )
 from equilibria.data.readers import DataFileError, MissingDataError
 from equilibria.data.registry import (
@@ -73,6 +74,7 @@ __all__ = [
     "open_image",
     "read_image",
     "read_into_memory",
+    "readable",
     "register_dataset",
     "stratified_split",
 ]

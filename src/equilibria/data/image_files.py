@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from equilibria.data.readers import DataFileError, check_plain_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Item = TypeVar("Item")
+Content = TypeVar("Content")
 
 BRIGHTEST = 255.0
 """The largest byte, which is 1 in an image of floats."""
@@ -228,6 +231,26 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
         else:
             raise ValueError(f"there is no file or folder {path}")
     return found
+
+
+def readable(
+    items: Iterable[Item],
+    read: Callable[[Item], Content],
+    on_unreadable: Callable[[Exception], None] | None = None,
+) -> Iterator[tuple[Item, Content]]:
+    """Each item with what `read` makes of it; of those it cannot read, `on_unreadable` is told.
+
+    Without `on_unreadable` the first one that cannot be read is an error.
+    """
+    for item in items:
+        try:
+            content = read(item)
+        except (OSError, ValueError) as error:
+            if on_unreadable is None:
+                raise
+            on_unreadable(error)
+        else:
+            yield item, content
 
 
 @contextmanager

@@ -253,6 +253,11 @@ def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySour
         order = torch.randperm(len(members), generator=generator)
         held_out[members[order[: round(share * len(members))]]] = True
     rest, aside = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+    if not len(rest) or not len(aside):
+        raise ValueError(
+            f"a share of {share} holds out {len(aside)} of {len(split)} samples (it is rounded for "
+            "every class): give one that leaves samples on both sides"
+        )
     return select(split, rest), select(split, aside)
 
 

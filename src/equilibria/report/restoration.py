@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.data import Framing, read_image
+from equilibria.data import Framing, read_image, readable
 from equilibria.inputs import (
     Corrupted,
     Corruption,
@@ -177,19 +177,35 @@ class Restorer:
 
     @torch.no_grad()
     def files(
-        self, files: Sequence[Path], output: Path, *, damaged: bool, mask: Path | None
+        self,
+        files: Sequence[Path],
+        output: Path,
+        *,
+        damaged: bool,
+        mask: Path | None,
+        on_unreadable: Callable[[Exception], None] | None = None,
     ) -> Iterator[RestoredImage]:
         """Restore the images in files, in batches, and draw them into the folder `output`.
 
         damaged: the images are measurements already; there is no original to compare with.
         mask: an image whose bright pixels are hidden, for inpainting.
+        on_unreadable: is told of a file that cannot be read, which is then left out.
         """
+        frame, hidden = self._frame(damaged, mask)
+        is_gray = self.experiment.data.channels == 1
         random = torch.Generator().manual_seed(self.seed)
         output.mkdir(parents=True, exist_ok=True)
-        pictures = drawn_files(files, output, "restored", "sheet")
+        places = list(zip(files, drawn_files(files, output, "restored", "sheet"), strict=True))
+
+        def read(place: tuple[Path, tuple[Path, ...]]) -> Tensor:
+            return read_image(place[0], frame, is_gray=is_gray)
+
         for start in range(0, len(files), BATCH):
-            some = files[start : start + BATCH]
-            originals, seen = self._measure(some, random, damaged, mask)
+            some = list(readable(places[start : start + BATCH], read, on_unreadable))
+            if not some:
+                continue
+            pixels = torch.stack([image for _, image in some]).to(self.device).float() / 255
+            originals, seen = self._measure(pixels, random, damaged, hidden)
             batch = self.batch(seen)
             count = entries(seen.measured, seen.measurement)
             left = (misfit(batch.generated, seen.measured, seen.measurement) / count).sqrt()
@@ -202,8 +218,7 @@ class Restorer:
                 else picture_psnr(pictured, originals).tolist()
                 for pictured in (batch.picture, batch.images)
             )
-            for row, file in enumerate(some):
-                restored, sheet = pictures[start + row]
+            for row, ((file, (restored, sheet)), _) in enumerate(some):
                 columns = torch.stack([images[row] for images in shown if images is not None])
                 write_atomically(restored, image_png(batch.images[row]))
                 write_atomically(sheet, image_grid_png([columns], scale=scale))
@@ -263,11 +278,9 @@ class Restorer:
             sheet=str(sheet),
         )
 
-    def _measure(
-        self, files: Sequence[Path], random: torch.Generator, damaged: bool, mask: Path | None
-    ) -> tuple[Tensor | None, Corrupted]:
-        """The original images, if these are they, and what is seen of them."""
-        channels, height, width = self.experiment.data.image_shape
+    def _frame(self, damaged: bool, mask: Path | None) -> tuple[Framing, Tensor | None]:
+        """The frame of image files, and which pixels a mask says are missing."""
+        _, height, width = self.experiment.data.image_shape
         inpaints = isinstance(self.damage, Inpainting)
         if mask is not None and not inpaints:
             raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
@@ -276,20 +289,26 @@ class Restorer:
         if damaged and isinstance(self.damage, SuperResolution):
             height, width = height // self.damage.factor, width // self.damage.factor
         frame = Framing((height, width))
-        images = [read_image(path, frame, is_gray=channels == 1) for path in files]
-        batch = torch.stack(images).to(self.device).float() / 255
         if mask is None:
-            seen = self.damage.corrupt(batch, random)
-            if not damaged:
-                return batch, seen
-            return None, Corrupted(batch, seen.measurement, seen.noise)
+            return frame, None
         hidden = read_image(mask, frame, is_gray=True).to(self.device) >= 128
         if bool(hidden.all()) or not bool(hidden.any()):
             raise ValueError(
                 f"{mask} hides every pixel, or none: what is missing is bright in a mask"
             )
-        known = Mask((~hidden).to(batch)[None])
-        return None if damaged else batch, Corrupted(known(batch), known, 0.0)
+        return frame, hidden
+
+    def _measure(
+        self, batch: Tensor, random: torch.Generator, damaged: bool, hidden: Tensor | None
+    ) -> tuple[Tensor | None, Corrupted]:
+        """The original images, if these are they, and what is seen of them."""
+        if hidden is not None:
+            known = Mask((~hidden).to(batch)[None])
+            return None if damaged else batch, Corrupted(known(batch), known, 0.0)
+        seen = self.damage.corrupt(batch, random)
+        if not damaged:
+            return batch, seen
+        return None, Corrupted(batch, seen.measurement, seen.noise)
 
 
 def _solves(found: Any, message: Callable[[int], str]) -> list[Solve]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data import image_to_tensor, open_image
+from equilibria.data import image_to_tensor, open_image, readable
 from equilibria.equilibrium import solving
 from equilibria.report.figures import (
     LIGHT,
@@ -23,6 +23,9 @@ from equilibria.report.figures import (
     legend_columns,
 )
 from equilibria.training import Experiment, write_atomically
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Color: TypeAlias = tuple[float, float, float]
 """Red, green and blue in [0, 1]."""
@@ -111,15 +114,24 @@ def segmentation_png(
 
 @torch.no_grad()
 def predict_pixels(
-    experiment: Experiment, files: Sequence[Path], device: torch.device, output: Path
+    experiment: Experiment,
+    files: Sequence[Path],
+    device: torch.device,
+    output: Path,
+    on_unreadable: Callable[[Exception], None] | None = None,
 ) -> Iterator[PixelPrediction]:
     """Segment images framed as those of training; draw what is in the frame as large as it was."""
     names = experiment.data.class_names
     is_gray = experiment.data.channels == 1
     output.mkdir(parents=True, exist_ok=True)
-    for path, (drawn,) in zip(files, drawn_files(files, output, "classes"), strict=True):
-        inputs = experiment.data.read_image(path)[None].to(device)
-        image = experiment.data.frame.region(open_image(path, is_gray=is_gray))
+
+    def read(place: tuple[Path, tuple[Path, ...]]) -> tuple[Tensor, Image]:
+        path, _ = place
+        region = experiment.data.frame.region(open_image(path, is_gray=is_gray))
+        return experiment.data.read_image(path)[None].to(device), region
+
+    places = zip(files, drawn_files(files, output, "classes"), strict=True)
+    for (path, (drawn,)), (inputs, image) in readable(places, read, on_unreadable):
         scale = min(1.0, LONGEST_SIDE / max(image.size))
         height, width = (max(1, round(side * scale)) for side in (image.height, image.width))
         with solving(experiment.model, record=True) as record:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.data import Batches, Source, find_images, load_dataset, read_image
+from equilibria.data import Batches, Source, find_images, load_dataset, read_image, readable
 from equilibria.equilibrium import solving
 from equilibria.models import predicted_classes
 from equilibria.tasks import Classification, Evaluation, Task
@@ -129,6 +130,7 @@ def predict(
     weights: Weights = "last",
     device: str | torch.device = "cpu",
     batch_size: int = 64,
+    on_unreadable: Callable[[Exception], None] | None = None,
 ) -> list[Prediction] | list[ClassMap]:
     """The classes of images, or of their pixels where the model segments.
 
@@ -136,6 +138,8 @@ def predict(
 
     images: a batch with values in [0, 1], or image files and folders of them, which are framed as
         the images of the training were.
+    on_unreadable: is told of a file that cannot be read, which is then left out; without it, that
+        is an error.
     """
     if isinstance(run_or_model, nn.Module):
         model = run_or_model
@@ -155,10 +159,14 @@ def predict(
     try:
         for start in range(0, count, batch_size):
             end = min(start + batch_size, count)
-            some = files[start:end]
-            batch = images[start:end] if isinstance(images, Tensor) else _read(model, some)
-            names = [str(file) for file in some] or [""] * len(batch)
-            found += _predictions(model, batch.to(place), names)
+            if isinstance(images, Tensor):
+                batch, names = list(images[start:end]), [""] * (end - start)
+            else:
+                read = list(readable(files[start:end], _reader(model), on_unreadable))
+                batch = [image.float() / 255 for _, image in read]
+                names = [str(file) for file, _ in read]
+            if batch:
+                found += _predictions(model, torch.stack(batch).to(place), names)
     finally:
         model.train(was_training)
     return found
@@ -195,12 +203,11 @@ def _batches(
     return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
 
 
-def _read(model: nn.Module, files: Sequence[Path]) -> Tensor:
+def _reader(model: nn.Module) -> Callable[[Path], Tensor]:
     frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
     if frame is None or shape is None:
         raise ValueError(
             "the model does not say what size its images have: give images as a tensor, or a model "
             "from eq.load"
         )
-    images = [read_image(file, frame, is_gray=shape[0] == 1) for file in files]
-    return torch.stack(images).float() / 255
+    return partial(read_image, framing=frame, is_gray=shape[0] == 1)

@@ -36,7 +36,7 @@ from equilibria.training.files import Checkpoints, RunFolder, load_weights, save
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import Recipe, load_recipe
+from equilibria.training.recipe import Recipe, load_recipe, told_where
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
@@ -60,8 +60,11 @@ class Experiment:
         """Load the data and make the model, its initial weights drawn with the recipe's seed."""
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
-        data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
-        task = _task(recipe, data)
+        with told_where("data.options"):
+            data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
+        with told_where("task.options"):
+            task = _task(recipe, data)
+        _check_fit(recipe, data)
         normalization = (data.mean, data.std) if recipe.data.normalize else None
         options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
         if normalization is not None:
@@ -72,7 +75,8 @@ class Experiment:
                 )
             options["normalize"] = normalization
         torch.manual_seed(recipe.training.seed)
-        model = create_model(recipe.model.name, **options)
+        with told_where("model.options"):
+            model = create_model(recipe.model.name, **options)
         facts = {  # `load` describes them.
             "class_names": data.class_names,
             "image_shape": data.image_shape,
@@ -81,6 +85,8 @@ class Experiment:
         }
         for name, value in facts.items():
             setattr(model, name, value)
+        with told_where("data.augmentation"):
+            augmentation = Chain(tuple(map(build_augmentation, recipe.data.augmentation)))
         training, validation = _parts(recipe, data)
         if recipe.data.in_memory:
             training = read_into_memory(training)
@@ -89,7 +95,7 @@ class Experiment:
             model=model,
             data=data,
             task=task,
-            augmentation=Chain(tuple(map(build_augmentation, recipe.data.augmentation))),
+            augmentation=augmentation,
             training=training,
             validation=validation,
             test=data.test,
@@ -174,6 +180,20 @@ def _task(recipe: Recipe, data: DataSet) -> Task:
         f"{data.name} has no labels: name a task that needs none (task.name), or take one of the "
         "data sets with labels that `equilibria datasets` lists"
     )
+
+
+def _check_fit(recipe: Recipe, data: DataSet) -> None:
+    """Channels and classes that the recipe itself gives: training would stumble over them."""
+    options = recipe.model.options
+    if options.get("in_channels", data.channels) != data.channels:
+        raise ValueError(
+            f"{data.name} has images of {data.channels} channels: remove model.options.in_channels"
+        )
+    classes = options.get("num_classes", data.num_classes)
+    if recipe.task.name is None and classes < data.num_classes:
+        raise ValueError(
+            f"{data.name} has {data.num_classes} classes: remove model.options.num_classes"
+        )
 
 
 def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:

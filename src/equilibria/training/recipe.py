@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,8 @@ MOST_CHARACTERS, MOST_VALUES = 2**18, 10_000
 """Of a recipe; the longest here has fewer than 5,000 and 100."""
 PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
 """Where the recipes are that come with the package."""
+MOST_THREADS = 1024
+"""More than any machine has use for; far beyond it, starting them ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,10 @@ class Recipe:
     threads: int | None = None
     about: str = ""
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must be from 1 to {MOST_THREADS}, not {self.threads}")
+
     def as_data(self) -> dict[str, Any]:
         """The resolved recipe, as YAML holds it: with lists for tuples."""
         data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
@@ -98,15 +105,32 @@ class RecipeError(ValueError):
     """A recipe that cannot be followed, and why."""
 
 
+@contextmanager
+def told_where(place: str) -> Iterator[None]:
+    """Around what takes options of a recipe: what they cause is told with where they are."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except TypeError as error:
+        raise TypeError(f"{place}: {error}") from error
+    except Exception as error:
+        raise RecipeError(f"{place}: {type(error).__name__}: {error}") from error
+
+
 def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
     """A recipe checked against its types; an unknown key is an error that names the nearest."""
     from pydantic import TypeAdapter, ValidationError
 
     checked = _checked(data, Recipe, "")
     try:
-        return TypeAdapter(Recipe).validate_python(checked)
+        recipe = TypeAdapter(Recipe).validate_python(checked)
+        recipe.as_data()
     except ValidationError as error:
         raise RecipeError(_explain(error)) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecipeError(f"options hold what no file of a run can: {error}") from None
+    return recipe
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:

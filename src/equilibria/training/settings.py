@@ -14,6 +14,8 @@ from equilibria.registry import check_values
 
 OptimizerName = Literal["adamw", "adam", "sgd"]
 JacobianPlace = Literal["equilibrium", "iterate"]
+SEEDS = 2**63
+"""How many a generator of torch knows, without the negative ones."""
 Schedule = Literal["cosine", "step", "polynomial", "constant"]
 
 
@@ -82,6 +84,8 @@ class TrainingSettings:
                 "gradient": [None, *list_gradients()],
             },
         )
+        if not 0 <= self.seed < SEEDS:
+            raise ValueError(f"seed must be from 0 to {SEEDS - 1}, not {self.seed}")
         if self.final_tolerance is not None and self.tolerance is None:
             raise ValueError("final_tolerance needs a tolerance to start from")
         if self.schedule == "step" and not self.milestones:

@@ -1,0 +1,159 @@
+"""What can go wrong in a command: one sentence and an exit code; `--debug` shows the traceback."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from traceback import format_exc
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+MISTAKES = (ImportError, OSError, TypeError, ValueError)
+"""What was asked for cannot be done: exit code 2."""
+FAILURES = (MemoryError, RuntimeError)
+"""What was begun could not be finished: exit code 1."""
+INTERRUPTED = 130
+
+WRITE = "name a place that can be written, or change its rights"
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EIO: "the disk may be failing",
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), WRITE),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "name another place"),
+}
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO}
+
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What moves a cursor, changes colors or the direction of text, or cannot be encoded."""
+
+debug = False
+"""Whether tracebacks are shown; set anew for every command."""
+
+
+class FaultError(Exception):
+    """A sentence, and the exit code of the program."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def printable(text: str) -> str:
+    """The text with control characters, of file names for instance, made visible as in JSON."""
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the program with one line that says what is wrong and what to do."""
+    line = Text.assemble(("Error:", "bold red"), " ", printable(message))
+    Console(stderr=True, soft_wrap=True).print(line)
+    raise typer.Exit(code)
+
+
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """In the place of `warnings.showwarning`: where in our code it arose helps nobody."""
+    line = Text.assemble(("Warning:", "bold yellow"), " ", printable(str(message)))
+    Console(stderr=True, soft_wrap=True).print(line)
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong, and what to do about it."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        remedy = f": {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+        return f"{place}{error.strerror.lower()}{remedy}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory: take smaller batches, images or models"
+    return str(error) or type(error).__name__
+
+
+def code_of(error: BaseException) -> int:
+    if isinstance(error, FaultError):
+        return error.code
+    is_mistake = isinstance(error, MISTAKES) and getattr(error, "errno", None) not in EXHAUSTED
+    return 2 if is_mistake else 1
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Known faults, and Ctrl-C, end the program with a sentence; the others are ours to mend."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+    except (FaultError, *MISTAKES, *FAILURES) as error:
+        show_traceback()
+        fail(sentence(error), code_of(error))
+
+
+def show_traceback() -> None:
+    """Of the error that is handled, if `--debug` asks for it."""
+    if debug:
+        Console(stderr=True, soft_wrap=True).print(printable(format_exc()), markup=False)
+
+
+def complain(*sentences: str) -> None:
+    """End the program, after what was found has been printed, if something is to be said of it."""
+    said = [sentence for sentence in sentences if sentence]
+    if said:
+        raise FaultError("\n".join(said))
+
+
+def unreadable(problems: Sequence[Exception], count: int) -> str:
+    """Of the images, `count` of them, that could not be read; empty if all could."""
+    lines = "\n".join(sentence(problem) for problem in problems)
+    return lines and f"{len(problems)} of {count} images were left out:\n{lines}"
+
+
+def unanswered(count: float | None, total: int, of: str = "images") -> str:
+    """Of the images for which a model has no answer; empty if it has one for all."""
+    if not count:
+        return ""
+    return (
+        f"the model has no answer for {count:.0f} of {total} {of}, which counts as wrong: its "
+        "logits are NaN or infinite. Look for NaN in its weights and in the images; train it "
+        "again with a lower learning rate, or take the weights that validated best (--best)"
+    )
+
+
+def writable_file(path: Path | None) -> Path | None:
+    """A callback of options: work of hours must not be lost to a slip in the path of its output."""
+    if path is not None:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder: name a file in it")
+        if not path.parent.is_dir():
+            raise NotADirectoryError(f"there is no folder {path.parent}: create it for {path.name}")
+        _try_to_write(path.parent)
+    return path
+
+
+def writable_folder(path: Path | None) -> Path | None:
+    """The same for a folder, which is made when there is something to put into it."""
+    if path is not None:
+        there = next((place for place in (path, *path.parents) if place.exists()), Path())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is a file: name a folder, not {path}")
+        _try_to_write(there)
+    return path
+
+
+def _try_to_write(folder: Path) -> None:
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        what = f"cannot be written ({error.strerror})"
+        raise OSError(error.errno, what, str(folder)) from None
