@@ -184,7 +184,7 @@ class BranchCoupling(nn.Module):
         assert isinstance(kept, Tensor)
         if self.sign == "freeze":
             return kept * M
-        return off_diagonal((M.square() + kept.square()).sqrt() - kept)
+        return off_diagonal(torch.hypot(M, kept) - kept)
 
     def _mixing(self, M: Tensor, kept: Entry | None) -> Tensor:
         """K = ½(I − λS), without I in the ablation."""
@@ -192,7 +192,9 @@ class BranchCoupling(nn.Module):
             S = off_diagonal(M).sign()
         else:
             assert isinstance(kept, Tensor)
-            S = kept if self.sign == "freeze" else off_diagonal(M * torch.rsqrt(M**2 + kept**2))
+            # Not rsqrt(M² + t²), whose derivative holds t⁻³: too large for float32 where features
+            # vanish, though that of S is 1/t.
+            S = kept if self.sign == "freeze" else off_diagonal(M / torch.hypot(M, kept))
         K = (-0.5 * self.diversity) * S
         if not self.heritage:
             return K
