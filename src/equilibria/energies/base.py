@@ -54,6 +54,10 @@ class Energy(nn.Module):
     refresh_until: int = 0
     """For how many iterations `refresh` renews what the term then keeps fixed."""
 
+    has_gradient: bool = True
+    """Whether `descent` is −∇ of `value`. Not where a scale follows the state and is taken as
+    constant: such a term is the energy of no map."""
+
     @property
     def name(self) -> str:
         """What the term is called in a sum: its class, in lower case."""
@@ -173,6 +177,7 @@ class Composite(Energy):
         self.concave = all(term.concave for term in terms.values())
         self.calibrates = any(term.calibrates for term in terms.values())
         self.refresh_until = max((term.refresh_until for term in terms.values()), default=0)
+        self.has_gradient = all(term.has_gradient for term in terms.values())
 
     def states(self, state: State) -> Sequence[State]:
         """What each term sees of the state."""
@@ -314,6 +319,7 @@ class Scaled(Energy):
         self.concave = term.concave and not isinstance(factor, Tensor) and factor >= 0
         self.calibrates = term.calibrates
         self.refresh_until = term.refresh_until
+        self.has_gradient = term.has_gradient
         self.factor: float | Tensor
         if isinstance(factor, Tensor) and not isinstance(factor, nn.Parameter):
             self.register_buffer("factor", factor)

@@ -119,7 +119,7 @@ class GaussianKernel(Energy):
     gamma: "running" (default), "per-sample" or "paper", which are `RunningScale`,
         `PerSampleScale` and `StepScale`; a number; or a `KernelScale`.
 
-    The Hessian in q_p is β_p(I − 2γ q_p q_pᵀ), with eigenvalues in [−2e^{−3/2}, 1] for every γ.
+    The Hessian in q_p is β_p(I − 2γ q_p q_pᵀ), with eigenvalues in [−2e^{−3/2}, 1] for any fixed γ.
     So ‖∇²E‖ ≤ (‖W‖‖W_h‖)², G is strongly convex for ‖W‖‖W_h‖ < 1.497, and the damped step with
     s = 1/(1 + (‖W‖‖W_h‖)²) lowers G for any norms.
     """
@@ -150,6 +150,7 @@ class GaussianKernel(Energy):
                 )
         self.scale = kernel_scale(gamma)
         self.couples_batch = self.scale.couples_batch
+        self.has_gradient = not self.scale.follows_state
 
     @property
     def U(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
@@ -211,13 +212,17 @@ class GaussianKernel(Energy):
 
     @property
     def curvature_limit(self) -> float | None:
-        """(‖W‖‖W_h‖)² as norm control bounds it."""
+        """(‖W‖‖W_h‖)² as norm control bounds it; None where γ follows the state."""
+        if self.scale.follows_state:
+            return None
         W = self.W.norm_limit
         W_h = 1.0 if self.W_h is None else self.W_h.norm_limit
         return None if W is None or W_h is None else (W * W_h) ** 2
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
-        """(‖W‖‖W_h‖)²."""
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """(‖W‖‖W_h‖)²; None where γ follows the state."""
+        if self.scale.follows_state:
+            return None
         bound = self.W.norm_bound(layout[0])
         if self.W_h is not None:
             bound = bound * self.W_h.norm_bound((self.W_h.in_features,))

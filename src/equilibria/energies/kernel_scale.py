@@ -25,6 +25,8 @@ class KernelScale(nn.Module, ABC):
     """γ of a Gaussian kernel, from the energies ‖r_p W_h‖² of all patches, shape (batch, N)."""
 
     couples_batch: bool = False
+    follows_state: bool = False
+    """Whether γ changes with the state, at every step."""
 
     @abstractmethod
     def at_start(self, energies: Tensor) -> Tensor:
@@ -129,11 +131,13 @@ class StepScale(KernelScale):
     """γ = 0.2/M, M the least energy of all patches in the batch at the current state, as printed.
 
     Detached at every step: the equilibrium is stationary for the objective with its own γ frozen,
-    but gradients leave out how γ depends on everything, and the samples of a batch are coupled.
+    but minimizes none, the map has no known bound, gradients leave out how γ depends on everything,
+    and the samples of a batch are coupled.
     The largest weight is e^{−0.2} always, and one patch near zero silences all others.
     """
 
     couples_batch = True
+    follows_state = True
 
     def at_start(self, energies: Tensor) -> Tensor:
         energies = energies.detach()

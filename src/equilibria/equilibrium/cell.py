@@ -108,10 +108,14 @@ class Cell(nn.Module):
     def guarantee(self) -> str | None:
         """What is proven of the equilibrium, in a few words, or None.
 
-        By default a contraction factor q < 1, which makes it unique.
+        By default a contraction factor q < 1, which makes it unique, unless the map itself depends
+        on where a solve came from (`refresh`).
         """
         limit = self.contraction_limit
-        return f"unique, q ≤ {limit:.3g}" if limit is not None and limit < 1 else None
+        if limit is None or limit >= 1:
+            return None
+        kept = self.refresh_until
+        return f"q ≤ {limit:.3g} after {kept} iterations" if kept else f"unique, q ≤ {limit:.3g}"
 
     @property
     def contraction_limit(self) -> float | None:
@@ -173,7 +177,9 @@ class EnergyCell(Cell):
         return self.energy.refresh_until
 
     @property
-    def formula(self) -> str:
+    def formula(self) -> str | None:
+        if not self.energy.has_gradient:
+            return None
         return f"G(y) = 1ᵀf(y) + ½‖y‖² + {self.energy.formula}".replace("+ −", "− ")
 
     def inject(self, *inputs: Tensor) -> Context:
@@ -246,6 +252,11 @@ class EnergyCell(Cell):
         return 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
 
     def objective(self, context: Context) -> Objective:
+        if not self.energy.has_gradient:
+            raise NoObjectiveError(
+                f"{type(self).__name__} minimizes nothing: a scale of its energy follows the state "
+                "(gamma='paper'); gamma='running' has an objective"
+            )
         return EnergyObjective(self.energy, self.activation, context, relaxed=self.alpha < 1)
 
     def extra_repr(self) -> str:

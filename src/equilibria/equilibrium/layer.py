@@ -186,8 +186,13 @@ class EquilibriumLayer(nn.Module):
         return self.cell.output(solution.state, solution.context)
 
     def objective(self, x: Inputs) -> Objective:
-        """The hidden objective at an input."""
-        return self.cell.objective(self.cell.inject(*as_inputs(x)))
+        """The hidden objective at an input.
+
+        Where the map keeps signs or perturbations of its first iterations, it is solved for them.
+        """
+        inputs = as_inputs(x)
+        kept = self.solve(inputs).context if self.cell.refresh_until else None
+        return self.cell.objective(self.cell.inject(*inputs) if kept is None else kept)
 
     @torch.no_grad()
     def contraction_bound(self, x: Inputs) -> Tensor | None:

@@ -25,7 +25,10 @@ class Objective(ABC):
 
     @property
     def is_minimized(self) -> bool:
-        """Whether the equilibrium minimizes `value`, rather than solving a related inclusion."""
+        """Whether the equilibrium is stationary for `value`: its minimizer where that is convex.
+
+        Otherwise it solves a related inclusion, or nothing of the kind.
+        """
         return True
 
     @abstractmethod

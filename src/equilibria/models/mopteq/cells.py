@@ -168,7 +168,7 @@ class MOptEqFeatureCell(Cell):
         return self.lifted.refresh_until
 
     @property
-    def formula(self) -> str:
+    def formula(self) -> str | None:
         return self.lifted.formula
 
     def inject(self, x: Tensor) -> Context:

@@ -229,7 +229,15 @@ class DeepOptEqCell(Cell):
         return state if near is None else near
 
     @property
-    def formula(self) -> str:
+    def is_stationary(self) -> bool:
+        """Whether the regularizer, if there is one, is where it belongs (see `placement`)."""
+        regularized = self.regularizer is not None and self.gamma > 0
+        return not (regularized and self.placement == "paper" and len(self.layers) > 1)
+
+    @property
+    def formula(self) -> str | None:
+        if not self.is_stationary:
+            return None
         count = len(self.layers)
         extra = "" if self.regularizer is None else f" + {self.gamma:g}·{self.regularizer}(z_L)"
         where = "   (M the Moreau envelope, prox_φ(v) = Wᵀσ(Wv + Ux + b)/μ)"
@@ -290,8 +298,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
 
     @property
     def is_minimized(self) -> bool:
-        """Whether the equilibrium is the minimizer of `value` (L ≤ 2)."""
-        return len(self.cell.units()) <= 2
+        return self.cell.is_stationary and len(self.cell.units()) <= 2
 
     def blocks(self, state: State) -> list[Block]:
         assert isinstance(state, Tensor)
