@@ -121,7 +121,7 @@ def test_hidden_pixels_count_for_nothing() -> None:
 
 def test_the_gradient_is_exact() -> None:
     model, clean = restorer(channels=1), images()[:, :1]
-    task = ImageRestoration({"denoise": {"noise": 0.2}})
+    task = ImageRestoration(corruption={"denoise": {"noise": 0.2}})
 
     def loss() -> Tensor:
         torch.manual_seed(0)

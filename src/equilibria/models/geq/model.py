@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -136,7 +137,7 @@ def _refuse_foreign_options(kernel: str, given: Mapping[str, object]) -> None:
     """An option of another kernel would be ignored in silence."""
     check_choice(OWN_OPTIONS, kernel=kernel)
     defaults = inspect.signature(geq).parameters
-    for name in {name for names in OWN_OPTIONS.values() for name in names}:
+    for name in itertools.chain(*OWN_OPTIONS.values()):
         if name not in OWN_OPTIONS[kernel] and given[name] != defaults[name].default:
             owners = [owner for owner, names in OWN_OPTIONS.items() if name in names]
             raise ValueError(f"{name} belongs to kernel={' or '.join(map(repr, owners))}")

@@ -1,0 +1,277 @@
+"""What a model says of itself, for every preset and option, against a search for the contrary.
+
+A bound of the contraction factor, uniqueness, an objective, its gradient: each is asked for, and
+states are looked for that refute it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.context import Context, Packing, State, state_tensors
+from equilibria.equilibrium import NoObjectiveError, Objective
+from equilibria.models import EquilibriumModel
+from equilibria.models.mopteq.cells import LiftedObjective
+from equilibria.models.opteq.cells import DeepOptEqObjective
+from tests.models.small import SHRUNK
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::equilibria.ConvergenceWarning", "ignore::equilibria.equilibrium.BatchCouplingWarning"
+)
+
+REGULARIZERS = ["l1", "l2", "incay", "decorrelation", "hsic"]
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "opteq-small": [
+        *({"space": space, "alpha": alpha} for space in "yz" for alpha in (1.0, 0.4)),
+        *({"activation": name} for name in ("tanh", "softplus", "leaky_relu", "sigmoid")),
+        {"mu": 2.0, "zeta": 1.3},
+        {"norm": "estimate"},
+        {"norm": None, "init_scale": 3.0},
+    ],
+    "deep-opteq-small": [
+        *({"widths": widths} for widths in ((4,), (4, 3), (4, 3, 2))),
+        {"widths": (4,), "alpha": 1.0},
+        {"learnable_alpha": True},
+        {"norm": None, "init_scale": 3.0},
+        *(
+            {"regularizer": name, "gamma": 0.05, "placement": placement, "widths": widths}
+            for name in REGULARIZERS
+            for placement in ("exact", "paper")
+            for widths in ((4,), (4, 3), (4, 3, 2))
+        ),
+    ],
+    "popteq-small": [{}, {"alpha": 0.5}, {"scales": (1, 2, 2)}],
+    "mopteq-small": [
+        *(
+            {"sign": sign, "space": space, "heritage": heritage, "diversity": diversity}
+            for sign in ("smooth", "freeze", "hard")
+            for space in "yz"
+            for heritage in (True, False)
+            for diversity in (0.0, 0.05)
+        ),
+        {"scales": (1, 2, 1), "sign": "freeze"},
+        *({"pe": "always", "space": space, "diversity": 0.0} for space in "yz"),
+        *({"kernel": kernel, "diversity": 0.0} for kernel in ("polynomial", "sigmoid")),
+    ],
+    "geq-small": [
+        *({"gamma": gamma} for gamma in ("running", "per-sample", "paper", 0.05, 50.0)),
+        {"hidden": None},
+        {"hidden": None, "patch": None},
+        {"damping": 0.5},
+        {"zeta": 1.3, "damping": 0.3},
+        {"norm": None, "init_scale": 3.0},
+        *({"kernel": "polynomial", "degree": degree} for degree in (1, 2, 3)),
+        *({"kernel": kernel, "form": "printed"} for kernel in ("polynomial", "sigmoid")),
+        {"kernel": "sigmoid"},
+    ],
+    "mondeq-small": [
+        {},
+        {"splitting": "forward-backward"},
+        {"step_size": 0.3},
+        {"activation": "soft_threshold"},
+    ],
+    "mondeq-multi-small": [{}, {"splitting": "forward-backward"}],
+    "mdeq-small": [{}],
+    "opteq-decoder": [{}],
+    "few-shot-opteq": [{}],
+    "deq-restorer": [{}, {"weight": 20.0}, {"factor": 2}],
+}
+PRESETS = [
+    name
+    for name in eq.list_models()
+    if name not in OPTIONS
+    and "imagenet" not in name
+    and isinstance(eq.models.model_outline(name), EquilibriumModel)
+]
+CASES = [
+    *((name, options) for name, several in OPTIONS.items() for options in several),
+    *((name, {}) for name in PRESETS),
+]
+cases = pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=["-".join([n, *map(str, o.values())]) for n, o in CASES]
+)
+
+
+def made(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Tensor, ...]]:
+    """A small model in double precision, in training mode, and what its layer takes."""
+    known = eq.models.model_options(name)
+    shrunk = {key: SHRUNK[key](value) for key, value in known.items() if key in SHRUNK}
+    shrunk |= {key: 2 for key in ("head_channels", "final_channels") if key in known}
+    if "kernel" in options and name.startswith("geq"):
+        del shrunk["channel_split"], shrunk["hidden"]  # belong to the Gaussian one
+    if "init_scale" in known:
+        shrunk["init_scale"] = 1.5
+    if name == "few-shot-opteq":
+        shrunk |= {"num_classes": 3, "task_size": 6, "stem_depth": 1}
+    torch.manual_seed(0)
+    limits = {"tolerance": 1e-12, "max_iterations": 300}
+    model = eq.create_model(name, **{**shrunk, **limits, **options}).double()
+    assert isinstance(model, EquilibriumModel)
+    size = known.get("image_size", 8)
+    shape = (model.latent_dim,) if "decoder" in name else (known["in_channels"], size, size)
+    inputs = model.injected(torch.randn(3, *shape, dtype=torch.float64))
+    inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
+    return model, tuple(one.detach() for one in inputs)
+
+
+class Map:
+    """The map of a solved layer, on packed states: one row a sample, or one for a coupled batch."""
+
+    def __init__(self, model: EquilibriumModel, inputs: tuple[Tensor, ...]) -> None:
+        self.cell = model.layer.cell
+        self.solution = model.layer.solve(inputs)
+        self.context: Context = self.solution.context
+        self.packing = Packing.of(self.solution.state, self.cell.couples_batch)
+        self.equilibrium = self.packing.pack(self.solution.state)
+        self.generator = torch.Generator().manual_seed(1)
+
+    @torch.no_grad()
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.packing.pack(self.cell.step(self.packing.unpack(rows), self.context))
+
+    def random(self, scale: float) -> Tensor:
+        like = self.equilibrium
+        return scale * torch.randn(like.shape, generator=self.generator, dtype=like.dtype)
+
+    def expansion(self, a: Tensor, change: Tensor) -> Tensor:
+        """‖T(a + change) − T(a)‖ ÷ ‖change‖ of each row."""
+        return (self(a + change) - self(a)).norm(dim=1) / change.norm(dim=1)
+
+    def largest_expansion(self, steps: int) -> Tensor:
+        """By a climb from states of several sizes, in steps that grow while they help.
+
+        By turns the direction is replaced by what the map makes of it, which is the power method
+        where the Jacobian is symmetric, the state is moved, and the direction is shaken.
+        """
+        best = torch.zeros_like(self.equilibrium[:, 0])
+        for size in (0.1, 1.0, 10.0):
+            a, change = self.equilibrium + self.random(size), of_length(self.random(1.0))
+            found, reach = self.expansion(a, change), torch.full_like(best, size)
+            for turn in range(steps):
+                other, direction = a, change
+                if turn % 3 == 0:
+                    direction = of_length(self(a + change) - self(a))
+                elif turn % 3 == 1:
+                    other = a + reach[:, None] * of_length(self.random(1.0), 1.0)
+                else:
+                    direction = of_length(change + of_length(self.random(1.0)))
+                there = self.expansion(other, direction)
+                better = there > found
+                a = other.where(better[:, None], a)
+                change = direction.where(better[:, None], change)
+                found = torch.where(better, there, found)
+                if turn % 3 == 1:
+                    reach = torch.where(better, 1.5 * reach, 0.9 * reach)
+            best = torch.maximum(best, found)
+        return best
+
+
+def of_length(rows: Tensor, length: float = 1e-4) -> Tensor:
+    return length * rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+
+
+@cases
+@pytest.mark.parametrize("steps", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_pair_of_states_refutes_the_contraction_bound(
+    name: str, options: dict[str, Any], steps: int
+) -> None:
+    model, inputs = made(name, options)
+    bound, limit = model.layer.contraction_bound(inputs), model.layer.cell.contraction_limit
+    if bound is None:
+        assert limit is None
+        return
+    found = Map(model, inputs).largest_expansion(steps)
+    assert (found <= bound * (1 + 1e-9) + 1e-9).all(), f"{found} > {bound}"
+    assert limit is None or (bound <= limit * (1 + 1e-9) + 1e-9).all()
+
+
+@cases
+def test_no_start_refutes_uniqueness(name: str, options: dict[str, Any]) -> None:
+    model, inputs = made(name, options)
+    if "unique" not in (model.layer.cell.guarantee or ""):
+        return
+    found = Map(model, inputs)
+    assert found.solution.converged.all()
+    for size in (1.0, 30.0):
+        start = found.packing.unpack(found.random(size))
+        other = found.packing.pack(model.layer.solve(inputs, start).state)
+        torch.testing.assert_close(other, found.equilibrium, rtol=1e-8, atol=1e-8)
+
+
+def points(objective: Objective, state: State) -> tuple[Tensor, ...]:
+    """What `gradient` differentiates `value` by, as functions of the state."""
+    if isinstance(objective, DeepOptEqObjective):
+        return tuple(block.z for block in objective.blocks(state))
+    if isinstance(objective, LiftedObjective):
+        return objective.cell.lift(state, objective.context)
+    return state_tensors(objective._in_domain(state))  # type: ignore[attr-defined]
+
+
+@cases
+def test_the_gradient_is_that_of_the_value(name: str, options: dict[str, Any]) -> None:
+    """At an image of the map, where the value is finite, along what keeps it there.
+
+    Against autograd, and against a difference: what is detached inside misleads autograd.
+    """
+    model, inputs = made(name, options)
+    try:
+        objective = model.layer.objective(inputs)
+    except NoObjectiveError:
+        assert model.layer.cell.formula is None
+        return
+    if not objective.is_minimized:
+        formula = model.layer.cell.formula
+        assert formula is None or "∈" in formula
+        return
+    assert model.layer.cell.formula is not None
+    found = Map(model, inputs)
+    rows = found(found.equilibrium + found.random(0.3)).requires_grad_()
+    state = found.packing.unpack(rows)
+    (slope,) = torch.autograd.grad(objective.value(state).sum(), rows)
+    given = state_tensors(objective.gradient(state))
+    pairs = zip(points(objective, state), given, strict=True)
+    inner = sum((point * gradient.detach()).sum() for point, gradient in pairs)
+    assert isinstance(inner, Tensor)
+    (expected,) = torch.autograd.grad(inner, rows)
+    # At a kink of the penalty `gradient` is the least of several; no kink is left by a lift.
+    whole = isinstance(objective, DeepOptEqObjective | LiftedObjective)
+    inside = (rows.detach() != 0) | whole
+    torch.testing.assert_close(slope[inside], expected[inside], rtol=1e-6, atol=1e-8)
+    rows = rows.detach()
+    far = (rows.abs() > 1e-5) | whole  # from the end of the penalty's domain
+    direction = torch.where(far, of_length(found.random(1.0), 1.0), 0.0)
+    up, down = (
+        objective.value(found.packing.unpack(rows + h * direction)).sum() for h in (1e-6, -1e-6)
+    )
+    # A unit that crosses a kink between the two changes the difference by its share.
+    allowed = 1e-3 * expected.norm() * direction.norm() + 1e-8 * (1 + up.abs())
+    assert ((up - down) / 2e-6 - (expected * direction).sum()).abs() < allowed
+
+
+@cases
+def test_the_equilibrium_is_stationary_and_no_state_has_a_lower_value(
+    name: str, options: dict[str, Any]
+) -> None:
+    model, inputs = made(name, options)
+    found = Map(model, inputs)
+    try:
+        objective = model.layer.objective(inputs)
+    except NoObjectiveError:
+        return
+    if not (objective.is_minimized and found.solution.converged.all()):
+        return
+    state = found.solution.state
+    assert (objective.residual(state) < 1e-8).all()
+    assert all((part.abs() < 1e-7).all() for part in state_tensors(objective.gradient(state)))
+    if "unique" not in (model.layer.cell.guarantee or ""):
+        return
+    least = objective.value(state)
+    for size in (1e-3, 0.03, 1.0, 30.0):
+        for _ in range(5):
+            other = found.packing.unpack(found(found.equilibrium + found.random(size)))
+            assert (objective.value(other) >= least - 1e-9 * (1 + least.abs())).all()
