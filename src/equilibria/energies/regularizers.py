@@ -84,24 +84,11 @@ class Decorrelation(Regularizer):
 
     def value(self, z: Tensor) -> Tensor:
         with full_precision(z):
-            unit, _ = self._unit_rows(z)
-            return 0.5 * self._excess(unit).square().sum()
-
-    def gradient(self, z: Tensor) -> Tensor:
-        with full_precision(z):
-            unit, lengths = self._unit_rows(z)
-            ascent = 2 * self._excess(unit) @ unit
-            tangent = ascent - (ascent * unit).sum(dim=1, keepdim=True) * unit
-            rows = torch.where(lengths > 0, tangent / lengths.clamp_min(_tiny(lengths)), 0.0)
-            return _spread_over_image(rows, z)
-
-    def _unit_rows(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        rows = _channel_rows(z)
-        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        return rows / lengths.clamp_min(_tiny(lengths)), lengths
-
-    def _excess(self, unit: Tensor) -> Tensor:
-        return unit @ unit.mT - torch.eye(unit.shape[0], dtype=unit.dtype, device=unit.device)
+            rows = _channel_rows(z)
+            squares = rows.square().sum(dim=1, keepdim=True)
+            unit = rows / torch.where(squares > 0, squares, 1.0).sqrt()
+            excess = unit @ unit.mT - torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
+            return 0.5 * excess.square().sum()
 
 
 @dataclass(frozen=True)
@@ -225,17 +212,6 @@ def _channel_rows(z: Tensor) -> Tensor:
     """The channels of z as rows, averaged over the image, in float32 at least."""
     dtype = torch.promote_types(z.dtype, torch.float32)
     return (z.flatten(2).mean(dim=2, dtype=dtype) if z.dim() > 2 else z.to(dtype)).mT
-
-
-def _spread_over_image(rows: Tensor, z: Tensor) -> Tensor:
-    """The gradient in z of what has the gradient `rows` in `_channel_rows(z)`."""
-    pixels = math.prod(z.shape[2:])
-    shape = (z.shape[0], z.shape[1], *[1] * (z.dim() - 2))
-    return (rows.mT / pixels).reshape(shape).expand_as(z).to(z.dtype)
-
-
-def _tiny(like: Tensor) -> float:
-    return torch.finfo(like.dtype).tiny
 
 
 Step = Literal["auto", "proximal", "gradient"]

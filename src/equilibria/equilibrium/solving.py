@@ -100,14 +100,6 @@ class Record:
         """Calls of the map in all forward solves."""
         return sum(solution.evaluations for solution in self.solutions)
 
-    def note(self, solution: Solution) -> None:
-        if self.keep is not None:
-            self.solutions.append(solution if self.keep == "iterates" else solution.facts())
-
-    def note_backward(self, solution: LinearSolution) -> None:
-        if self.keep is not None:
-            self.backward.append(solution)
-
 
 @dataclass(frozen=True)
 class Block:
@@ -195,7 +187,10 @@ class Active:
 
     @property
     def records_iterates(self) -> bool:
-        return any(block.record.keep == "iterates" for block in self.blocks)
+        return any(record.keep == "iterates" for record in self._records())
+
+    def _records(self) -> list[Record]:
+        return [block.record for block in self.blocks if block.record.keep is not None]
 
     def _starting(self) -> Block | None:
         """The innermost block that says where solves start."""
@@ -208,17 +203,17 @@ class Active:
         return (block.last if block.start == "last" else block.start).get(self.layer.identity)
 
     def note(self, solution: Solution) -> None:
-        for block in self.blocks:
-            block.record.note(solution)
+        for record in self._records():
+            record.solutions.append(solution if record.keep == "iterates" else solution.facts())
 
     def note_backward(self, solution: LinearSolution) -> None:
-        for block in self.blocks:
-            block.record.note_backward(solution)
+        for record in self._records():
+            record.backward.append(solution)
 
     def note_equilibrium(self, inputs: tuple[Tensor, ...], state: State, context: Context) -> None:
         starting = self._starting()
         if starting is not None and starting.start == "last":
             starting.last[self.layer.identity] = map_state(lambda tensor: tensor.detach(), state)
-        for block in self.blocks:
-            if block.record.keep == "equilibria":
-                block.record.equilibria.append(Equilibrium(self.layer, inputs, state, context))
+        for record in self._records():
+            if record.keep == "equilibria":
+                record.equilibria.append(Equilibrium(self.layer, inputs, state, context))

@@ -70,15 +70,14 @@ class Run(NamedTuple):
 
 
 def refine(
+    method: str,
     run: Callable[[Tensor, Tensor, int], Run],
     operator: LinearMap,
     rhs: Tensor,
-    *,
     start: Tensor | None,
     tolerance: float,
     max_iterations: int,
     epsilon: float | None,
-    method: str,
 ) -> LinearSolution:
     """Solve A u = g by u ← u + d, each d from a run of a method on A d = g − A u.
 

@@ -67,16 +67,7 @@ def bicgstab(
             active = active & ~(norm <= goal) & ~broken
         return Run(best, iterations, evaluations, broken)
 
-    return refine(
-        run,
-        operator,
-        rhs,
-        start=start,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        epsilon=epsilon,
-        method="BiCGSTAB",
-    )
+    return refine("BiCGSTAB", run, operator, rhs, start, tolerance, max_iterations, epsilon)
 
 
 def _quotient(numerator: Tensor, denominator: Tensor, active: Tensor, tiny: float) -> Tensor:

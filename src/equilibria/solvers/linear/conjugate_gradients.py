@@ -61,12 +61,5 @@ def conjugate_gradients(
         return Run(solution + residual, iterations, evaluations, broken)
 
     return refine(
-        run,
-        operator,
-        rhs,
-        start=start,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        epsilon=epsilon,
-        method="conjugate gradients",
+        "conjugate gradients", run, operator, rhs, start, tolerance, max_iterations, epsilon
     )

@@ -28,16 +28,7 @@ def gmres(
         unbroken = torch.zeros_like(goal, dtype=torch.bool)
         return Run(cycle.correction(), cycle.iterations, cycle.steps, unbroken)
 
-    return refine(
-        run,
-        operator,
-        rhs,
-        start=start,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        epsilon=epsilon,
-        method="GMRES",
-    )
+    return refine("GMRES", run, operator, rhs, start, tolerance, max_iterations, epsilon)
 
 
 class _Cycle:
