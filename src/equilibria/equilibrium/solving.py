@@ -51,26 +51,12 @@ class Solving:
         ):
             object.__setattr__(self, name, value)
 
-    def changed(
-        self,
-        *,
-        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
-        gradient: str | Mapping[str, Any] | GradientRule | None = None,
-        tolerance: float | None = None,
-        max_iterations: int | None = None,
-        strict: bool | None = None,
-    ) -> Solving:
-        """The same but for what is given. A solver alone by its name keeps the limits of before."""
-        if solver is None or isinstance(solver, str):
-            tolerance = self.tolerance if tolerance is None else tolerance
-            max_iterations = self.max_iterations if max_iterations is None else max_iterations
-        return Solving(
-            solver=self.solver if solver is None else solver,  # type: ignore[arg-type]
-            gradient=self.gradient if gradient is None else gradient,  # type: ignore[arg-type]
-            tolerance=tolerance,
-            max_iterations=max_iterations,
-            strict=self.strict if strict is None else strict,
-        )
+    def changed(self, **changes: Any) -> Solving:
+        """The same but for what is given and not None. A solver by its name keeps the limits."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        if not isinstance(given.get("solver", ""), str):
+            given = {"tolerance": None, "max_iterations": None, **given}
+        return dataclasses.replace(self, **given)
 
 
 @dataclass(frozen=True)
