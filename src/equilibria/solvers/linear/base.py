@@ -94,13 +94,15 @@ def refine(
     unit = row_units(rhs)
     if unit is not None:
         rhs, start = rhs / unit, None if start is None else start / unit
-    scale = row_norms(rhs)
-    value, residual, norm, evaluations = torch.zeros_like(rhs), rhs, scale, 0
+    norm = scale = row_norms(rhs)
+    # No value stands for zero, which need not be held in memory.
+    value: Tensor | None = None
+    residual, evaluations = rhs, 0
     if start is not None:
         after, evaluations = rhs - operator(start), 1
         # Written so that a NaN is no improvement, here and below.
         better = row_norms(after) < norm
-        value = torch.where(better[:, None], start, value)
+        value = torch.where(better[:, None], start, 0.0)
         residual = torch.where(better[:, None], after, residual)
         norm = torch.where(better, row_norms(after), norm)
     epsilon = torch.finfo(rhs.dtype).eps if epsilon is None else epsilon
@@ -113,11 +115,11 @@ def refine(
     aim, remaining = goal, max_iterations
     while remaining > 0 and bool(going.any()):
         found = run(torch.where(going[:, None], residual, 0.0), aim, remaining)
-        candidate = value + found.correction
+        candidate = found.correction if value is None else value + found.correction
         after = rhs - operator(candidate)
         size = row_norms(after)
         better = going & (size < norm)
-        value = torch.where(better[:, None], candidate, value)
+        value = torch.where(better[:, None], candidate, 0.0 if value is None else value)
         residual = torch.where(better[:, None], after, residual)
         progress = better & (size < PROGRESS * norm)
         norm = torch.where(better, size, norm)
@@ -128,6 +130,7 @@ def refine(
         broken = broken | (going & found.broken & ~converged)
         going = progress & ~converged & ~broken
         aim = goal / 2  # what is this close misses the goal by rounding
+    value = torch.zeros_like(rhs) if value is None else value
     if unit is not None:
         value = value * unit
         lost = row_rounding(unit, rhs.shape[1])

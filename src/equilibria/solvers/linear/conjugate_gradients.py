@@ -58,7 +58,7 @@ def conjugate_gradients(
             torch.addcmul(residual, conjugacy, direction, out=direction)
             square = following
             running = running & ~(square <= threshold)
-        return Run(solution + residual, iterations, evaluations, broken)
+        return Run(solution.add_(residual), iterations, evaluations, broken)
 
     return refine(
         "conjugate gradients", run, operator, rhs, start, tolerance, max_iterations, epsilon
