@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -182,6 +184,31 @@ def test_a_connection_that_drips_is_given_up(
     fetch(server, path)
     assert path.read_bytes() == CONTENT
     assert server.asked[-1][1] == f"bytes={len(kept)}-"
+
+
+def test_a_header_that_drips_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte comes soon enough, and the header never ends."""
+    monkeypatch.setattr(transfer, "PATIENCE", 0.2)
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                    while not is_over.wait(0.02):
+                        connection.sendall(b"x")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/file"
+        try:
+            with pytest.raises(DownloadError, match=r"no whole answer came in 0\.2 seconds.*again"):
+                fetch_file(address, path, CHECKSUM, attempts=1)
+        finally:
+            is_over.set()
+            dripping.join()
 
 
 @pytest.mark.parametrize("says_length", [True, False])

@@ -14,15 +14,21 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PureWindowsPath
+from queue import Empty, SimpleQueue
 from stat import S_IFMT, S_IFREG, S_ISDIR
+from threading import Thread
 from time import monotonic
-from typing import IO, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from equilibria.data.readers import DataFileError, check_plain_file
 from equilibria.data.registry import data_root, dataset_card
+
+if TYPE_CHECKING:
+    import requests
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Told the file's name, the bytes that are here, and the bytes in all if the server says."""
@@ -154,7 +160,11 @@ def _read_on(
     here = part.stat().st_size if part.exists() else 0
     wanted = {"Range": f"bytes={here}-"} if here else {}
     try:
-        answer = requests.get(url, headers={**HEADERS, **wanted}, stream=True, timeout=TIMEOUT)
+        answer = _in_time(
+            partial(requests.get, url, headers={**HEADERS, **wanted}, stream=True, timeout=TIMEOUT)
+        )
+    except Empty:
+        return f"no whole answer came in {PATIENCE:g} seconds"
     except requests.RequestException as error:
         # The innermost of the errors that are wrapped in each other says what happened.
         cause = getattr(error.args[0] if error.args else None, "reason", error)
@@ -208,6 +218,24 @@ def _read_on(
         # Without a length, an end looks like a cut: it is asked for more.
         return f"the connection ended after {here:,} bytes, which are not the published file"
     return None
+
+
+def _in_time(ask: Callable[[], requests.Response]) -> requests.Response:
+    """What is answered within `PATIENCE`: a server can make a header last by sending it slowly."""
+    answers: SimpleQueue[requests.Response | Exception] = SimpleQueue()
+
+    def put_answer() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:
+            answers.put(error)
+
+    # Left alone if it takes too long; a program does not wait for it at its end.
+    Thread(target=put_answer, daemon=True).start()
+    answer = answers.get(timeout=PATIENCE)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def unpack(archive: Path, folder: Path) -> None:
