@@ -167,7 +167,8 @@ class Episodes:
         return self.episodes
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images = torch.empty(len(indices), len(self.targets), *self.images.shape[2:])
+        shape = (len(indices), len(self.targets), *self.images.shape[2:])
+        images = torch.empty(shape, dtype=torch.float32)
         for row, index in enumerate(indices.tolist()):
             images[row] = self._episode(index)
         return images.div_(BRIGHTEST), self.targets.repeat(len(indices), 1)
