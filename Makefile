@@ -23,7 +23,7 @@ help: ## List these targets.
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS) (test processes)  ARGS= (passed on to the program, e.g. make test ARGS='-k relu')"
 
 demo: $(INSTALLED) ## Run the demonstration: it trains a small model and writes a report.
-	$(BIN)/equilibria demo $(ARGS)
+	$(BIN)/equilibria demo --overwrite $(ARGS)
 
 # One thread a process: test processes that each take every core slow each other down.
 test: $(INSTALLED) ## Run the tests, all but those marked slow.

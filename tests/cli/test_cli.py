@@ -43,6 +43,7 @@ def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
         "metrics.jsonl",
         "model.safetensors",
         "report.html",
+        "run.json",
     ]
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["name"] == "opteq-small"

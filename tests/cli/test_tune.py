@@ -123,6 +123,7 @@ def test_unfinished_run_is_one_line(run: Path) -> None:
     assert len(result.output.strip().splitlines()) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*config.yaml is not as the run wrote it")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

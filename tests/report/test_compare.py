@@ -20,7 +20,7 @@ from equilibria.report.compare import (
     read_runs,
     store_evaluation,
 )
-from equilibria.training import save_weights
+from equilibria.training import CheckpointWarning, save_weights
 
 
 def make_run(
@@ -87,7 +87,8 @@ def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [line(3.0)])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "lo')
-    (run,) = read_runs([folder])
+    with pytest.warns(CheckpointWarning, match="line 2 of .* is damaged"):
+        (run,) = read_runs([folder])
     assert run.as_data()["epochs"] == 1
 
 
@@ -143,7 +144,8 @@ def test_a_stored_evaluation_counts_for_finished_runs(tmp_path: Path) -> None:
     assert (facts["test_accuracy"], facts["test_mean_iou"]) == (0.75, None)
     assert facts["parameters"] == parameter_count(model)
     (folder / "evaluation.json").write_text("{broken")
-    assert read_runs([folder])[0].evaluation is None
+    with pytest.warns(CheckpointWarning, match=r"evaluation.json is damaged"):
+        assert read_runs([folder])[0].evaluation is None
 
 
 def test_nothing_to_compare_is_an_error() -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import errno
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
+from safetensors.torch import save
 
 import equilibria as eq
 from equilibria.training import (
-    EpochMetrics,
-    RunFolder,
+    DamagedFileError,
     choose_device,
     load_weights,
     save_weights,
+    sealed_json,
+    unsealed,
     write_atomically,
 )
-from equilibria.training.files import atomic_writer
+from equilibria.training.files import atomic_writer, read_weights
 
 
 def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -65,51 +66,59 @@ def test_weights_come_back(tmp_path: Path, norm: str) -> None:
     load_weights(copy, tmp_path / "model.safetensors")
     assert torch.equal(model.eval()(images), copy.eval()(images))
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"model": "opteq-small"}
+        assert file.metadata()["model"] == "opteq-small"
 
 
-def epoch(number: int) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=number,
-        loss=1.5,
-        accuracy=0.5,
-        share_converged=None,
-        mean_iterations=7.25,
-        gradient_norm=1.0,
-        learning_rate=0.1,
-        seconds=2.0,
-    )
+def test_every_flipped_bit_of_weights_is_found(tmp_path: Path) -> None:
+    """One in 120 was. A flip in the name of the checksum leaves none, and right weights."""
+    model, path = torch.nn.Linear(2, 3), tmp_path / "model.safetensors"
+    save_weights(model, path, {"model": "linear"})
+    content, silent = path.read_bytes(), 0
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            weights = read_weights(path)
+        except DamagedFileError:
+            continue
+        silent += 1
+        for name, value in model.state_dict().items():
+            assert torch.equal(weights[name], value), bit
+    assert silent <= 8 * (len("sha256") + 64)
 
 
-def test_metrics_are_one_json_line_an_epoch(tmp_path: Path) -> None:
-    run = RunFolder.opened(tmp_path / "run", {"seed": 3})
-    run.append_metrics(epoch(1))
-    run.append_metrics(epoch(2))
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [1, 2]
-    assert lines[0]["mean_iterations"] == 7.25
-    assert lines[0]["share_converged"] is None
-    assert yaml.safe_load(run.config.read_text()) == {"seed": 3}
+def test_weights_without_a_checksum_still_load(tmp_path: Path) -> None:
+    model, path = torch.nn.Linear(2, 3), tmp_path / "model.safetensors"
+    path.write_bytes(save(dict(model.state_dict())))
+    assert torch.equal(read_weights(path)["weight"], model.weight)
 
 
-def test_new_run_replaces_an_earlier_one(tmp_path: Path) -> None:
-    first = RunFolder.opened(tmp_path, {"seed": 1})
-    first.append_metrics(epoch(1))
-    first.report.write_text("<html>")
-    second = RunFolder.opened(tmp_path, {"seed": 2})
-    assert not second.metrics.exists()
-    assert not second.report.exists()
-    assert yaml.safe_load(second.config.read_text()) == {"seed": 2}
+def test_every_flipped_bit_of_sealed_json_is_found() -> None:
+    data = {"loss": 0.1 + 0.2, "names": ["\u00e4", 'b"'], "none": None, "nested": {"sha256": "x"}}
+    text = sealed_json(data)
+    assert unsealed(text, "it") == data
+    content = text.encode()
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            found = unsealed(damaged.decode(), "it")
+        except ValueError:
+            continue
+        assert {key: found.get(key) for key in data} == data, damaged
 
 
-def test_folder_of_other_things_is_refused(tmp_path: Path) -> None:
-    precious = tmp_path / "report.html"
-    precious.write_text("a year of work")
-    with pytest.raises(FileExistsError, match="no earlier run"):
-        RunFolder.opened(tmp_path, {})
-    assert precious.read_text() == "a year of work"
-    with pytest.raises(FileExistsError, match="is a file"):
-        RunFolder.opened(precious, {})
+def test_an_error_of_the_system_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def on_a_full_disk() -> None:
+        with atomic_writer(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        on_a_full_disk()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_devices() -> None:

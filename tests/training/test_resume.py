@@ -105,7 +105,8 @@ def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
     assert scores == [metrics.validation_accuracy for metrics in history]
     best = max(range(len(scores)), key=lambda i: (scores[i], -i))
     with safe_open(Checkpoints(tmp_path).best, "pt") as file:
-        assert file.metadata() == {"epoch": str(best + 1), "score": repr(scores[best])}
+        stored = file.metadata()
+    assert (stored["epoch"], stored["score"]) == (str(best + 1), repr(scores[best]))
     load_weights(model, Checkpoints(tmp_path).best)
     _, validation = few_digits()
     assert Classification().evaluate(model, Batches(validation, 30)).accuracy == scores[best]
@@ -150,7 +151,63 @@ def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
     (tmp_path / ".epoch-00001.123.tmp").mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Checkpoints(tmp_path).load(fresh("opteq-small")) is None
+        assert Checkpoints(tmp_path).load(accept) is None
+
+
+def accept(*_: object) -> None:
+    """Any checkpoint will do."""
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["state.pt", "model.safetensors", "manifest.json"])
+def test_a_flipped_bit_falls_back_to_the_checkpoint_before(file: str, tmp_path: Path) -> None:
+    whole, model = run("opteq-small", None)
+    with pytest.raises(KeyboardInterrupt):
+        run("opteq-small", tmp_path, stop_after=3)
+    flip_a_bit(tmp_path / "epoch-00003" / file)
+    with pytest.warns(CheckpointWarning, match="epoch-00003.*trying the one before"):
+        resumed, again = run("opteq-small", tmp_path)
+    assert resumed == whole
+    assert_same_weights(model, again)
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    """It was loaded half way: a fresh start then began at a loss of 1.31 instead of 2.32."""
+    whole, model = run("opteq-small", None)
+    run("opteq-small", tmp_path)
+    for folder in Checkpoints(tmp_path).present():
+        state = torch.load(folder / "state.pt", weights_only=True)
+        state["optimizer"]["param_groups"].pop()  # The weights fit, the optimizer does not.
+        torch.save(state, folder / "state.pt")
+        (folder / "manifest.json").unlink()
+    with pytest.warns(CheckpointWarning, match="parameter groups"):
+        again, fresh_start = run("opteq-small", tmp_path)
+    assert again == whole
+    assert_same_weights(model, fresh_start)
+
+
+def test_new_checkpoints_stay_beside_unreadable_ones_of_later_epochs(tmp_path: Path) -> None:
+    """The highest numbers were kept: epochs 1 and 2 of a new start were deleted as written."""
+    run("opteq-small", tmp_path, epochs=4)
+    for folder in Checkpoints(tmp_path).present():
+        flip_a_bit(folder / "state.pt")
+    with (
+        pytest.warns(CheckpointWarning, match="cannot be read"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run("opteq-small", tmp_path, stop_after=1)
+    assert Checkpoints(tmp_path).load(accept).step == 3
+    with pytest.raises(KeyboardInterrupt):
+        run("opteq-small", tmp_path, stop_after=2)
+    kept = [path.name for path in Checkpoints(tmp_path).present()]
+    assert kept[:2] == ["epoch-00002", "epoch-00001"]
+    whole, _ = run("opteq-small", None)
+    assert run("opteq-small", tmp_path)[0] == whole
 
 
 def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
@@ -163,8 +220,9 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
     run("opteq-small", tmp_path)
     for folder in tmp_path.glob("epoch-*"):
         torch.save({"optimizer": Evil()}, folder / "state.pt")
+        (folder / "manifest.json").unlink()
     with pytest.warns(CheckpointWarning, match="cannot be read"):
-        assert Checkpoints(tmp_path).load(fresh("opteq-small")) is None
+        assert Checkpoints(tmp_path).load(accept) is None
 
 
 def test_gradients_accumulate_to_those_of_the_large_batch() -> None:

@@ -24,6 +24,7 @@ Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
 FinishedRun = Annotated[Path, Argument(help="Folder of a finished run.")]
 JsonList = Annotated[bool, Option("--json", help="A JSON list.")]
 JsonObject = Annotated[bool, Option("--json", help="One JSON object.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace the run that the folder holds.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of all that is drawn at random.")]
 
 

@@ -10,7 +10,7 @@ import torch
 from typer import Option
 
 from equilibria import __version__
-from equilibria.cli.app import Device, Seed, command
+from equilibria.cli.app import Device, Overwrite, Seed, command
 from equilibria.cli.console import output_console, print_facts, say
 from equilibria.cli.train import follow, keeping
 from equilibria.models import EquilibriumClassifier, model_options
@@ -37,6 +37,7 @@ def demo(
     epochs: Annotated[int | None, Option(min=1, help="Passes over the training images.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    overwrite: Overwrite = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
     console = output_console()
@@ -54,7 +55,7 @@ def demo(
             "not; try --model opteq-small"
         )
     try:
-        run = RunFolder.opened(output, recipe.as_data())
+        run = RunFolder.opened(output, recipe.as_data(), experiment.facts(), overwrite=overwrite)
     except OSError as error:
         raise OSError(
             f"cannot write the run: {error}; choose another folder with --output"

@@ -10,7 +10,7 @@ from typer import Argument
 from equilibria.cli.app import command
 from equilibria.cli.console import print_table, shown
 from equilibria.cli.faults import FaultError, sentence
-from equilibria.training import RunFolder, load_recipe
+from equilibria.training import RunFolder
 
 
 @command("runs", "equilibria runs runs")
@@ -25,7 +25,7 @@ def runs(
     for path in sorted(path.parent for path in folder.glob("**/config.yaml")):
         run = RunFolder(path)
         try:
-            recipe = load_recipe(run.config)
+            recipe = run.recipe()
         except (OSError, ValueError) as error:
             # Otherwise the configuration of something else.
             if run.checkpoints.exists() or run.weights.exists():

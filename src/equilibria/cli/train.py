@@ -24,7 +24,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from equilibria.cli import faults
-from equilibria.cli.app import Device, command
+from equilibria.cli.app import Device, Overwrite, command
 from equilibria.cli.console import TrainingDisplay, output_console, print_facts
 from equilibria.cli.evaluate import as_data, rows
 from equilibria.cli.faults import (
@@ -55,6 +55,7 @@ from equilibria.training import (
     load_recipe,
 )
 from equilibria.training.metrics import TensorBoardLog
+from equilibria.training.processes import end_with_parent
 
 Work = Callable[[torch.device, Processes], None]
 
@@ -79,6 +80,7 @@ def train(
     resume: Annotated[
         bool, Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
+    overwrite: Overwrite = False,
     device: Device = "auto",
     devices: Annotated[
         int, Option(min=1, help="Processes that share every batch, each with its own GPU.")
@@ -89,7 +91,7 @@ def train(
 ) -> None:
     """Train a model as a recipe says."""
     changes = overrides or []
-    work = partial(_train, recipe, changes, output, resume, tensorboard)
+    work = partial(_train, recipe, changes, output, resume, overwrite, tensorboard)
     place = Place.from_environment()
     if place is not None:
         if devices > 1:
@@ -124,6 +126,7 @@ def _train(
     overrides: list[str],
     output: Path,
     resume: bool,
+    overwrite: bool,
     tensorboard: bool,
     device: torch.device,
     processes: Processes,
@@ -138,13 +141,17 @@ def _train(
         recipe = load_recipe(source, overrides)
         experiment = Experiment.of(recipe)
         if processes.leads:
-            run = RunFolder.opened(output, recipe.as_data(), resume=resume)
+            facts = experiment.facts()
+            run = RunFolder.opened(
+                output, recipe.as_data(), facts, resume=resume, overwrite=overwrite
+            )
     except MISTAKES as error:
         faults.show_traceback()
         mistake = sentence(error)
     # The others also wait here until the first one has opened the run.
     mistake = processes.first_message(mistake)
     if mistake is not None:
+        run.abandon()
         _fail_together(mistake, processes)
     text = yaml.safe_dump(recipe.as_data(), sort_keys=False, allow_unicode=True)
     console.print(printable(text.rstrip()), markup=False)
@@ -279,6 +286,7 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
 def _process(
     meeting_point: Path, debug: bool, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
+    end_with_parent()
     faults.debug = debug
     warnings.showwarning = faults.warn
     place = Place.from_environment(meeting_point=meeting_point)

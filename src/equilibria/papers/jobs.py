@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import warnings
@@ -33,6 +34,8 @@ from equilibria.training import (
     recipe_from_data,
     write_atomically,
 )
+from equilibria.training.files import take_lock
+from equilibria.training.processes import end_with_parent
 
 DIGITS_OF_HASH = 10
 
@@ -195,6 +198,7 @@ def _work(connection: Connection) -> None:
     """Do jobs until the other end closes."""
     # Whoever sits at the keyboard interrupts the parent, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     torch.set_num_threads(1)
     while True:
         try:
@@ -214,8 +218,7 @@ def _train_and_evaluate(
         load_weights(experiment.model, run.weights)
         experiment.model.to(device)
         return
-    if not run.config.exists():
-        run = RunFolder.opened(folder, recipe.as_data())
+    run = RunFolder.opened(folder, recipe.as_data(), experiment.facts(), resume=True)
     history = experiment.train(run, device, on_epoch=on_epoch)
     # In the batches of the training: what couples the samples of a batch is used to their number,
     # and large images fit into memory.
@@ -249,11 +252,9 @@ def _write(file: Path, result: Result) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Where two calls want the same run, the second waits for the first; then it is finished."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(folder.parent / f".{folder.name}.lock", wait=True)
     try:
-        import fcntl
-    except ImportError:  # Windows
         yield
-        return
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    finally:
+        if lock is not None:
+            os.close(lock)

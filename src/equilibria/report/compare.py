@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from equilibria.models import create_model
 from equilibria.report import figures
 from equilibria.training import (
     Checkpoints,
+    CheckpointWarning,
     Recipe,
     RunFolder,
-    json_text,
-    load_recipe,
-    stored_shapes,
+    read_weights,
+    sealed_json,
+    unsealed,
     write_atomically,
 )
 
@@ -156,7 +158,7 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Keep the evaluation of a run in its folder; numbers that are not finite become None."""
-    write_atomically(RunFolder(folder).evaluation, f"{json_text(evaluation)}\n".encode())
+    write_atomically(RunFolder(folder).evaluation, f"{sealed_json(evaluation)}\n".encode())
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
@@ -221,7 +223,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
             "train` wrote (`equilibria runs` lists them)"
         )
     try:
-        recipe = load_recipe(run.config)
+        recipe = run.recipe()
     except ValueError as error:
         raise ValueError(f"{folder} is not a run of `equilibria train`: {error}") from None
     kind = None
@@ -250,8 +252,8 @@ def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
     with torch.device("meta"):
         model = create_model(recipe.model.name, **recipe.model.options)
     names = {name for name, value in model.named_parameters() if value.requires_grad}
-    shapes = stored_shapes(weights)
-    return sum(shapes[name].numel() for name in names) if names <= set(shapes) else None
+    stored = read_weights(weights)
+    return sum(stored[name].numel() for name in names) if names <= set(stored) else None
 
 
 def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
@@ -262,10 +264,10 @@ def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
     if file.stat().st_mtime < run.weights.stat().st_mtime:
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        return unsealed(file.read_text(encoding="utf-8"), file)
+    except ValueError as error:
+        warnings.warn(str(error), CheckpointWarning, stacklevel=2)
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _short_names(places: Sequence[Path]) -> list[str]:

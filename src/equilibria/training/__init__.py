@@ -1,18 +1,20 @@
 """Training: in one call, or recipe, loop, checkpoints and run folders one by one."""
 
 from equilibria.training.api import ClassMap, Prediction, evaluate, load, predict, train
+from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.distributed import Place, ProcessLostError, joined_group
 from equilibria.training.experiment import Experiment, fitting_options, trained
 from equilibria.training.files import (
-    Checkpoints,
-    CheckpointWarning,
-    RunFolder,
+    DamagedFileError,
     json_text,
     load_weights,
+    read_weights,
     save_weights,
-    stored_shapes,
+    sealed_json,
+    unsealed,
     write_atomically,
 )
+from equilibria.training.folder import RunError, RunFolder
 from equilibria.training.loop import NonFiniteError, fit
 from equilibria.training.metrics import EpochMetrics, StepProgress, TensorBoardLog
 from equilibria.training.processes import ALONE, Processes, choose_device, now
@@ -32,6 +34,7 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "ClassMap",
+    "DamagedFileError",
     "EpochMetrics",
     "Experiment",
     "NonFiniteError",
@@ -41,6 +44,7 @@ __all__ = [
     "Processes",
     "Recipe",
     "RecipeError",
+    "RunError",
     "RunFolder",
     "StepProgress",
     "TensorBoardLog",
@@ -58,11 +62,13 @@ __all__ = [
     "load_weights",
     "now",
     "predict",
+    "read_weights",
     "recipe_from_data",
     "save_weights",
-    "stored_shapes",
+    "sealed_json",
     "train",
     "trained",
     "tune",
+    "unsealed",
     "write_atomically",
 ]

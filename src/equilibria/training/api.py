@@ -15,8 +15,8 @@ from equilibria.data import Batches, Source, find_images, load_dataset, read_ima
 from equilibria.equilibrium import solving
 from equilibria.models import predicted_classes
 from equilibria.tasks import Classification, Evaluation, Task
-from equilibria.training.experiment import Experiment, trained
-from equilibria.training.files import RunFolder
+from equilibria.training.experiment import Experiment, load_model, trained
+from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import choose_device
 from equilibria.training.recipe import Recipe, load_recipe
@@ -30,6 +30,7 @@ def train(
     *overrides: str,
     output: str | Path = "equilibria-run",
     resume: bool = False,
+    overwrite: bool = False,
     device: str = "auto",
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
@@ -39,15 +40,19 @@ def train(
         model = eq.train("digits-opteq", "training.epochs=2", output="runs/mine")
 
     recipe: a recipe by its name, a YAML file, or an object; `overrides` are key=value.
-    output: the folder of the run; `resume` goes on from its last checkpoint, if there is one.
+    output: the folder of the run; `resume` goes on from its last checkpoint, if there is one, and
+        `overwrite` replaces a run that it holds.
     on_epoch, on_step: are told how it goes; an exception they raise ends the training.
     """
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     if isinstance(recipe, Recipe) and overrides:
         raise TypeError("overrides are for a recipe by name or file: change the object instead")
     where = choose_device(device)
-    run = RunFolder.opened(Path(output), chosen.as_data(), resume=resume)
-    Experiment.of(chosen).train(run, where, on_epoch=on_epoch, on_step=on_step)
+    experiment = Experiment.of(chosen)
+    run = RunFolder.opened(
+        Path(output), chosen.as_data(), experiment.facts(), resume=resume, overwrite=overwrite
+    )
+    experiment.train(run, where, on_epoch=on_epoch, on_step=on_step)
     return load(output, device=device)
 
 
@@ -62,7 +67,7 @@ def load(
 
     weights: "best" are those of the epoch that did best on the validation images.
     """
-    return trained(folder, device=device, weights=weights).model
+    return load_model(folder, device=device, weights=weights)
 
 
 def evaluate(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from equilibria.data import (
@@ -16,6 +18,8 @@ from equilibria.data import (
     Batches,
     Chain,
     DataSet,
+    Framing,
+    Selection,
     Source,
     build_augmentation,
     evenly_spread,
@@ -23,6 +27,7 @@ from equilibria.data import (
     read_into_memory,
     stratified_split,
 )
+from equilibria.data.source import known_labels
 from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
@@ -32,14 +37,35 @@ from equilibria.tasks import (
     Task,
     create_task,
 )
-from equilibria.training.files import Checkpoints, RunFolder, load_weights, save_weights
+from equilibria.training.checkpoints import Checkpoints
+from equilibria.training.files import load_weights, save_weights
+from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import Recipe, load_recipe, told_where
+from equilibria.training.recipe import Recipe, told_where
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
+FINGERPRINTED = 256
+"""Images in memory that the fingerprint of a data set looks at, spread evenly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """What a model must know of its images: to be made, and to be used without its data set."""
+
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    """Channels, height and width."""
+    frame: Framing
+    """How image files are brought to that size."""
+    normalization: tuple[Any, Any] | None
+    """Mean and standard deviation of each channel, or None."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
 
 
 @dataclass(frozen=True)
@@ -49,6 +75,7 @@ class Experiment:
     recipe: Recipe
     model: nn.Module
     data: DataSet
+    images: ImageFacts
     task: Task
     augmentation: Augmentation
     training: Source
@@ -65,26 +92,19 @@ class Experiment:
         with told_where("task.options"):
             task = _task(recipe, data)
         _check_fit(recipe, data)
-        normalization = (data.mean, data.std) if recipe.data.normalize else None
-        options = {**fitting_options(recipe.model.name, data), **recipe.model.options}
-        if normalization is not None:
-            if None in normalization:
-                raise ValueError(
-                    f"no mean and variance are published for {data.name}: set data.normalize to "
-                    "false"
-                )
-            options["normalize"] = normalization
+        if recipe.data.normalize and (data.mean is None or data.std is None):
+            raise ValueError(
+                f"no mean and variance are published for {data.name}: set data.normalize to false"
+            )
+        images = ImageFacts(
+            class_names=data.class_names,
+            image_shape=data.image_shape,
+            frame=data.frame,
+            normalization=(data.mean, data.std) if recipe.data.normalize else None,
+        )
         torch.manual_seed(recipe.training.seed)
         with told_where("model.options"):
-            model = create_model(recipe.model.name, **options)
-        facts = {  # `load` describes them.
-            "class_names": data.class_names,
-            "image_shape": data.image_shape,
-            "frame": data.frame,
-            "normalization": normalization,
-        }
-        for name, value in facts.items():
-            setattr(model, name, value)
+            model = _model(recipe, images)
         with told_where("data.augmentation"):
             augmentation = Chain(tuple(map(build_augmentation, recipe.data.augmentation)))
         training, validation = _parts(recipe, data)
@@ -94,6 +114,7 @@ class Experiment:
             recipe=recipe,
             model=model,
             data=data,
+            images=images,
             task=task,
             augmentation=augmentation,
             training=training,
@@ -113,26 +134,34 @@ class Experiment:
         """Train, keeping checkpoints and metrics in the run's folder; go on where it was left."""
 
         def record(metrics: EpochMetrics) -> None:
-            run.append_metrics(metrics)
+            run.settle()
             if on_epoch is not None:
                 on_epoch(metrics)
 
-        history = fit(
-            self.model,
-            self.task,
-            self.training,
-            self.recipe.training,
-            augmentation=self.augmentation,
-            validation=self.validation,
-            device=device,
-            checkpoints=Checkpoints(run.checkpoints),
-            processes=processes,
-            on_epoch=record,
-            on_step=on_step,
-        )
-        if processes.leads:
-            save_weights(self.model, run.weights, {"model": self.recipe.model.name})
+        try:
+            history = fit(
+                self.model,
+                self.task,
+                self.training,
+                self.recipe.training,
+                augmentation=self.augmentation,
+                validation=self.validation,
+                device=device,
+                checkpoints=Checkpoints(run.checkpoints, run.metrics if processes.leads else None),
+                processes=processes,
+                on_epoch=record,
+                on_step=on_step,
+            )
+            if processes.leads:
+                save_weights(self.model, run.weights, {"model": self.recipe.model.name})
+        finally:
+            run.abandon()
         return history
+
+    def facts(self) -> dict[str, Any]:
+        """What a run folder records: of the images, and a fingerprint of the training data."""
+        data = {"samples": len(self.training), "sha256": _fingerprint(self.data.train)}
+        return {"images": asdict(self.images), "data": data}
 
     def evaluate(self, processes: Processes = ALONE) -> Evaluation:
         """On the test images, of which each process takes its share if there are enough."""
@@ -211,12 +240,44 @@ def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:
     return stratified_split(data.train, share, VALIDATION_SEED)
 
 
-def fitting_options(model: str, data: DataSet) -> dict[str, Any]:
+def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
     """The options of a model that follow from the data, as far as it has them."""
     channels, height, _ = data.image_shape
     options = {"in_channels": channels, "num_classes": data.num_classes, "image_size": height}
     known = model_options(model)
     return {name: value for name, value in options.items() if name in known}
+
+
+def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
+    """The recipe's model for these images, of which it knows what `load` describes."""
+    options = {**fitting_options(recipe.model.name, images), **recipe.model.options}
+    if images.normalization is not None:
+        options["normalize"] = images.normalization
+    model = create_model(recipe.model.name, **options)
+    for name, value in vars(images).items():
+        setattr(model, name, value)
+    return model
+
+
+def _fingerprint(source: Source) -> str:
+    """Of labels, and of names of files or some pixels: other samples have another one.
+
+    Not the pixels of files: decoders of JPEG differ in the last bit.
+    """
+    digest = hashlib.sha256()
+    while isinstance(source, Selection):
+        digest.update(source.indices.numpy().tobytes())
+        source = source.source
+    labels = known_labels(source)
+    if labels is not None:
+        digest.update(labels.long().numpy().tobytes())
+    paths = getattr(source, "paths", None)
+    if paths is None:
+        images, _ = source.fetch(evenly_spread(source, FINGERPRINTED))
+        digest.update(images.contiguous().numpy().tobytes())
+    for path in paths or ():
+        digest.update("/".join((*Path(path).parts[-2:], "")).encode())
+    return digest.hexdigest()
 
 
 def trained(
@@ -229,7 +290,32 @@ def trained(
 
     "best" are those of the epoch that did best on the validation images.
     """
-    run, place = RunFolder(Path(folder)), choose_device(device)
+    place = choose_device(device)
+    recipe, file = _finished(RunFolder(Path(folder)), weights)
+    experiment = Experiment.of(recipe)
+    _load(experiment.model, recipe, file, place)
+    return experiment
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    weights: Literal["last", "best"] = "last",
+) -> nn.Module:
+    """The model of `trained`, without its data set where the run says what its images are."""
+    place, run = choose_device(device), RunFolder(Path(folder))
+    recipe, file = _finished(run, weights)
+    images = run.facts().get("images")
+    if images is None:  # A run from before version 0.2.
+        return trained(folder, device=device, weights=weights).model
+    model = _model(recipe, TypeAdapter(ImageFacts).validate_python(images))
+    _load(model, recipe, file, place)
+    return model
+
+
+def _finished(run: RunFolder, weights: Literal["last", "best"]) -> tuple[Recipe, Path]:
+    """The recipe of a finished run, as it is evaluated, and the file of its weights."""
     file = run.weights if weights == "last" else Checkpoints(run.checkpoints).best
     if run.weights.is_file() and not file.is_file():
         raise FileNotFoundError(
@@ -242,16 +328,17 @@ def trained(
                 f"{path} is missing: name the folder of a finished run, as `equilibria train` "
                 "writes one"
             )
-    recipe = load_recipe(run.config)
+    recipe = run.recipe()
     tolerance = recipe.training.evaluation_tolerance
     if tolerance is not None and "tolerance" in model_options(recipe.model.name):
         options = {**recipe.model.options, "tolerance": tolerance}
         recipe = replace(recipe, model=replace(recipe.model, options=options))
-    experiment = Experiment.of(recipe)
+    return recipe, file
+
+
+def _load(model: nn.Module, recipe: Recipe, file: Path, device: torch.device) -> None:
     try:
-        load_weights(experiment.model, file)
+        load_weights(model, file)
     except RuntimeError as error:
-        name = experiment.recipe.model.name
-        raise ValueError(f"{file} does not fit {name!r}: {error}") from None
-    experiment.model.to(place).eval()
-    return experiment
+        raise ValueError(f"{file} does not fit {recipe.model.name!r}: {error}") from None
+    model.to(device).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from equilibria.equilibrium import (
 )
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
-from equilibria.training.files import Checkpoints, TrainingState
+from equilibria.training.checkpoints import Checkpoints, TrainingState
+from equilibria.training.files import fill
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
@@ -125,13 +127,8 @@ class _Training:
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        kept = None if self.checkpoints is None else self.checkpoints.load(self.model, self.device)
-        if kept is not None:
-            self.optimizer.load_state_dict(kept.optimizer)
-            for starts, (known, *tensors) in zip(self.starts.values(), kept.starts, strict=True):
-                starts.known, starts.tensors = known, tensors
-            self.history = [EpochMetrics(**metrics) for metrics in kept.history]
-            self.step = kept.step
+        if self.checkpoints is not None:
+            self.checkpoints.load(self._restore)
         leading = torch.tensor(self.step)
         self.processes.share([leading])
         if int(leading) != self.step:
@@ -139,6 +136,20 @@ class _Training:
                 f"process {self.processes.rank} would go on from step {self.step}, the first one "
                 f"from step {int(leading)}: all must read the same folder of checkpoints"
             )
+
+    def _restore(self, weights: dict[str, Tensor], kept: TrainingState) -> None:
+        """Take in a checkpoint, by way of copies: one that does not fit changes nothing."""
+        model = copy.deepcopy(self.model)
+        fill(model, weights)
+        optimizer = build_optimizer(model, self.settings)
+        optimizer.load_state_dict(kept.optimizer)
+        history = [EpochMetrics(**metrics) for metrics in kept.history]
+        pairs = list(zip(self.starts.values(), kept.starts, strict=True))
+        fill(self.model, weights)
+        self.optimizer.load_state_dict(kept.optimizer)
+        for starts, (known, *tensors) in pairs:
+            starts.known, starts.tensors = known, tensors
+        self.history, self.step = history, kept.step
 
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()

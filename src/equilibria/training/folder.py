@@ -1,0 +1,252 @@
+"""The folder of a run: recognized by a mark of our own, locked while it is written, never lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
+from equilibria.training.files import (
+    checksum,
+    is_temporary,
+    remove_temporary,
+    sealed_json,
+    take_lock,
+    unsealed,
+    write_atomically,
+)
+from equilibria.training.recipe import Recipe, load_recipe
+
+KIND = "equilibria run"
+
+
+class RunError(ValueError):
+    """A folder that cannot be used as was asked, and why."""
+
+
+class RunFolder:
+    """The files of a training run: recipe, metrics, checkpoints, weights, and what describes it.
+
+    `run.json` marks the folder as ours. It holds the checksum of the recipe, what the images of the
+    run are like and a fingerprint of its data.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mark = path / "run.json"
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.weights = path / "model.safetensors"
+        self.report = path / "report.html"
+        self.checkpoints = path / "checkpoints"
+        self.evaluation = path / "evaluation.json"
+        self.tensorboard = path / "tensorboard"
+        self._is_open = self._made_folder = False
+        self._unlock: Callable[[], object] = lambda: None
+
+    @property
+    def _replaced(self) -> Path:
+        """Where an earlier run waits until this one has a checkpoint."""
+        place = self.path.resolve()
+        return place.parent / f".{place.name}.replaced"
+
+    @classmethod
+    def opened(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """A run in `path`, locked: a new or empty folder, or one that holds a run.
+
+        Any other folder is refused, so that a slip in the path overwrites nothing. Make sure
+        before that the recipe can be followed: nothing should be touched for one that cannot.
+
+        facts: of the run's images; those of `facts["data"]` must not have changed on `resume`.
+        resume: go on with the run in `path`, if there is one, which must be of the same recipe.
+        overwrite: replace the run in `path`. It is put aside, and deleted once the new one has a
+            checkpoint; if that fails before, it is put back.
+        """
+        run = cls(path)
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(f"{path} is a file: name a folder for the run")
+        if run._replaced.is_dir() and not path.exists():
+            run._replaced.replace(path)  # A kill came between putting aside and starting anew.
+        run._refuse_other_things(resume)
+        run._made_folder = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            run._lock()
+        except BaseException:
+            if run._made_folder:
+                path.rmdir()
+            raise
+        run._is_open = True
+        try:
+            remove_temporary(path)
+            remove_temporary(run.checkpoints)
+            if run._holds_work():
+                run.settle()
+            content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
+            if resume and run._holds_work():
+                run._require_same(config, content, facts or {})
+            elif run._holds_work():
+                if not overwrite:
+                    raise RunError(
+                        f"{path} holds a run already: --resume (resume=True) goes on with it, "
+                        "--overwrite (overwrite=True) replaces it, or name another folder"
+                    )
+                run._put_aside()
+            mark = {"kind": KIND, "config": checksum(content), **(facts or {})}
+            for file, text in ((run.mark, sealed_json(mark).encode()), (run.config, content)):
+                if not file.exists() or file.read_bytes() != text:
+                    write_atomically(file, text)
+        except BaseException:
+            run.abandon()
+            raise
+        return run
+
+    def _refuse_other_things(self, resume: bool) -> None:
+        """Before anything is touched: what is not ours stays as it is."""
+        if not self.path.is_dir() or self._is_ours():
+            return
+        others = [path for path in self.path.iterdir() if not is_temporary(path)]
+        # Runs from before version 0.2 have no mark: their recipe will be compared.
+        if others and not (resume and self.config.is_file() and self._holds_work()):
+            raise FileExistsError(
+                f"{self.path} holds files but no earlier run: name a new or an empty folder"
+            )
+
+    def _is_ours(self) -> bool:
+        try:
+            return unsealed(self.mark.read_text(encoding="utf-8"), "").get("kind") == KIND
+        except (OSError, ValueError):
+            return False
+
+    def _holds_work(self) -> bool:
+        """Whether there is something to lose, or to go on from."""
+        kept = Checkpoints(self.checkpoints)
+        return self.weights.exists() or kept.best.exists() or bool(kept.present())
+
+    def _lock(self) -> None:
+        try:
+            descriptor = take_lock(self.path)
+        except BlockingIOError:
+            raise RunError(
+                f"another process is training in {self.path}: wait for it, or name another folder"
+            ) from None
+        if descriptor is not None:
+            self._unlock = weakref.finalize(self, os.close, descriptor)
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._unlock()
+        self._is_open = False
+
+    def _require_same(
+        self, config: Mapping[str, Any], content: bytes, facts: Mapping[str, Any]
+    ) -> None:
+        known = self.facts()
+        written = known.get("config")
+        if written != checksum(content):
+            if written is not None and written != checksum(self.config.read_bytes()):
+                raise RunError(
+                    f"{self.config} is not as the run wrote it: resume with the recipe that the "
+                    "run began with, or start a new one in another folder"
+                )
+            if _without_root(load_recipe(self.config).as_data()) != _without_root(config):
+                raise RunError(
+                    f"{self.config} is another recipe than the one given: resume with that recipe "
+                    f"(equilibria train {self.config} --output {self.path} --resume), or name a "
+                    "new folder"
+                )
+        then, now = known.get("data"), facts.get("data")
+        if then is not None and now is not None and then != now:
+            differs = f"{then['samples']} samples then, {now['samples']} now"
+            if then["samples"] == now["samples"]:
+                differs = "as many samples, but other ones"
+            raise RunError(
+                f"the training data is not what {self.path} was started with ({differs}): bring it "
+                "back, or start a new run in another folder"
+            )
+
+    def _put_aside(self) -> None:
+        place = self.path.resolve()  # The path may be a link.
+        if place in (Path.cwd(), *Path.cwd().parents):
+            raise RunError(f"{self.path} is the present folder: replace the run from outside of it")
+        if self._replaced.exists():
+            shutil.rmtree(self._replaced)  # The run that is here has replaced it.
+        unlock_earlier = self._unlock
+        place.replace(self._replaced)
+        place.mkdir()
+        self._lock()
+        unlock_earlier()
+
+    def settle(self) -> None:
+        """The run has a checkpoint: what it replaces is not needed any more."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """A run that got to nothing leaves nothing; what it was to replace comes back."""
+        if not self._is_open:
+            return  # Another process writes to it.
+        if not self._holds_work():
+            if self._made_folder or self._replaced.exists():
+                shutil.rmtree(self.path.resolve(), ignore_errors=True)
+            else:
+                for file in (self.mark, self.config):
+                    file.unlink(missing_ok=True)
+            if self._replaced.exists():
+                self._replaced.replace(self.path.resolve())
+        self.close()
+
+    def facts(self) -> dict[str, Any]:
+        """What the run says of itself in `run.json`; nothing where that is missing or damaged."""
+        if not self.mark.is_file():
+            return {}
+        try:
+            return unsealed(self.mark.read_text(encoding="utf-8"), self.mark)
+        except ValueError as error:
+            warnings.warn(str(error), CheckpointWarning, stacklevel=2)
+            return {}
+
+    def recipe(self) -> Recipe:
+        """The recipe of the run; a warning where the file is not as the run wrote it."""
+        if self.facts().get("config") not in (None, checksum(self.config.read_bytes())):
+            warnings.warn(
+                f"{self.config} is not as the run wrote it: it was changed, or is damaged",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+        return load_recipe(self.config)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """One entry an epoch; a damaged line is told and left out."""
+        if not self.metrics.exists():
+            return []
+        entries = []
+        for number, line in enumerate(self.metrics.read_bytes().splitlines(), 1):
+            try:
+                entries.append(unsealed(line.decode(), f"line {number} of {self.metrics}"))
+            except ValueError as error:
+                warnings.warn(
+                    f"{error}; it is left out, and --resume writes it anew",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+        return entries
+
+
+def _without_root(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Data may move: whether it is the same, its fingerprint says."""
+    return {**config, "data": {**config.get("data", {}), "root": None}}
