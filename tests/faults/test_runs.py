@@ -1,0 +1,137 @@
+"""Whatever happens to a run, nothing is lost and nothing is silently wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed
+
+import equilibria
+from equilibria.report.compare import read_runs, store_evaluation
+from tests.faults import trials
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+FLIPS = 600
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(equilibria.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+@posix
+@pytest.mark.parametrize(
+    ("trial", "least"),
+    [
+        ("kills", 80),  # kill -9 at every event, then --resume: the same weights, history, metrics
+        ("replaced", 60),  # kill -9 at every event of --overwrite: the old run or the new one
+        ("refusals", 100),  # a full or read-only disk, too many files, from every event on
+    ],
+)
+def test_no_fault_at_any_event_loses_anything(trial: str, least: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.faults.trials", trial],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["wrong"] == {}
+    assert found["events"] >= least
+
+
+def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path) -> None:
+    """Of weights, 119 of 120 were accepted, and a loss of 1.73 became 1.8e35."""
+    trials.prepare()
+    folder = tmp_path / "run"
+    trials.train(folder)
+    store_evaluation(folder, {"accuracy": 0.5, "loss": 1.25})
+
+    def used() -> dict[str, Any]:
+        """By all who read a run."""
+        (compared,) = read_runs([folder])
+        facts = {key: value for key, value in compared.as_data().items() if "seconds" not in key}
+        return {**trials.outcome(folder), "compared": trials.plain(facts)}
+
+    whole = used()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    draw = random.Random(0)
+    told = 0
+    for trial in range(FLIPS):
+        file = files[trial % len(files)]
+        content = file.read_bytes()
+        times = file.stat()
+        bit = draw.randrange(8 * len(content))
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                assert used() == whole, (file, bit)
+            except (OSError, ValueError, UserWarning):
+                told += 1
+        file.write_bytes(content)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert used() == whole
+    # Nobody looks at the older checkpoint while the newer one is sound.
+    assert told > 0.75 * FLIPS
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_trains_on_without_its_parent(ended_by: signal.Signals, tmp_path: Path) -> None:
+    """With SIGINT ignored, as in the background of a script, both went on, and wrote."""
+    command = [sys.executable, "-m", "equilibria", "train", "digits-opteq", "--devices", "2"]
+    process = subprocess.Popen(
+        [*command, "training.epochs=9999", "--device", "cpu", "--output", str(tmp_path / "run")],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # type: ignore[arg-type,return-value]
+    )
+    workers: list[str] = []
+    try:
+        until(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [c for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+        assert len(workers) == 2
+        process.send_signal(ended_by)
+        process.wait(60)
+        until(lambda: not any(map(runs, workers)))
+    finally:
+        process.kill()
+        for worker in filter(runs, workers):
+            os.kill(int(worker), signal.SIGKILL)
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(holds: Any, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
