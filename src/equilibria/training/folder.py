@@ -222,13 +222,14 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The recipe of the run; a warning where the file is not as the run wrote it."""
+        recipe = load_recipe(self.config)
         if self.facts().get("config") not in (None, checksum(self.config.read_bytes())):
             warnings.warn(
                 f"{self.config} is not as the run wrote it: it was changed, or is damaged",
                 CheckpointWarning,
                 stacklevel=2,
             )
-        return load_recipe(self.config)
+        return recipe
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """One entry an epoch; a damaged line is told and left out."""
