@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.equilibrium import EquilibriumLayer, Record, solving
-from equilibria.gradients import GradientRule, Implicit
+from equilibria.equilibrium import EquilibriumLayer, Record, Solving, solving
+from equilibria.gradients import Implicit
 from equilibria.inputs.constants import as_constant
 
 
@@ -72,24 +73,19 @@ def under_attack(
     """
     # Half precision cannot say when a solve has converged, nor which loss is larger.
     device = next((p.device.type for p in model.parameters()), "cpu")
-    with ExitStack() as stack:
-        stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(torch.inference_mode(False))
+    with torch.autocast(device, enabled=False), torch.inference_mode(False):
         model = as_constant(model, evaluating=True)
-        block = solving(
-            model, tolerance=tolerance, start="last" if warm_start else None, record=True
-        )
-        attacked = AttackedModel(model, stack.enter_context(block))
-        for layer in attacked.layers:
-            rule = _exact(layer.gradient, layer.solver.tolerance, warm_start)
-            stack.enter_context(solving(layer, gradient=rule))
-        yield attacked
+        start: Literal["last"] | None = "last" if warm_start else None
+        with solving(model, start=start, record=True) as record:
+            attacked = AttackedModel(model, record)
+            for layer in attacked.layers:
+                layer.solving = _exact(layer.solving.changed(tolerance=tolerance), warm_start)
+            yield attacked
 
 
-def _exact(rule: GradientRule, tolerance: float, warm_start: bool) -> GradientRule:
-    if not rule.exact:
-        rule = Implicit()
-    if not isinstance(rule, Implicit):
-        return rule
-    warm = rule.warm_start or warm_start
-    return replace(rule, tolerance=max(rule.tolerance, tolerance), warm_start=warm)
+def _exact(own: Solving, warm_start: bool) -> Solving:
+    rule = own.gradient if own.gradient.exact else Implicit()
+    if isinstance(rule, Implicit):
+        tolerance = max(rule.tolerance, own.solver.tolerance)
+        rule = replace(rule, tolerance=tolerance, warm_start=rule.warm_start or warm_start)
+    return own.changed(gradient=rule)

@@ -244,24 +244,24 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     return low, 1.0 if hits == count else center + half
 
 
+@dataclass
 class _Search:
     """Looks for the worst image near each, sample by sample.
 
     A wrong prediction counts for more than any loss; among equals the higher loss does.
     """
 
-    def __init__(
-        self, attacked: AttackedModel, images: Tensor, labels: Tensor, settings: AttackSettings
-    ) -> None:
-        self.attacked = attacked
-        self.images = images
-        self.labels = labels
-        self.settings = settings
+    attacked: AttackedModel
+    images: Tensor
+    labels: Tensor
+    settings: AttackSettings
+
+    def __post_init__(self) -> None:
         self.status: Tensor | None = None
         """How JIIO's last run ended."""
-        self.worst = images
-        self.wrong = torch.zeros_like(labels, dtype=torch.bool)
-        self.losses = images.new_full((len(images),), -torch.inf)
+        self.worst = self.images
+        self.wrong = torch.zeros_like(self.labels, dtype=torch.bool)
+        self.losses = self.images.new_full((len(self.images),), -torch.inf)
 
     def run(self, generator: torch.Generator | None) -> Tensor:
         settings = self.settings
