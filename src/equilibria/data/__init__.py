@@ -37,6 +37,7 @@ from equilibria.data.source import (
     Source,
     Split,
     evenly_spread,
+    fingerprint,
     read_into_memory,
     stratified_split,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "download",
     "evenly_spread",
     "find_images",
+    "fingerprint",
     "image_to_tensor",
     "list_datasets",
     "load_dataset",

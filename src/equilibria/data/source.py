@@ -22,7 +22,7 @@ from equilibria.registry import check_values
 AnySource = TypeVar("AnySource", "Split", "Source")
 """Of samples in memory some are samples in memory."""
 
-SAMPLED_FILES, SAMPLED_IMAGES = 4096, 64
+SAMPLED_FILES, SAMPLED_IMAGES = 4096, 256
 """Of how many files and images of a part a fingerprint looks at sizes and pixels."""
 
 Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
@@ -115,13 +115,6 @@ class DataSet:
     license: str = ""
     framing: Framing = AS_ON_DISK
     """How its image files are brought to one size."""
-
-    def fingerprint(self) -> dict[str, str]:
-        """What tells the data from others: a text for the classes and for every part."""
-        names = hashlib.sha256("\n".join(self.class_names).encode()).hexdigest()[:16]
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        given = {name: fingerprint(part) for name, part in parts.items() if part is not None}
-        return {"classes": f"{self.num_classes} classes, {names}", **given}
 
     @property
     def num_classes(self) -> int:

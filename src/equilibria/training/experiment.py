@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -19,15 +18,14 @@ from equilibria.data import (
     Chain,
     DataSet,
     Framing,
-    Selection,
     Source,
     build_augmentation,
     evenly_spread,
+    fingerprint,
     load_dataset,
     read_into_memory,
     stratified_split,
 )
-from equilibria.data.source import known_labels
 from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
@@ -47,8 +45,6 @@ from equilibria.training.recipe import Recipe, told_where
 
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
-FINGERPRINTED = 256
-"""Images in memory that the fingerprint of a data set looks at, spread evenly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +156,7 @@ class Experiment:
 
     def facts(self) -> dict[str, Any]:
         """What a run folder records: of the images, and a fingerprint of the training data."""
-        data = {"samples": len(self.training), "sha256": _fingerprint(self.data.train)}
+        data = {"samples": len(self.training), "fingerprint": fingerprint(self.data.train)}
         return {"images": asdict(self.images), "data": data}
 
     def evaluate(self, processes: Processes = ALONE) -> Evaluation:
@@ -257,27 +253,6 @@ def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
     for name, value in vars(images).items():
         setattr(model, name, value)
     return model
-
-
-def _fingerprint(source: Source) -> str:
-    """Of labels, and of names of files or some pixels: other samples have another one.
-
-    Not the pixels of files: decoders of JPEG differ in the last bit.
-    """
-    digest = hashlib.sha256()
-    while isinstance(source, Selection):
-        digest.update(source.indices.numpy().tobytes())
-        source = source.source
-    labels = known_labels(source)
-    if labels is not None:
-        digest.update(labels.long().numpy().tobytes())
-    paths = getattr(source, "paths", None)
-    if paths is None:
-        images, _ = source.fetch(evenly_spread(source, FINGERPRINTED))
-        digest.update(images.contiguous().numpy().tobytes())
-    for path in paths or ():
-        digest.update("/".join((*Path(path).parts[-2:], "")).encode())
-    return digest.hexdigest()
 
 
 def trained(
