@@ -18,6 +18,7 @@ import equilibria as eq
 from equilibria.context import Context, State
 from equilibria.operators import Identity
 from equilibria.solvers import LinearSolution, bicgstab, conjugate_gradients, gmres
+from equilibria.solvers.convergence import row_units
 from tests.problems import CoupledMean, layer
 
 SOLVERS = [name for name in eq.solvers.list_solvers() if name != "sam"]
@@ -113,6 +114,29 @@ def test_a_state_without_enough_digits_is_not_called_converged() -> None:
     assert not solution.converged.any()
     assert (solution.residual > TOLERANCE).all()
     assert "too small for their type" in solution.message(0)
+
+
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_sam_at_another_scale(scale: float) -> None:
+    run = layer(cell(8), eq.solvers.SAM(max_iterations=30))
+    ordinary, scaled = solve(run, drawn(8)), solve(run, drawn(8) * scale)
+    torch.testing.assert_close(scaled.state / scale, ordinary.state)
+    torch.testing.assert_close(scaled.residual, ordinary.residual)
+
+
+def test_samples_of_zeros_are_nothing_special() -> None:
+    """One black image in a batch must not make every iteration of it count in other units."""
+    x = drawn(9)
+    assert row_units(x, x) is None
+    x[1] = 0
+    assert row_units(x, x) is None
+    x[2] = torch.nan
+    assert row_units(x, x) is None
+    x[0] *= 1e-30
+    units = row_units(x, x)
+    assert units is not None
+    assert units.flatten()[1:].tolist() == [1, 1]
+    assert 0.5 <= float(x[0].abs().max() / units[0]) <= 2
 
 
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])

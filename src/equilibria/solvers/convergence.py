@@ -46,7 +46,7 @@ def row_units(*buffers: Tensor) -> Tensor | None:
     largest = torch.stack([buffer.abs().amax(dim=1) for buffer in buffers]).amax(dim=0)
     unit = torch.exp2(torch.log2(largest).floor()).clamp(info.tiny, info.max / 4)
     usual = ordinary | (largest == 0) | ~torch.isfinite(largest)
-    return torch.where(usual, 1.0, unit)[:, None]
+    return None if bool(usual.all()) else torch.where(usual, 1.0, unit)[:, None]
 
 
 def row_rounding(unit: Tensor, size: int) -> Tensor:
