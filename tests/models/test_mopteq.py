@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -248,6 +249,31 @@ def test_the_floor_of_hard_signs_is_reported() -> None:
     rest = smooth.solve(images)
     flips = smooth.layer.cell.sign_flips(rest.state, rest.context)
     assert flips.float().mean() < 1
+
+
+@pytest.mark.parametrize("space", ["y", "z"])
+@pytest.mark.parametrize(("perturb_for", "freeze_after"), [(3, 12), (12, 3), (2, 2)])
+def test_signs_and_perturbations_are_each_renewed_for_their_time(
+    space: str, perturb_for: int, freeze_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were renewed for the longer of the two."""
+    lifted, x = cell_of(
+        pe="always", perturb_for=perturb_for, sign="freeze", freeze_after=freeze_after
+    )
+    cell = lifted if space == "y" else MOptEqFeatureCell(lifted)
+    assert cell.refresh_until == max(perturb_for, freeze_after)
+    renewals = {"perturb": 0, "signs": 0}
+    for owner, name in ((lifted, "perturb"), (lifted.heritage_diversity.coupling, "signs")):
+        original = getattr(owner, name)
+
+        def counted(*args: Any, name: str = name, original: Any = original) -> Any:
+            renewals[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+    solution = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-12)).solve(x)
+    assert solution.converged.all()
+    assert renewals == {"perturb": perturb_for, "signs": freeze_after + 1}  # one by `calibrate`
 
 
 def test_frozen_signs_are_those_of_an_iterate() -> None:

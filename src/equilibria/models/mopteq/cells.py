@@ -6,7 +6,8 @@ and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -92,9 +93,13 @@ class MOptEqCell(BranchCell):
         return self.keep_clean(super().inject(*inputs))
 
     def keep_clean(self, context: Context) -> Context:
-        """For PE: what δ is subtracted from, beside `c`, which is what the branch sees."""
+        """For PE: what δ is subtracted from, beside `c`, which is what the branch sees.
+
+        With it how often signs and perturbations have been renewed: each has its own time.
+        """
         if not self.perturbs:
             return context
+        context = context.with_shared({"renewals": torch.zeros((), device="cpu")})
         parts = context.parts["branches"].parts.values()
         kept = Context(parts=numbered(part.with_sample(clean=part["c"]) for part in parts))
         return context.with_part("branches", kept)
@@ -107,8 +112,22 @@ class MOptEqCell(BranchCell):
 
     def refresh(self, state: State, context: Context) -> Context:
         """Signs and perturbations at a state."""
-        context = super().refresh(state, context)
-        return self.perturb(state, context) if self.perturbs else context
+        return self.renewed(self.features(state, context), lambda _: state, context)
+
+    def renewed(
+        self, features: Sequence[Tensor], lift: Callable[[Context], State], context: Context
+    ) -> Context:
+        """`context` with the signs of these features, and δ of the state that `lift` then gives."""
+        term = self.heritage_diversity
+        count = int(context["renewals"]) if self.perturbs else 0
+        if count < term.refresh_until:
+            kept = context.parts["heritage_diversity"].with_sample(**term.coupling.signs(features))
+            context = context.with_part("heritage_diversity", kept)
+        if not self.perturbs:
+            return context
+        if count < self.perturb_for:
+            context = self.perturb(lift(context), context)
+        return context.with_shared({"renewals": context["renewals"] + 1})
 
     def perturb(self, state: State, context: Context) -> Context:
         """The context in which branch i sees g(x) − δᵢ₋₁, δ of the state."""
@@ -213,16 +232,8 @@ class MOptEqFeatureCell(Cell):
         return map_state(lambda z, mapped: z + alpha * (mapped - z), state, image)
 
     def refresh(self, state: State, context: Context) -> Context:
-        term = self.lifted.heritage_diversity
-        if term.refresh_until:
-            signs = term.coupling.signs(state_tensors(state))
-            coupling = context.parts["heritage_diversity"].with_sample(**signs)
-            context = context.with_part("heritage_diversity", coupling)
-        if not self.lifted.perturbs:
-            return context
-        with torch.no_grad():
-            y = self.lift(state, context)
-        return self.lifted.perturb(y, context)
+        lift = torch.no_grad()(partial(self.lift, state))
+        return self.lifted.renewed(state_tensors(state), lift, context)
 
     def simplify(self, context: Context) -> Context:
         return self.lifted.simplify(context)

@@ -70,8 +70,9 @@ class OptEqCell(EnergyCell):
 class UnitLayer(nn.Module):
     """f(z, x) = (α/μ) Wᵀσ(Wz + Ux + b) + (1 − α) z (Eq. 6): the proximal operator of α M_φ^{1−α}.
 
-    α is fixed, or learnable with that start. A learnable α is kept in (0, 1] by reflection at 1,
-    which, unlike a sigmoid, can start at and reach 1 and, unlike clamping, never gets stuck there.
+    α is fixed, or learnable with that start. A learnable α is kept in [0.01, 1] by reflection at
+    both ends, which, unlike a sigmoid, can start at and reach 1 and, unlike clamping, never gets
+    stuck.
     """
 
     def __init__(
@@ -100,7 +101,9 @@ class UnitLayer(nn.Module):
         raw = self.raw_alpha
         if not isinstance(raw, Tensor):
             return raw
-        return torch.where(raw <= 1, raw, 2 - raw).clamp_min(SMALLEST_ALPHA)
+        span = 1 - SMALLEST_ALPHA
+        below_one = torch.remainder(1 - raw, 2 * span)
+        return 1 - torch.where(below_one <= span, below_one, 2 * span - below_one)
 
     def inject(self, x: Tensor) -> Context:
         """c = Ux + b."""
