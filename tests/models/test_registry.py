@@ -60,3 +60,11 @@ def test_a_user_registers_a_model() -> None:
 
     eq.register_model("loose", loose)
     eq.create_model("loose", whatever=1)
+
+
+@pytest.mark.parametrize("name", ["opteq-small", "mdeq-small", "resnet-small", "conv4"])
+@pytest.mark.parametrize("option", ["num_classes", "in_channels"])
+@pytest.mark.parametrize("bad", [0, -1, 2.5, "3", None, True])
+def test_a_count_that_is_none_is_refused_in_a_sentence(name: str, option: str, bad: object) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be a whole number of at least 1, not "):
+        eq.create_model(name, **{option: bad})

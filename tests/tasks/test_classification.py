@@ -116,3 +116,12 @@ def test_top_five_accuracy_by_hand() -> None:
     labels = torch.tensor([6, 2, 1, 0])
     assert evaluate(Echo(), [(logits, labels)]).figures["top5_accuracy"] == 0.5
     assert evaluate(Echo(), [(LOGITS, LABELS)]).figures["top5_accuracy"] is None
+
+
+def test_labels_that_the_model_has_no_class_for_are_named() -> None:
+    model, task = eq.create_model("opteq-small", num_classes=3, in_channels=1), Classification()
+    images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 9])
+    with pytest.raises(ValueError, match=r"has 3 classes \(num_classes\), and a label is 9"):
+        task.training_step(model, images, labels)
+    with pytest.raises(ValueError, match=r"has 3 classes \(num_classes\), and a label is 9"):
+        task.evaluation_step(model, images, labels, torch.Generator())

@@ -110,6 +110,10 @@ def create_model(
                     f"It has: {', '.join(known)}."
                 )
     options = {**_cards[name].options, **overrides}
+    for option in ("num_classes", "in_channels"):
+        count = options.get(option, 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"{option} must be a whole number of at least 1, not {count!r}")
     if "solving" in parameters:
         whole = overrides.get("solving")
         given = overrides if whole is not None else options

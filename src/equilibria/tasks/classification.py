@@ -50,6 +50,7 @@ class Classification(Task):
     ) -> Outcome:
         """Also the predictions, their softmax probabilities, and which classes are confused."""
         logits = model(inputs).float()
+        step = _step(logits, targets)
         predictions = predicted_classes(logits)
         values = {
             "prediction": predictions,
@@ -60,7 +61,7 @@ class Classification(Task):
             found = logits.topk(5, dim=1).indices == targets[:, None]
             values["top5"] = found.any(dim=1) & (predictions >= 0)
         confusion = confusion_matrix(targets, predictions, classes=logits.shape[1])
-        return Outcome({**_step(logits, targets).values, **values}, {"confusion": confusion})
+        return Outcome({**step.values, **values}, {"confusion": confusion})
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
         """The top-5 accuracy is None with five classes or fewer."""
@@ -68,7 +69,13 @@ class Classification(Task):
 
 
 def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outcome:
-    losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+    try:
+        losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+    except IndexError as error:
+        raise ValueError(
+            f"labels are whole numbers from 0 to the number of classes, less one: the model has "
+            f"{logits.shape[1]} classes (num_classes), and a label is {int(targets.max())}"
+        ) from error
     return Outcome({"loss": losses, "correct": predicted_classes(logits) == targets})
 
 
