@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import equilibria as eq
 from equilibria.inputs import attack, find_latents, optimize_input, restore
@@ -191,9 +194,30 @@ def test_blocks_around_an_attack_hold_for_it() -> None:
     assert not torch.equal(coarse.logits, fine.logits)
 
 
-def test_a_compiled_model_is_attacked_as_it_was_written() -> None:
-    model, x, labels = classifier(), inputs(), torch.tensor([0, 2, 1])
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["compiled", "traced by fx", "scripted", "parametrized"])
+def test_models_of_every_making_are_attacked(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    plain.eval()
+    make: dict[str, Callable[[nn.Module], Any]] = {
+        "compiled": lambda model: torch.compile(model, backend="eager"),
+        "traced by fx": torch.fx.symbolic_trace,
+        "scripted": lambda model: torch.jit.trace(model, inputs()),
+        "parametrized": weight_normed,
+    }
+    model = make[kind](copy.deepcopy(plain))
     options: dict[str, Any] = {"eps": 0.4, "steps": 3, "clip": None}
-    expected = attack(model, x, labels, **options)
-    found = attack(torch.compile(model, backend="eager"), x, labels, **options)
+    labels = torch.tensor([0, 2, 1])
+    expected = attack(plain, inputs(), labels, **options)
+    model.train()
+    before = [p.requires_grad for p in model.parameters()]
+    found = attack(model, inputs(), labels, **options)
     torch.testing.assert_close(found.images, expected.images)
+    assert model.training
+    assert [p.requires_grad for p in model.parameters()] == before
+
+
+def weight_normed(model: nn.Module) -> nn.Module:
+    weight_norm(model[0])  # type: ignore[index]
+    return model

@@ -29,7 +29,8 @@ def twin(module: M, replaced: Callable[[Tensor], Tensor]) -> M:
         return tensors[id(held)]
 
     originals = list(module.modules())
-    twins: dict[int, nn.Module] = {id(one): type(one).__new__(type(one)) for one in originals}
+    # Not by the class's own `__new__`: torch.fx makes another class there.
+    twins: dict[int, nn.Module] = {id(one): object.__new__(type(one)) for one in originals}
     for one in originals:
         own = vars(one).copy()
         for name, value in own.items():

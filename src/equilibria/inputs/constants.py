@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
+import torch
 from torch import nn
 
 from equilibria.context import twin
@@ -20,6 +23,10 @@ def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:
         they run out of iterations.
     """
     model = getattr(model, "_orig_mod", model)  # What `torch.compile` has compiled.
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        # Its tensors are out of reach; it holds no equilibrium, and is copied whole.
+        whole = deepcopy(model)
+        return whole.eval() if evaluating else whole
     own = twin(model, lambda tensor: tensor.detach().clone())
     for original, copy in zip(model.modules(), own.modules(), strict=True):
         is_layer = isinstance(original, EquilibriumLayer)
