@@ -284,6 +284,8 @@ def test_a_run_loads_without_its_data(tmp_path: Path) -> None:
     assert again.normalization is None
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(model(images), again(images))
+    labels = [found.label for found in eq.predict(tmp_path, images)]
+    assert labels == [found.label for found in eq.predict(model, images)]
 
 
 def test_a_run_without_a_mark_still_resumes_and_loads(tmp_path: Path) -> None:

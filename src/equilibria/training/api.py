@@ -149,12 +149,9 @@ def predict(
     if isinstance(run_or_model, nn.Module):
         model = run_or_model
     else:
-        experiment = trained(run_or_model, device=device, weights=weights)
-        model = experiment.model
-        if not experiment.task.names_classes:
-            raise ValueError(
-                f"a run of the task {experiment.recipe.task.name!r} has no classes to predict"
-            )
+        model = load_model(run_or_model, device=device, weights=weights)
+        if not getattr(model, "names_classes", True):
+            raise ValueError(f"the task of the run {run_or_model} has no classes to predict")
     found: list[Any] = []
     paths = [images] if isinstance(images, str | Path) else images
     files = [] if isinstance(paths, Tensor) else find_images([Path(path) for path in paths])

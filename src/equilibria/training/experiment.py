@@ -58,6 +58,8 @@ class ImageFacts:
     """How image files are brought to that size."""
     normalization: tuple[Any, Any] | None
     """Mean and standard deviation of each channel, or None."""
+    names_classes: bool
+    """Whether the model says which of the classes it sees."""
 
     @property
     def num_classes(self) -> int:
@@ -97,6 +99,7 @@ class Experiment:
             image_shape=data.image_shape,
             frame=data.frame,
             normalization=(data.mean, data.std) if recipe.data.normalize else None,
+            names_classes=task.names_classes,
         )
         torch.manual_seed(recipe.training.seed)
         with told_where("model.options"):
