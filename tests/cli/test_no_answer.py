@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from equilibria.training import Experiment, trained
+from tests.cli.test_restore import AUTOENCODER, NOISE, learned
 from tests.program import invoke
 
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
@@ -73,6 +74,30 @@ def test_an_attack(broken: Path, tmp_path: Path) -> None:
         assert (row["accuracy"], row["robust_accuracy"], row["unanswered"]) == (0, 0, 12)
     assert "12 of 12 images" in result.stderr
     assert drawn.is_file()
+
+
+@pytest.fixture(scope="module")
+def restorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return learned(
+        tmp_path_factory.mktemp("runs"),
+        "restorer",
+        model=AUTOENCODER,
+        training={"epochs": 1, "batch_size": 32},
+        task={"name": "restoration", "options": NOISE},
+    )
+
+
+def test_a_restoration(restorer: Path, tmp_path: Path, broken: Path) -> None:
+    file = tmp_path / "digit.png"
+    Image.new("L", (8, 8), 100).save(file)
+    output = ("--output", tmp_path / "drawn")
+    result = invoke("restore", restorer, file, *output)
+    assert result.exit_code == 1
+    assert "no answer for 1 of 1 images" in result.stderr
+    result = invoke("restore", restorer, "--test", 5, "--json", *output)
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["unanswered"] == 5
+    assert "no answer for 5 of 5 images" in result.stderr
 
 
 @pytest.mark.parametrize("decay", [".inf", ".nan"])

@@ -124,7 +124,7 @@ def unanswered(count: float | None, total: int, of: str = "images") -> str:
         return ""
     return (
         f"the model has no answer for {count:.0f} of {total} {of}, which counts as wrong: its "
-        "logits are NaN or infinite. Look for NaN in its weights and in the images; train it "
+        "outputs are NaN or infinite. Look for NaN in its weights and in the images; train it "
         "again with a lower learning rate, or take the weights that validated best (--best)"
     )
 

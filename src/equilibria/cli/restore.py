@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from equilibria.cli.console import (
     say,
     shown,
 )
-from equilibria.cli.faults import complain, unreadable, writable_folder
+from equilibria.cli.faults import complain, unanswered, unreadable, writable_folder
 from equilibria.data import find_images
 from equilibria.report.restoration import (
     RestoredImage,
@@ -115,7 +116,11 @@ def restore(
         _show_test_images(found)
     elif found:
         _show_files(found)
-    complain(unreadable(problems, len(files)))
+    if isinstance(found, RestoredTestImages):
+        complain(unanswered(found.unanswered, found.images))
+    else:
+        silent = [image for image in found if not math.isfinite(image.misfit)]
+        complain(unreadable(problems, len(files)), unanswered(len(silent), len(found)))
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class RestoredTestImages:
     data: str
     damage: str
     images: int
+    unanswered: int
+    """Those of which the model makes NaN or infinite pixels."""
     measured_psnr: float | None
     """None where what was measured is no picture."""
     model_psnr: float
@@ -269,6 +271,7 @@ class Restorer:
             data=self.experiment.data.name,
             damage=str(self.damage),
             images=len(originals),
+            unanswered=int((~generated.flatten(1).isfinite().all(dim=1)).sum()),
             measured_psnr=None if picture is None else median_psnr(picture),
             model_psnr=median_psnr(generated),
             restored_psnr=median_psnr(restored),
