@@ -315,3 +315,19 @@ def test_a_regularized_model_trains() -> None:
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     model(images).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::equilibria.equilibrium.BatchCouplingWarning")
+@pytest.mark.parametrize("regularizer", ["decorrelation", "hsic"])
+def test_a_regularizer_that_overshoots_says_what_helps(regularizer: str) -> None:
+    """R is blind to the scale of a channel: the fewer and weaker its samples, the steeper it is."""
+
+    def solved_with(gamma: float, batch: int) -> eq.Solution:
+        torch.manual_seed(0)
+        model = eq.create_model("deep-opteq-small", regularizer=regularizer, gamma=gamma).eval()
+        return model.solve(torch.rand(batch, 3, 8, 8))  # type: ignore[no-any-return]
+
+    with pytest.warns(eq.ConvergenceWarning, match=r"lower gamma .* or take larger batches"):
+        assert not solved_with(0.1, batch=5).converged.any()
+    assert solved_with(0.001, batch=5).converged.all()
+    assert solved_with(0.01, batch=64).converged.all()

@@ -139,7 +139,7 @@ class MDEQCell(Cell):
 
     remedy = (
         "raise max_iterations or the tolerance, or train with a penalty on the Jacobian "
-        "(equilibria.jacobian_penalty)"
+        "(equilibria.equilibrium.jacobian_penalty)"
     )
 
     def __init__(

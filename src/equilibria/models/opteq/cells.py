@@ -187,6 +187,12 @@ class DeepOptEqCell(Cell):
         self.gamma = gamma
         self.placement = placement
         self.couples_batch = self.regularizer is not None and self.regularizer.couples_batch
+        if self.couples_batch:
+            self.remedy = (
+                f"a gradient step on {type(self.regularizer).__name__} of length gamma = {gamma:g} "
+                "overshoots where a batch is small or its features are weak: lower gamma (0.001 "
+                "for a handful of samples), or take larger batches"
+            )
         symmetric = len(layers) == 1 and regularizer is None
         self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
         self.monotone = symmetric
