@@ -500,3 +500,16 @@ def test_bad_options_are_explained() -> None:
         model = mopteq(channels=4, widths=(3, 4), scales=(1, 4))
     with pytest.raises(ValueError, match="divisible by 4"):
         model(torch.randn(1, 3, 6, 6))
+
+
+@pytest.mark.parametrize("space", ["y", "z"])
+def test_vanished_features_have_finite_derivatives_of_both_orders(space: str) -> None:
+    """In single precision, W = 0: the smooth signs' scale t is then at its floor, far below one."""
+    torch.manual_seed(0)
+    model = eq.create_model("mopteq-small", space=space, init_scale=0.0)
+    with eq.solving(model, record="equilibria") as record:
+        loss = model(torch.rand(3, 3, 8, 8)).square().sum()
+    (found,) = record.equilibria
+    penalty = eq.equilibrium.jacobian_penalty(model.layer.cell, found.state, found.context)
+    (loss + penalty.sum()).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
