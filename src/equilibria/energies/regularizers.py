@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
-from equilibria.energies.base import Energy, gradients_of
+from equilibria.energies.base import Energy
+from equilibria.energies.local_gradients import gradients_of
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import LinearOperator, as_operator
 from equilibria.operators.spectral import full_precision
