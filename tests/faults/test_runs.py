@@ -23,7 +23,7 @@ from tests.faults import trials
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-FLIPS = 600
+FLIPS = 504
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
     ("trial", "least"),
     [
         ("kills", 80),  # kill -9 at every event, then --resume: the same weights, history, metrics
-        ("replaced", 60),  # kill -9 at every event of --overwrite: the old run or the new one
+        ("replaced", 30),  # kill -9 at every event of --overwrite: the old run or the new one
         ("refusals", 100),  # a full or read-only disk, too many files, from every event on
     ],
 )
