@@ -28,6 +28,7 @@ from equilibria.training import (
     unsealed,
     write_atomically,
 )
+from equilibria.training.recipe import told_where
 
 COLORS = (
     *(figures.LIGHT.first, figures.LIGHT.second, "#2b8a3e", "#9c36b5"),
@@ -249,7 +250,7 @@ def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
     if weights is None:
         return None
     # On this device nothing is computed. The names are needed alone, to tell buffers apart.
-    with torch.device("meta"):
+    with torch.device("meta"), told_where("model.options"):
         model = create_model(recipe.model.name, **recipe.model.options)
     names = {name for name, value in model.named_parameters() if value.requires_grad}
     stored = read_weights(weights)

@@ -109,7 +109,7 @@ def unsealed(text: str, name: object) -> dict[str, Any]:
     """What `sealed_json` was given; files from before version 0.2 have no checksum."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{name} is damaged: {error}") from None
     if not isinstance(data, dict):
         raise DamagedFileError(f"{name} is damaged: it holds no keys")

@@ -14,6 +14,7 @@ import yaml
 
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.files import (
+    DamagedFileError,
     checksum,
     is_temporary,
     remove_temporary,
@@ -238,7 +239,12 @@ class RunFolder:
         entries = []
         for number, line in enumerate(self.metrics.read_bytes().splitlines(), 1):
             try:
-                entries.append(unsealed(line.decode(), f"line {number} of {self.metrics}"))
+                name = f"line {number} of {self.metrics}"
+                entry = unsealed(line.decode(), name)
+                plain = all(isinstance(value, int | float | None) for value in entry.values())
+                if not plain or type(entry.get("epoch")) is not int:
+                    raise DamagedFileError(f"{name} is damaged: it holds no numbers of an epoch")
+                entries.append(entry)
             except ValueError as error:
                 warnings.warn(
                     f"{error}; it is left out, and --resume writes it anew",

@@ -1,0 +1,265 @@
+"""Run folders and recipes damaged at random, through the program: a sentence, or the right answer.
+
+`EQUILIBRIA_DAMAGED=1000` tries a thousand of them; without it, about a minute of one core.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import random
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from equilibria.cli.faults import printable
+from tests.program import invoke
+
+CASES = int(os.environ.get("EQUILIBRIA_DAMAGED", "160"))
+PARTS = 4
+LONGEST = 10
+"""Seconds that a command may take."""
+RECIPE = (
+    *("digits-opteq", "data.options.train_samples=60", "data.validation=0.2"),
+    *("model.options.channels=4", "model.options.width=4", "training.epochs=2"),
+)
+SHORT = ("data.options.train_samples=60", "training.epochs=1", "model.options.channels=4")
+"""So that a damaged recipe that is still one trains for a moment only."""
+JUNK: tuple[Any, ...] = (
+    *(None, True, -1, 0, 3, 1e308, math.nan, math.inf, 10**30, "", "abc", "\x1b[31m", "own"),
+    *([], {}, [[[1]]], {"a": {"b": [None]}}, {"name": "opteq-small"}, ["digits"]),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, a recipe and an image."""
+    folder = tmp_path_factory.mktemp("whole")
+    result = invoke("train", *RECIPE, "--output", folder / "run")
+    assert result.exit_code == 0, result.output
+    shutil.copy(folder / "run" / "config.yaml", folder / "recipe.yaml")
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "digit.png")
+    return folder
+
+
+COMMANDS: dict[str, Callable[[Path], tuple[object, ...]]] = {
+    "runs": lambda folder: ("runs", folder),
+    "compare": lambda folder: ("compare", folder / "run", "--json"),
+    "evaluate": lambda folder: ("evaluate", folder / "run", "--json"),
+    "best": lambda folder: ("evaluate", folder / "run", "--best", "--json"),
+    "predict": lambda folder: ("predict", folder / "run", folder / "digit.png", "--json"),
+    "recipes": lambda folder: ("recipes", folder / "recipe.yaml"),
+    "train": lambda folder: ("train", folder / "recipe.yaml", *SHORT, "--output", folder / "new"),
+    "resume": lambda folder: (
+        *("train", folder / "run" / "config.yaml", "--output", folder / "run", "--resume"),
+    ),
+}
+
+READ = {
+    "runs": ("config.yaml", "metrics.jsonl", "run.json"),
+    "compare": ("config.yaml", "metrics.jsonl", "evaluation.json", "model.safetensors"),
+    "evaluate": ("config.yaml", "model.safetensors", "run.json"),
+    "best": ("config.yaml", "best.safetensors", "run.json"),
+    "predict": ("config.yaml", "model.safetensors", "run.json"),
+}
+"""Which files a command looks at, by their names."""
+
+
+def flip(content: bytes, chance: random.Random) -> bytes:
+    damaged = bytearray(content)
+    for _ in range(chance.choice([1, 1, 3, 30]) if damaged else 0):
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+    return bytes(damaged)
+
+
+def cut(content: bytes, chance: random.Random) -> bytes:
+    start, end = sorted(chance.randrange(len(content) + 1) for _ in range(2))
+    return chance.choice([content[:end], content[start:], content[:start] + content[end:]])
+
+
+def swap(content: bytes, chance: random.Random) -> bytes:
+    first, second, third = sorted(chance.randrange(len(content) + 1) for _ in range(3))
+    head, tail = content[:first], content[third:]
+    return head + content[second:third] + content[first:second] + tail
+
+
+def replace(content: bytes, chance: random.Random) -> bytes:
+    return chance.choice([b"", b"\x00" * len(content), chance.randbytes(200), b"[" * 3000, b"{}"])
+
+
+def places(data: Any) -> list[tuple[Any, Any]]:
+    """Every container with every key of it."""
+    if not isinstance(data, dict | list):
+        return []
+    keys = list(data) if isinstance(data, dict) else list(range(len(data)))
+    return [(data, key) for key in keys] + [p for key in keys for p in places(data[key])]
+
+
+def change(data: Any, chance: random.Random) -> Any:
+    """A key removed, renamed or added, or a value of another kind."""
+    found = places(data)
+    if not found:
+        return chance.choice(JUNK)
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        container, key = chance.choice(found)
+        how = chance.randrange(4)
+        if how == 0 and isinstance(container, dict):
+            container.pop(key, None)
+        elif how == 1 and isinstance(container, dict):
+            container[chance.choice(["x", 3, "options", "name", "seed"])] = container.pop(key, 0)
+        elif isinstance(container, dict) or key < len(container):
+            container[key] = chance.choice(JUNK)
+    return data
+
+
+def rewrite(file: Path, chance: random.Random) -> None:
+    """Well-formed, but with other keys and values."""
+    if file.suffix == ".yaml":
+        file.write_text(yaml.safe_dump(change(yaml.safe_load(file.read_text()), chance)))
+    elif file.suffix in (".json", ".jsonl"):
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        at = chance.randrange(len(lines))
+        lines[at] = json.dumps(change(json.loads(lines[at]), chance))
+        file.write_text("\n".join(lines) + "\n")
+    else:
+        file.write_bytes(flip(file.read_bytes(), chance))
+
+
+class Touch:
+    """What a pickle makes of this writes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.mark),))
+
+
+def attack(file: Path, mark: Path) -> None:
+    """Something that would run code, were it trusted."""
+    if file.suffix in (".yaml", ".json", ".jsonl"):
+        file.write_text(f"model: !!python/object/apply:os.mkdir ['{mark}']\n")
+    else:
+        file.write_bytes(pickle.dumps(Touch(mark)))
+
+
+def damage(folder: Path, command: str, chance: random.Random, mark: Path) -> str:
+    """Spoil something that the command reads; returns what was done."""
+    wants_recipe = command in ("recipes", "train")
+    below = sorted(path for path in (folder / "run").rglob("*") if path.is_file())
+    # Mostly what the command reads, now and then anything.
+    read = [path for path in below if path.name in READ.get(command, ())] * (chance.random() < 0.8)
+    file = folder / "recipe.yaml" if wants_recipe else chance.choice(read or below)
+    how = chance.choice(["flip", "cut", "swap", "replace", "rewrite", "rewrite", "other", "attack"])
+    if how == "attack":
+        attack(file, mark)
+    elif how == "rewrite":
+        rewrite(file, chance)
+    elif how == "other":
+        file.unlink()
+        kind = chance.randrange(4)
+        if kind == 0:
+            file.mkdir()
+        elif kind == 1:
+            file.symlink_to(file.name)
+        elif kind == 2 and not wants_recipe:
+            shutil.copy(chance.choice([path for path in below if path != file]), file)
+    else:
+        spoil = {"flip": flip, "cut": cut, "swap": swap, "replace": replace}[how]
+        file.write_bytes(spoil(file.read_bytes(), chance))
+    return f"{command}: {how} of {file.relative_to(folder)}"
+
+
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise AssertionError(f"took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def answer(command: str, folder: Path) -> tuple[Any, str, int, list[str]]:
+    """What the program says: on its output, on the other, its exit code, and its warnings."""
+    with warnings.catch_warnings(record=True) as caught, limit(LONGEST):
+        warnings.simplefilter("always")
+        result = invoke(*COMMANDS[command](folder))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    assert "Traceback" not in result.output
+    assert "\x1b" not in result.output
+    said = result.stdout.replace(str(folder), "FOLDER")
+    return said, result.stderr, result.exit_code, [str(found.message) for found in caught]
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Whether two objects of JSON are equal but for times."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(
+            close(found[key], value) for key, value in expected.items() if "seconds" not in key
+        )
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(close, found, expected))
+    return bool(found == expected)
+
+
+def shown_text(file: Path) -> str:
+    return file.read_text(encoding="utf-8").rstrip("\n")
+
+
+def check(command: str, folder: Path, expected: str) -> None:
+    said, error, code, warned = answer(command, folder)
+    if code != 0:
+        assert error.strip(), "it failed without a word"
+        return
+    if warned:
+        return
+    if command == "recipes":
+        assert said.rstrip("\n") == printable(shown_text(folder / "recipe.yaml"))
+    elif command in ("train", "resume"):
+        run = folder / ("new" if command == "train" else "run")
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert lines
+        assert all(math.isfinite(line["loss"]) for line in lines)
+    elif command == "runs":
+        assert said == expected, "another answer, and no warning"
+    else:
+        assert close(json.loads(said), json.loads(expected)), "another answer, and no warning"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damaged_folders_and_recipes(part: int, whole: Path, tmp_path: Path) -> None:
+    expected = {name: answer(name, whole) for name in COMMANDS if name not in ("train", "resume")}
+    assert all(code == 0 for _, _, code, _ in expected.values())
+    mark = tmp_path / "code-was-run"
+    failures = []
+    for case in range(part, CASES, PARTS):
+        chance = random.Random(case)
+        command = chance.choice(list(COMMANDS))
+        folder = tmp_path / "case"
+        shutil.copytree(whole, folder)
+        what = damage(folder, command, chance, mark)
+        try:
+            check(command, folder, expected[command][0] if command in expected else "")
+        except (AssertionError, KeyError, OSError, ValueError) as error:
+            failures.append(f"case {case}, {what}: {error!r}")
+        assert not mark.exists(), f"case {case} ran code, {what}"
+        shutil.rmtree(folder)
+    assert not failures, "\n".join(failures)
