@@ -66,6 +66,7 @@ def draw_digit(path: Path) -> Path:
         ("threads=0", "threads must be from 1 to"),
         ("threads=100000", "threads must be from 1 to"),
         ("model.options.num_classes=3", "digits has 10 classes"),
+        ("model.options.num_classes=many", "model.options"),
         ("model.options.in_channels=3", "digits has images of 1 channels"),
         ("model.options.width=wide", "model.options"),
         ("model.options.width=1e300", "model.options"),

@@ -248,3 +248,17 @@ def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], mes
     result = invoke("restore", restorer, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+def test_an_image_that_cannot_be_read_is_left_out(
+    restorer: Path, digits: list[Path], tmp_path: Path
+) -> None:
+    spoiled = tmp_path / "spoiled.png"
+    spoiled.write_bytes(digits[0].read_bytes()[:40])
+    names = (digits[0], spoiled, digits[1])
+    result = invoke("restore", restorer, *names, "--output", tmp_path / "drawn", "--json")
+    assert result.exit_code == 1
+    assert f"1 of 3 images were left out: {spoiled}" in " ".join(result.stderr.split())
+    found = json.loads(result.stdout)
+    assert [image["file"] for image in found] == [str(path) for path in digits]
+    assert all(Path(image["restored"]).is_file() for image in found)

@@ -29,7 +29,7 @@ from tests.program import invoke
 CASES = int(os.environ.get("EQUILIBRIA_DAMAGED", "160"))
 PARTS = 4
 LONGEST = 10
-"""Seconds that a command may take."""
+"""Seconds of the processor that a command may take."""
 RECIPE = (
     *("digits-opteq", "data.options.train_samples=60", "data.validation=0.2"),
     *("model.options.channels=4", "model.options.width=4", "training.epochs=2"),
@@ -184,16 +184,21 @@ def damage(folder: Path, command: str, chance: random.Random, mark: Path) -> str
 
 @contextmanager
 def limit(seconds: int) -> Iterator[None]:
+    """Of the processor: the machine may be busy. What waits for ever is noticed later."""
+
     def stop(*_: object) -> None:
         raise AssertionError(f"took more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = [signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)]
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(60 * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
 
 
 def answer(command: str, folder: Path) -> tuple[Any, str, int, list[str]]:

@@ -89,7 +89,6 @@ class Experiment:
             data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
         with told_where("task.options"):
             task = _task(recipe, data)
-        _check_fit(recipe, data)
         if recipe.data.normalize and (data.mean is None or data.std is None):
             raise ValueError(
                 f"no mean and variance are published for {data.name}: set data.normalize to false"
@@ -103,6 +102,7 @@ class Experiment:
         )
         torch.manual_seed(recipe.training.seed)
         with told_where("model.options"):
+            _check_fit(recipe, data)
             model = _model(recipe, images)
         with told_where("data.augmentation"):
             augmentation = Chain(tuple(map(build_augmentation, recipe.data.augmentation)))
