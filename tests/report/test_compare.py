@@ -36,7 +36,8 @@ def make_run(
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(parts))
     text = "".join(json.dumps({"epoch": at + 1, **line}) + "\n" for at, line in enumerate(lines))
-    (folder / "metrics.jsonl").write_text(text)
+    if text:
+        (folder / "metrics.jsonl").write_text(text)
     return folder
 
 
@@ -81,6 +82,18 @@ def test_sums_and_curves_need_the_numbers_they_are_made_of(tmp_path: Path) -> No
     assert part.total("cpu_seconds") is None
     assert part.curve("loss") == [(0, 3.0), (1, 2.0)]
     assert part.curve("validation_score") == []
+
+
+@pytest.mark.parametrize(
+    "spoiled", ["{}", '{"epoch": "2"}', '{"epoch": 2, "loss": [1]}', "[1]", "["]
+)
+def test_a_line_that_holds_no_numbers_is_left_out(tmp_path: Path, spoiled: str) -> None:
+    folder = make_run(tmp_path / "run", [line(3.0)])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(spoiled * 3000 if spoiled == "[" else spoiled)
+    with pytest.warns(CheckpointWarning, match="line 2 of .* is damaged"):
+        (run,) = read_runs([folder])
+    assert run.as_data()["epochs"] == 1
 
 
 def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:

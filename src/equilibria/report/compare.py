@@ -21,6 +21,7 @@ from equilibria.report import figures
 from equilibria.training import (
     Checkpoints,
     CheckpointWarning,
+    DamagedFileError,
     Recipe,
     RunFolder,
     read_weights,
@@ -265,7 +266,10 @@ def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
     if file.stat().st_mtime < run.weights.stat().st_mtime:
         return None
     try:
-        return unsealed(file.read_text(encoding="utf-8"), file)
+        found = unsealed(file.read_text(encoding="utf-8"), file)
+        if not found:
+            raise DamagedFileError(f"{file} is damaged: it holds nothing")
+        return found
     except ValueError as error:
         warnings.warn(str(error), CheckpointWarning, stacklevel=2)
         return None

@@ -237,7 +237,9 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         entries = []
-        for number, line in enumerate(self.metrics.read_bytes().splitlines(), 1):
+        # An empty file is a damaged one: there is none before the first epoch.
+        lines = self.metrics.read_bytes().splitlines() or [b""]
+        for number, line in enumerate(lines, 1):
             try:
                 name = f"line {number} of {self.metrics}"
                 entry = unsealed(line.decode(), name)
