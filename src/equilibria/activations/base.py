@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar, overload
 
+import torch
 from torch import Tensor
 
 from equilibria.registry import Registry
+
+_MOST_HALVINGS = 100
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,29 @@ class Activation(ABC):
         With `gradient` = ∇(½‖y‖² + E)(y) it vanishes exactly where y is stationary, that is where
         y = σ(−∇E(y)).
         """
+
+    def prox_argument(self, v: Tensor, step: Tensor) -> Tensor:
+        """The a with s·a + (1−s)σ(a) = v for a step 0 < s ≤ 1: then σ(a) = prox_{sf}(v).
+
+        The left side rises at least as fast as s·a: Newton's method in a bracket of the solution,
+        which is halved where Newton's step leaves it.
+        """
+        a = v
+        excess = step * a + (1 - step) * self(a) - v
+        reach = excess.abs() / step
+        low, high = a - reach, a + reach
+        precision = 4 * torch.finfo(v.dtype).eps
+        for _ in range(_MOST_HALVINGS):
+            low, high = torch.where(excess <= 0, a, low), torch.where(excess >= 0, a, high)
+            newton = a - excess / (step + (1 - step) * self.derivative(a))
+            inside = (newton > low) & (newton < high)
+            following = torch.where(inside, newton, (low + high) / 2)
+            done = bool(((following - a).abs() <= precision * a.abs()).all())
+            a = following
+            if done:
+                break
+            excess = step * a + (1 - step) * self(a) - v
+        return a
 
     def conjugate(self, y: Tensor) -> Tensor:
         """S*(y) = f(y) + ½y² of every element, +∞ outside the domain."""

@@ -14,6 +14,7 @@ from equilibria.energies import Energy
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.gradients import Symmetry
 from equilibria.registry import check_share
+from equilibria.solvers import Potential
 
 
 class Cell(nn.Module):
@@ -129,6 +130,11 @@ class Cell(nn.Module):
         """
         return None
 
+    @property
+    def potential(self) -> Potential | None:
+        """The hidden objective as `Descent` needs it, or None."""
+        return None
+
     def objective(self, context: Context) -> Objective:
         """The hidden objective at the input that made `context`."""
         raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
@@ -215,13 +221,17 @@ class EnergyCell(Cell):
         return map_state(self.activation.derivative, self._direction(state, context))
 
     def linearize(self, state: State, context: Context) -> tuple[State, State | None]:
-        if type(self).step is not EnergyCell.step or "step" in self.__dict__:
+        if self._has_own_step:
             # Whoever changed the step has changed its derivative.
             return super().linearize(state, context)
         direction = self._direction(state, context)
         with torch.no_grad():
             weight = map_state(self.activation.derivative, direction)
         return self._relax(state, direction), weight
+
+    @property
+    def _has_own_step(self) -> bool:
+        return type(self).step is not EnergyCell.step or "step" in self.__dict__
 
     def _direction(self, state: State, context: Context) -> State:
         """What the activation is applied to: (1−s) y − s∇E(y; x)."""
@@ -250,6 +260,12 @@ class EnergyCell(Cell):
             return None
         inner = 1 - self.damping + self.damping * curvature
         return 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
+
+    @property
+    def potential(self) -> Potential | None:
+        if self._has_own_step:
+            return None
+        return Potential(self.energy, self.activation, self.alpha, self.damping)
 
     def objective(self, context: Context) -> Objective:
         if not self.energy.has_gradient:

@@ -224,6 +224,7 @@ class EquilibriumLayer(nn.Module):
             contraction=self.cell.contraction_limit,
             solved_once=True,
             remedy=self.cell.remedy,
+            potential=self.cell.potential,
             trace="states" if active.records_iterates else False,
         )
 

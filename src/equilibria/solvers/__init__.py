@@ -10,9 +10,10 @@ from equilibria.solvers.auto import Auto
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.convergence import Iterate, RelativeResidual, StoppingCriterion
+from equilibria.solvers.descent import Descent
 from equilibria.solvers.linear import LinearSolution, bicgstab, conjugate_gradients, gmres
 from equilibria.solvers.picard import Picard
-from equilibria.solvers.problem import FixedPointProblem
+from equilibria.solvers.problem import FixedPointProblem, Potential
 from equilibria.solvers.sam import SAM
 from equilibria.solvers.solution import (
     ConvergenceError,
@@ -31,11 +32,13 @@ __all__ = [
     "Broyden",
     "ConvergenceError",
     "ConvergenceWarning",
+    "Descent",
     "FixedPointProblem",
     "Iterate",
     "LinearSolution",
     "Memory",
     "Picard",
+    "Potential",
     "RelativeResidual",
     "Solution",
     "Solver",
@@ -60,6 +63,7 @@ _solvers: Registry[Solver[Any]] = Registry(
         "anderson1": AndersonTypeOne,
         "broyden": Broyden,
         "sam": SAM,
+        "descent": Descent,
         "auto": Auto,
     },
 )

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
+from equilibria.solvers.descent import Descent
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
-from equilibria.solvers.solution import Solution
+from equilibria.solvers.solution import Solution, Trace
 
 STRONG_CONTRACTION = 0.35
 """With a proven factor below this, plain steps need no help: 1e-4 takes nine at the most."""
 
 SMALL_STATE = 4096
 """Numbers a sample below which a step of the map costs less than Anderson's bookkeeping."""
+
+PATIENCE = 10
+"""Iterations without progress after which a sample with a hidden objective descends on it."""
+
+DESCENT_BUDGET = 20
+"""How many times `max_iterations` a descent may cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +38,9 @@ class Auto(Anderson):
     hidden objective with a concave energy) and a small state: accelerated gradient descent, which
     costs two vectors and no linear algebra. `Solution.solver` says which one it was. The thresholds
     come from the table in docs/benchmarks.md; `equilibria tune` measures your own model.
+
+    A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
+    if there is a hidden objective: a convex one is minimized in any case.
     """
 
     @property
@@ -45,6 +59,61 @@ class Auto(Anderson):
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
+        if problem.potential is not None and self.patience is None:
+            solution = dataclasses.replace(self, patience=PATIENCE).solve(problem, trace=trace)
+            stalled = ~solution.converged & (solution.iterations < self.max_iterations)
+            rows = stalled.nonzero().squeeze(1)
+            return self._descend(problem, solution, rows, trace) if len(rows) else solution
         chosen = self.choose(problem)
         solve = super().solve if chosen is None else chosen.solve
         return solve(problem, trace=trace)
+
+    def _descend(
+        self,
+        problem: FixedPointProblem,
+        first: Solution,
+        rows: Tensor,
+        trace: bool | Literal["states"],
+    ) -> Solution:
+        """The solution, with these rows solved to their end by `Descent`."""
+        found = problem.pack(first.state)
+        rest = problem.in_context(first.context).keep(rows).started_at(problem.unpack(found[rows]))
+        descent = Descent(
+            tolerance=self.tolerance,
+            max_iterations=DESCENT_BUDGET * self.max_iterations,
+            stop=self.stop,
+        )
+        second = descent.solve(rest, trace=trace)
+
+        def merged(name: str) -> Tensor:
+            before: Tensor = getattr(first, name)
+            return before.index_copy(0, rows, getattr(second, name))
+
+        return dataclasses.replace(
+            first,
+            state=problem.unpack(found.index_copy(0, rows, problem.pack(second.state))),
+            status=merged("status"),
+            residual=merged("residual"),
+            absolute_residual=merged("absolute_residual"),
+            iterations=first.iterations.index_add(0, rows, second.iterations),
+            evaluations=first.evaluations + second.evaluations,
+            sample_evaluations=first.sample_evaluations + second.sample_evaluations,
+            solver=f"{first.solver}, then {second.solver}",
+            trace=_joined(problem, first, second, rows),
+        )
+
+
+def _joined(
+    problem: FixedPointProblem, first: Solution, second: Solution, rows: Tensor
+) -> Trace | None:
+    """The trace of a solve that some rows went on with."""
+    before, after = first.trace, second.trace
+    if before is None or after is None:
+        return None
+    nothing = before.residual.new_full((len(after.residual), len(first.status)), torch.nan)
+    residual = torch.cat([before.residual, nothing.index_copy(1, rows, after.residual)])
+    if before.states is None or after.states is None:
+        return Trace(residual)
+    found = problem.pack(first.state)
+    later = (problem.unpack(found.index_copy(0, rows, problem.pack(s))) for s in after.states)
+    return Trace(residual, [*before.states, *later])

@@ -20,6 +20,11 @@ from equilibria.solvers.convergence import (
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status, Trace
 
+STALLED = 0.9
+"""A residual that has not fallen to this share of what it was has stopped falling."""
+OPTIMISM = 2.0
+"""How much faster a solve may become than it has been: else it is too slow to end in time."""
+
 
 class Memory:
     """What a solver remembers of earlier iterations: tensors with one row a problem, or nothing."""
@@ -43,6 +48,8 @@ class Solver(ABC, Generic[M]):
 
     tolerance: relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
     max_iterations: evaluations of the map after which a sample is given up.
+    patience: every so many iterations samples are given up whose residual has fallen too little to
+        reach the tolerance in time (None: never).
     stop: when a sample has converged, if not by the tolerance.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
@@ -51,6 +58,7 @@ class Solver(ABC, Generic[M]):
     tolerance: float = 1e-4
     max_iterations: int = 100
     drop_share: float = 0.5
+    patience: int | None = None
     stop: StoppingCriterion | None = None
 
     def __post_init__(self) -> None:
@@ -87,18 +95,23 @@ class Solver(ABC, Generic[M]):
         """
         return image
 
+    def warm_up(self, problem: FixedPointProblem) -> tuple[Tensor, FixedPointProblem, int]:
+        """Iterate plainly while the map is renewed: the point then, the fixed map, the steps."""
+        point = problem.take_start()
+        steps = 0
+        while problem.refresh is not None and steps < problem.refresh_until:
+            point = problem.evaluate(point)
+            problem = problem.refreshed(point)
+            steps += 1
+        return point, problem, steps
+
     @torch.no_grad()
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         """Solve `problem`, each sample to its own end."""
         trace = trace or problem.trace
-        point = problem.take_start()
-        warm_up = 0
-        while problem.refresh is not None and warm_up < problem.refresh_until:
-            point = problem.evaluate(point)
-            problem = problem.refreshed(point)
-            warm_up += 1
+        point, problem, warm_up = self.warm_up(problem)
         image = problem.evaluate(point) if len(point) else point
         problem, point, image = problem.in_own_units(point, image)
         progress = _Progress(point, self.criterion, warm_up)
@@ -119,6 +132,11 @@ class Solver(ABC, Generic[M]):
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
                 break
+            if self.patience is not None and iteration % self.patience == 0:
+                periods = (self.max_iterations - iteration) / self.patience
+                progress.give_up_stalled(self.tolerance, periods)
+                if not progress.running_count:
+                    break
             point = propose(memory, point, image, change)
             del change  # as large as the state, and not needed while the map is evaluated
             finished = image.shape[0] - progress.running_count
@@ -173,6 +191,8 @@ class _Progress:
         )
         self.running = torch.ones_like(infinite, dtype=torch.bool)
         self.running_count = problems
+        self.mark = infinite
+        """The best residual of each row when `give_up_stalled` last looked."""
         self.latest = infinite
         """The relative residual of this iteration; NaN for rows that had stopped before it."""
 
@@ -203,6 +223,17 @@ class _Progress:
             rows.status[ended & reached] = int(Status.CONVERGED)
             self.running, self.running_count = going, count
 
+    def give_up_stalled(self, tolerance: float, periods: float) -> None:
+        """End the rows whose best residual has fallen too little since the last call.
+
+        periods: how many times as many iterations are left as there were since then.
+        """
+        pace = (tolerance / self.rows.residual).pow(1 / (OPTIMISM * periods)).clamp_max(STALLED)
+        stalled = self.running & ~(self.rows.residual <= pace * self.mark)
+        self.mark = self.rows.residual
+        self.running = self.running & ~stalled
+        self.running_count = int(self.running.sum())
+
     def drop_finished(self) -> Tensor:
         """Put the finished rows aside; the rows that remain, as an index into the present ones."""
         if self.dropped is None or self.index is None:
@@ -214,6 +245,7 @@ class _Progress:
         self.index = self.index[rows]
         self.running = self.running[rows]
         self.latest = self.latest[rows]
+        self.mark = self.mark[rows]
         self.scale.keep(rows)
         return rows
 

@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from equilibria.activations import Activation
 from equilibria.context import Context, Packing, State, state_tensors, unflatten_state
+from equilibria.energies import Energy
 from equilibria.solvers.convergence import row_rounding, row_units
+
+
+@dataclass(frozen=True)
+class Potential:
+    """The hidden objective G(y) = 1ᵀf(y) + ½‖y‖² + E(y; x) on the rows of a problem's buffer.
+
+    alpha, damping: of the map whose fixed points are its stationary points (see `EnergyCell`).
+    """
+
+    energy: Energy
+    activation: Activation
+    alpha: float = 1.0
+    damping: float = 1.0
+
+    def evaluate(self, problem: FixedPointProblem, y: Tensor) -> tuple[Tensor, Tensor]:
+        """E(y; x) of each row, and −∇E(y; x)."""
+        state = problem.unpack(y)
+        value = self.energy.value(state, problem.context).reshape(-1)
+        return value, problem.pack(self.energy.descent(state, problem.context))
+
+    def image(self, y: Tensor, descent: Tensor) -> Tensor:
+        """T(y), given −∇E(y; x)."""
+        mapped = self.activation(y + self.damping * (descent - y))
+        return y + self.alpha * (mapped - y)
+
+    def hessian_product(self, problem: FixedPointProblem, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ ∇²E(y; x) v, the derivative of −∇E, which is symmetric, by autograd."""
+        with torch.enable_grad():
+            point = y.detach().requires_grad_()
+            descent = problem.pack(self.energy.descent(problem.unpack(point), problem.context))
+
+        def product(v: Tensor) -> Tensor:
+            if not descent.requires_grad:  # E is linear.
+                return torch.zeros_like(v)
+            (pulled,) = torch.autograd.grad(
+                descent, point, v, retain_graph=True, materialize_grads=True
+            )
+            return -pulled
+
+        return product
 
 
 @dataclass
@@ -42,6 +84,8 @@ class FixedPointProblem:
     """What is to be recorded of every iteration."""
     unit: Tensor | None = None
     """What the numbers of each row are counted in, shape (rows, 1); None: in ones."""
+    potential: Potential | None = None
+    """The hidden objective whose stationary points the fixed points are, if there is one."""
 
     def __post_init__(self) -> None:
         first = state_tensors(self.start)[0]
@@ -110,6 +154,23 @@ class FixedPointProblem:
         """The same problem in another context."""
         other = copy(self)
         other.context = context
+        return other
+
+    def lifted(self) -> FixedPointProblem:
+        """The same problem in float64, where the device has it; `step` stays as it is."""
+        if self.potential is None or self.state_dtype == torch.float64 or self.device_type == "mps":
+            return self
+        context = [t.double() if t.is_floating_point() else t for t in self.context.tensors()]
+        other = self.in_context(self.context.replace(context))
+        energy = deepcopy(self.potential.energy).double()
+        other.potential = replace(self.potential, energy=energy)
+        other.state_dtype = torch.float64
+        return other
+
+    def started_at(self, state: State) -> FixedPointProblem:
+        """The same problem with another start, and with nothing left to refresh."""
+        other = copy(self)
+        other.start, other.refresh = state, None
         return other
 
     def refreshed(self, image: Tensor) -> FixedPointProblem:

@@ -20,46 +20,62 @@ def conjugate_gradients(
 ) -> LinearSolution:
     """Solve A u = g where A is self-adjoint and positive in ⟨a, b⟩_S = aᵀSb, S = diag(weight) ≥ 0.
 
-    For an energy model A = I − Jᵀ = I − HS with H symmetric. S may have zeros: there the inner
-    product sees nothing, and u + r = g + HSu, which is returned, is exact as soon as Su is. Three
-    vectors of memory. A row with pᵀSAp ≤ 0 (A is not positive: the map is not contractive) stops as
-    diverged.
+    For an energy model A = I − Jᵀ = I − HS with H symmetric. A row with pᵀSAp ≤ 0 (A is not
+    positive: the point is no minimum) stops as diverged.
+    """
+
+    def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
+        return weighted_run(operator, residual, weight, goal, limit)
+
+    return refine(
+        "conjugate gradients", run, operator, rhs, start, tolerance, max_iterations, epsilon
+    )
+
+
+def weighted_run(
+    operator: LinearMap, residual: Tensor, weight: Tensor | None, goal: Tensor, limit: int
+) -> Run:
+    """One run of conjugate gradients on A u = r, which it overwrites, until ‖r − Au‖_S ≤ goal.
+
+    Three vectors of memory. S may have zeros: there the inner product sees nothing, and u + r =
+    g + HSu is exact as soon as Su is. So r is added to u in the end, but where S is not zero only
+    as much of it as a step of Richardson's method would: 1/(λS), λ the curvature that was seen.
     """
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
         product = a * b
         return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
-    def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
-        threshold = goal.square()
-        solution, direction = torch.zeros_like(residual), residual.clone()
-        square = inner(residual, residual)
-        running = ~(square <= threshold)
-        broken = ~torch.isfinite(square)
-        iterations = torch.zeros(rhs.shape[0], dtype=torch.int64, device=rhs.device)
-        evaluations = 0
-        for _ in range(limit):
-            active = running & ~broken
-            if not bool(active.any()):
-                break
-            image = operator(direction)
-            evaluations += 1
-            iterations += active
-            curvature = inner(direction, image)
-            broken = broken | (active & ~(curvature > 0))
-            active = active & ~broken
-            step = torch.where(active, square / curvature, 0.0)[:, None]
-            torch.addcmul(solution, step, direction, out=solution)
-            torch.addcmul(residual, step, image, value=-1, out=residual)
-            following = inner(residual, residual)
-            following = torch.where(active, following, square)
-            broken = broken | ~torch.isfinite(following)
-            conjugacy = torch.where(active, following / square, 0.0)[:, None]
-            torch.addcmul(residual, conjugacy, direction, out=direction)
-            square = following
-            running = running & ~(square <= threshold)
-        return Run(solution.add_(residual), iterations, evaluations, broken)
-
-    return refine(
-        "conjugate gradients", run, operator, rhs, start, tolerance, max_iterations, epsilon
-    )
+    threshold = goal.square()
+    solution, direction = torch.zeros_like(residual), residual.clone()
+    square = inner(residual, residual)
+    running = ~(square <= threshold)
+    broken = ~torch.isfinite(square)
+    iterations = torch.zeros(residual.shape[0], dtype=torch.int64, device=residual.device)
+    largest = torch.ones_like(square)
+    evaluations = 0
+    for _ in range(limit):
+        active = running & ~broken
+        if not bool(active.any()):
+            break
+        image = operator(direction)
+        evaluations += 1
+        iterations += active
+        curvature = inner(direction, image)
+        broken = broken | (active & ~(curvature > 0))
+        active = active & ~broken
+        step = torch.where(active, square / curvature, 0.0)
+        largest = torch.where(active, torch.maximum(largest, 1 / step), largest)
+        torch.addcmul(solution, step[:, None], direction, out=solution)
+        torch.addcmul(residual, step[:, None], image, value=-1, out=residual)
+        following = inner(residual, residual)
+        following = torch.where(active, following, square)
+        broken = broken | ~torch.isfinite(following)
+        conjugacy = torch.where(active, following / square, 0.0)[:, None]
+        torch.addcmul(residual, conjugacy, direction, out=direction)
+        square = following
+        running = running & ~(square <= threshold)
+    if bool((largest > 1).any()):
+        share = 1 / (largest[:, None] if weight is None else largest[:, None] * weight)
+        residual = residual.mul_(share.clamp_max_(1.0))
+    return Run(solution.add_(residual), iterations, evaluations, broken)

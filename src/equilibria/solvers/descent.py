@@ -1,0 +1,334 @@
+"""Descent on the hidden objective itself, which converges where the fixed-point map does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.convergence import Iterate, Residuals, Scale
+from equilibria.solvers.linear.conjugate_gradients import weighted_run
+from equilibria.solvers.problem import FixedPointProblem, Potential
+from equilibria.solvers.solution import Solution, Status, Trace
+
+NEWTON_LENGTHS = (1.0, 0.5, 0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-5)
+"""Shares of a Newton step that are tried before a gradient step."""
+SUFFICIENT = 1e-4
+"""The share of the decrease that the slope predicts which a Newton step must bring."""
+SUFFICIENT_OF_GRADIENT = 0.1
+"""‖y⁺ − y‖²/s times this is the decrease that a gradient step of length s must bring."""
+SHORTEST = 1e-14
+"""The length of a gradient step below which rounding hides what descent is left."""
+NOISE = 4.0
+"""Units of rounding by which two values of the objective may differ for nothing."""
+LOOSEST, TIGHTEST = 0.1, 1e-8
+"""Relative residuals of the linear solve of a Newton step."""
+
+
+@dataclass
+class Point:
+    """Pre-activations a, one row a problem, and what was computed at y = σ(a)."""
+
+    a: Tensor
+    y: Tensor
+    descent: Tensor
+    """d = −∇E(y)."""
+    value: Tensor
+    """G(y)."""
+    size: Tensor
+    """Of the terms of G: their absolute values."""
+
+    @property
+    def gap(self) -> Tensor:
+        """d − a, minus the gradient of G: zero where y is stationary."""
+        return self.descent - self.a
+
+    def keep(self, rows: Tensor) -> Point:
+        return Point(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def with_rows(self, rows: Tensor, other: Point) -> Point:
+        """The same, but `other` in these rows."""
+        names = [f.name for f in fields(self)]
+        return Point(
+            *(getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names)
+        )
+
+
+@dataclass
+class Pace(Memory):
+    """What each row has learned on its way."""
+
+    length: Tensor
+    """Of its next gradient step."""
+    forcing: Tensor
+    """How precisely its next Newton step is computed (Eisenstat and Walker, 1996)."""
+    settled: Tensor
+    """Whether its last Newton step was taken whole: no gradient step is needed then."""
+    spent: Tensor
+    """Evaluations of the map and of products with its Jacobian."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(Solver[Memory]):
+    """Newton's method on the hidden objective, safeguarded by proximal gradient steps.
+
+    Stationary is a = d(σ(a)), d = −∇E. With S = σ′(a) a Newton step solves (I + ∇²E S) w = d − a
+    by conjugate gradients in ⟨·,·⟩_S, the products with ∇²E coming from autograd, and shortens w
+    until G falls by enough. Unless the last one was taken whole, a proximal gradient step
+    y ← prox_{sf}(y − s(y − d)) goes before it, its length s found by backtracking on G: a short
+    enough step always lowers G and finds the active units. So every convex energy is minimized,
+    whether or not the plain map contracts; with another one the solve ends at a stationary point.
+
+    Float32 is lifted to float64: beside a large curvature its rounding would hide the minimum.
+
+    max_iterations: evaluations of the map and of products with its Jacobian.
+    """
+
+    max_iterations: int = 2000
+
+    def begin(self, start: Tensor) -> Memory:
+        return Memory()
+
+    def propose(self, memory: Memory, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
+        return image
+
+    @torch.no_grad()
+    def solve(
+        self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
+    ) -> Solution:
+        if problem.potential is None:
+            raise ValueError(
+                "descent needs a hidden objective, and this map has none: use 'auto' or 'anderson'"
+            )
+        start, warmed_up, warm_up = self.warm_up(problem)
+        run = _Run(self, warmed_up.lifted(), start, trace or problem.trace)
+        while len(run.rows):
+            run.observe()
+            if len(run.rows):
+                run.advance()
+        return run.solution(warmed_up, warm_up)
+
+
+class _Run:
+    """One solve: the rows that still run, and what became of the others."""
+
+    def __init__(
+        self,
+        settings: Descent,
+        problem: FixedPointProblem,
+        start: Tensor,
+        trace: bool | Literal["states"],
+    ) -> None:
+        assert problem.potential is not None
+        self.settings = settings
+        self.problem = problem
+        self.potential: Potential = problem.potential
+        self.activation = problem.potential.activation
+        self.calls = 0
+        self.sample_calls = 0
+        self.rows = torch.arange(len(start), device=start.device)
+        self.scale = Scale()
+        y = start.to(problem.buffer_dtype)
+        ones = torch.ones_like(y[:, 0])
+        self.pace = Pace(
+            length=ones.clone(),
+            forcing=LOOSEST * ones,
+            settled=torch.ones_like(self.rows, dtype=torch.bool),
+            spent=torch.zeros_like(self.rows),
+        )
+        self.point = self._first_point(y)
+        self.result = Solution(
+            state=self.point.y.clone(),
+            status=torch.full_like(ones, int(Status.OUT_OF_ITERATIONS), dtype=torch.int8),
+            residual=torch.full_like(ones, torch.inf),
+            absolute_residual=torch.full_like(ones, torch.inf),
+            iterations=torch.zeros_like(self.rows),
+            evaluations=0,
+            sample_evaluations=0,
+            tolerance=settings.tolerance,
+            solver=settings.method,
+            epsilon=problem.epsilon,
+            context=problem.context,
+            remedy=problem.remedy,
+        )
+        self.traced: list[Tensor] | None = [] if trace else None
+        self.states: list[Tensor] | None = [] if trace == "states" else None
+
+    def observe(self) -> None:
+        """Note where each row stands, and part with those that have come to their end."""
+        point, result, rows = self.point, self.result, self.rows
+        assert isinstance(result.state, Tensor)
+        image = self.potential.image(point.y, point.descent)
+        residuals = self.scale.measure(image, image - point.y, None)
+        sound = torch.isfinite(point.value) & torch.isfinite(residuals.absolute)
+        reached = sound & self.settings.criterion.reached(Iterate(self.problem, image, residuals))
+        over = self.pace.spent >= self.settings.max_iterations
+        status = torch.where(reached, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
+        result.state[rows] = point.y
+        result.residual[rows] = residuals.relative
+        result.absolute_residual[rows] = residuals.absolute
+        result.status[rows] = torch.where(sound, status, int(Status.DIVERGED)).to(torch.int8)
+        result.iterations[rows] = self.pace.spent
+        self._record(residuals)
+        going = sound & ~reached & ~over & (self.pace.length >= SHORTEST)
+        if not bool(going.all()):
+            keep = going.nonzero().squeeze(1)
+            self.rows, self.point = rows[keep], point.keep(keep)
+            self.problem = self.problem.keep(keep)
+            self.pace.keep(keep)
+            self.scale.keep(keep)
+
+    def advance(self) -> None:
+        """A Newton step of every row, and a gradient step before it where that is needed."""
+        at, pace = self.point, self.pace
+        unsettled = (~pace.settled).nonzero().squeeze(1)
+        if len(unsettled):
+            at = self._gradient_step(at, unsettled)
+        at = self._opened(at)
+        weight = self.activation.derivative(at.a)
+        direction = self._newton_direction(at, weight)
+        slope = -torch.linalg.vecdot(weight * at.gap, direction)
+        before, distance = torch.linalg.vector_norm(at.gap, dim=1), self._distance(at)
+        new = at
+        pending = (slope < 0).nonzero().squeeze(1)
+        pace.settled = torch.zeros_like(pace.settled)
+        taken = torch.zeros_like(pace.settled)
+        for share in NEWTON_LENGTHS:
+            if not len(pending):
+                break
+            if share < 1:  # Units that are off stay off: they may be why the whole step failed.
+                direction = torch.where(weight == 0, 0.0, direction)
+            trial = self._evaluate(at.a[pending] + share * direction[pending], pending)
+            lower = trial.value <= at.value[pending] + SUFFICIENT * share * slope[pending]
+            # Close to the minimum G falls by less than its rounding: the residual tells more.
+            level = trial.value <= at.value[pending] + self._noise(at)[pending]
+            closer = self._distance(trial) <= 0.9 * distance[pending]
+            good = lower | (level & closer)
+            taken[pending[good]] = True
+            pace.settled[pending[good]] = share == 1
+            new = new.with_rows(pending[good], trial.keep(good.nonzero().squeeze(1)))
+            pending = pending[~good]
+        # The linear solve becomes as precise as Newton's model has turned out to be, and more
+        # precise where its result was of no use.
+        progress = (torch.linalg.vector_norm(new.gap, dim=1) / before).square()
+        forcing = torch.where(taken, progress.clamp_max(LOOSEST), pace.forcing / 10)
+        pace.forcing = forcing.clamp_min(TIGHTEST)
+        self.point = new
+
+    def solution(self, given: FixedPointProblem, warm_up: int) -> Solution:
+        result = self.result
+        assert isinstance(result.state, Tensor)
+        dtype = given.buffer_dtype
+        trace = None
+        if self.traced is not None:
+            states = None if self.states is None else [given.unpack(s) for s in self.states]
+            trace = Trace(torch.stack(self.traced).to(dtype), states)
+        return replace(
+            result,
+            state=given.unpack(result.state.to(dtype)),
+            residual=result.residual.to(dtype),
+            absolute_residual=result.absolute_residual.to(dtype),
+            iterations=result.iterations + warm_up,
+            evaluations=self.calls + warm_up,
+            sample_evaluations=self.sample_calls + warm_up * len(result.status),
+            epsilon=given.epsilon,
+            context=given.context,
+            trace=trace,
+        )
+
+    def _record(self, residuals: Residuals) -> None:
+        if self.traced is not None:
+            latest = torch.full_like(self.result.residual, torch.nan)
+            self.traced.append(latest.index_copy(0, self.rows, residuals.relative))
+        if self.states is not None:
+            assert isinstance(self.result.state, Tensor)
+            self.states.append(self.result.state.clone())
+
+    def _first_point(self, y: Tensor) -> Point:
+        """A gradient step from the start, or from zero where the objective is lower there.
+
+        The pre-activations of these two are not known.
+        """
+        given, zero = (self._unprepared(start) for start in (y, torch.zeros_like(y)))
+        lower = (zero.value < given.value).nonzero().squeeze(1)
+        return self._gradient_step(given.with_rows(lower, zero.keep(lower)), self.rows)
+
+    def _unprepared(self, y: Tensor) -> Point:
+        value, descent = self._energy(y, self.rows)
+        value = value + self.activation.conjugate(y).sum(dim=1)
+        return Point(y, y, descent, value.nan_to_num(nan=torch.inf), torch.zeros_like(value))
+
+    def _evaluate(self, a: Tensor, rows: Tensor) -> Point:
+        """G(σ(a)) = Σ aσ(a) − S(a) + E(σ(a)), and what goes with it."""
+        y = self.activation(a)
+        value, descent = self._energy(y, rows)
+        separable = a * y - self.activation.primitive(a)
+        size = separable.abs().sum(dim=1) + value.abs()
+        return Point(a, y, descent, separable.sum(dim=1) + value, size)
+
+    def _energy(self, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """E and −∇E at the states y of some rows."""
+        self.calls += 1
+        self.sample_calls += len(rows)
+        self.pace.spent[rows] += 1
+        problem = self.problem if len(rows) == len(self.rows) else self.problem.keep(rows)
+        return self.potential.evaluate(problem, y)
+
+    def _noise(self, at: Point) -> Tensor:
+        """How much of G may be rounding: of its terms, and of what has cancelled inside E.
+
+        Backtracking has found the curvature of E to be about 1/s.
+        """
+        size = at.size + at.y.square().sum(dim=1) / self.pace.length
+        return NOISE * torch.finfo(at.y.dtype).eps * size
+
+    def _distance(self, at: Point) -> Tensor:
+        """‖σ(d) − y‖, which vanishes where y is stationary."""
+        distance: Tensor = torch.linalg.vector_norm(self.activation(at.descent) - at.y, dim=1)
+        return distance
+
+    def _opened(self, at: Point) -> Point:
+        """The same y, with units at a kink of σ put on the side towards which G falls."""
+        flat = (self.activation.derivative(at.a) == 0) & (at.descent != at.a)
+        step = torch.full_like(at.value, SHORTEST)[:, None]
+        a = self.activation.prox_argument(at.y + step * (at.descent - at.y), step)
+        return replace(at, a=torch.where(flat, a, at.a))
+
+    def _newton_direction(self, at: Point, weight: Tensor) -> Tensor:
+        """w with (I + ∇²E S) w = d − a; d − a itself where the curvature is not positive."""
+        product = self.potential.hessian_product(self.problem, at.y)
+        found = weighted_run(
+            lambda v: v + product(weight * v),
+            at.gap,
+            weight,
+            goal=self.pace.forcing * torch.linalg.vector_norm(at.gap, dim=1),
+            limit=self.settings.max_iterations // 4,
+        )
+        self.calls += found.evaluations
+        self.sample_calls += int(found.iterations.sum())
+        self.pace.spent += found.iterations
+        finite = torch.isfinite(found.correction).all(dim=1)[:, None]
+        return torch.where(finite, found.correction, at.gap)
+
+    def _gradient_step(self, at: Point, rows: Tensor) -> Point:
+        """prox_{sf}(y − s(y − d)) in these rows, s shortened until G falls by enough."""
+        length = self.pace.length
+        pending = rows
+        new = at
+        while len(pending):
+            s = length[pending]
+            y = at.y[pending]
+            pull = y + s[:, None] * (at.descent[pending] - y)
+            trial = self._evaluate(self.activation.prox_argument(pull, s[:, None]), pending)
+            decrease = SUFFICIENT_OF_GRADIENT * (trial.y - y).square().sum(dim=1) / s
+            enough = trial.value <= at.value[pending] - decrease + self._noise(at)[pending]
+            good = enough | (s < SHORTEST)
+            length[pending] = torch.where(
+                enough, (2 * s).clamp_max(1.0), torch.where(good, s, s / 4)
+            )
+            new = new.with_rows(pending[good], trial.keep(good.nonzero().squeeze(1)))
+            pending = pending[~good]
+        return new
