@@ -26,7 +26,7 @@ SMALL_STATE = 4096
 PATIENCE = 10
 """Iterations without progress after which a sample with a hidden objective descends on it."""
 
-DESCENT_BUDGET = 20
+DESCENT_BUDGET = 100
 """How many times `max_iterations` a descent may cost."""
 
 

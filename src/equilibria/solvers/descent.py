@@ -87,7 +87,7 @@ class Descent(Solver[Memory]):
     max_iterations: evaluations of the map and of products with its Jacobian.
     """
 
-    max_iterations: int = 2000
+    max_iterations: int = 10_000
 
     def begin(self, start: Tensor) -> Memory:
         return Memory()
@@ -304,8 +304,8 @@ class _Run:
             lambda v: v + product(weight * v),
             at.gap,
             weight,
-            goal=self.pace.forcing * torch.linalg.vector_norm(at.gap, dim=1),
-            limit=self.settings.max_iterations // 4,
+            goal=self.pace.forcing * (weight * at.gap.square()).sum(dim=1).sqrt(),
+            limit=self.settings.max_iterations // 10,
         )
         self.calls += found.evaluations
         self.sample_calls += int(found.iterations.sum())
