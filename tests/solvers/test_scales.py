@@ -21,7 +21,7 @@ from equilibria.solvers import LinearSolution, bicgstab, conjugate_gradients, gm
 from equilibria.solvers.convergence import row_units
 from tests.problems import CoupledMean, layer
 
-SOLVERS = [name for name in eq.solvers.list_solvers() if name != "sam"]
+SOLVERS = [name for name in eq.solvers.list_solvers() if name not in ("sam", "descent")]
 LINEAR = [conjugate_gradients, gmres, bicgstab]
 TOLERANCE = 1e-4
 CONTRACTION = 0.81

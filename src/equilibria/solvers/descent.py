@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equilibria.solvers.base import Memory, Solver
-from equilibria.solvers.convergence import Iterate, Residuals, Scale
+from equilibria.solvers.convergence import Iterate, Residuals, Scale, row_norms
 from equilibria.solvers.linear.conjugate_gradients import weighted_run
 from equilibria.solvers.problem import FixedPointProblem, Potential
 from equilibria.solvers.solution import Solution, Status, Trace
@@ -104,11 +104,13 @@ class Descent(Solver[Memory]):
                 "descent needs a hidden objective, and this map has none: use 'auto' or 'anderson'"
             )
         start, warmed_up, warm_up = self.warm_up(problem)
-        run = _Run(self, warmed_up.lifted(), start, trace or problem.trace)
+        lifted = warmed_up.lifted()
+        run = _Run(self, lifted, start, trace or problem.trace)
         while len(run.rows):
             run.observe()
             if len(run.rows):
                 run.advance()
+        run.map_where_that_contracts(lifted)
         return run.solution(warmed_up, warm_up)
 
 
@@ -141,7 +143,7 @@ class _Run:
         )
         self.point = self._first_point(y)
         self.result = Solution(
-            state=self.point.y.clone(),
+            state=y.clone(),
             status=torch.full_like(ones, int(Status.OUT_OF_ITERATIONS), dtype=torch.int8),
             residual=torch.full_like(ones, torch.inf),
             absolute_residual=torch.full_like(ones, torch.inf),
@@ -163,11 +165,11 @@ class _Run:
         assert isinstance(result.state, Tensor)
         image = self.potential.image(point.y, point.descent)
         residuals = self.scale.measure(image, image - point.y, None)
-        sound = torch.isfinite(point.value) & torch.isfinite(residuals.absolute)
+        sound = torch.isfinite(point.value) & residuals.bounded
         reached = sound & self.settings.criterion.reached(Iterate(self.problem, image, residuals))
         over = self.pace.spent >= self.settings.max_iterations
         status = torch.where(reached, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
-        result.state[rows] = point.y
+        result.state[rows[sound]] = point.y[sound]
         result.residual[rows] = residuals.relative
         result.absolute_residual[rows] = residuals.absolute
         result.status[rows] = torch.where(sound, status, int(Status.DIVERGED)).to(torch.int8)
@@ -191,7 +193,7 @@ class _Run:
         weight = self.activation.derivative(at.a)
         direction = self._newton_direction(at, weight)
         slope = -torch.linalg.vecdot(weight * at.gap, direction)
-        before, distance = torch.linalg.vector_norm(at.gap, dim=1), self._distance(at)
+        before, distance = row_norms(at.gap), self._distance(at)
         new = at
         pending = (slope < 0).nonzero().squeeze(1)
         pace.settled = torch.zeros_like(pace.settled)
@@ -213,10 +215,25 @@ class _Run:
             pending = pending[~good]
         # The linear solve becomes as precise as Newton's model has turned out to be, and more
         # precise where its result was of no use.
-        progress = (torch.linalg.vector_norm(new.gap, dim=1) / before).square()
+        progress = (row_norms(new.gap) / before).square()
         forcing = torch.where(taken, progress.clamp_max(LOOSEST), pace.forcing / 10)
         pace.forcing = forcing.clamp_min(TIGHTEST)
         self.point = new
+
+    def map_where_that_contracts(self, problem: FixedPointProblem) -> None:
+        """The state is T(y), as with other solvers, unless that is further from stationary."""
+        y = self.result.state
+        assert isinstance(y, Tensor)
+        images = [y]
+        for _ in range(2):
+            _, descent = self.potential.evaluate(problem, images[-1])
+            images.append(self.potential.image(images[-1], descent))
+        self.calls += 2
+        self.sample_calls += 2 * len(y)
+        before, after = (row_norms(b - a) for a, b in zip(images[:-1], images[1:], strict=True))
+        self.result = replace(
+            self.result, state=torch.where((after < before)[:, None], images[1], y)
+        )
 
     def solution(self, given: FixedPointProblem, warm_up: int) -> Solution:
         result = self.result
@@ -287,8 +304,7 @@ class _Run:
 
     def _distance(self, at: Point) -> Tensor:
         """‖σ(d) − y‖, which vanishes where y is stationary."""
-        distance: Tensor = torch.linalg.vector_norm(self.activation(at.descent) - at.y, dim=1)
-        return distance
+        return row_norms(self.activation(at.descent) - at.y)
 
     def _opened(self, at: Point) -> Point:
         """The same y, with units at a kink of σ put on the side towards which G falls."""
