@@ -1,6 +1,13 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
-from equilibria.energies.base import Energy, FunctionEnergy, Scaled, Sum, energy_term
+from equilibria.energies.base import (
+    Energy,
+    FunctionEnergy,
+    Scaled,
+    Sum,
+    curvature,
+    energy_term,
+)
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
     BranchCoupling,
@@ -43,6 +50,7 @@ __all__ = [
     "Scaled",
     "SigmoidKernel",
     "Sum",
+    "curvature",
     "diversity",
     "energy_term",
     "get_regularizer",

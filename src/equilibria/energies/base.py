@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -412,6 +413,30 @@ def energy_term(
     if function is None:
         return lambda wrapped: FunctionEnergy(wrapped, couples_batch=couples_batch)
     return FunctionEnergy(function, couples_batch=couples_batch)
+
+
+@torch.no_grad()
+def curvature(term: Energy, state: State, context: Context, steps: int = 12) -> float:
+    """About the largest ‖∇²E‖ of the samples at a state, by power iteration; 0 if it is not finite.
+
+    A lower bound, which `steps` products with the Hessian bring close.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tensors = state_tensors(state)
+    vectors = tuple(torch.randn(t.shape, generator=generator).to(t) for t in tensors)
+    norm = 0.0
+    for _ in range(steps):
+        # The Hessian times v is the gradient of ⟨v, ∇E⟩.
+        def along(states: tuple[Tensor, ...], context: Context, v: Any = vectors) -> Tensor:
+            descent = state_tensors(term.descent(unflatten_state(state, states), context))
+            return torch.stack([(a * b).sum() for a, b in zip(v, descent, strict=True)]).sum()
+
+        vectors = gradients_of(along, tensors, context)
+        norm = float(torch.stack([v.square().sum() for v in vectors]).sum().sqrt())
+        if not 0 < norm < math.inf:
+            return 0.0
+        vectors = tuple(v / norm for v in vectors)
+    return norm
 
 
 def _as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
-from equilibria.energies import Energy
+from equilibria.energies import Energy, Sum, curvature
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.gradients import Symmetry
 from equilibria.registry import check_share
@@ -129,6 +129,10 @@ class Cell(nn.Module):
         One number, or one for each sample where the bound depends on the input.
         """
         return None
+
+    def diagnosis(self, state: State, context: Context) -> str:
+        """What to do where a solve that ended at `state` has failed; empty if nothing is known."""
+        return self.remedy
 
     @property
     def potential(self) -> Potential | None:
@@ -263,9 +267,27 @@ class EnergyCell(Cell):
 
     @property
     def potential(self) -> Potential | None:
-        if self._has_own_step:
+        if self._has_own_step or not self.energy.has_gradient:
             return None
         return Potential(self.energy, self.activation, self.alpha, self.damping)
+
+    def diagnosis(self, state: State, context: Context) -> str:
+        """Which term is too steep for plain steps, which contract for ‖∇²E‖ < 1, and what helps."""
+        energy = self.energy
+        parts = (
+            [(name, term, context.parts[name]) for name, term in energy.named_terms()]
+            if isinstance(energy, Sum)
+            else [(energy.name, energy, context)]
+        )
+        curvatures = {name: curvature(term, state, part) for name, term, part in parts}
+        steepest = max(curvatures, key=lambda name: curvatures[name])
+        if self._has_own_step or not curvatures[steepest] > 1:
+            return self.remedy
+        return (
+            "use solver='auto', which descends on the objective where plain steps fail, or raise "
+            f"its max_iterations: the term {steepest!r} has a curvature of about "
+            f"{curvatures[steepest]:.3g}, and plain steps bear 1 in all"
+        )
 
     def objective(self, context: Context) -> Objective:
         if not self.energy.has_gradient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -173,8 +174,7 @@ class EquilibriumLayer(nn.Module):
             chosen = active.solving.changed(solver=solver).solver
             start = active.start() if start is None else start
             solution = chosen.solve(self._problem(_usable(x), start, active), trace=trace)
-        self._note(solution, active)
-        return solution
+        return self._note(solution, active)
 
     def report_equilibrium(self, x: Inputs, state: State) -> None:
         """Tell the `solving` blocks of an equilibrium that was found by other means, as by JIIO."""
@@ -278,12 +278,16 @@ class EquilibriumLayer(nn.Module):
             stacklevel=4,
         )
 
-    def _note(self, solution: Solution, active: Active) -> None:
-        """Keep the facts of a solve, and say so where it failed."""
+    def _note(self, solution: Solution, active: Active) -> Solution:
+        """Keep the facts of a solve, and say so where it failed, with what helps."""
+        failed = not bool(solution.converged.all())
+        if failed and (active.solving.strict or not self.training):
+            remedy = self.cell.diagnosis(solution.state, solution.context)
+            solution = dataclasses.replace(solution, remedy=remedy)
         self.last_solution = solution.facts()
         active.note(solution)
-        if bool(solution.converged.all()):
-            return
+        if not failed:
+            return solution
         if active.solving.strict:
             raise ConvergenceError(solution.summary())
         # Out of iterations is ordinary while training; a diverged sample never is.
@@ -291,6 +295,7 @@ class EquilibriumLayer(nn.Module):
         if serious and "forward" not in self._warned:
             self._warned.add("forward")
             warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
+        return solution
 
     def __prepare_scriptable__(self) -> None:
         refuse_recording("torch.jit.script")

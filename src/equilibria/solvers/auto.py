@@ -26,6 +26,9 @@ SMALL_STATE = 4096
 PATIENCE = 10
 """Iterations without progress after which a sample with a hidden objective descends on it."""
 
+LONG_BUDGET = 50
+"""Who allows fewer iterations than this wants to be done by then: no descent follows."""
+
 DESCENT_BUDGET = 100
 """How many times `max_iterations` a descent may cost."""
 
@@ -40,7 +43,8 @@ class Auto(Anderson):
     come from the table in docs/benchmarks.md; `equilibria tune` measures your own model.
 
     A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
-    if there is a hidden objective: a convex one is minimized in any case.
+    if there is a hidden objective: a convex one is minimized in any case. That may cost many times
+    `max_iterations`; below fifty of them there is no descent.
     """
 
     @property
@@ -59,10 +63,10 @@ class Auto(Anderson):
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        if problem.potential is not None and self.patience is None:
+        may_descend = problem.potential is not None and self.max_iterations >= LONG_BUDGET
+        if may_descend and self.patience is None:
             solution = dataclasses.replace(self, patience=PATIENCE).solve(problem, trace=trace)
-            stalled = ~solution.converged & (solution.iterations < self.max_iterations)
-            rows = stalled.nonzero().squeeze(1)
+            rows = (~solution.converged).nonzero().squeeze(1)
             return self._descend(problem, solution, rows, trace) if len(rows) else solution
         chosen = self.choose(problem)
         solve = super().solve if chosen is None else chosen.solve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -230,7 +231,7 @@ class _Run:
             images.append(self.potential.image(images[-1], descent))
         self.calls += 2
         self.sample_calls += 2 * len(y)
-        before, after = (row_norms(b - a) for a, b in zip(images[:-1], images[1:], strict=True))
+        before, after = (row_norms(b - a) for a, b in pairwise(images))
         self.result = replace(
             self.result, state=torch.where((after < before)[:, None], images[1], y)
         )

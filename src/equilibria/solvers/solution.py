@@ -76,7 +76,7 @@ class Solution:
     """The context the last map was evaluated in (it differs from the first after a `refresh`)."""
     trace: Trace | None = None
     remedy: str = ""
-    """What to do where the iterations ran out, if the map's owner knows."""
+    """What to do where a solve failed, if the map's owner knows."""
 
     @property
     def converged(self) -> Tensor:
@@ -148,7 +148,8 @@ def describe(
             f"out of iterations: relative residual {residual:.1e} after {iterations}, "
             f"tolerance {tolerance:.1e}; {remedy}"
         )
+    remedy = remedy or "bound the norm of W (norm='bound') or damp the iteration"
     return (
         f"diverged after {iterations} iterations: the input holds NaN or Inf, or the map is not "
-        "contractive; check the input, and bound the norm of W (norm='bound') or damp the iteration"
+        f"contractive; check the input, and {remedy}"
     )

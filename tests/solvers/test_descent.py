@@ -1,0 +1,205 @@
+"""Every convex energy is minimized by default, whether or not its map contracts."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+import equilibria as eq
+from benchmarks.energy_bank import BANK, INPUTS, SIZE, Entry, inputs
+from equilibria.activations import list_activations
+from equilibria.energies import FunctionEnergy
+from equilibria.operators import Identity
+from tests.problems import PROBLEMS, layer
+
+TOLERANCE = 1e-5
+STIFFEST = [entry for entry in BANK if entry.name == "quadratic form, condition 1e+06"]
+
+
+def layer_of(entry: Entry, activation: str, dtype: torch.dtype) -> eq.EquilibriumLayer:
+    return eq.EquilibriumLayer(
+        entry.energy(dtype=dtype), activation=activation, tolerance=TOLERANCE
+    ).eval()
+
+
+def check_default(entry: Entry, activation: str, dtype: torch.dtype) -> None:
+    """By default a convex energy is minimized, and with any other what is said is true."""
+    run = layer_of(entry, activation, dtype)
+    x = inputs(3, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if not entry.convex else "error", eq.ConvergenceWarning)
+        solution = run.solve(x)
+    if entry.convex:
+        assert solution.converged.all(), solution.summary()
+    # Float32 rounds the state: whether it was stationary is seen in double precision.
+    if dtype is torch.float64:
+        assert isinstance(solution.state, Tensor)
+        distance = run.objective(x).residual(solution.state)
+        size = solution.state.norm(dim=1)
+        # T(y) of a plain solver may be further from stationary than y, by the curvature.
+        assert (distance <= 100 * TOLERANCE * size)[solution.converged].all()
+
+
+@pytest.mark.parametrize("entry", BANK, ids=lambda entry: entry.name)
+def test_every_convex_energy_is_minimized_by_default(entry: Entry) -> None:
+    check_default(entry, "relu", torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("activation", list_activations())
+@pytest.mark.parametrize("entry", BANK, ids=lambda entry: entry.name)
+def test_with_every_activation_and_precision(
+    entry: Entry, activation: str, dtype: torch.dtype
+) -> None:
+    check_default(entry, activation, dtype)
+
+
+@pytest.mark.parametrize("activation", list_activations())
+@pytest.mark.parametrize("entry", STIFFEST, ids=lambda entry: entry.name)
+def test_float32_does_not_hide_the_minimum_of_a_stiff_objective(
+    entry: Entry, activation: str
+) -> None:
+    """Next to a curvature of 1e6 the residual of the plain map is rounding alone."""
+    check_default(entry, activation, torch.float32)
+    single = layer_of(entry, activation, torch.float32).solve(inputs(3, dtype=torch.float32))
+    double = layer_of(entry, activation, torch.float64).solve(inputs(3))
+    torch.testing.assert_close(single.state.double(), double.state, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "identity"])
+@pytest.mark.parametrize(
+    "entry", [entry for entry in BANK if entry.convex], ids=lambda entry: entry.name
+)
+def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: str) -> None:
+    run = layer_of(entry, activation, torch.float64)
+    x = inputs(1)
+    objective = run.objective(x)
+    found = run.solve(x).state
+
+    def value_and_gradient(y: np.ndarray) -> tuple[float, np.ndarray]:
+        state = torch.as_tensor(y)[None].requires_grad_()
+        value = objective.value(state.clamp_min(0) if activation == "relu" else state)
+        (gradient,) = torch.autograd.grad(value.sum(), state)
+        return float(value.detach()), gradient[0].numpy()
+
+    bounds = [(0 if activation == "relu" else None, None)] * SIZE
+    outside = minimize(
+        value_and_gradient,
+        np.full(SIZE, 0.1),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": 5000, "maxfun": 5000, "ftol": 0, "gtol": 1e-8},
+    )
+    assert float(objective.value(found).detach()) <= outside.fun + 1e-7 * max(1, abs(outside.fun))
+
+
+@pytest.mark.parametrize("entry", BANK[::4], ids=lambda entry: entry.name)
+def test_gradients_are_finite_differences(entry: Entry) -> None:
+    run = eq.EquilibriumLayer(
+        entry.energy(),
+        activation="softplus",
+        tolerance=1e-11,
+        gradient=eq.Implicit(tolerance=1e-11),
+    )
+    x = inputs(2).requires_grad_()
+    direction = inputs(2, seed=1)
+    weight = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return (run(x) * weight).sum()
+
+    (gradient,) = torch.autograd.grad(loss(x), x)
+    h = 1e-5
+    with torch.no_grad():
+        difference = (loss(x + h * direction) - loss(x - h * direction)) / (2 * h)
+    torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_a_sample_is_the_same_alone(activation: str) -> None:
+    entry = next(entry for entry in BANK if entry.name == "quadratic form, condition 1e+02")
+    run = layer_of(entry, activation, torch.float64)
+    x = torch.cat([inputs(3), 100 * inputs(1, seed=5)])
+    together = run.solve(x)
+    for row in range(len(x)):
+        alone = run.solve(x[row : row + 1])
+        torch.testing.assert_close(alone.state[0], together.state[row], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear_symmetric", "relu_active_set", "tanh"])
+def test_on_maps_that_contract_it_finds_what_the_others_find(name: str) -> None:
+    problem = PROBLEMS[name]()
+    solution = layer(problem.cell, "descent", tolerance=1e-9).solve(problem.x)
+    assert solution.converged.all()
+    torch.testing.assert_close(solution.state, problem.fixed_point, rtol=0, atol=1e-7)
+
+
+def test_a_map_without_an_objective_is_refused() -> None:
+    problem = PROBLEMS["linear_nonsymmetric"]()
+    with pytest.raises(ValueError, match="hidden objective"):
+        layer(problem.cell, "descent").solve(problem.x)
+
+
+def test_an_objective_without_a_minimum_has_diverged() -> None:
+    cell = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(3 * torch.eye(3)), "relu")
+    with pytest.warns(eq.ConvergenceWarning):
+        solution = layer(cell, "descent").eval().solve(torch.ones(2, 3))
+    assert (solution.status == eq.Status.DIVERGED).all()
+    assert solution.state.isfinite().all()
+
+
+def test_nan_marks_only_its_own_sample() -> None:
+    entry = BANK[5]
+    x = inputs(3)
+    x[1, 0] = torch.nan
+    with pytest.warns(eq.ConvergenceWarning):
+        solution = layer_of(entry, "relu", torch.float64).solve(x)
+    assert solution.status.tolist() == [0, eq.Status.DIVERGED, 0]
+    assert solution.state.isfinite().all()
+
+
+def test_a_budget_is_kept() -> None:
+    """Who asks for five iterations is not sent on a descent of hundreds."""
+    run = layer_of(BANK[4], "relu", torch.float64)
+    with eq.solving(run, max_iterations=5), pytest.warns(eq.ConvergenceWarning):
+        solution = run.solve(inputs(3))
+    assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
+    assert int(solution.iterations.max()) <= 5
+
+
+def test_where_the_map_contracts_nothing_changes() -> None:
+    entry = BANK[0]
+    run = layer_of(entry, "relu", torch.float64)
+    plain = run.solve(inputs(3), solver="anderson")
+    default = run.solve(inputs(3))
+    assert default.solver == plain.solver == "Anderson"
+    assert torch.equal(default.state, plain.state)
+    assert default.evaluations == plain.evaluations
+
+
+def test_the_trace_goes_on_through_the_descent() -> None:
+    run = layer_of(BANK[4], "relu", torch.float64)
+    solution = run.solve(inputs(3), trace="states")
+    assert solution.solver == "Anderson, then Descent"
+    assert solution.trace is not None
+    assert solution.trace.states is not None
+    assert len(solution.trace.residual) == len(solution.trace.states)
+    assert float(solution.trace.residual.nan_to_num(0).amax(dim=1)[-1]) <= TOLERANCE
+
+
+def test_the_message_names_the_term_that_is_too_steep_and_what_helps() -> None:
+    smoothness = FunctionEnergy(lambda y, x: (y[:, 1:] - y[:, :-1]).square().sum(dim=1))
+    energy = eq.Input(eq.Dense(INPUTS, SIZE)) + 2 * smoothness
+    run = eq.EquilibriumLayer(energy, solver="anderson").eval()
+    x = inputs(3, dtype=torch.float32)
+    with pytest.warns(eq.ConvergenceWarning, match="'function' has a curvature of about 1[56]"):
+        solution = run.solve(x)
+    assert "solver='auto'" in solution.summary()
+    assert run.solve(x, solver="auto").converged.all()
