@@ -18,7 +18,10 @@ from equilibria.operators import Identity
 from tests.problems import PROBLEMS, layer
 
 TOLERANCE = 1e-5
-STIFFEST = [entry for entry in BANK if entry.name == "quadratic form, condition 1e+06"]
+
+
+def named(name: str) -> Entry:
+    return next(entry for entry in BANK if entry.name == name)
 
 
 def layer_of(entry: Entry, activation: str, dtype: torch.dtype) -> eq.EquilibriumLayer:
@@ -51,8 +54,14 @@ def test_every_convex_energy_is_minimized_by_default(entry: Entry) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("activation", list_activations())
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [
+        *((name, torch.float64) for name in list_activations() if name != "relu"),
+        ("relu", torch.float32),
+        ("tanh", torch.float32),
+    ],
+)
 @pytest.mark.parametrize("entry", BANK, ids=lambda entry: entry.name)
 def test_with_every_activation_and_precision(
     entry: Entry, activation: str, dtype: torch.dtype
@@ -60,13 +69,10 @@ def test_with_every_activation_and_precision(
     check_default(entry, activation, dtype)
 
 
-@pytest.mark.parametrize("activation", list_activations())
-@pytest.mark.parametrize("entry", STIFFEST, ids=lambda entry: entry.name)
-def test_float32_does_not_hide_the_minimum_of_a_stiff_objective(
-    entry: Entry, activation: str
-) -> None:
+@pytest.mark.parametrize("activation", ["relu", "identity"])
+def test_float32_does_not_hide_the_minimum_of_a_stiff_objective(activation: str) -> None:
     """Next to a curvature of 1e6 the residual of the plain map is rounding alone."""
-    check_default(entry, activation, torch.float32)
+    entry = named("quadratic form, condition 1e+06")
     single = layer_of(entry, activation, torch.float32).solve(inputs(3, dtype=torch.float32))
     double = layer_of(entry, activation, torch.float64).solve(inputs(3))
     torch.testing.assert_close(single.state.double(), double.state, rtol=1e-3, atol=1e-5)
@@ -100,10 +106,13 @@ def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: s
     assert float(objective.value(found).detach()) <= outside.fun + 1e-7 * max(1, abs(outside.fun))
 
 
-@pytest.mark.parametrize("entry", BANK[::4], ids=lambda entry: entry.name)
-def test_gradients_are_finite_differences(entry: Entry) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["smoothness × 10", "logistic losses", "quadratic form, condition 1e+02", "attention, β = 4"],
+)
+def test_gradients_are_finite_differences(name: str) -> None:
     run = eq.EquilibriumLayer(
-        entry.energy(),
+        named(name).energy(),
         activation="softplus",
         tolerance=1e-11,
         gradient=eq.Implicit(tolerance=1e-11),
@@ -124,7 +133,7 @@ def test_gradients_are_finite_differences(entry: Entry) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_a_sample_is_the_same_alone(activation: str) -> None:
-    entry = next(entry for entry in BANK if entry.name == "quadratic form, condition 1e+02")
+    entry = named("quadratic form, condition 1e+02")
     run = layer_of(entry, activation, torch.float64)
     x = torch.cat([inputs(3), 100 * inputs(1, seed=5)])
     together = run.solve(x)
