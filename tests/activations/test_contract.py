@@ -41,6 +41,23 @@ def scalar(value: float) -> Tensor:
 
 
 @every_activation
+@pytest.mark.parametrize("step", [1.0, 0.7, 0.05, 1e-6])
+def test_prox_argument_gives_the_proximal_operator_of_a_scaled_penalty(
+    activation: Activation, step: float
+) -> None:
+    """y = σ(a) with s·a + (1−s)σ(a) = v minimizes s·f(y) + ½(y − v)²."""
+    y_of_grid = activation(points(-8, 8))
+    v = y_of_grid + step * points(-3, 3)
+    a = activation.prox_argument(v, torch.full((1,), step, dtype=torch.float64))
+    y = activation(a)
+    torch.testing.assert_close(step * a + (1 - step) * y, v, rtol=1e-12, atol=1e-12)
+    found = step * activation.penalty(y) + (y - v).square() / 2
+    for other in (y - 1e-3, y + 1e-3, 0.5 * y):
+        elsewhere = step * activation.penalty(other) + (other - v).square() / 2
+        assert (found <= elsewhere + 1e-9).all()
+
+
+@every_activation
 class TestDerivatives:
     def test_derivative_is_that_of_the_value(self, activation: Activation) -> None:
         a = points().requires_grad_()

@@ -417,26 +417,28 @@ def energy_term(
 
 @torch.no_grad()
 def curvature(term: Energy, state: State, context: Context, steps: int = 12) -> float:
-    """About the largest ‖∇²E‖ of the samples at a state, by power iteration; 0 if it is not finite.
+    """About the largest eigenvalue of ∇²E over the samples at a state, by absolute value.
 
-    A lower bound, which `steps` products with the Hessian bring close.
+    By `steps` of power iteration, which come close from below; 0 where nothing finite is found.
     """
     generator = torch.Generator().manual_seed(0)
     tensors = state_tensors(state)
-    vectors = tuple(torch.randn(t.shape, generator=generator).to(t) for t in tensors)
-    norm = 0.0
+    vectors = [torch.randn(t.shape, generator=generator).to(t) for t in tensors]
+    eigenvalue = 0.0
     for _ in range(steps):
         # The Hessian times v is the gradient of ⟨v, ∇E⟩.
         def along(states: tuple[Tensor, ...], context: Context, v: Any = vectors) -> Tensor:
             descent = state_tensors(term.descent(unflatten_state(state, states), context))
-            return torch.stack([(a * b).sum() for a, b in zip(v, descent, strict=True)]).sum()
+            return -torch.stack([(a * b).sum() for a, b in zip(v, descent, strict=True)]).sum()
 
-        vectors = gradients_of(along, tensors, context)
-        norm = float(torch.stack([v.square().sum() for v in vectors]).sum().sqrt())
+        products = gradients_of(along, tensors, context)
+        norm = float(torch.stack([p.square().sum() for p in products]).sum().sqrt())
         if not 0 < norm < math.inf:
             return 0.0
-        vectors = tuple(v / norm for v in vectors)
-    return norm
+        agreement = [(v * p).sum() for v, p in zip(vectors, products, strict=True)]
+        eigenvalue = math.copysign(norm, float(torch.stack(agreement).sum()))
+        vectors = [p / norm for p in products]
+    return eigenvalue
 
 
 def _as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:

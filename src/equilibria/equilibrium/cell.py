@@ -280,13 +280,15 @@ class EnergyCell(Cell):
             else [(energy.name, energy, context)]
         )
         curvatures = {name: curvature(term, state, part) for name, term, part in parts}
-        steepest = max(curvatures, key=lambda name: curvatures[name])
-        if self._has_own_step or not curvatures[steepest] > 1:
+        steepest = max(curvatures, key=lambda name: abs(curvatures[name]))
+        found = f"the term {steepest!r} has a curvature of about {curvatures[steepest]:.3g}"
+        if self._has_own_step or not abs(curvatures[steepest]) > 1:
             return self.remedy
+        if curvatures[steepest] < 0:
+            return f"bound the norm of W (norm='bound'): {found}, and below −1 there is no minimum"
         return (
             "use solver='auto', which descends on the objective where plain steps fail, or raise "
-            f"its max_iterations: the term {steepest!r} has a curvature of about "
-            f"{curvatures[steepest]:.3g}, and plain steps bear 1 in all"
+            f"its max_iterations: {found}, and plain steps bear 1 in all"
         )
 
     def objective(self, context: Context) -> Objective:

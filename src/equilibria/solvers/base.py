@@ -191,8 +191,8 @@ class _Progress:
         )
         self.running = torch.ones_like(infinite, dtype=torch.bool)
         self.running_count = problems
-        self.mark = infinite
-        """The best residual of each row when `give_up_stalled` last looked."""
+        self.mark: Tensor | None = None
+        """The best residual of each row when `give_up_stalled` last looked, or at first."""
         self.latest = infinite
         """The relative residual of this iteration; NaN for rows that had stopped before it."""
 
@@ -215,6 +215,7 @@ class _Progress:
             rows.best = torch.where(improved[:, None], image, rows.best)
             rows.residual = torch.where(improved, relative, rows.residual)
             rows.absolute = torch.where(improved, absolute, rows.absolute)
+        self.mark = relative if self.mark is None else self.mark
         rows.iterations += self.running
         count = int(going.sum())
         if count < self.running_count:
@@ -229,7 +230,8 @@ class _Progress:
         periods: how many times as many iterations are left as there were since then.
         """
         pace = (tolerance / self.rows.residual).pow(1 / (OPTIMISM * periods)).clamp_max(STALLED)
-        stalled = self.running & ~(self.rows.residual <= pace * self.mark)
+        before = self.rows.residual if self.mark is None else self.mark
+        stalled = self.running & ~(self.rows.residual <= pace * before)
         self.mark = self.rows.residual
         self.running = self.running & ~stalled
         self.running_count = int(self.running.sum())
@@ -245,7 +247,7 @@ class _Progress:
         self.index = self.index[rows]
         self.running = self.running[rows]
         self.latest = self.latest[rows]
-        self.mark = self.mark[rows]
+        self.mark = None if self.mark is None else self.mark[rows]
         self.scale.keep(rows)
         return rows
 

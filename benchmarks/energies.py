@@ -1,0 +1,88 @@
+"""`python -m benchmarks.energies`: what the default solver needs, beside scipy's L-BFGS-B.
+
+Counts, not times: evaluations of the gradient a sample, to the same stationarity ‖T(y) − y‖ ≤
+1e-5 ‖T(y)‖. A product with the Hessian counts as an evaluation too.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+
+import equilibria as eq
+from benchmarks.energy_bank import BANK, SIZE, Entry, inputs
+
+TOLERANCE = 1e-5
+SAMPLES = 6
+ACTIVATIONS = {"relu": (0.0, None), "identity": (None, None)}
+"""With the bounds in which L-BFGS-B minimizes the same objective."""
+
+
+class _StationaryError(Exception):
+    """The outside minimizer is as close to stationary as ours was asked to be."""
+
+
+def outside(entry: Entry, activation: str, x: torch.Tensor) -> int | None:
+    """Evaluations of L-BFGS-B until its point is stationary; None if it never is."""
+    from scipy.optimize import minimize
+
+    layer = eq.EquilibriumLayer(entry.energy(), activation=activation)
+    objective, cell = layer.objective(x), layer.cell
+    context = cell.inject(x)
+    count = 0
+
+    def evaluate(y: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal count
+        count += 1
+        with torch.no_grad():
+            state = torch.as_tensor(y)[None]
+            descent = cell.energy.descent(state, context)
+            image = cell.activation(descent)
+            if (image - state).norm() <= TOLERANCE * image.norm():
+                raise _StationaryError
+            return float(objective.value(state)), (state - descent)[0].numpy()
+
+    options = {"maxiter": 20_000, "maxfun": 20_000, "ftol": 0, "gtol": 0}
+    bounds = [ACTIVATIONS[activation]] * SIZE
+    try:
+        minimize(
+            evaluate, np.zeros(SIZE), jac=True, method="L-BFGS-B", bounds=bounds, options=options
+        )
+    except _StationaryError:
+        return count
+    return None
+
+
+def main() -> None:
+    ahead = total = 0
+    for activation in ACTIVATIONS:
+        print(
+            f"\n| energy, {activation} | solver | ours | L-BFGS-B | ratio |\n|---|---|---|---|---|"
+        )
+        for entry in BANK:
+            layer = eq.EquilibriumLayer(
+                entry.energy(), activation=activation, tolerance=TOLERANCE
+            ).eval()
+            x = inputs(SAMPLES)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", eq.ConvergenceWarning)
+                solution = layer.solve(x)
+            counts = [outside(entry, activation, x[row : row + 1]) for row in range(SAMPLES)]
+            reached = [count for count in counts if count is not None]
+            ours = solution.sample_evaluations / SAMPLES
+            theirs = float(np.mean(reached)) if reached else float("nan")
+            failed = SAMPLES - len(reached)
+            total += 1
+            ahead += bool(solution.converged.all()) and (failed > 0 or ours <= theirs)
+            print(
+                f"| {entry.name} | {solution.solver} | {ours:.0f} | {theirs:.0f}"
+                f"{f' ({failed} never)' if failed else ''} | {ours / theirs:.2f} |"
+                + ("" if solution.converged.all() else " not all converged")
+            )
+    print(f"\nNo more evaluations than L-BFGS-B in {ahead} of {total}.")
+
+
+if __name__ == "__main__":
+    main()
