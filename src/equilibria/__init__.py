@@ -17,7 +17,14 @@ from equilibria.energies import (
     Quadratic,
     energy_term,
 )
-from equilibria.equilibrium import Cell, EnergyCell, EquilibriumLayer, Solving, solving
+from equilibria.equilibrium import (
+    Cell,
+    EnergyCell,
+    EquilibriumLayer,
+    Solving,
+    fixed_point,
+    solving,
+)
 from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
 from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
 from equilibria.models import create_model, list_models, register_model
@@ -74,6 +81,7 @@ __all__ = [
     "create_model",
     "energy_term",
     "evaluate",
+    "fixed_point",
     "list_models",
     "load",
     "optimize_input",

@@ -1,6 +1,7 @@
 """Equilibria as layers: the cell contract, and cell + solver + gradient rule."""
 
 from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium.function_cell import FunctionCell, fixed_point
 from equilibria.equilibrium.jacobian import jacobian_penalty, random_iterate, spectral_radius
 from equilibria.equilibrium.layer import BatchCouplingWarning, EquilibriumLayer, Inputs
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
@@ -12,11 +13,13 @@ __all__ = [
     "EnergyCell",
     "EnergyObjective",
     "EquilibriumLayer",
+    "FunctionCell",
     "Inputs",
     "NoObjectiveError",
     "Objective",
     "Record",
     "Solving",
+    "fixed_point",
     "jacobian_penalty",
     "random_iterate",
     "solving",

@@ -24,6 +24,7 @@ from equilibria.context import (
 )
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium.function_cell import FunctionCell
 from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.solving import Active, Solving
 from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
@@ -50,8 +51,9 @@ class BatchCouplingWarning(UserWarning):
 class EquilibriumLayer(nn.Module):
     """A layer whose output is the equilibrium y* = T(y*; x) of a cell.
 
-    Give an `energy` (and an activation), whose hidden objective the output then minimizes, or a
-    `cell` of your own. Solver and gradient rule are chosen independently, by name or as objects.
+    Give an `energy` (and an activation), whose hidden objective the output then minimizes, a map
+    f(z, x) as a module or a function, or a `cell` of your own. Solver and gradient rule are chosen
+    independently, by name or as objects.
 
         layer = EquilibriumLayer(
             Input(U) + Quadratic(W), activation="relu",
@@ -73,7 +75,7 @@ class EquilibriumLayer(nn.Module):
     @accepts_old_names
     def __init__(
         self,
-        energy: Energy | Cell | None = None,
+        energy: Energy | Cell | Callable[..., Tensor] | None = None,
         *,
         cell: Cell | None = None,
         activation: str | Activation = "relu",
@@ -86,13 +88,16 @@ class EquilibriumLayer(nn.Module):
         compile_step: bool | str = False,
     ) -> None:
         super().__init__()
-        if isinstance(energy, Cell):
-            energy, cell = None, energy
         if (energy is None) == (cell is None):
             raise ValueError("give an energy or a cell, and not both")
-        if energy is not None and not isinstance(energy, Energy):
-            raise TypeError(f"energy must be an Energy, not {type(energy).__name__}")
-        self.cell = EnergyCell(energy, activation) if cell is None else cell  # type: ignore[arg-type]
+        if isinstance(energy, Energy):
+            cell = EnergyCell(energy, activation)
+        elif not isinstance(energy, Cell) and callable(energy):
+            cell = FunctionCell(energy)
+        cell = energy if cell is None else cell  # type: ignore[assignment]
+        if not isinstance(cell, Cell):
+            raise TypeError(f"give an Energy, a Cell or a function, not {type(cell).__name__}")
+        self.cell = cell
         given = {
             "solver": solver,
             "gradient": gradient,
