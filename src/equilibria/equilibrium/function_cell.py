@@ -68,6 +68,8 @@ class FunctionCell(Cell):
         with torch.enable_grad():
             try:
                 image = self._call(self.initial_state(*inputs), *(x.detach() for x in inputs))
+            except TypeError as error:
+                raise TypeError(f"f takes the state, and then the inputs: {error}") from error
             except RuntimeError as error:
                 if self.state_shape is not None:
                     raise
