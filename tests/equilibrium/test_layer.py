@@ -60,6 +60,8 @@ def test_a_cell_may_be_given_in_the_place_of_the_energy() -> None:
         eq.EquilibriumLayer(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes the state, and then the inputs"):
         eq.EquilibriumLayer(torch.nn.Linear(2, 2))(torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="unknown activation 'rellu'; did you mean"):
+        eq.EquilibriumLayer(eq.Quadratic(torch.eye(2)), activation="rellu")
 
 
 def test_inference_warns_once_training_does_not_strict_raises() -> None:

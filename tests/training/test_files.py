@@ -126,3 +126,17 @@ def test_devices() -> None:
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
     with pytest.raises(ValueError, match=r"no device 'abacus' here: use auto or .*cpu"):
         choose_device("abacus")
+
+
+def test_a_weight_that_two_terms_share_survives_a_file(tmp_path: Path) -> None:
+    def model() -> eq.EquilibriumLayer:
+        W = eq.Dense(12, 16, norm="bound", zeta=0.6)
+        energy = eq.Input(eq.Dense(8, 16)) + eq.Quadratic(W)
+        return eq.EquilibriumLayer(energy + eq.FeatureRegularizer(W, "l2", 0.1))
+
+    saved, loaded = model(), model()
+    save_weights(saved, tmp_path / "weights.safetensors")
+    load_weights(loaded, tmp_path / "weights.safetensors")
+    x = torch.randn(3, 8)
+    assert torch.equal(saved(x), loaded(x))
+    assert len(list(loaded.parameters())) == 3

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -397,6 +397,18 @@ class FunctionEnergy(Energy):
 
     def extra_repr(self) -> str:
         return getattr(self.function, "__name__", repr(self.function))
+
+
+@overload
+def energy_term(
+    function: Callable[..., Tensor], *, couples_batch: bool = False
+) -> FunctionEnergy: ...
+
+
+@overload
+def energy_term(
+    function: None = None, *, couples_batch: bool = False
+) -> Callable[[Callable[..., Tensor]], FunctionEnergy]: ...
 
 
 def energy_term(

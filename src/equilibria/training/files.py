@@ -132,9 +132,9 @@ def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | Non
     """
     from safetensors.torch import save
 
-    tensors = {
-        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
-    }
+    # Copies: safetensors refuses a weight that two terms share, which has two names here.
+    tensors = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
     content = save(tensors, metadata={**(metadata or {}), CHECKSUM: BLANK})
     write_atomically(path, content.replace(BLANK.encode(), checksum(content).encode(), 1))
 
