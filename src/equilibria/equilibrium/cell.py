@@ -281,14 +281,18 @@ class EnergyCell(Cell):
         )
         curvatures = {name: curvature(term, state, part) for name, term, part in parts}
         steepest = max(curvatures, key=lambda name: abs(curvatures[name]))
-        found = f"the term {steepest!r} has a curvature of about {curvatures[steepest]:.3g}"
         if self._has_own_step or not abs(curvatures[steepest]) > 1:
             return self.remedy
+        own = f"{self.remedy}, or " if self.remedy else ""
+        found = f"the term {steepest!r} has a curvature of about {curvatures[steepest]:.3g}"
         if curvatures[steepest] < 0:
-            return f"bound the norm of W (norm='bound'): {found}, and below −1 there is no minimum"
+            return (
+                f"{own}bound the norm of W (norm='bound'): {found}, and below −1 the objective is "
+                "not convex"
+            )
         return (
-            "use solver='auto', which descends on the objective where plain steps fail, or raise "
-            f"its max_iterations: {found}, and plain steps bear 1 in all"
+            f"{own}use solver='auto', which descends on the objective where plain steps fail, or "
+            f"raise its max_iterations: {found}, and plain steps bear 1 in all"
         )
 
     def objective(self, context: Context) -> Objective:
