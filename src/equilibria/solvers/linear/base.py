@@ -55,7 +55,8 @@ class LinearSolution:
             f"the backward solve ({self.method}) of {failed} of {total} samples did not converge, "
             f"so their gradient is inexact: the worst relative residual is "
             f"{float(self.residual[worst]):.1e}, the tolerance {self.tolerance:.1e}. Raise "
-            "max_iterations or the tolerance of the adjoint, or bound the norm of W (norm='bound')"
+            "max_iterations or the tolerance of the gradient rule, or bound the norm of W "
+            "(norm='bound')"
         )
 
 
