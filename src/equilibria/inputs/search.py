@@ -39,6 +39,8 @@ class SearchResult:
     last: JointIterate
     best_x: Tensor
     """The x of the lowest loss among iterates with a small z-residual; the start if none had."""
+    best_z: Tensor
+    """The z that went with it, where the engine believes every iterate; otherwise the first."""
     first_loss: Tensor
     """At x0, with the z of the first iteration."""
     scale: Tensor
@@ -74,12 +76,15 @@ class Search:
         problem, groups = self.problem, self.groups
         here = FixedInput(problem, x, torch.ones_like(x[:, 0]))
         z = self._start(here, z)
-        scale = here.scale = here.unit_scale(z)
+        if self.engine.unit_loss:
+            here.scale = here.unit_scale(z)
+        scale = here.scale
         now = JointIterate(z, torch.zeros_like(z), x)
         running = torch.ones(groups.problems, dtype=torch.bool, device=x.device)
         converged, diverged = ~running, ~running
         taken = torch.zeros(groups.problems, dtype=torch.int64, device=x.device)
-        best_x, best_loss = x, x.new_full((groups.problems,), torch.inf)
+        best_x, best_z, best_loss = x, z, x.new_full((groups.problems,), torch.inf)
+        believed = torch.inf if self.engine.cheapest else SMALL_RESIDUAL
         largest = groups.norm(z)
         follow = self._sweep if self.engine.inference == "sweeps" else self._solve
         for iteration in range(iterations):
@@ -92,10 +97,12 @@ class Search:
             size = groups.norm(updated.z)
             largest = torch.where(largest > 0, largest, size)
             finite = evaluation.finite & (size <= DIVERGENCE_FACTOR * largest)
-            sound = running & finite & (evaluation.state_residual <= SMALL_RESIDUAL)
+            sound = running & finite & (evaluation.state_residual <= believed)
             better = sound & (evaluation.loss < best_loss)
             best_x = torch.where(better[:, None], now.x, best_x)
             best_loss = torch.where(better, evaluation.loss, best_loss)
+            if self.engine.cheapest:
+                best_z = torch.where(groups.to_samples(better)[:, None], now.z, best_z)
             lag = torch.maximum(evaluation.state_residual, evaluation.adjoint_residual)
             residual = self._residual(lag, now.x, evaluation.gradient, scale)
             diverged |= running & ~finite
@@ -110,7 +117,7 @@ class Search:
                 break
             now = self._where(running, self._extrapolated(now, updated, residual), updated)
         status = final_status(converged, ~diverged)
-        return SearchResult(now, best_x, first_loss, scale, status, taken)
+        return SearchResult(now, best_x, best_z, first_loss, scale, status, taken)
 
     def _start(self, here: FixedInput, z: Tensor | None) -> Tensor:
         """Where z starts: solved loosely, unless a solve follows or the engine wants zero."""

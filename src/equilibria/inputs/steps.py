@@ -31,6 +31,8 @@ FORGET = 0.97
 QUASI_NEWTON_MEMORY = 8
 FIRST_NEWTON_SHARE, LONGEST_NEWTON_SHARE = 0.125, 0.5
 """Of a quasi-Newton step, as such shares of the region's scale."""
+LATE = 65
+"""How many iterations come before a late drop (JIIO, Appendix C.3)."""
 LOWEST_DECAY = 0.05
 """What a decaying step length ends at."""
 CURVED = 1e-3
@@ -44,13 +46,13 @@ Pair = tuple[Tensor, Tensor, Tensor]
 """A step, the change of the gradient over it, and one over their product, or 0 to leave it out."""
 
 
-def decay(kind: Decay, iteration: int, iterations: int) -> float:
+def decay(kind: Decay, iteration: int, iterations: int, late_factor: float) -> float:
     """The factor of the step length at an iteration."""
+    if kind == "late":
+        return 1.0 if iteration < LATE else late_factor
     if kind == "none" or iterations < 2:
         return 1.0
     share = iteration / (iterations - 1)
-    if kind == "late":
-        return 1.0 if share < 0.75 else 0.1
     if kind == "linear":
         return 1.0 - (1 - LOWEST_DECAY) * share
     return LOWEST_DECAY + (1 - LOWEST_DECAY) * (1 + math.cos(math.pi * share)) / 2
@@ -72,6 +74,7 @@ class Steps:
     normalize: bool
     rule: Rule
     decay: Decay
+    late_factor: float
     iterations: int
 
     def __post_init__(self) -> None:
@@ -97,7 +100,7 @@ class Steps:
             self.newton.observe(x, gradient, running)
             self.taken += 1
             return self.region.project(x - self._newton_step(self.newton, gradient))
-        factor = decay(self.decay, self.taken, self.iterations)
+        factor = decay(self.decay, self.taken, self.iterations, self.late_factor)
         adam = self.rule == "adam"
         if self.measured:
             self._measure(x, gradient, lag, running)

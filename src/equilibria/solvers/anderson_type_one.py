@@ -114,8 +114,9 @@ class AndersonTypeOne(Solver[Differences]):
         diagonal += torch.where(usable, torch.full_like(sizes, self.ridge), torch.ones_like(sizes))
         scaled, _ = torch.linalg.solve_ex(system, -projected.to(double) * inverse)
         weights: Tensor = scaled * inverse
-        # A NaN sum compares false: such rows restart too.
-        sound = (weights.abs().sum(dim=1) <= self.cap) & ~jumped
+        # A system without a solution leaves NaN or Inf: such rows restart too.
+        size = weights.abs().sum(dim=1)
+        sound = torch.isfinite(size) & (size <= self.cap) & ~jumped
         if not bool(sound.all()):
             newest = torch.zeros_like(usable)
             newest[:, slot] = ~jumped
