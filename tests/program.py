@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 from typer.testing import CliRunner, Result
 
+import equilibria
 from equilibria.cli import app
+
+SOURCE = Path(equilibria.__file__).parents[1]
 
 
 def invoke(*arguments: object) -> Result:
@@ -15,3 +23,16 @@ def invoke(*arguments: object) -> Result:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
     finally:
         torch.set_num_threads(threads)
+
+
+def output_of_python(program: str) -> str:
+    """What a program prints that a fresh interpreter runs."""
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import equilibria
+from tests.program import output_of_python
 
 ROOT = Path(__file__).resolve().parents[1]
 # Folders of one particular machine, and package indexes: written so that this file matches neither.
@@ -43,18 +44,37 @@ def test_import_is_light(imported_modules: set[str], heavy: str) -> None:
     assert heavy not in imported_modules
 
 
+def test_torch_is_imported_with_the_first_name() -> None:
+    found = output_of_python(
+        "import sys, equilibria as eq; print('torch' in sys.modules, hasattr(eq, '__wrapped__'));"
+        "print('torch' in sys.modules, 'Anderson' in dir(eq), 'papers' in dir(eq));"
+        "eq.Anderson; print('torch' in sys.modules)"
+    )
+    assert found.split() == ["False", "False", "False", "True", "True", "True"]
+
+
 @pytest.fixture(scope="module")
 def imported_modules() -> set[str]:
-    """What `import equilibria` alone brings in."""
-    program = "import sys, equilibria; print(*sys.modules)"
-    path = str(Path(equilibria.__file__).parents[1])
-    answer = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {path!r}); {program}"],
-        capture_output=True,
-        text=True,
-        check=True,
+    """What the names of the window bring in."""
+    return set(
+        output_of_python("import sys; from equilibria import *; print(*sys.modules)").split()
     )
-    return set(answer.stdout.split())
+
+
+def test_names_are_those_that_type_checkers_see() -> None:
+    """They read the imports that no program runs."""
+    tree = ast.parse(Path(equilibria.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {name.name: str(node.module) for node in imports for name in node.names}
+    for name, module in seen.items():
+        place = importlib.import_module(module)
+        assert getattr(equilibria, name) is getattr(place, name)
+    rooms = {name for name, module in seen.items() if module == "equilibria"}
+    found = {module.name for module in pkgutil.iter_modules(equilibria.__path__)}
+    assert rooms == found - {"__main__", "cli"}
+    assert {*seen} - rooms == {*equilibria.__all__} - {"__version__"}
+    assert equilibria.cli is importlib.import_module("equilibria.cli")
 
 
 def packages() -> list[str]:

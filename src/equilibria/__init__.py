@@ -5,42 +5,59 @@ These are the names that most programs need; the rest is in the rooms, as `eq.en
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from equilibria.context import Context, State
-from equilibria.energies import (
-    Energy,
-    FeatureRegularizer,
-    GaussianKernel,
-    Input,
-    Quadratic,
-    energy_term,
-)
-from equilibria.equilibrium import (
-    Cell,
-    EnergyCell,
-    EquilibriumLayer,
-    Solving,
-    fixed_point,
-    solving,
-)
-from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
-from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
-from equilibria.models import create_model, list_models, register_model
-from equilibria.operators import AveragePool, Conv2d, Dense, LinearOperator
-from equilibria.solvers import (
-    Accelerated,
-    Anderson,
-    Auto,
-    Broyden,
-    ConvergenceError,
-    ConvergenceWarning,
-    Picard,
-    Solution,
-    Status,
-)
-from equilibria.training import evaluate, load, predict, train
+if TYPE_CHECKING:
+    # For type checkers; a program imports a name when it first uses it, and torch with it.
+    from equilibria import activations as activations
+    from equilibria import context as context
+    from equilibria import data as data
+    from equilibria import energies as energies
+    from equilibria import equilibrium as equilibrium
+    from equilibria import gradients as gradients
+    from equilibria import inputs as inputs
+    from equilibria import models as models
+    from equilibria import operators as operators
+    from equilibria import papers as papers
+    from equilibria import registry as registry
+    from equilibria import report as report
+    from equilibria import solvers as solvers
+    from equilibria import tasks as tasks
+    from equilibria import training as training
+    from equilibria.context import Context, State
+    from equilibria.energies import (
+        Energy,
+        FeatureRegularizer,
+        GaussianKernel,
+        Input,
+        Quadratic,
+        energy_term,
+    )
+    from equilibria.equilibrium import (
+        Cell,
+        EnergyCell,
+        EquilibriumLayer,
+        Solving,
+        fixed_point,
+        solving,
+    )
+    from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
+    from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
+    from equilibria.models import create_model, list_models, register_model
+    from equilibria.operators import AveragePool, Conv2d, Dense, LinearOperator
+    from equilibria.solvers import (
+        Accelerated,
+        Anderson,
+        Auto,
+        Broyden,
+        ConvergenceError,
+        ConvergenceWarning,
+        Picard,
+        Solution,
+        Status,
+    )
+    from equilibria.training import evaluate, load, predict, train
 
 __version__ = "0.1.0"
 
@@ -92,16 +109,12 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = (
-    "activations",
-    "energies",
-    "equilibrium",
-    "gradients",
-    "inputs",
-    "models",
-    "operators",
-    "solvers",
+_LOWER_ROOMS = (
+    *("registry", "context", "operators", "activations", "energies", "solvers", "gradients"),
+    *("equilibrium", "models", "inputs"),
 )
+"""From the ground up: a room imports those below it, so that a search loads none in vain."""
+_ROOMS = (*_LOWER_ROOMS, "tasks", "data", "training", "report", "papers", "cli")
 _RENAMED = {
     "FeatureRegulariser": "FeatureRegularizer",
     "Regulariser": "Regularizer",
@@ -112,16 +125,31 @@ _RENAMED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names of before version 0.2, most of which are in their rooms alone now."""
+    """Rooms and names, imported when they are first used, and names of before version 0.2.
+
+    Most of the latter are in their rooms alone now.
+    """
+    if name in _ROOMS:
+        return import_module(f"equilibria.{name}")
     present = _RENAMED.get(name, name)
-    for room in ("", *_ROOMS):
-        place = f"equilibria.{room}".rstrip(".")
-        module = import_module(place)
-        if present in module.__all__:
-            warn(
-                f"equilibria.{name} is now {place}.{present}; the old name works until version 0.3",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return getattr(module, present)
-    raise AttributeError(f"module 'equilibria' has no attribute {name!r}")
+    rooms = _ROOMS if present in __all__ else _LOWER_ROOMS
+    for room in () if name.startswith("_") else rooms:
+        module = import_module(f"equilibria.{room}")
+        if present in getattr(module, "__all__", ()):
+            break
+    else:
+        raise AttributeError(f"module 'equilibria' has no attribute {name!r}")
+    if name in __all__:
+        globals()[name] = getattr(module, name)
+    else:
+        place = "equilibria" if present in __all__ else module.__name__
+        warn(
+            f"equilibria.{name} is now {place}.{present}; the old name works until version 0.3",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    return getattr(module, present)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,16 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import equilibria
-from equilibria.cli import app
+from equilibria.cli import COMMANDS, app
 from equilibria.training import EpochMetrics, Experiment, NonFiniteError, StepProgress, load_recipe
+from tests.program import output_of_python
 
-HEAVY = {"matplotlib", "sklearn", "scipy", "safetensors", "PIL", "pooch", "jinja2", "tensorboard"}
+HEAVY = {
+    *("torch", "numpy", "matplotlib", "sklearn", "scipy", "safetensors", "PIL", "pooch", "jinja2"),
+    *("tensorboard", "equilibria.training"),
+}
+HELPFUL = [name for name in COMMANDS if name != "bench"]
+"""The commands whose --help is the program's own."""
 
 
 def invoke(*arguments: str) -> Result:
@@ -196,13 +200,16 @@ def test_models_as_markdown() -> None:
     assert all(line.startswith("|") and line.endswith("|") for line in lines)
 
 
-def test_command_line_is_light_to_import() -> None:
-    source = str(Path(equilibria.__file__).parents[1])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in HELPFUL)]
+)
+def test_help_comes_without_torch(arguments: list[str]) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {source!r}); import equilibria.cli; "
+        "import sys; import equilibria.cli\n"
+        "from typer.testing import CliRunner\n"
+        f"arguments = {arguments!r}\n"
+        "if arguments:\n"
+        "    assert CliRunner().invoke(equilibria.cli.app, arguments).exit_code == 0\n"
         f"print(*({HEAVY!r} & set(sys.modules)))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.strip() == ""
+    assert output_of_python(program) == ""

@@ -161,7 +161,8 @@ def test_every_error_is_told_once(
     program = f"""
 import sys, typer
 from pathlib import Path
-from equilibria.cli.train import launch, train
+from equilibria.cli.train import train
+from equilibria.cli.training import launch
 from tests.cli.test_devices import fail_alone
 if __name__ == "__main__":
     try:

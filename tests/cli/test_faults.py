@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +190,8 @@ def test_outputs_are_tried_before_the_work(
     def work(*_: object, **__: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(sys.modules["equilibria.cli.app"], "trained", work)
-    monkeypatch.setattr(sys.modules["equilibria.cli.compare"], "read_runs", work)
+    monkeypatch.setattr("equilibria.training.trained", work)
+    monkeypatch.setattr("equilibria.report.read_runs", work)
     digit = draw_digit(tmp_path / "digit.png")
     for command, option, place in (
         (("attack", run, "--eps", "1"), "--draw", tmp_path / "nowhere" / "drawn.png"),

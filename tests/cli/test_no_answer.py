@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def broken(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             list(experiment.model.parameters())[-1].fill_(torch.nan)
         return experiment
 
-    monkeypatch.setattr(import_module("equilibria.cli.app"), "trained", poisoned)
+    monkeypatch.setattr("equilibria.training.trained", poisoned)
     return finished
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import torch
 import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+import equilibria as eq
 from equilibria.cli import faults
-from equilibria.training import Experiment, choose_device, trained
+
+if TYPE_CHECKING:
+    import torch
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -66,6 +68,8 @@ def command(
     return to.command(name, epilog=epilog, context_settings=context_settings)
 
 
-def opened(run: Path, device: str | torch.device, best: bool) -> Experiment:
+def opened(run: Path, device: str | torch.device, best: bool) -> eq.training.Experiment:
     """The experiment of a finished run, on the device that was asked for."""
-    return trained(run, device=choose_device(device), weights="best" if best else "last")
+    return eq.training.trained(
+        run, device=eq.training.choose_device(device), weights="best" if best else "last"
+    )

@@ -9,14 +9,10 @@ from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import Best, Device, JsonList, command, opened
 from equilibria.cli.console import print_json, print_table, progress_bar, say
 from equilibria.cli.faults import complain, unanswered, writable_file
-from equilibria.inputs import AttackResult, AttackSettings, Method, measure_attack
-from equilibria.report.figures import attack_png
-from equilibria.training import choose_device, write_atomically
-
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @command(
@@ -50,15 +46,16 @@ def attack(
     device: Device = "auto",
 ) -> None:
     """Attack a trained classifier: its accuracy on the worst images near the test images."""
-    if method not in (*METHODS, "all"):
-        raise ValueError(f"--method must be one of {', '.join(METHODS)} or all, not {method!r}")
+    methods: tuple[eq.inputs.Method, ...] = get_args(eq.inputs.Method)
+    if method not in (*methods, "all"):
+        raise ValueError(f"--method must be one of {', '.join(methods)} or all, not {method!r}")
     wants_all = method == "all"
     common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
 
-    def settings_of(name: Method) -> AttackSettings:
+    def settings_of(name: eq.inputs.Method) -> eq.inputs.AttackSettings:
         """Among all methods, each takes what it knows: FGSM is one step."""
         takes_steps = name != "fgsm" or not wants_all
-        return AttackSettings(
+        return eq.inputs.AttackSettings(
             method=name,
             **common,
             steps=steps if takes_steps else None,
@@ -66,8 +63,8 @@ def attack(
             warm_start=warm_start and (name == "pgd" or not wants_all),
         )
 
-    asked = [settings_of(name) for name in METHODS if wants_all or name == method]
-    where = choose_device(device)
+    asked = [settings_of(name) for name in methods if wants_all or name == method]
+    where = eq.training.choose_device(device)
     experiment = opened(run, where, best)
     data = experiment.data
     if data.kind != "classification":
@@ -83,7 +80,7 @@ def attack(
             progress.update(task, description=settings.method)
             try:
                 found.append(
-                    measure_attack(
+                    eq.inputs.measure_attack(
                         experiment.model,
                         images.to(where),
                         labels.to(where),
@@ -99,7 +96,7 @@ def attack(
     if not found:
         raise ValueError("; ".join(passed_over))
     if draw is not None:
-        write_atomically(draw, attack_png(images, found[0], data.class_names))
+        eq.training.write_atomically(draw, eq.report.attack_png(images, found[0], data.class_names))
     if as_json:
         print_json([result.figures() for result in found])
     else:
@@ -112,7 +109,7 @@ def attack(
     complain(unanswered(found[0].unanswered, len(images)))
 
 
-def _show(title: str, results: Sequence[AttackResult]) -> None:
+def _show(title: str, results: Sequence[eq.inputs.AttackResult]) -> None:
     columns = ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s")
     rows = []
     for row in (result.figures() for result in results):

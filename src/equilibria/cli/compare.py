@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import JsonList, command
 from equilibria.cli.console import (
     figure_rows,
@@ -22,15 +23,6 @@ from equilibria.cli.console import (
 )
 from equilibria.cli.evaluate import as_data
 from equilibria.cli.faults import writable_folder
-from equilibria.report.compare import (
-    ComparedRun,
-    comparison_png,
-    differing_settings,
-    read_runs,
-    score_name,
-    store_evaluation,
-)
-from equilibria.training import choose_device, trained, write_atomically
 
 WIDTH_OF_LABELS, WIDTH_OF_A_RUN = 32, 20
 PICTURE, PAGE = "compare.png", "compare.md"
@@ -59,18 +51,18 @@ def compare(
     device: Annotated[str, Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Show training runs side by side, and where their recipes differ."""
-    compared = read_runs(runs)
+    compared = eq.report.read_runs(runs)
     if evaluate:
         _evaluate(compared, device)
-        compared = read_runs(runs)
+        compared = eq.report.read_runs(runs)
     if output is not None:
-        picture = comparison_png(compared)
+        picture = eq.report.comparison_png(compared)
         output.mkdir(parents=True, exist_ok=True)
-        write_atomically(output / PICTURE, picture)
-        write_atomically(output / PAGE, _markdown(compared).encode())
+        eq.training.write_atomically(output / PICTURE, picture)
+        eq.training.write_atomically(output / PAGE, _markdown(compared).encode())
     if as_json:
         found = [run.as_data() for run in compared]
-        differing = differing_settings(compared)
+        differing = eq.report.differing_settings(compared)
         for place, run in enumerate(found):
             run["settings"] = {key: values[place] for key, values in differing.items()}
         print_json(found)
@@ -81,15 +73,15 @@ def compare(
         say(f"Written: {output / PAGE}")
 
 
-def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
+def _rows(runs: Sequence[eq.report.ComparedRun]) -> tuple[list[Row], list[Row]]:
     """Rows of a label and a cell a run: the facts that some run has, and the settings."""
-    score = score_name(runs)
+    score = eq.report.score_name(runs)
     facts = [_facts(run.as_data(), score) for run in runs]
     labels = dict.fromkeys(label for fact in facts for label in fact)
     rows = [(label, [fact.get(label, "") for fact in facts]) for label in labels]
     settings = [
         (key, [_setting(value) for value in values])
-        for key, values in differing_settings(runs).items()
+        for key, values in eq.report.differing_settings(runs).items()
     ]
     return [row for row in rows if any(row[1])], settings
 
@@ -126,7 +118,7 @@ def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
     return facts | {f"Test: {label}": value for label, value in figures}
 
 
-def _markdown(runs: Sequence[ComparedRun]) -> str:
+def _markdown(runs: Sequence[eq.report.ComparedRun]) -> str:
     """The table, and the picture of the curves beside it, as a page."""
 
     def line(cells: Sequence[str]) -> str:
@@ -142,7 +134,7 @@ def _markdown(runs: Sequence[ComparedRun]) -> str:
     return "\n".join(["# Runs side by side", "", *rows, "", f"![Curves]({PICTURE})", ""])
 
 
-def _print_tables(runs: Sequence[ComparedRun]) -> None:
+def _print_tables(runs: Sequence[eq.report.ComparedRun]) -> None:
     """As many runs in a table as there is room for."""
     facts, settings = _rows(runs)
     room = max(1, (output_console().width - WIDTH_OF_LABELS) // WIDTH_OF_A_RUN)
@@ -154,16 +146,16 @@ def _print_tables(runs: Sequence[ComparedRun]) -> None:
         print_table(("Run", *names), [*above, None, *below], right=names)
 
 
-def _evaluate(runs: Sequence[ComparedRun], device_name: str) -> None:
+def _evaluate(runs: Sequence[eq.report.ComparedRun], device_name: str) -> None:
     """Store an evaluation of every finished run that has none."""
-    device = choose_device(device_name)
+    device = eq.training.choose_device(device_name)
     waiting = Console(stderr=True)
     for run in runs:
         if not run.is_finished or run.evaluation is not None:
             continue
         with waiting.status(f"Evaluating {escape(run.name)} …"):
-            experiment = trained(run.folder, device=device)
-            store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
+            experiment = eq.training.trained(run.folder, device=device)
+            eq.report.store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
 
 
 def _setting(value: Any) -> str:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+import equilibria as eq
 from equilibria.cli.faults import printable
-from equilibria.training import EpochMetrics, StepProgress, json_text
 
 WIDTH_OF_A_FILE = 200
 """Columns where the output is not a terminal."""
@@ -35,7 +35,7 @@ def say(text: str, *, wrap: bool = False) -> None:
 
 def print_json(data: Any) -> None:
     """Data for other programs; a dataclass is an object."""
-    print(printable(json_text(data)))
+    print(printable(eq.training.json_text(data)))
 
 
 def print_table(
@@ -136,10 +136,10 @@ class TrainingDisplay:
         self.progress = progress_bar(console=console)
         self.task = self.progress.add_task(f"[dim]epoch[/] 1/{epochs}", total=None)
 
-    def on_step(self, step: StepProgress) -> None:
+    def on_step(self, step: eq.training.StepProgress) -> None:
         self.progress.update(self.task, completed=step.step, total=step.steps)
 
-    def on_epoch(self, metrics: EpochMetrics) -> None:
+    def on_epoch(self, metrics: eq.training.EpochMetrics) -> None:
         score, form = metrics.validation_accuracy, ".1%"
         if score is None:
             score, form = metrics.validation_score, ".2f"

@@ -9,17 +9,9 @@ import typer
 from rich.progress import DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
 from typer import Argument
 
+import equilibria as eq
 from equilibria.cli.app import DataRoot, app, command, examples
 from equilibria.cli.console import output_console, print_table, progress_bar, say
-from equilibria.data import (
-    DataSetCard,
-    DownloadError,
-    MissingDataError,
-    data_root,
-    dataset_card,
-    download,
-    list_datasets,
-)
 
 datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 app.add_typer(datasets_app, name="datasets")
@@ -43,7 +35,7 @@ def datasets(context: typer.Context, root: DataRoot = None) -> None:
             card.license,
             _short_way(card),
         )
-        for card in map(dataset_card, list_datasets())
+        for card in map(eq.data.dataset_card, eq.data.list_datasets())
     ]
     headings = ("Name", "Kind", "Classes", "Size (train + test)", "Here?", "License")
     print_table((*headings, "How to get it"), rows, right=headings[2:3], unbroken=headings[:3])
@@ -69,13 +61,13 @@ def get_dataset(
             tasks[file] = bar.add_task(file, total=total)
         bar.update(tasks[file], completed=here, total=total)
 
-    card = dataset_card(name)
-    base = data_root(root) if card.folders else None
+    card = eq.data.dataset_card(name)
+    base = eq.data.data_root(root) if card.folders else None
     was_here = base is not None and card.find(base) is not None
     try:
         with bar:
-            folder = download(name, base, progress=report)
-    except (DownloadError, MissingDataError):
+            folder = eq.data.download(name, base, progress=report)
+    except (eq.data.DownloadError, eq.data.MissingDataError):
         raise
     except OSError as error:
         raise OSError(
@@ -90,12 +82,12 @@ def get_dataset(
 def known_root(root: Path | None) -> Path | None:
     """The folder of data sets, if there is one."""
     try:
-        return data_root(root)
-    except MissingDataError:
+        return eq.data.data_root(root)
+    except eq.data.MissingDataError:
         return None
 
 
-def whereabouts(card: DataSetCard, base: Path | None) -> str:
+def whereabouts(card: eq.data.DataSetCard, base: Path | None) -> str:
     """Where a data set is below that folder; "always" for one without files, or "no"."""
     if not card.folders:
         return "always"
@@ -103,7 +95,7 @@ def whereabouts(card: DataSetCard, base: Path | None) -> str:
     return str(found.relative_to(base)) if found is not None and base is not None else "no"
 
 
-def _short_way(card: DataSetCard) -> str:
+def _short_way(card: eq.data.DataSetCard) -> str:
     if not card.folders:
         return card.obtain
     return f"equilibria datasets get {card.name}" if card.downloads else card.address

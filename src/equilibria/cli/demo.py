@@ -6,17 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from typer import Option
 
-from equilibria import __version__
+import equilibria as eq
 from equilibria.cli.app import Device, Overwrite, Seed, command
 from equilibria.cli.console import output_console, print_facts, say
-from equilibria.cli.train import follow, keeping
-from equilibria.models import EquilibriumClassifier, model_options
-from equilibria.report import classifier_report
-from equilibria.training import Experiment, RunFolder, choose_device, load_recipe, write_atomically
-from equilibria.training.recipe import PACKAGED
 
 RECIPE = "digits-opteq"
 EXAMPLES = (
@@ -40,31 +34,38 @@ def demo(
     overwrite: Overwrite = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
+    import torch
+
+    from equilibria.cli.training import follow, keeping
+    from equilibria.training.recipe import PACKAGED
+
     console = output_console()
     changes = [f"model.name={model}", f"training.seed={seed}"]
     changes += [] if epochs is None else [f"training.epochs={epochs}"]
-    where = choose_device(device)
-    recipe = load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
-    known = model_options(model)
+    where = eq.training.choose_device(device)
+    recipe = eq.training.load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
+    known = eq.models.model_options(model)
     options = {name: value for name, value in recipe.model.options.items() if name in known}
     recipe = replace(recipe, model=replace(recipe.model, options=options))
-    experiment = Experiment.of(recipe)
-    if not isinstance(experiment.model, EquilibriumClassifier):
+    experiment = eq.training.Experiment.of(recipe)
+    if not isinstance(experiment.model, eq.models.EquilibriumClassifier):
         raise TypeError(
             f"the demonstration needs a classifier with an equilibrium layer, which {model!r} is "
             "not; try --model opteq-small"
         )
     try:
-        run = RunFolder.opened(output, recipe.as_data(), experiment.facts(), overwrite=overwrite)
+        run = eq.training.RunFolder.opened(
+            output, recipe.as_data(), experiment.facts(), overwrite=overwrite
+        )
     except OSError as error:
         raise OSError(
             f"cannot write the run: {error}; choose another folder with --output"
         ) from None
     with keeping(run):
         history = follow(experiment, run, where, console)
-        footer = f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
-        report = classifier_report(experiment, history, where, footer)
-        write_atomically(run.report, report.html().encode())
+        footer = f"equilibria {eq.__version__} · torch {torch.__version__} · seed {seed}"
+        report = eq.report.classifier_report(experiment, history, where, footer)
+        eq.training.write_atomically(run.report, report.html().encode())
     title = f"{model} on the {len(experiment.test)} test images"
     print_facts(title, report.rows(), console)
     say(f"Report: {run.report}")

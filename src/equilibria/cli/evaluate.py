@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from typer import Option
 
+import equilibria as eq
 from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command, opened
 from equilibria.cli.console import figure_rows, print_facts, print_json, shown
 from equilibria.cli.faults import complain, unanswered, writable_file
-from equilibria.models import parameter_count
-from equilibria.report import segmentation_png
-from equilibria.tasks import Evaluation, Segmentation
-from equilibria.training import Experiment, choose_device, write_atomically
+
+if TYPE_CHECKING:
+    import torch
 
 DRAWN_IMAGES = 4
 
@@ -35,10 +34,10 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Evaluate a trained model on its test images."""
-    where = choose_device(device)
+    where = eq.training.choose_device(device)
     experiment = opened(run, where, best)
     if draw is not None:
-        write_atomically(draw, _drawn(experiment, where))
+        eq.training.write_atomically(draw, _drawn(experiment, where))
     result = experiment.evaluate()
     if as_json:
         print_json(as_data(experiment, result))
@@ -50,14 +49,16 @@ def evaluate(
     )
 
 
-@torch.no_grad()
-def _drawn(experiment: Experiment, device: torch.device) -> bytes:
+def _drawn(experiment: eq.training.Experiment, device: torch.device) -> bytes:
     """Some test images with their true classes, the predicted ones, and the errors."""
-    if not isinstance(experiment.task, Segmentation):
+    import torch
+
+    if not isinstance(experiment.task, eq.tasks.Segmentation):
         raise ValueError("--draw shows the classes of pixels, and this run knows none")
     images, labels = experiment.some_test_images(DRAWN_IMAGES)
-    logits = experiment.model(images.to(device))
-    return segmentation_png(
+    with torch.no_grad():
+        logits = experiment.model(images.to(device))
+    return eq.report.segmentation_png(
         images,
         labels,
         logits.argmax(dim=1).cpu(),
@@ -66,12 +67,12 @@ def _drawn(experiment: Experiment, device: torch.device) -> bytes:
     )
 
 
-def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
+def as_data(experiment: eq.training.Experiment, result: eq.tasks.Evaluation) -> dict[str, Any]:
     """The evaluation as one object."""
     return {
         "model": experiment.recipe.model.name,
         "data": experiment.data.name,
-        "parameters": parameter_count(experiment.model),
+        "parameters": eq.models.parameter_count(experiment.model),
         "samples": result.samples,
         **{name: value for name, value in result.figures.items() if value is not None},
         "loss": result.loss,
@@ -82,7 +83,7 @@ def as_data(experiment: Experiment, result: Evaluation) -> dict[str, Any]:
     }
 
 
-def rows(result: Evaluation) -> list[tuple[str, str]]:
+def rows(result: eq.tasks.Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
     found = dict(figure_rows(result.figures))
     if result.correct is not None and "Accuracy" in found:

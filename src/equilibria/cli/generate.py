@@ -7,11 +7,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import Best, Device, JsonObject, Seed, command, opened
 from equilibria.cli.console import print_facts, print_json, say, shown
 from equilibria.cli.faults import writable_file
-from equilibria.report import generation
-from equilibria.training import choose_device, write_atomically
 
 
 @command(
@@ -40,8 +39,8 @@ def generate(
 ) -> None:
     """Draw new images and reconstructions with a trained generator, and measure both."""
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
-    where = choose_device(device)
-    found, drawn, drawn_again = generation.generate(
+    where = eq.training.choose_device(device)
+    found, drawn, drawn_again = eq.report.generate(
         opened(run, where, best),
         where,
         folder=run,
@@ -51,8 +50,8 @@ def generate(
         images=images,
         seed=seed,
     )
-    write_atomically(output, drawn)
-    write_atomically(reconstructions, drawn_again)
+    eq.training.write_atomically(output, drawn)
+    eq.training.write_atomically(reconstructions, drawn_again)
     if as_json:
         print_json(found)
         return

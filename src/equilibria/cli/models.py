@@ -6,9 +6,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import command
 from equilibria.cli.console import print_table, say
-from equilibria.models import describe_model, list_models, model_options
 
 
 @command("models", "equilibria models", "equilibria models mopteq-small")
@@ -30,8 +30,8 @@ def _show_models(markdown: bool) -> None:
     rows = []
     lines = ["| name | what it is | paper | parameters | reported | objective | guarantee |"]
     lines.append("|---|---|---|---:|---:|---|---|")
-    for name in list_models():
-        found = describe_model(name)
+    for name in eq.models.list_models():
+        found = eq.models.describe_model(name)
         kind = found.objective_kind if found.is_equilibrium else ""
         cells = [found.card.paper, f"{found.parameters:,}", found.card.reported, kind]
         cells.append(found.guarantee or "")
@@ -53,7 +53,7 @@ def _show_models(markdown: bool) -> None:
 
 def _show_model(name: str) -> None:
     """The parts of a model, its hidden objective and its options."""
-    found = describe_model(name)
+    found = eq.models.describe_model(name)
     rows = [
         (part.path.removeprefix("layer."), part.kind, part.details, f"{part.parameters:,}")
         for part in found.parts
@@ -69,5 +69,5 @@ def _show_model(name: str) -> None:
     if found.is_equilibrium:
         say(f"Hidden objective: {found.objective or 'none'}")
         say(f"Guarantee: {found.guarantee or 'none'}\n")
-    options = ", ".join(f"{key}={value!r}" for key, value in model_options(name).items())
+    options = ", ".join(f"{key}={value!r}" for key, value in eq.models.model_options(name).items())
     say(f"Options: {options}")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import command
 from equilibria.cli.console import print_table, say
 from equilibria.cli.faults import printable
-from equilibria.training import find_recipe, list_recipes, load_recipe
 
 
 @command(
@@ -30,13 +30,15 @@ def recipes(
 ) -> None:
     """List the recipes that `equilibria train` knows by name, or show one, or copy it."""
     if name is None:
-        found = {key: load_recipe(path) for key, path in list_recipes().items()}
+        found = {
+            key: eq.training.load_recipe(path) for key, path in eq.training.list_recipes().items()
+        }
         rows = [(key, str(recipe.training.epochs), recipe.about) for key, recipe in found.items()]
         print_table(("Name", "Epochs", "What it is"), rows, right=("Epochs",))
         return
     if file is not None and not copy:
         raise ValueError(f"{file} is where --copy would write: add --copy")
-    text = find_recipe(name).read_text(encoding="utf-8")
+    text = eq.training.find_recipe(name).read_text(encoding="utf-8")
     if not copy:
         print(printable(text), end="")
         return

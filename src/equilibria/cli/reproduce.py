@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 from typer import Argument, Option
 
-from equilibria import papers
+import equilibria as eq
 from equilibria.cli.app import DataRoot, Device, command
 from equilibria.cli.console import (
     FIGURES,
@@ -25,9 +25,6 @@ from equilibria.cli.console import (
 )
 from equilibria.cli.datasets import known_root, whereabouts
 from equilibria.cli.faults import INTERRUPTED, fail, writable_folder
-from equilibria.data import dataset_card
-from equilibria.papers import Job, Outcome, Plan, Setting
-from equilibria.training import EpochMetrics, choose_device
 
 
 @command(
@@ -61,28 +58,30 @@ def reproduce(
 ) -> None:
     """Run a table of the papers again and set it beside their figures."""
     if index is not None:
-        print(papers.write_index(index), end="")
+        print(eq.papers.write_index(index), end="")
         return
     if table is None:
         _show_tables(root)
         return
-    found_table = papers.find_table(table)
-    setting: Setting = "quick" if quick else "full"
-    made = papers.plan(found_table, setting, range(seeds or found_table.seeds), output, root=root)
+    found_table = eq.papers.find_table(table)
+    setting: eq.papers.Setting = "quick" if quick else "full"
+    made = eq.papers.plan(
+        found_table, setting, range(seeds or found_table.seeds), output, root=root
+    )
     if dry_run:
         _show_plan(made)
         return
-    where = choose_device(device)
-    papers.check_data(made)
+    where = eq.training.choose_device(device)
+    eq.papers.check_data(made)
     writable_folder(output)
     count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
     display = _Display(output_console(), made, len(made.unfinished()))
-    outcomes: list[Outcome] = []
+    outcomes: list[eq.papers.Outcome] = []
     try:
         with (
             display.progress,
             closing(
-                papers.carry_out(made, workers=count, device=where, on_epoch=display.on_epoch)
+                eq.papers.carry_out(made, workers=count, device=where, on_epoch=display.on_epoch)
             ) as it,
         ):
             for outcome in it:
@@ -90,9 +89,11 @@ def reproduce(
                 display.on_outcome(outcome)
     except KeyboardInterrupt:
         fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
-    found = papers.findings(made, outcomes)
-    files = papers.write_report(made, found, output, _command(made, seeds), papers.provenance())
-    heading, *rows = papers.cells(made, found)
+    found = eq.papers.findings(made, outcomes)
+    files = eq.papers.write_report(
+        made, found, output, _command(made, seeds), eq.papers.provenance()
+    )
+    heading, *rows = eq.papers.cells(made, found)
     print_table(heading, rows, right=heading[1:])
     say(f"Written: {', '.join(map(str, files))}")
     if found.failures:
@@ -103,7 +104,7 @@ def reproduce(
 class _Display:
     """A progress bar on a terminal; elsewhere one plain line a finished run."""
 
-    def __init__(self, console: Console, made: Plan, total: int) -> None:
+    def __init__(self, console: Console, made: eq.papers.Plan, total: int) -> None:
         self.console = console
         self.made = made
         self.total = total
@@ -115,7 +116,7 @@ class _Display:
         )
         self.task = self.progress.add_task("", total=total)
 
-    def on_epoch(self, job: Job, metrics: EpochMetrics) -> None:
+    def on_epoch(self, job: eq.papers.Job, metrics: eq.training.EpochMetrics) -> None:
         epochs = job.recipe["training"]["epochs"]
         place = f"{self.made.row_of(job)}, epoch {metrics.epoch}/{epochs}"
         if self.console.is_terminal:
@@ -124,7 +125,7 @@ class _Display:
         else:
             self.console.print(f"{place}: loss {metrics.loss:.4f}", markup=False, soft_wrap=True)
 
-    def on_outcome(self, outcome: Outcome) -> None:
+    def on_outcome(self, outcome: eq.papers.Outcome) -> None:
         self.done += 1
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
@@ -143,20 +144,20 @@ def _show_tables(root: Path | None) -> None:
     base = known_root(root)
     headings = ("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?")
     rows = []
-    settings: tuple[Setting, ...] = ("full", "quick")
-    for found in papers.list_tables():
+    settings: tuple[eq.papers.Setting, ...] = ("full", "quick")
+    for found in eq.papers.list_tables():
         data = []
         for setting in settings:
             names = found.data_sets(setting)
-            missing = any(whereabouts(dataset_card(name), base) == "no" for name in names)
+            missing = any(whereabouts(eq.data.dataset_card(name), base) == "no" for name in names)
             data += [", ".join(names), "no" if missing else "yes"]
         rows.append((found.id, found.paper, found.title, *data))
     print_table(headings, rows, unbroken=("ID",))
     say("Run one: equilibria reproduce ID --quick")
 
 
-def _show_plan(made: Plan) -> None:
-    sizes = papers.model_sizes(made)
+def _show_plan(made: eq.papers.Plan) -> None:
+    sizes = eq.papers.model_sizes(made)
     for row in made.table.rows:
         say(row.label)
         if row.label not in sizes:
@@ -171,7 +172,7 @@ def _show_plan(made: Plan) -> None:
         say(text)
 
 
-def _command(made: Plan, seeds: int | None) -> str:
+def _command(made: eq.papers.Plan, seeds: int | None) -> str:
     """The command that gives the same figures: what is left out does not matter to them."""
     words = ["equilibria", "reproduce", made.table.id]
     words += ["--quick"] if made.setting == "quick" else []

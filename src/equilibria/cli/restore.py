@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import Best, Device, JsonList, Seed, command, opened
 from equilibria.cli.console import (
     print_facts,
@@ -19,14 +20,6 @@ from equilibria.cli.console import (
     shown,
 )
 from equilibria.cli.faults import complain, unanswered, unreadable, writable_folder
-from equilibria.data import find_images
-from equilibria.report.restoration import (
-    RestoredImage,
-    RestoredTestImages,
-    Restorer,
-    chosen_damage,
-)
-from equilibria.training import choose_device
 
 
 @command(
@@ -82,7 +75,7 @@ def restore(
     """Damage images and restore them with a trained model, or restore damaged ones."""
     options = _given(noise=noise, window=window, width=blur, factor=factor)
     search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
-    found: list[RestoredImage] | RestoredTestImages
+    found: list[eq.report.RestoredImage] | eq.report.RestoredTestImages
     problems: list[Exception] = []
     if (test is None) == (not images):
         raise ValueError(
@@ -91,12 +84,12 @@ def restore(
         )
     if test is not None and (damaged or mask is not None):
         raise ValueError("--damaged and --mask are for image files: test images are undamaged")
-    where = choose_device(device)
-    files = find_images(images or [])
+    where = eq.training.choose_device(device)
+    files = eq.data.find_images(images or [])
     experiment = opened(run, where, best)
-    restorer = Restorer(
+    restorer = eq.report.Restorer(
         experiment=experiment,
-        damage=chosen_damage(experiment, task, options),
+        damage=eq.report.chosen_damage(experiment, task, options),
         device=where,
         search=search,
         stop_at_noise=stop_at_noise,
@@ -112,11 +105,11 @@ def restore(
         found = list(some)
     if as_json:
         print_json(found)
-    elif isinstance(found, RestoredTestImages):
+    elif isinstance(found, eq.report.RestoredTestImages):
         _show_test_images(found)
     elif found:
         _show_files(found)
-    if isinstance(found, RestoredTestImages):
+    if isinstance(found, eq.report.RestoredTestImages):
         complain(unanswered(found.unanswered, found.images))
     else:
         silent = [image for image in found if not math.isfinite(image.misfit)]
@@ -128,7 +121,7 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _show_test_images(found: RestoredTestImages) -> None:
+def _show_test_images(found: eq.report.RestoredTestImages) -> None:
     put_back = None if found.restored_psnr == found.model_psnr else found.restored_psnr
     rows = [
         ("PSNR of what was measured, median (dB)", shown(found.measured_psnr, ".2f")),
@@ -144,7 +137,7 @@ def _show_test_images(found: RestoredTestImages) -> None:
     say(f"Drawn: {found.sheet}")
 
 
-def _show_files(found: list[RestoredImage]) -> None:
+def _show_files(found: list[eq.report.RestoredImage]) -> None:
     columns = ("PSNR before", "after", "Misfit", "Status", "Residual", "Iterations")
     rows = [
         (

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from typer import Argument
 
+import equilibria as eq
 from equilibria.cli.app import command
 from equilibria.cli.console import print_table, shown
 from equilibria.cli.faults import FaultError, sentence
-from equilibria.training import RunFolder
 
 
 @command("runs", "equilibria runs runs")
@@ -23,7 +23,7 @@ def runs(
     rows = []
     damaged = []
     for path in sorted(path.parent for path in folder.glob("**/config.yaml")):
-        run = RunFolder(path)
+        run = eq.training.RunFolder(path)
         try:
             recipe = run.recipe()
         except (OSError, ValueError) as error:

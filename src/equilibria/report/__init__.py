@@ -1,6 +1,16 @@
 """Making networks understood: convergence, figures, and the HTML report."""
 
+from equilibria.report.compare import (
+    ComparedRun,
+    comparison_png,
+    differing_settings,
+    read_runs,
+    score_name,
+    store_evaluation,
+)
 from equilibria.report.convergence import Convergence, follow_solve
+from equilibria.report.figures import attack_png
+from equilibria.report.generation import generate
 from equilibria.report.page import (
     ClassifierReport,
     Example,
@@ -9,16 +19,36 @@ from equilibria.report.page import (
     classifier_report,
     model_formula,
 )
-from equilibria.report.segmentation import segmentation_png
+from equilibria.report.restoration import (
+    RestoredImage,
+    RestoredTestImages,
+    Restorer,
+    chosen_damage,
+)
+from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
 
 __all__ = [
     "ClassifierReport",
+    "ComparedRun",
     "Convergence",
     "Example",
     "Formula",
+    "PixelPrediction",
+    "RestoredImage",
+    "RestoredTestImages",
+    "Restorer",
+    "attack_png",
     "choose_examples",
+    "chosen_damage",
     "classifier_report",
+    "comparison_png",
+    "differing_settings",
     "follow_solve",
+    "generate",
     "model_formula",
+    "predict_pixels",
+    "read_runs",
+    "score_name",
     "segmentation_png",
+    "store_evaluation",
 ]

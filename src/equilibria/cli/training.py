@@ -1,0 +1,261 @@
+"""Training as the terminal sees it, by one process or several."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import typer
+import yaml
+from rich.console import Console
+
+from equilibria.cli import faults
+from equilibria.cli.console import TrainingDisplay, output_console, print_facts
+from equilibria.cli.evaluate import as_data, rows
+from equilibria.cli.faults import (
+    FAILURES,
+    INTERRUPTED,
+    MISTAKES,
+    FaultError,
+    complain,
+    fail,
+    printable,
+    sentence,
+    unanswered,
+)
+from equilibria.models import parameter_count
+from equilibria.report.compare import store_evaluation
+from equilibria.training import (
+    ALONE,
+    Checkpoints,
+    EpochMetrics,
+    Experiment,
+    NonFiniteError,
+    Place,
+    Processes,
+    ProcessLostError,
+    RunFolder,
+    joined_group,
+    load_recipe,
+)
+from equilibria.training.metrics import TensorBoardLog
+from equilibria.training.processes import end_with_parent
+
+Work = Callable[[torch.device, Processes], None]
+
+PATIENCE = 10.0
+"""Seconds that a process which lost the others waits to be ended with them."""
+
+
+def train_in_group(place: Place, device_name: str, work: Work) -> None:
+    """Train as one of several processes."""
+    if place.rank > 0:
+        warnings.simplefilter("ignore")  # The first process says the same.
+    try:
+        device = place.device(device_name)
+    except ValueError as error:
+        if place.rank > 0:
+            raise typer.Exit(2) from None
+        fail(str(error))
+    torch.set_num_threads(place.threads())  # A recipe may say otherwise.
+    with joined_group(place, device) as processes:
+        work(device, processes)
+
+
+def train_as_asked(
+    source: str,
+    overrides: list[str],
+    output: Path,
+    resume: bool,
+    overwrite: bool,
+    tensorboard: bool,
+    device: torch.device,
+    processes: Processes,
+) -> None:
+    console = output_console(quiet=not processes.leads)
+    mistake: str | None = None
+    log: TensorBoardLog | None = None
+    run = RunFolder(output)
+    try:
+        if tensorboard and processes.leads:
+            log = TensorBoardLog(run.tensorboard)
+        recipe = load_recipe(source, overrides)
+        experiment = Experiment.of(recipe)
+        if processes.leads:
+            facts = experiment.facts()
+            run = RunFolder.opened(
+                output, recipe.as_data(), facts, resume=resume, overwrite=overwrite
+            )
+    except MISTAKES as error:
+        faults.show_traceback()
+        mistake = sentence(error)
+    # The others also wait here until the first one has opened the run.
+    mistake = processes.first_message(mistake)
+    if mistake is not None:
+        run.abandon()
+        _fail_together(mistake, processes)
+    text = yaml.safe_dump(recipe.as_data(), sort_keys=False, allow_unicode=True)
+    console.print(printable(text.rstrip()), markup=False)
+    with keeping(run, processes):
+        try:
+            on_epoch = None if log is None else log.on_epoch
+            follow(experiment, run, device, console, processes, on_epoch)
+        finally:
+            if log is not None:
+                log.close()
+        result = experiment.evaluate(processes)
+        if processes.leads:
+            store_evaluation(output, as_data(experiment, result))
+    print_facts(f"On the {len(experiment.test)} test images", rows(result), console)
+    console.print(printable(f"Run: {output}"), markup=False, soft_wrap=True)
+    if processes.leads:
+        unit = f"{experiment.task.unit}s"
+        complain(unanswered(result.figures.get("unanswered"), result.samples, unit))
+
+
+def follow(
+    experiment: Experiment,
+    run: RunFolder,
+    device: torch.device,
+    console: Console,
+    processes: Processes = ALONE,
+    on_epoch: Callable[[EpochMetrics], None] | None = None,
+) -> list[EpochMetrics]:
+    """Train in the run's folder, and show how it goes."""
+    recipe = experiment.recipe
+    together = "" if processes.count == 1 else f", by {processes.count} processes"
+    what = (
+        f"{recipe.model.name} ({parameter_count(experiment.model):,} parameters) on "
+        f"{experiment.data.name}: {len(experiment.training)} images to train on, on "
+        f"{device.type if together else device}{together}."
+    )
+    console.print(printable(what), markup=False)
+    display = TrainingDisplay(console, recipe.training.epochs)
+
+    def show(metrics: EpochMetrics) -> None:
+        display.on_epoch(metrics)
+        if on_epoch is not None:
+            on_epoch(metrics)
+
+    try:
+        with display.progress:
+            return experiment.train(
+                run, device, processes=processes, on_epoch=show, on_step=display.on_step
+            )
+    except NonFiniteError as error:
+        _fail_together(str(error), processes, code=1)
+
+
+@contextmanager
+def keeping(run: RunFolder, processes: Processes = ALONE) -> Iterator[None]:
+    """Around a training: what ends it early is told with what is kept, and how to go on."""
+    try:
+        yield
+    except (typer.Exit, ProcessLostError):
+        raise
+    except KeyboardInterrupt:
+        if not processes.leads:
+            raise typer.Exit(INTERRUPTED) from None
+        raise FaultError(f"interrupted: {_kept(run)}", INTERRUPTED) from None
+    except (*MISTAKES, *FAILURES) as error:
+        raise FaultError(f"{sentence(error)}; {_kept(run)}") from error
+
+
+def _kept(run: RunFolder) -> str:
+    if run.weights.is_file():
+        return f"the trained model is kept: equilibria evaluate {shlex.quote(str(run.path))}"
+    newest = next(iter(Checkpoints(run.checkpoints).present()), None)
+    if newest is None:
+        return "no epoch was finished, and nothing is kept"
+    words = ["equilibria", "train", str(run.config), "--output", str(run.path), "--resume"]
+    return f"the checkpoint {newest.name} is kept, go on with: {shlex.join(words)}"
+
+
+def _fail_together(message: str, processes: Processes, code: int = 2) -> NoReturn:
+    """End every process; all know what is wrong, and the first one says it before they end."""
+    try:
+        if processes.leads:
+            fail(message, code)
+    finally:
+        processes.first_message(None)
+    raise typer.Exit(code)
+
+
+def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Run `work(place, *arguments)` in `count` processes; if one fails, all end, and so do we.
+
+    `work` is a function of a module, and prints what goes wrong itself. The processes meet by a
+    file and talk over the loopback device: nothing listens on the network.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.disable(logging.CRITICAL)  # The launcher logs every failure, which `work` has told.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with tempfile.TemporaryDirectory(prefix="equilibria-") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id="equilibria",
+            max_restarts=0,
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"{folder}/rendezvous",
+            rdzv_configs={"store_type": "file"},
+            local_addr="localhost",
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
+            meeting_point = Path(folder) / "meeting-point"
+            elastic_launch(config, _process)(meeting_point, faults.debug, work, arguments)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+        except SignalException as error:
+            fail(f"ended by {error.sigval.name}: --resume goes on from the last checkpoint", 130)
+        else:
+            return
+    if failure.exitcode < 0:
+        fail(
+            f"process {rank + 1} of {count} was ended by {signal.Signals(-failure.exitcode).name} "
+            "(is there enough memory?): --resume goes on from the last checkpoint",
+            code=1,
+        )
+    raise typer.Exit(failure.exitcode)
+
+
+def _process(
+    meeting_point: Path, debug: bool, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    end_with_parent()
+    faults.debug = debug
+    warnings.showwarning = faults.warn
+    place = Place.from_environment(meeting_point=meeting_point)
+    assert place is not None
+    try:
+        with faults.told():
+            try:
+                work(place, *arguments)
+            except ProcessLostError:
+                # Ended with the others, this process leaves it to the one that failed to say why.
+                time.sleep(PATIENCE)
+                raise
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None  # The launcher says it.
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
