@@ -3,7 +3,7 @@
     python -m benchmarks.pipeline [RECIPE...] [--root DATA] [--epochs 6] [--samples 2000]
 
 For each recipe: the CPU time of reading and augmenting a batch as a share of that of the whole
-step, and the resident memory after every epoch. Reading from a disk happens in a thread beside the
+step, and the resident memory after every epoch. Reading from a disk happens in workers beside the
 step, so its share of the clock is smaller still.
 """
 

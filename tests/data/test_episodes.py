@@ -100,7 +100,7 @@ def test_omniglot_episodes(tmp_path: Path) -> None:
     assert (len(data.train), len(data.test), data.num_classes) == (30, 20, 3)
     assert (data.kind, data.image_shape, data.channels) == ("episodes", (1, 8, 8), 1)
     for part, columns in ((data.train, {0, 1}), (data.test, {2})):
-        images = torch.cat([images for images, _ in Batches(part, 7, prefetch=1)])
+        images = torch.cat([images for images, _ in Batches(part, 7, workers=1)])
         assert set(images.unique().tolist()) == {0, 1}
         assert bool((images.sum(dim=(2, 3, 4)) == 1).all()), "ink is 1, paper 0"
         assert set(images.flatten(0, 2).nonzero()[:, 2].tolist()) == columns

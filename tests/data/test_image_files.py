@@ -98,7 +98,7 @@ def test_a_broken_image_is_named(tmp_path: Path, content: bytes | str) -> None:
     broken = Path(source.paths[1])
     broken.write_bytes(broken.read_bytes()[:900] if isinstance(content, str) else content)
     with pytest.raises(DataFileError, match=r"1\.png: cannot be read as an image"):
-        list(Batches(source, 3, prefetch=1))
+        list(Batches(source, 3, workers=1))
 
 
 def test_a_missing_image_is_named(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_camvid(real_data: Path) -> None:
     assert data.validation is not None
     assert (len(data.train), len(data.validation), len(data.test)) == (367, 101, 233)
     seen = torch.zeros(256, dtype=torch.long)
-    for _, maps in Batches(data.train, 64, prefetch=1):
+    for _, maps in Batches(data.train, 64, workers=1):
         seen += torch.bincount(maps.flatten(), minlength=256)
     assert seen.nonzero().squeeze(1).tolist() == [*range(11), data.ignore_index]
     shares = seen[:11] / seen[:11].sum()

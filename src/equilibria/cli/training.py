@@ -35,6 +35,7 @@ from equilibria.cli.faults import (
     sentence,
     unanswered,
 )
+from equilibria.data.workers import end_with_parent
 from equilibria.models import parameter_count
 from equilibria.report.compare import store_evaluation
 from equilibria.training import (
@@ -51,7 +52,6 @@ from equilibria.training import (
     load_recipe,
 )
 from equilibria.training.metrics import TensorBoardLog
-from equilibria.training.processes import end_with_parent
 
 Work = Callable[[torch.device, Processes], None]
 

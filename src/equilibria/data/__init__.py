@@ -7,6 +7,12 @@ from equilibria.data.augment import (
     RandomShift,
     build_augmentation,
 )
+from equilibria.data.batches import (
+    Batches,
+    UnreadableImageWarning,
+    read_into_memory,
+    unreadable_images,
+)
 from equilibria.data.download import DownloadError, download
 from equilibria.data.image_files import (
     Framing,
@@ -31,16 +37,15 @@ from equilibria.data.registry import (
 from equilibria.data.sets.arrays import CORRUPTIONS, load_digits
 from equilibria.data.sets.omniglot import Episodes
 from equilibria.data.source import (
-    Batches,
     DataSet,
     Selection,
     Source,
     Split,
     evenly_spread,
     fingerprint,
-    read_into_memory,
     stratified_split,
 )
+from equilibria.data.workers import usual_workers
 
 __all__ = [
     "CORRUPTIONS",
@@ -62,6 +67,7 @@ __all__ = [
     "Selection",
     "Source",
     "Split",
+    "UnreadableImageWarning",
     "build_augmentation",
     "data_root",
     "dataset_card",
@@ -79,4 +85,6 @@ __all__ = [
     "readable",
     "register_dataset",
     "stratified_split",
+    "unreadable_images",
+    "usual_workers",
 ]

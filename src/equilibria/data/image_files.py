@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from equilibria.data.readers import DataFileError, check_plain_file
 
@@ -25,7 +26,7 @@ Content = TypeVar("Content")
 BRIGHTEST = 255.0
 """The largest byte, which is 1 in an image of floats."""
 SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+    {".png", ".jpg", ".jpeg", ".jfif", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 )
 READING_THREADS = 4
 
@@ -98,7 +99,7 @@ AS_ON_DISK = Framing()
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """One file an image, with its class; decoded by `threads` threads."""
+    """One file an image, with its class; decoded by `threads` threads, in a worker by one."""
 
     paths: tuple[Path | str, ...]
     """As text where there are millions: a `Path` takes several times the memory."""
@@ -106,6 +107,10 @@ class ImageFiles:
     framing: Framing
     is_gray: bool = False
     threads: int = READING_THREADS
+    skips_unreadable: bool = False
+    """Whether batches leave out what cannot be read; otherwise it is an error."""
+    unreadable: dict[str, DataFileError] = field(default_factory=dict, compare=False, repr=False)
+    """What was left out so far, by path."""
 
     def __post_init__(self) -> None:
         if len(self.paths) != len(self.labels):
@@ -116,19 +121,41 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height, width; None if an image must be read to know."""
+        return (1 if self.is_gray else 3, *self.framing.size) if self.framing.size else None
+
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.read(indices)
         return images.float().div_(BRIGHTEST), labels
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The samples as `fetch` gives them, but in bytes."""
+        _, images, labels, problems = self.read_readable(indices)
+        for problem in problems:
+            raise problem
+        return images, labels
 
-        def read(path: Path) -> Tensor:
-            return read_image(path, self.framing, is_gray=self.is_gray)
+    def read_readable(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, list[DataFileError]]:
+        """Of these samples, which can be read, their bytes and labels; and what is wrong."""
 
-        empty = torch.zeros(0, 1 if self.is_gray else 3, *(self.framing.size or (0, 0)))
-        chosen = [Path(self.paths[index]) for index in indices.tolist()]
-        return _read_all(read, chosen, self.threads, empty), self.labels[indices]
+        def read(path: Path) -> Tensor | DataFileError:
+            try:
+                return read_image(path, self.framing, is_gray=self.is_gray)
+            except DataFileError as error:
+                return error
+
+        paths = [Path(self.paths[index]) for index in indices.tolist()]
+        found = _in_threads(read, paths, self.threads)
+        problems = [content for content in found if isinstance(content, DataFileError)]
+        images = {
+            place: content for place, content in enumerate(found) if isinstance(content, Tensor)
+        }
+        kept = torch.tensor(list(images), dtype=torch.long)
+        empty = torch.zeros(0, *(self.image_shape or (0, 0, 0)), dtype=torch.uint8)
+        stacked = _stacked([paths[i] for i in images], list(images.values()), empty)
+        return kept, stacked, self.labels[indices[kept]], problems
 
 
 @dataclass(frozen=True)
@@ -156,7 +183,7 @@ class SegmentedFiles:
         files = ImageFiles(self.paths, torch.zeros(len(self)), self.framing, threads=self.threads)
         images, _ = files.read(indices)
         maps = [self.maps[index] for index in indices.tolist()]
-        values = _read_all(self._read_map, maps, self.threads, images[:0])[:, 0]
+        values = _stacked(maps, _in_threads(self._read_map, maps, self.threads), images[:0])[:, 0]
         if values.shape[1:] != images.shape[2:]:
             raise DataFileError(
                 maps[0],
@@ -295,12 +322,16 @@ def _in_bytes(path: Path, image: Image, kind: str | None) -> Image:
     return PIL.Image.fromarray((BRIGHTEST * shades).round().astype(np.uint8))
 
 
-def _read_all(
-    read: Callable[[Path], Tensor], paths: list[Path], threads: int, empty: Tensor
-) -> Tensor:
+def _in_threads(read: Callable[[Path], Content], paths: list[Path], threads: int) -> list[Content]:
+    """What `read` makes of each file; in a worker process, one of several, without threads."""
+    if get_worker_info() is not None or min(threads, len(paths)) < 2:
+        return list(map(read, paths))
+    with ThreadPoolExecutor(min(threads, len(paths))) as readers:
+        return list(readers.map(read, paths))
+
+
+def _stacked(paths: list[Path], images: list[Tensor], empty: Tensor) -> Tensor:
     """The images of these files, one above the other; `empty` where there are none."""
-    with ThreadPoolExecutor(max(1, min(threads, len(paths)))) as readers:
-        images = list(readers.map(read, paths))
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:
             raise DataFileError(
@@ -308,4 +339,4 @@ def _read_all(
                 f"of shape {tuple(image.shape)}, but {paths[0]} of {tuple(images[0].shape)}",
                 "give `size`, so that all images are scaled to one",
             )
-    return torch.stack(images) if images else empty.byte()
+    return torch.stack(images) if images else empty

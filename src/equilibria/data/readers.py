@@ -46,6 +46,11 @@ class DataFileError(ValueError):
         self.path = Path(path)
         remedy = remedy or "replace it by a fresh copy of the original"
         super().__init__(f"{path}: {what}; {remedy}")
+        self._parts = (path, what, remedy)
+
+    def __reduce__(self) -> Any:
+        """Between processes it stays what it is."""
+        return type(self), self._parts
 
 
 def incomplete(path: Path, what: str) -> DataFileError:

@@ -1,15 +1,12 @@
-"""Samples by index, in memory or on disk: data sets, how to part them, and batches."""
+"""Samples by index, in memory or on disk: data sets, and how to part them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
@@ -17,7 +14,6 @@ import torch
 from torch import Tensor
 
 from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, read_image
-from equilibria.registry import check_values
 
 AnySource = TypeVar("AnySource", "Split", "Source")
 """Of samples in memory some are samples in memory."""
@@ -124,6 +120,10 @@ class DataSet:
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
         source = self.train if len(self.train) else self.test
+        base, _ = behind_selections(source, torch.arange(0))
+        known: tuple[int, int, int] | None = getattr(base, "image_shape", None)
+        if known is not None:
+            return known
         first, _ = source.fetch(torch.zeros(1, dtype=torch.long))
         # An episode is a sample of many images.
         channels, height, width = first.shape[-3:]
@@ -181,24 +181,14 @@ def evenly_spread(source: Source, count: int) -> Tensor:
     return torch.linspace(0, len(source) - 1, count).round().long()
 
 
-def read_into_memory(source: Source, *, batch: int = 256) -> Split:
-    """All samples of a source that reads files, as bytes: read once instead of in every epoch."""
-    parts = torch.split(torch.arange(len(source)), batch)
-    images, parts_labels = zip(*(_read(source, part) for part in parts), strict=True)
-    labels = torch.cat(parts_labels)
-    # Of labels, maps have many.
-    fit_bytes = torch.equal(labels.byte().to(labels.dtype), labels)
-    return Split(torch.cat(images), labels.byte() if fit_bytes else labels)
-
-
-def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
+def read_samples(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
     """The samples in bytes where the source has them so, otherwise as `fetch` gives them."""
-    source, indices = _behind_selections(source, indices)
+    source, indices = behind_selections(source, indices)
     read: Callable[[Tensor], tuple[Tensor, Tensor]] = getattr(source, "read", source.fetch)
     return read(indices)
 
 
-def _behind_selections(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
+def behind_selections(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
     """Where the samples are, and which they are there."""
     while isinstance(source, Selection):
         indices, source = source.indices[indices], source.source
@@ -215,7 +205,7 @@ def fingerprint(source: Source) -> str:
     labels = known_labels(source)
     if labels is not None:
         digest.update(labels.long().numpy().tobytes())
-    base, indices = _behind_selections(source, torch.arange(len(source)))
+    base, indices = behind_selections(source, torch.arange(len(source)))
     paths: Sequence[Path | str] | None = getattr(base, "paths", None)
     some = indices[evenly_spread(source, SAMPLED_FILES if paths else SAMPLED_IMAGES)]
     if paths is None:
@@ -223,7 +213,8 @@ def fingerprint(source: Source) -> str:
     else:
         for index in indices.tolist():
             # Without the folders above the data set, which may move.
-            digest.update("/".join(["", *str(paths[index]).split(os.sep)[-2:]]).encode())
+            name = "/".join(["", *str(paths[index]).split(os.sep)[-2:]])
+            digest.update(name.encode(errors="surrogateescape"))
         for path in (paths[index] for index in some.tolist()):
             digest.update(b"%d " % (os.path.getsize(path) if os.path.exists(path) else -1))
     return f"{len(source)} samples, {digest.hexdigest()[:16]}"
@@ -257,63 +248,3 @@ def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySour
 def select(source: AnySource, indices: Tensor) -> AnySource:
     """Some samples: a copy of those in memory, so that it holds no others; else a view."""
     return source.subset(indices) if isinstance(source, Split) else Selection(source, indices)
-
-
-@dataclass(frozen=True, eq=False)
-class Batches:
-    """Goes through every sample of a source once; in a new order each time with `shuffle`.
-
-    `drop_last` leaves out a last batch that is not full. With `prefetch`, a thread reads so many
-    batches ahead; the batches are the same ones. `part` = (k, n) gives the k-th of n parts of every
-    batch, which differ by one sample at most and may be empty.
-    """
-
-    source: Source
-    size: int
-    _: KW_ONLY
-    shuffle: torch.Generator | None = None
-    drop_last: bool = False
-    prefetch: int = 0
-    part: tuple[int, int] = (0, 1)
-
-    def __post_init__(self) -> None:
-        check_values(self, at_least_one=("size",), not_negative=("prefetch",))
-        if not 0 <= self.part[0] < self.part[1]:
-            raise ValueError(f"part is (k, n) with 0 ≤ k < n, not {self.part}")
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.source), self.size)
-        return full + (rest > 0 and not self.drop_last)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for _, images, labels in self.indexed():
-            yield images, labels
-
-    def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The batches with the indices of their samples before them."""
-        order = torch.arange(len(self.source))
-        if self.shuffle is not None:
-            order = torch.randperm(len(order), generator=self.shuffle)
-        place, parts = self.part
-        # An empty tensor splits into one empty piece, which is no batch.
-        whole = islice(torch.split(order, self.size), len(self))
-        wanted = (batch.tensor_split(parts)[place] for batch in whole)
-        yield from self._read_ahead(wanted) if self.prefetch else map(self._read, wanted)
-
-    def _read(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return indices, *self.source.fetch(indices)
-
-    def _read_ahead(self, wanted: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        with ThreadPoolExecutor(1, thread_name_prefix="equilibria-prefetch") as reader:
-            ahead = deque(
-                reader.submit(self._read, indices) for indices in islice(wanted, self.prefetch)
-            )
-            try:
-                while ahead:
-                    batch = ahead.popleft().result()
-                    for indices in islice(wanted, 1):
-                        ahead.append(reader.submit(self._read, indices))
-                    yield batch
-            finally:
-                for unread in ahead:
-                    unread.cancel()

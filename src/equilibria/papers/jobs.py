@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from equilibria.data import Batches
+from equilibria.data.workers import end_with_parent
 from equilibria.equilibrium import BatchCouplingWarning
 from equilibria.models import parameter_count
 from equilibria.papers.measures import EXTRAS, Result
@@ -35,7 +36,6 @@ from equilibria.training import (
     write_atomically,
 )
 from equilibria.training.files import take_lock
-from equilibria.training.processes import end_with_parent
 
 DIGITS_OF_HASH = 10
 

@@ -25,6 +25,7 @@ from equilibria.data import (
     load_dataset,
     read_into_memory,
     stratified_split,
+    usual_workers,
 )
 from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
@@ -43,6 +44,8 @@ from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
 from equilibria.training.recipe import Recipe, told_where
 
+READ_AT_ONCE = 32
+"""Images that one worker reads into memory before the next one is asked."""
 VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
 
@@ -107,8 +110,6 @@ class Experiment:
         with told_where("data.augmentation"):
             augmentation = Chain(tuple(map(build_augmentation, recipe.data.augmentation)))
         training, validation = _parts(recipe, data)
-        if recipe.data.in_memory:
-            training = read_into_memory(training)
         return cls(
             recipe=recipe,
             model=model,
@@ -129,8 +130,12 @@ class Experiment:
         processes: Processes = ALONE,
         on_epoch: Callable[[EpochMetrics], None] | None = None,
         on_step: Callable[[StepProgress], None] | None = None,
+        on_read: Callable[[int, int], None] | None = None,
     ) -> list[EpochMetrics]:
-        """Train, keeping checkpoints and metrics in the run's folder; go on where it was left."""
+        """Train, keeping checkpoints and metrics in the run's folder; go on where it was left.
+
+        on_read: where images are read into memory first, is told how many of how many there are.
+        """
 
         def record(metrics: EpochMetrics) -> None:
             run.settle()
@@ -138,16 +143,18 @@ class Experiment:
                 on_epoch(metrics)
 
         try:
+            training, validation = self._to_be_read(processes, on_read)
             history = fit(
                 self.model,
                 self.task,
-                self.training,
+                training,
                 self.recipe.training,
                 augmentation=self.augmentation,
-                validation=self.validation,
+                validation=validation,
                 device=device,
                 checkpoints=Checkpoints(run.checkpoints, run.metrics if processes.leads else None),
                 processes=processes,
+                workers=self.recipe.data.workers,
                 on_epoch=record,
                 on_step=on_step,
             )
@@ -156,6 +163,30 @@ class Experiment:
         finally:
             run.abandon()
         return history
+
+    def _to_be_read(
+        self, processes: Processes, on_read: Callable[[int, int], None] | None
+    ) -> tuple[Source, Source | None]:
+        """What is trained on and validated with: the files, or what was in them."""
+        parts = [part for part in (self.training, self.validation) if part is not None]
+        if self.recipe.data.in_memory:
+            done, total = 0, sum(map(len, parts))
+            for place, part in enumerate(parts):
+
+                def tell(read: int, _: int, before: int = done) -> None:
+                    if on_read is not None and processes.leads:
+                        on_read(before + read, total)
+
+                workers = self._workers(part, READ_AT_ONCE, processes)
+                parts[place] = read_into_memory(
+                    part, batch=READ_AT_ONCE, workers=workers, on_read=tell
+                )
+                done += len(part)
+        return parts[0], parts[1] if self.validation is not None else None
+
+    def _workers(self, source: Source, size: int, processes: Processes) -> int:
+        given = self.recipe.data.workers
+        return usual_workers(source, size, processes.count) if given is None else given
 
     def facts(self) -> dict[str, Any]:
         """What a run folder records: of the images, and a fingerprint of the training data."""
@@ -166,7 +197,8 @@ class Experiment:
         """On the test images, of which each process takes its share if there are enough."""
         if len(self.test) < processes.count:
             processes = ALONE
-        batches = Batches(processes.part_of(self.test), self.recipe.training.evaluation_batch_size)
+        own, size = processes.part_of(self.test), self.recipe.training.evaluation_batch_size
+        batches = Batches(own, size, workers=self._workers(own, size, processes))
         with self.solving():
             return self.task.evaluate(self.model, batches, processes.gathered)
 

@@ -192,3 +192,12 @@ def take_lock(path: Path, *, wait: bool = False) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def release_lock(descriptor: int, owner: int) -> None:
+    """Let go of a lock, also of its copies in workers of this process, which is `owner`."""
+    import fcntl
+
+    if os.getpid() == owner:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

@@ -17,6 +17,7 @@ from equilibria.training.files import (
     DamagedFileError,
     checksum,
     is_temporary,
+    release_lock,
     remove_temporary,
     sealed_json,
     take_lock,
@@ -147,7 +148,7 @@ class RunFolder:
                 f"another process is training in {self.path}: wait for it, or name another folder"
             ) from None
         if descriptor is not None:
-            self._unlock = weakref.finalize(self, os.close, descriptor)
+            self._unlock = weakref.finalize(self, release_lock, descriptor, os.getpid())
 
     def close(self) -> None:
         """Let others write to the folder."""
@@ -165,7 +166,7 @@ class RunFolder:
                     f"{self.config} is not as the run wrote it: resume with the recipe that the "
                     "run began with, or start a new one in another folder"
                 )
-            if _without_root(load_recipe(self.config).as_data()) != _without_root(config):
+            if _without_place(load_recipe(self.config).as_data()) != _without_place(config):
                 raise RunError(
                     f"{self.config} is another recipe than the one given: resume with that recipe "
                     f"(equilibria train {self.config} --output {self.path} --resume), or name a "
@@ -256,6 +257,6 @@ class RunFolder:
         return entries
 
 
-def _without_root(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Data may move: whether it is the same, its fingerprint says."""
-    return {**config, "data": {**config.get("data", {}), "root": None}}
+def _without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Data may move: whether it is the same, its fingerprint says. Who reads it does not matter."""
+    return {**config, "data": {**config.get("data", {}), "root": None, "workers": None}}

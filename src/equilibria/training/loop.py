@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.context import State, state_tensors
-from equilibria.data import Augmentation, Batches, Source, Split
+from equilibria.data import Augmentation, Batches, Source, usual_workers
 from equilibria.equilibrium import (
     EquilibriumLayer,
     Record,
@@ -32,8 +33,6 @@ from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes
 from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
 
-READ_AHEAD = 4
-"""Batches that a thread reads from a disk while the model computes."""
 STEPS_UNSEEN = 20
 """Steps that an accelerator may run before somebody looks whether the loss is still finite."""
 ITERATES = 12
@@ -57,6 +56,7 @@ def fit(
     device: torch.device | str = "cpu",
     checkpoints: Checkpoints | None = None,
     processes: Processes = ALONE,
+    workers: int | None = None,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> list[EpochMetrics]:
@@ -66,7 +66,8 @@ def fit(
     after every epoch, and a run that was interrupted goes on from the last one: on a CPU to the
     very same numbers. `on_epoch` and `on_step` are told how it goes (epochs of before an
     interruption are not told again); an exception they raise ends the training. Of several
-    `processes` each takes its share of every batch, and the first one reports.
+    `processes` each takes its share of every batch, and the first one reports. So many `workers`
+    are processes that read ahead; by default as many as image files and cores suggest.
     """
     if len(data) == 0:
         raise ValueError("there is nothing to train on: the split holds no sample")
@@ -89,6 +90,7 @@ def fit(
         device=torch.device(device),
         checkpoints=checkpoints,
         processes=processes,
+        workers=workers,
         on_step=on_step if processes.leads else None,
     )
     with processes.joined(model):
@@ -113,6 +115,7 @@ class _Training:
     device: torch.device
     checkpoints: Checkpoints | None
     processes: Processes
+    workers: int | None
     on_step: Callable[[StepProgress], None] | None
     step: int = 0
     history: list[EpochMetrics] = field(default_factory=list)
@@ -122,8 +125,27 @@ class _Training:
         layers = [m for m in self.model.modules() if isinstance(m, EquilibriumLayer)]
         warm = layers if self.settings.warm_start else []
         self.starts = {layer: _Starts(len(self.data)) for layer in warm}
-        batches = -(-len(self.data) // self.settings.batch_size)
-        self.steps_per_epoch = -(-batches // self.settings.accumulate)
+        # All processes share the order of the samples.
+        self.order = torch.Generator()
+        self.batches = Batches(
+            self.data,
+            self.settings.batch_size,
+            shuffle=self.order,
+            part=(self.processes.rank, self.processes.count),
+            **self._reading(self.data, self.settings.batch_size),
+        )
+        self.steps_per_epoch = -(-len(self.batches) // self.settings.accumulate)
+        self.held_out: Batches | None = None
+        if self.validation is not None:
+            own, size = self.processes.part_of(self.validation), self.settings.evaluation_batch_size
+            self.held_out = Batches(own, size, **self._reading(own, size))
+
+    def _reading(self, source: Source, size: int) -> dict[str, Any]:
+        """How batches of so many samples are read."""
+        workers = self.workers
+        if workers is None:
+            workers = usual_workers(source, size, self.processes.count)
+        return {"workers": workers, "pinned": self.device.type == "cuda"}
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
@@ -188,17 +210,9 @@ class _Training:
     def _train_epoch(self, epoch: int) -> _Totals:
         self.model.train()
         generator = torch.Generator().manual_seed(self._seed(epoch, self.processes.rank, 1))
-        # All processes share the order of the samples.
-        order = torch.Generator().manual_seed(self._seed(epoch, 0, 0))
-        batches = Batches(
-            self.data,
-            self.settings.batch_size,
-            shuffle=order,
-            prefetch=0 if isinstance(self.data, Split) else READ_AHEAD,
-            part=(self.processes.rank, self.processes.count),
-        )
+        self.order.manual_seed(self._seed(epoch, 0, 0))
         totals = _Totals(self.device)
-        batch = batches.indexed()
+        batch = self.batches.indexed()
         while group := list(islice(batch, self.settings.accumulate)):
             share = learning_rate_share(self.settings, self.step, self.steps_per_epoch)
             totals.learning_rate = self.settings.learning_rate * share
@@ -228,13 +242,15 @@ class _Training:
     ) -> Tensor:
         """Add the gradient of a batch, times `share`; return its loss over all processes."""
         indices, images, targets = batch
+        images = images.to(self.device, non_blocking=True)
+        targets = targets.to(self.device, non_blocking=True)
         if self.augmentation is not None and len(images):
             images, targets = self.augmentation(images, targets, generator)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
             self._recording(indices) as record,
         ):
-            outcome = self._forward(images.to(self.device), targets.to(self.device))
+            outcome = self._forward(images, targets)
             jacobian = self._jacobian_term(record, generator)
         totals.solves += last_solves(outcome, record.solutions)
         samples, loss = outcome.samples, outcome.loss
@@ -310,13 +326,11 @@ class _Training:
             )
 
     def _validate(self) -> Evaluation | None:
-        if self.validation is None:
+        if self.held_out is None:
             return None
-        own = self.processes.part_of(self.validation)
-        batches = Batches(own, self.settings.evaluation_batch_size)
         tolerance, rule = self.settings.evaluation_tolerance, self.settings.gradient
         with solving(self.model, tolerance=tolerance, gradient=rule):
-            return self.task.evaluate(self.model, batches, self.processes.gathered)
+            return self.task.evaluate(self.model, self.held_out, self.processes.gathered)
 
     def _seed(self, epoch: int, rank: int, purpose: int) -> int:
         """A seed in which runs, epochs, processes and purposes have nothing in common.

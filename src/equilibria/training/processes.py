@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -40,19 +37,6 @@ def now(device: torch.device) -> float:
         return time.process_time()
     torch.accelerator.synchronize(device)
     return time.perf_counter()
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it is gone, however that came about."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)  # As a kill would: whatever is being written can take that.
-
-    threading.Thread(target=watch, name="equilibria-parent", daemon=True).start()
 
 
 class Processes:

@@ -21,7 +21,7 @@ MOST_CHARACTERS, MOST_VALUES = 2**18, 10_000
 PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
 """Where the recipes are that come with the package."""
 MOST_THREADS = 1024
-"""More than any machine has use for; far beyond it, starting them ends the process."""
+"""Or workers: more than any machine has use for; far beyond it, starting them ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class DataRecipe:
 
     root: its folder; by default the environment variable EQUILIBRIA_DATA.
     in_memory: read image files once, before the training, instead of in every epoch.
+    workers: processes that read image files ahead; None: as many as there are cores, less one. The
+        results are the same.
     augmentation: what happens to training images, in this order: names, or a name with options.
     normalize: bring every channel to mean 0 and variance 1, as published for the data set.
     validation: what is evaluated after every epoch: a share of the training images, held out, or
@@ -48,6 +50,7 @@ class DataRecipe:
     root: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     in_memory: bool = False
+    workers: int | None = None
     augmentation: tuple[str | dict[str, Any], ...] = ()
     normalize: bool = False
     validation: float | Literal["own"] = 0.0
@@ -55,6 +58,8 @@ class DataRecipe:
     def __post_init__(self) -> None:
         if self.validation != "own" and not 0 <= self.validation < 1:
             raise ValueError(f"validation must be in [0, 1), or 'own', not {self.validation}")
+        if self.workers is not None and not 0 <= self.workers <= MOST_THREADS:
+            raise ValueError(f"workers must be from 0 to {MOST_THREADS}, not {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True)

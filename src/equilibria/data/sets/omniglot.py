@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equilibria.data.batches import read_into_memory
 from equilibria.data.image_files import (
     BRIGHTEST,
     READING_THREADS,
@@ -26,7 +27,7 @@ from equilibria.data.image_files import (
     list_images,
 )
 from equilibria.data.readers import MissingDataError, incomplete
-from equilibria.data.source import DataSet, Source, read_into_memory
+from equilibria.data.source import DataSet, Source
 from equilibria.registry import check_values
 
 PARTS = (
