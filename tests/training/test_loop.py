@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,14 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.data import RandomShift, Split, load_digits
 from equilibria.tasks import Classification, Outcome, Task
-from equilibria.training import EpochMetrics, NonFiniteError, StepProgress, TrainingSettings, fit
+from equilibria.training import (
+    EpochMetrics,
+    NonFiniteError,
+    StepProgress,
+    TrainingSettings,
+    denormals_as_zero,
+    fit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +191,37 @@ def test_training_leaves_the_random_generator_alone(few_digits: Split) -> None:
     torch.manual_seed(5)
     fit(model, Classification(), few_digits, settings(epochs=1))
     assert torch.equal(torch.rand(3), expected)
+
+
+def counts_denormals() -> bool:
+    return bool(torch.tensor(torch.finfo(torch.float32).tiny) / 2 > 0)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_denormal_numbers_count_as_zero_in_training_alone(few_digits: Split, before: bool) -> None:
+    """Backwards too, where they come from: a cotangent of 1e-20 through a weight of 1e-25."""
+    seen: list[bool] = []
+
+    class Watched(Classification):
+        def training_step(self, model: nn.Module, images: Tensor, labels: Tensor) -> Outcome:
+            outcome = super().training_step(model, images, labels)
+            leaf = torch.full((1,), 1e-20, requires_grad=True)
+            (leaf * 1e-25).backward(torch.full((1,), 1e-15))
+            assert leaf.grad is not None
+            seen.extend([counts_denormals(), bool(leaf.grad != 0)])
+            return outcome
+
+    torch.set_flush_denormal(not before)
+    try:
+        fit(small_model(), Watched(), few_digits, settings(epochs=1))
+        assert counts_denormals() is before
+    finally:
+        torch.set_flush_denormal(False)
+    assert seen
+    assert not any(seen)
+
+
+def test_threads_that_are_started_meanwhile_take_it_over() -> None:
+    with denormals_as_zero(), ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(counts_denormals).result()
+    assert counts_denormals()

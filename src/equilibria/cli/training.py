@@ -48,6 +48,7 @@ from equilibria.training import (
     Processes,
     ProcessLostError,
     RunFolder,
+    denormals_as_zero,
     joined_group,
     load_recipe,
 )
@@ -74,6 +75,7 @@ def train_in_group(place: Place, device_name: str, work: Work) -> None:
         work(device, processes)
 
 
+@denormals_as_zero()
 def train_as_asked(
     source: str,
     overrides: list[str],
@@ -136,10 +138,11 @@ def follow(
     """Train in the run's folder, and show how it goes."""
     recipe = experiment.recipe
     together = "" if processes.count == 1 else f", by {processes.count} processes"
+    tiny = "; denormal numbers count as zero" if device.type == "cpu" else ""
     what = (
         f"{recipe.model.name} ({parameter_count(experiment.model):,} parameters) on "
         f"{experiment.data.name}: {len(experiment.training)} images to train on, on "
-        f"{device.type if together else device}{together}."
+        f"{device.type if together else device}{together}{tiny}."
     )
     console.print(printable(what), markup=False)
     display = TrainingDisplay(console, recipe.training.epochs)

@@ -30,6 +30,7 @@ from equilibria.training import (
     EpochMetrics,
     Experiment,
     RunFolder,
+    denormals_as_zero,
     json_text,
     load_weights,
     recipe_from_data,
@@ -94,6 +95,7 @@ def make_job(
     return Job(resolved, runs / name, extras, pictures)
 
 
+@denormals_as_zero()
 def run_job(
     job: Job,
     device: torch.device,

@@ -17,7 +17,7 @@ from equilibria.training.files import (
 from equilibria.training.folder import RunError, RunFolder
 from equilibria.training.loop import NonFiniteError, fit
 from equilibria.training.metrics import EpochMetrics, StepProgress, TensorBoardLog
-from equilibria.training.processes import ALONE, Processes, choose_device, now
+from equilibria.training.processes import ALONE, Processes, choose_device, denormals_as_zero, now
 from equilibria.training.recipe import (
     Recipe,
     RecipeError,
@@ -50,6 +50,7 @@ __all__ = [
     "TensorBoardLog",
     "TrainingSettings",
     "choose_device",
+    "denormals_as_zero",
     "evaluate",
     "find_recipe",
     "fit",

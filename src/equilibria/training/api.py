@@ -18,13 +18,14 @@ from equilibria.tasks import Classification, Evaluation, Task
 from equilibria.training.experiment import Experiment, load_model, trained
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.processes import choose_device
+from equilibria.training.processes import choose_device, denormals_as_zero
 from equilibria.training.recipe import Recipe, load_recipe
 
 Weights: TypeAlias = Literal["last", "best"]
 Paths: TypeAlias = "str | Path | Sequence[str | Path]"
 
 
+@denormals_as_zero()
 def train(
     recipe: str | Path | Recipe,
     *overrides: str,

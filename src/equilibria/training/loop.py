@@ -30,7 +30,7 @@ from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.checkpoints import Checkpoints, TrainingState
 from equilibria.training.files import fill
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.processes import ALONE, Processes
+from equilibria.training.processes import ALONE, Processes, denormals_as_zero
 from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
 
 STEPS_UNSEEN = 20
@@ -45,6 +45,7 @@ class NonFiniteError(RuntimeError):
     """A loss or a gradient became NaN or infinite: further steps would only spread it."""
 
 
+@denormals_as_zero()
 def fit(
     model: nn.Module,
     task: Task,
@@ -68,6 +69,7 @@ def fit(
     interruption are not told again); an exception they raise ends the training. Of several
     `processes` each takes its share of every batch, and the first one reports. So many `workers`
     are processes that read ahead; by default as many as image files and cores suggest.
+    Meanwhile denormal numbers count as zero (`denormals_as_zero`).
     """
     if len(data) == 0:
         raise ValueError("there is nothing to train on: the split holds no sample")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,24 @@ def now(device: torch.device) -> float:
         return time.process_time()
     torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+@contextmanager
+def denormals_as_zero() -> Iterator[None]:
+    """Numbers that are smaller than the smallest normal one (1e-38) count as zero on a CPU.
+
+    A gradient that is pulled back through many contracting steps ends in such numbers, with which
+    many processors compute twenty times slower. The setting is one of a thread: it holds for this
+    one, in which autograd runs too, and for those that it starts from now on. Torch's own worker
+    threads, once started, keep what held then: the commands `train` and `reproduce` set it first.
+    """
+    tiny = torch.tensor(torch.finfo(torch.float32).tiny)
+    before = bool(tiny / 2 == 0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 class Processes:
