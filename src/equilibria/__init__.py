@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from equilibria import models as models
     from equilibria import operators as operators
     from equilibria import papers as papers
+    from equilibria import plugins as plugins
     from equilibria import registry as registry
     from equilibria import report as report
     from equilibria import solvers as solvers
@@ -110,7 +111,16 @@ __all__ = [
 ]
 
 _LOWER_ROOMS = (
-    *("registry", "context", "operators", "activations", "energies", "solvers", "gradients"),
+    *(
+        "plugins",
+        "registry",
+        "context",
+        "operators",
+        "activations",
+        "energies",
+        "solvers",
+        "gradients",
+    ),
     *("equilibrium", "models", "inputs"),
 )
 """From the ground up: a room imports those below it, so that a search loads none in vain."""

@@ -9,9 +9,12 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
+
+from equilibria.plugins import load_installed
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
@@ -27,26 +30,43 @@ class Registry(Generic[T]):
         self.type = type_
         self._factories = dict(factories or {})
 
-    def register(self, name: str, factory: Callable[..., T], *, replace: bool = False) -> None:
-        """Make a thing available by name; `factory` takes its options as keywords."""
+    @overload
+    def register(self, name: str, factory: F, *, replace: bool = False) -> F: ...
+
+    @overload
+    def register(self, name: str, *, replace: bool = False) -> Callable[[F], F]: ...
+
+    def register(
+        self, name: str, factory: Callable[..., T] | None = None, *, replace: bool = False
+    ) -> Any:
+        """Make a thing available by name; `factory` takes its options as keywords.
+
+        Without a factory this is a decorator of one.
+        """
+        if factory is None:
+            return functools.partial(self.register, name, replace=replace)
         if name in self._factories and not replace:
             raise ValueError(
                 f"the {self.kind} {name!r} exists already; choose another name, "
                 "or pass replace=True to take its place"
             )
         self._factories[name] = factory
+        return factory
 
     def names(self) -> list[str]:
-        """The names there are, sorted."""
+        """The names there are, sorted, those of installed plugins among them."""
+        load_installed()
         return sorted(self._factories)
 
     def factory(self, name: str) -> Callable[..., T]:
-        try:
-            return self._factories[name]
-        except KeyError:
-            near = nearest(name, self.names(), count=3, cutoff=0.4)
-            known = ", ".join(self.names())
-            raise ValueError(f"unknown {self.kind} {name!r}{near} There are: {known}.") from None
+        if name not in self._factories:
+            known = self.names()
+            if name not in known:
+                near = nearest(name, known, count=3, cutoff=0.4)
+                raise ValueError(
+                    f"unknown {self.kind} {name!r}{near} There are: {', '.join(known)}."
+                )
+        return self._factories[name]
 
     def create(self, name: str, **options: Any) -> T:
         factory = self.factory(name)
@@ -183,9 +203,6 @@ def current_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str,
             name = present
         renamed[name] = value
     return renamed
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def accepts_old_names(function: F) -> F:

@@ -37,6 +37,15 @@ def _options(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE|MODULE",
+            help="Your own parts: code that registers models, tasks, data sets, …; also after a "
+            "command, and several times.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; after a command too.")
     ] = False,

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import equilibria as eq
 from equilibria.cli import faults
+from equilibria.plugins import import_parts
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +35,22 @@ class Program(TyperGroup):
     """Commands; a fault ends them with a sentence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # Behind the command too, where one adds it to the line that failed.
-        others = [word for word in args if word != "--debug"]
-        return super().parse_args(ctx, ["--debug"] * (len(others) < len(args)) + others)
+        # Options of the program are understood behind the command too, where one adds them to a
+        # line that failed.
+        own, others, words = [], [], iter(args)
+        for word in words:
+            if word == "--import":
+                own += [word, next(words, None) or ctx.fail("--import needs a file or a module")]
+            elif word == "--debug" or word.startswith("--import="):
+                own.append(word)
+            else:
+                others.append(word)
+        return super().parse_args(ctx, own + others)
 
     def invoke(self, ctx: Any) -> Any:
         faults.debug = ctx.params["debug"]
         with faults.told():
+            import_parts(ctx.params["imports"] or ())
             return super().invoke(ctx)
 
 

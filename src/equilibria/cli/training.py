@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from equilibria import plugins
 from equilibria.cli import faults
 from equilibria.cli.console import TrainingDisplay, output_console, print_facts
 from equilibria.cli.evaluate import as_data, rows
@@ -183,6 +184,7 @@ def _kept(run: RunFolder) -> str:
     if newest is None:
         return "no epoch was finished, and nothing is kept"
     words = ["equilibria", "train", str(run.config), "--output", str(run.path), "--resume"]
+    words += [word for parts in plugins.imported() for word in ("--import", parts.source)]
     return f"the checkpoint {newest.name} is kept, go on with: {shlex.join(words)}"
 
 
@@ -223,7 +225,8 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
         )
         try:
             meeting_point = Path(folder) / "meeting-point"
-            elastic_launch(config, _process)(meeting_point, faults.debug, work, arguments)
+            sources = [parts.source for parts in plugins.imported()]
+            elastic_launch(config, _process)(meeting_point, faults.debug, sources, work, arguments)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
         except SignalException as error:
@@ -240,7 +243,11 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
 
 
 def _process(
-    meeting_point: Path, debug: bool, work: Callable[..., None], arguments: tuple[Any, ...]
+    meeting_point: Path,
+    debug: bool,
+    sources: Sequence[str],
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     end_with_parent()
     faults.debug = debug
@@ -250,6 +257,7 @@ def _process(
     try:
         with faults.told():
             try:
+                plugins.import_parts(sources)
                 work(place, *arguments)
             except ProcessLostError:
                 # Ended with the others, this process leaves it to the one that failed to say why.

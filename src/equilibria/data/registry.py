@@ -70,14 +70,19 @@ _loaders: Registry[DataSet] = Registry("data set")
 _cards: dict[str, DataSetCard] = {}
 
 
-def register_dataset(card: DataSetCard, loader: Loader, *, replace: bool = False) -> None:
-    """Make a data set available by name.
+def register_dataset(
+    card: DataSetCard, loader: Loader | None = None, *, replace: bool = False
+) -> Any:
+    """Make a data set available by name; without a loader this is a decorator of one.
 
     `loader` is called with the folder that the card's `find` gives (without it, if the card names
     no folders) and the user's options.
     """
+    if loader is None:
+        return partial(register_dataset, card, replace=replace)
     _loaders.register(card.name, loader, replace=replace)
     _cards[card.name] = card
+    return loader
 
 
 def list_datasets() -> list[str]:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 import yaml
@@ -41,24 +41,40 @@ SOLVING = {option.name: option.default for option in dataclasses.fields(Solving)
 """The single options of how a model solves, which `create_model` makes one `Solving` of."""
 
 
+@overload
+def register_model(name: str, factory: Factory, **options: Any) -> Factory: ...
+
+
+@overload
+def register_model(name: str, **options: Any) -> Callable[[Factory], Factory]: ...
+
+
 def register_model(
     name: str,
-    factory: Callable[..., nn.Module],
+    factory: Callable[..., nn.Module] | None = None,
     *,
     summary: str = "",
     paper: str = "",
     reported: str = "",
     replace: bool = False,
     **preset: Any,
-) -> None:
+) -> Any:
     """Make a model available by name: `factory` called with `preset` and the user's overrides.
+
+    Without a factory this is a decorator of one, of a class of models for instance.
 
     `summary` is the line that lists of models show; `paper` and `reported` say where it comes from
     and how many parameters it has there. A factory that takes `solving`, a `Solving`, is given one
     of the options solver, gradient, tolerance, max_iterations and strict.
     """
-    _models.register(name, factory, replace=replace)
-    _cards[name] = ModelCard(summary, paper, reported, preset)
+    card = ModelCard(summary, paper, reported, preset)
+
+    def register(made_by: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        _models.register(name, made_by, replace=replace)
+        _cards[name] = card
+        return made_by
+
+    return register if factory is None else register(factory)
 
 
 def register_presets(package: str, *factories: Callable[..., nn.Module]) -> None:

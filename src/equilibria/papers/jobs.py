@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from equilibria import plugins
 from equilibria.data import Batches
 from equilibria.data.workers import end_with_parent
 from equilibria.equilibrium import BatchCouplingWarning
@@ -170,7 +171,8 @@ class _Worker:
         # spawn: a fork of a process in which torch has threads may hang.
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other,), daemon=True)
+        sources = [parts.source for parts in plugins.imported()]
+        self.process = context.Process(target=_work, args=(other, sources), daemon=True)
         self.process.start()
         other.close()
         self.alive = True
@@ -196,12 +198,13 @@ class _Worker:
         self.process.join()
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, sources: Sequence[str]) -> None:
     """Do jobs until the other end closes."""
     # Whoever sits at the keyboard interrupts the parent, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     torch.set_num_threads(1)
+    plugins.import_parts(sources)
     while True:
         try:
             connection.send(attempt(connection.recv(), torch.device("cpu")))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equilibria.data import Batches, Source, find_images, load_dataset, read_image, readable
 from equilibria.equilibrium import solving
 from equilibria.models import predicted_classes
+from equilibria.plugins import import_parts
 from equilibria.tasks import Classification, Evaluation, Task
 from equilibria.training.experiment import Experiment, load_model, trained
 from equilibria.training.folder import RunFolder
@@ -33,6 +34,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "auto",
+    imports: Paths = (),
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> nn.Module:
@@ -43,8 +45,10 @@ def train(
     recipe: a recipe by its name, a YAML file, or an object; `overrides` are key=value.
     output: the folder of the run; `resume` goes on from its last checkpoint, if there is one, and
         `overwrite` replaces a run that it holds.
+    imports: files or modules of your own parts, imported first (`equilibria.plugins`).
     on_epoch, on_step: are told how it goes; an exception they raise ends the training.
     """
+    import_parts(imports)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     if isinstance(recipe, Recipe) and overrides:
         raise TypeError("overrides are for a recipe by name or file: change the object instead")
@@ -58,7 +62,11 @@ def train(
 
 
 def load(
-    folder: str | Path, *, weights: Weights = "last", device: str | torch.device = "cpu"
+    folder: str | Path,
+    *,
+    weights: Weights = "last",
+    device: str | torch.device = "cpu",
+    imports: Paths = (),
 ) -> nn.Module:
     """The model of a finished run, in evaluation mode.
 
@@ -67,7 +75,10 @@ def load(
     `normalization`, mean and standard deviation of each channel, or None.
 
     weights: "best" are those of the epoch that did best on the validation images.
+    imports: what the run was trained with, besides what comes with Equilibria; `run.json` names it,
+        but nothing is imported that is not named here.
     """
+    import_parts(imports)
     return load_model(folder, device=device, weights=weights)
 
 

@@ -338,6 +338,7 @@ def _finished(run: RunFolder, weights: Literal["last", "best"]) -> tuple[Recipe,
                 f"{path} is missing: name the folder of a finished run, as `equilibria train` "
                 "writes one"
             )
+    run.require_parts()
     recipe = run.recipe()
     tolerance = recipe.training.evaluation_tolerance
     if tolerance is not None and "tolerance" in model_options(recipe.model.name):

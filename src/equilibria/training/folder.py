@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from equilibria import plugins
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.files import (
     DamagedFileError,
@@ -109,7 +110,11 @@ class RunFolder:
                         "--overwrite (overwrite=True) replaces it, or name another folder"
                     )
                 run._put_aside()
+            parts = {
+                parts.module: vars(parts) for parts in (*run._needed_parts(), *plugins.imported())
+            }
             mark = {"kind": KIND, "config": checksum(content), **(facts or {})}
+            mark |= {"imports": list(parts.values())} if parts else {}
             for file, text in ((run.mark, sealed_json(mark).encode()), (run.config, content)):
                 if not file.exists() or file.read_bytes() != text:
                     write_atomically(file, text)
@@ -221,6 +226,19 @@ class RunFolder:
         except ValueError as error:
             warnings.warn(str(error), CheckpointWarning, stacklevel=2)
             return {}
+
+    def _needed_parts(self) -> list[plugins.Parts]:
+        """The code of the user's own that the run was trained with."""
+        noted = self.facts().get("imports", [])
+        return [
+            plugins.Parts(item["source"], item["sha256"])
+            for item in (noted if isinstance(noted, list) else [])
+            if isinstance(item, dict) and {"source", "sha256"} <= item.keys()
+        ]
+
+    def require_parts(self) -> None:
+        """Refuse to go on if the user has not imported what the run was trained with."""
+        plugins.require(self._needed_parts(), f"the run {self.path}")
 
     def recipe(self) -> Recipe:
         """The recipe of the run; a warning where the file is not as the run wrote it."""
