@@ -76,7 +76,8 @@ def test_the_same_seed_draws_the_same_samples(generator: Path, tmp_path: Path) -
     pictures, figures = [], []
     for seed in (1, 1, 2):
         output = tmp_path / "samples.png"
-        result = invoke("generate", generator, "--output", output, "--seed", seed, *SMALL, "--json")
+        options = ("--output", output, "--overwrite", "--seed", seed, *SMALL)
+        result = invoke("generate", generator, *options, "--json")
         assert result.exit_code == 0, result.output
         pictures.append(output.read_bytes())
         figures.append(json.loads(result.output))

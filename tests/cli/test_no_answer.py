@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from equilibria.training import Experiment, trained
+import equilibria as eq
+from equilibria.training import save_weights
 from tests.cli.test_restore import AUTOENCODER, NOISE, learned
 from tests.program import invoke
 
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
 
 
+def poison(run: Path) -> Path:
+    """The run, as if its last layer had been trained to NaN."""
+    model = eq.load(run)
+    with torch.no_grad():
+        list(model.parameters())[-1].fill_(torch.nan)
+    save_weights(model, run / "model.safetensors")
+    return run
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "opteq"
     assert invoke("train", "digits-opteq", *SHORT, "--output", folder).exit_code == 0
-    return folder
-
-
-@pytest.fixture
-def broken(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run, as if its last layer had been trained to NaN."""
-
-    def poisoned(*args: Any, **options: Any) -> Experiment:
-        experiment = trained(*args, **options)
-        with torch.no_grad():
-            list(experiment.model.parameters())[-1].fill_(torch.nan)
-        return experiment
-
-    monkeypatch.setattr("equilibria.training.trained", poisoned)
-    return finished
+    return poison(folder)
 
 
 def test_an_evaluation(broken: Path) -> None:
@@ -77,16 +72,17 @@ def test_an_attack(broken: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def restorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learned(
+    run = learned(
         tmp_path_factory.mktemp("runs"),
         "restorer",
         model=AUTOENCODER,
         training={"epochs": 1, "batch_size": 32},
         task={"name": "restoration", "options": NOISE},
     )
+    return poison(run)
 
 
-def test_a_restoration(restorer: Path, tmp_path: Path, broken: Path) -> None:
+def test_a_restoration(restorer: Path, tmp_path: Path) -> None:
     file = tmp_path / "digit.png"
     Image.new("L", (8, 8), 100).save(file)
     output = ("--output", tmp_path / "drawn")

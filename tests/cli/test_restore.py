@@ -142,7 +142,7 @@ def test_known_pixels_are_kept(generator: Path, digits: list[Path], tmp_path: Pa
         difference = torch.from_numpy(np.array(image).astype(int) - np.array(original).astype(int))
     assert not difference[mask[0] == 0].any()
     assert difference[mask[0] == 1].any()
-    (seen,) = restored(generator, digits[0], *arguments, "--output", tmp_path / "out")
+    (seen,) = restored(generator, digits[0], *arguments, "--output", tmp_path / "other")
     assert seen["restored_psnr"] is not None
 
 

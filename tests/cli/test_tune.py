@@ -119,7 +119,7 @@ def test_unfinished_run_is_one_line(run: Path) -> None:
     (run / "model.safetensors").unlink()
     result = tune(str(run))
     assert result.exit_code == 2
-    assert "model.safetensors is missing: name the folder of a finished run" in result.output
+    assert "model.safetensors is missing, and there is no sound checkpoint" in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 

@@ -24,11 +24,12 @@ DataRoot = Annotated[
     Path | None, Option(help="Folder of data sets; what EQUILIBRIA_DATA names if not set.")
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
-FinishedRun = Annotated[Path, Argument(help="Folder of a finished run.")]
 JsonList = Annotated[bool, Option("--json", help="A JSON list.")]
 JsonObject = Annotated[bool, Option("--json", help="One JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the run that the folder holds.")]
+OverwriteFiles = Annotated[bool, Option("--overwrite", help="Replace files that are there.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of all that is drawn at random.")]
+SomeRun = Annotated[Path, Argument(help="Folder of a run.")]
 
 
 class Program(TyperGroup):
@@ -78,8 +79,13 @@ def command(
     return to.command(name, epilog=epilog, context_settings=context_settings)
 
 
-def opened(run: Path, device: str | torch.device, best: bool) -> eq.training.Experiment:
-    """The experiment of a finished run, on the device that was asked for."""
-    return eq.training.trained(
-        run, device=eq.training.choose_device(device), weights="best" if best else "last"
-    )
+def opened(
+    run: Path, device: torch.device, best: bool, root: Path | None
+) -> eq.training.Experiment:
+    """The experiment of a run, with its data."""
+    return eq.training.trained(run, device=device, weights="best" if best else "last", root=root)
+
+
+def opened_model(run: Path, device: torch.device, best: bool) -> eq.training.RecipeModel:
+    """The model of a run, which needs no data."""
+    return eq.training.trained_model(run, device=device, weights="best" if best else "last")

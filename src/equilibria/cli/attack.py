@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import Best, Device, JsonList, command, opened
-from equilibria.cli.console import print_json, print_table, progress_bar, say
-from equilibria.cli.faults import complain, unanswered, writable_file
+from equilibria.cli.app import (
+    Best,
+    DataRoot,
+    Device,
+    JsonList,
+    OverwriteFiles,
+    command,
+    opened,
+    opened_model,
+)
+from equilibria.cli.console import print_json, say
+from equilibria.cli.faults import (
+    check_new,
+    complain,
+    note_frames,
+    unanswered,
+    unreadable,
+    writable_file,
+    writable_folder,
+)
 
 
 @command(
     "attack",
     "equilibria attack runs/opteq --eps 1",
     "equilibria attack runs/opteq --norm linf --eps 0.1 --method all --draw attack.png",
-    "equilibria attack runs/opteq --eps 1 --method jiio --samples 500 --json",
+    "equilibria attack runs/opteq digit.png --eps 1 --output attacked",
+    "equilibria attack runs/opteq digit.png --eps 1 --label 3 --method jiio --json",
 )
 def attack(
     run: Annotated[Path, Argument(help="Run of a classifier.")],
     eps: Annotated[float, Option(help="How far a pixel image may be moved.")],
+    files: Annotated[
+        list[Path] | None,
+        Argument(help="Image files, or folders of them; test images of the run if not given."),
+    ] = None,
+    label: Annotated[
+        str | None, Option(help="Class that the FILES show; what the model says if not set.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(help="Folder for the attacked FILES, as large as the model sees them."),
+    ] = None,
     norm: Annotated[str, Option(help="In which that is measured: l2 or linf.")] = "l2",
     method: Annotated[str, Option(help="pgd, jiio, fgsm, or all of them.")] = "pgd",
     steps: Annotated[int | None, Option(min=1, help="20 for pgd, 40 for jiio.")] = None,
@@ -36,19 +63,32 @@ def attack(
     ] = False,
     loss: Annotated[str, Option(help="cross_entropy or margin.")] = "cross_entropy",
     samples: Annotated[int, Option(min=1, help="Test images to attack.")] = 1000,
-    batch_size: Annotated[int, Option(min=1, help="Images at a time.")] = 250,
+    batch_size: Annotated[int, Option(min=1, help="Of them at a time.")] = 250,
     draw: Annotated[
         Path | None,
-        Option(help="PNG of images, perturbations and predictions.", callback=writable_file),
+        Option(help="PNG of test images, perturbations and predictions.", callback=writable_file),
     ] = None,
+    overwrite: OverwriteFiles = False,
+    root: DataRoot = None,
     best: Best = False,
     as_json: JsonList = False,
     device: Device = "auto",
 ) -> None:
-    """Attack a trained classifier: its accuracy on the worst images near the test images."""
+    """Attack a trained classifier: its accuracy on the worst images near the test images.
+
+    Given FILES, it is these that are attacked; the data set of the run is then not needed.
+    """
+    from equilibria.cli.attacking import attack_images, classifier, show, show_files
+
     methods: tuple[eq.inputs.Method, ...] = get_args(eq.inputs.Method)
     if method not in (*methods, "all"):
         raise ValueError(f"--method must be one of {', '.join(methods)} or all, not {method!r}")
+    if files and draw is not None:
+        raise ValueError("--draw is for test images: --output writes the attacked FILES")
+    if not files and (label is not None or output is not None):
+        raise ValueError("--label and --output are for FILES: name the images to attack")
+    writable_folder(output)
+    check_new(draw, overwrite=overwrite)
     wants_all = method == "all"
     common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
 
@@ -65,66 +105,37 @@ def attack(
 
     asked = [settings_of(name) for name in methods if wants_all or name == method]
     where = eq.training.choose_device(device)
-    experiment = opened(run, where, best)
-    data = experiment.data
-    if data.kind != "classification":
-        raise ValueError(
-            f"an attack needs a run that classifies images, and {data.name} is for {data.kind}"
+    if files:
+        found = eq.data.find_images(files)
+        problems: list[Exception] = []
+        attacked = eq.report.attack_files(
+            classifier(opened_model(run, where, best)),
+            found,
+            asked,
+            where,
+            label=label,
+            output=output,
+            overwrite=overwrite,
+            on_unreadable=problems.append,
         )
-    images, labels = experiment.some_test_images(samples)
-    found, passed_over = [], []
-    with progress_bar(silent=as_json) as progress:
-        batches = math.ceil(len(images) / batch_size)
-        task = progress.add_task("attacking", total=batches * len(asked))
-        for settings in asked:
-            progress.update(task, description=settings.method)
-            try:
-                found.append(
-                    eq.inputs.measure_attack(
-                        experiment.model,
-                        images.to(where),
-                        labels.to(where),
-                        settings,
-                        batch_size,
-                        lambda: progress.advance(task),
-                    )
-                )
-            except (TypeError, ValueError) as error:
-                if not wants_all:
-                    raise
-                passed_over.append(f"{settings.method} passed over: {error}")
-    if not found:
-        raise ValueError("; ".join(passed_over))
-    if draw is not None:
-        eq.training.write_atomically(draw, eq.report.attack_png(images, found[0], data.class_names))
-    if as_json:
-        print_json([result.figures() for result in found])
+        show_files(attacked, len(found) * len(asked), as_json)
+        note_frames(found)
+        complain(unreadable(problems, len(found)))
     else:
-        title = f"{experiment.recipe.model.name} on {len(images)} test images, {norm}, eps {eps:g}"
-        _show(title, found)
-        for line in passed_over:
-            say(line)
-        if draw is not None:
-            say(f"Drawn: {draw}")
-    complain(unanswered(found[0].unanswered, len(images)))
-
-
-def _show(title: str, results: Sequence[eq.inputs.AttackResult]) -> None:
-    columns = ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s")
-    rows = []
-    for row in (result.figures() for result in results):
-        runs = f" × {row['restarts']}" if row["restarts"] > 1 else ""
-        steps = "" if row["method"] == "fgsm" else f"-{row['steps']}"
-        rows.append(
-            (
-                row["method"] + steps + runs,
-                f"{row['accuracy']:.2%}",
-                f"{row['robust_accuracy']:.2%}",
-                f"{row['low']:.1%} – {row['high']:.1%}",
-                f"{row['clean_loss']:.3f} → {row['loss']:.3f}",
-                f"{row['evaluations']}",
-                f"{row['vjps']}",
-                f"{row['cpu_seconds']:.1f}",
-            )
+        experiment = classifier(opened(run, where, best, root))
+        images, labels = experiment.some_test_images(samples)
+        some = attack_images(
+            experiment.model, images.to(where), labels.to(where), asked, batch_size, as_json
         )
-    print_table(("Attack", *columns), rows, right=columns, title=title)
+        if draw is not None:
+            eq.training.write_atomically(
+                draw, eq.report.attack_png(images, some[0], experiment.images.class_names)
+            )
+        if as_json:
+            print_json([result.figures() for result in some])
+        else:
+            model = experiment.recipe.model.name
+            show(f"{model} on {len(images)} test images, {norm}, eps {eps:g}", some)
+            if draw is not None:
+                say(f"Drawn: {draw}")
+        complain(unanswered(some[0].unanswered, len(images)))

@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import JsonList, command
+from equilibria.cli.app import DataRoot, JsonList, command
 from equilibria.cli.console import (
     figure_rows,
     output_console,
@@ -47,13 +47,14 @@ def compare(
         bool,
         Option("--evaluate", help="Evaluate finished runs on their test images; kept there."),
     ] = False,
+    root: DataRoot = None,
     as_json: JsonList = False,
     device: Annotated[str, Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Show training runs side by side, and where their recipes differ."""
     compared = eq.report.read_runs(runs)
     if evaluate:
-        _evaluate(compared, device)
+        _evaluate(compared, device, root)
         compared = eq.report.read_runs(runs)
     if output is not None:
         picture = eq.report.comparison_png(compared)
@@ -146,7 +147,7 @@ def _print_tables(runs: Sequence[eq.report.ComparedRun]) -> None:
         print_table(("Run", *names), [*above, None, *below], right=names)
 
 
-def _evaluate(runs: Sequence[eq.report.ComparedRun], device_name: str) -> None:
+def _evaluate(runs: Sequence[eq.report.ComparedRun], device_name: str, root: Path | None) -> None:
     """Store an evaluation of every finished run that has none."""
     device = eq.training.choose_device(device_name)
     waiting = Console(stderr=True)
@@ -154,7 +155,7 @@ def _evaluate(runs: Sequence[eq.report.ComparedRun], device_name: str) -> None:
         if not run.is_finished or run.evaluation is not None:
             continue
         with waiting.status(f"Evaluating {escape(run.name)} …"):
-            experiment = eq.training.trained(run.folder, device=device)
+            experiment = eq.training.trained(run.folder, device=device, root=root)
             eq.report.store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from textwrap import indent
 from typing import Any
 
 from rich import box
@@ -36,6 +38,23 @@ def say(text: str, *, wrap: bool = False) -> None:
 def print_json(data: Any) -> None:
     """Data for other programs; a dataclass is an object."""
     print(printable(eq.training.json_text(data)))
+
+
+@contextmanager
+def json_list() -> Iterator[Callable[[Any], None]]:
+    """Prints a JSON list item by item, as `print_json` would print it whole."""
+    begun = False
+
+    def add(item: Any) -> None:
+        nonlocal begun
+        text = printable(eq.training.json_text(item))
+        print(",\n" if begun else "[\n", indent(text, "  "), sep="", end="")
+        begun = True
+
+    try:
+        yield add
+    finally:
+        print("\n]" if begun else "[]")
 
 
 def print_table(

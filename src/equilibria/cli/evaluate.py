@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 import equilibria as eq
-from equilibria.cli.app import Best, Device, FinishedRun, JsonObject, command, opened
+from equilibria.cli.app import (
+    Best,
+    DataRoot,
+    Device,
+    JsonObject,
+    OverwriteFiles,
+    SomeRun,
+    command,
+    opened,
+)
 from equilibria.cli.console import figure_rows, print_facts, print_json, shown
-from equilibria.cli.faults import complain, unanswered, writable_file
+from equilibria.cli.faults import check_new, complain, unanswered, writable_file
 
 if TYPE_CHECKING:
     import torch
@@ -19,23 +28,28 @@ DRAWN_IMAGES = 4
 
 
 @command(
-    "evaluate", "equilibria evaluate runs/opteq --json", "equilibria evaluate runs/opteq --best"
+    "evaluate",
+    "equilibria evaluate runs/opteq --json",
+    "equilibria evaluate runs/cifar10 --best --root data",
 )
 def evaluate(
-    run: FinishedRun,
+    run: SomeRun,
     best: Best = False,
+    root: DataRoot = None,
     draw: Annotated[
         Path | None,
         Option(
             help="PNG of test images with classes, if the run segments.", callback=writable_file
         ),
     ] = None,
+    overwrite: OverwriteFiles = False,
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
     """Evaluate a trained model on its test images."""
+    check_new(draw, overwrite=overwrite)
     where = eq.training.choose_device(device)
-    experiment = opened(run, where, best)
+    experiment = opened(run, where, best, root)
     if draw is not None:
         eq.training.write_atomically(draw, _drawn(experiment, where))
     result = experiment.evaluate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,6 +20,8 @@ MISTAKES = (ImportError, OSError, TypeError, ValueError)
 FAILURES = (MemoryError, RuntimeError)
 """What was begun could not be finished: exit code 1."""
 INTERRUPTED = 130
+NAMED_FILES = 5
+"""In a sentence on many of them."""
 
 WRITE = "name a place that can be written, or change its rights"
 REMEDIES = {
@@ -148,6 +150,23 @@ def writable_folder(path: Path | None) -> Path | None:
             raise NotADirectoryError(f"{there} is a file: name a folder, not {path}")
         _try_to_write(there)
     return path
+
+
+def check_new(*paths: Path | None, overwrite: bool) -> None:
+    """Nobody's file is replaced unasked."""
+    there = next((path for path in paths if path is not None and path.exists()), None)
+    if there is not None and not overwrite:
+        raise FileExistsError(f"{there} exists: --overwrite replaces it, or name another place")
+
+
+def note_frames(files: Iterable[Path]) -> None:
+    """Say which of the files hold more than the one picture that is looked at."""
+    from equilibria.data import has_several_frames
+
+    several = [str(file) for file in files if has_several_frames(file)]
+    if several:
+        named = ", ".join(several[:NAMED_FILES]) + ", …" * (len(several) > NAMED_FILES)
+        warn(f"of several frames or pages the first counts: {named}")
 
 
 def _try_to_write(folder: Path) -> None:

@@ -8,9 +8,18 @@ from typing import Annotated
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import Best, Device, JsonObject, Seed, command, opened
+from equilibria.cli.app import (
+    Best,
+    DataRoot,
+    Device,
+    JsonObject,
+    OverwriteFiles,
+    Seed,
+    command,
+    opened,
+)
 from equilibria.cli.console import print_facts, print_json, say, shown
-from equilibria.cli.faults import writable_file
+from equilibria.cli.faults import check_new, writable_file
 
 
 @command(
@@ -32,16 +41,19 @@ def generate(
     images: Annotated[
         int, Option(min=2, help="Test images that are reconstructed and compared with.")
     ] = 500,
+    overwrite: OverwriteFiles = False,
     seed: Seed = 0,
+    root: DataRoot = None,
     best: Best = False,
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
     """Draw new images and reconstructions with a trained generator, and measure both."""
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
+    check_new(output, reconstructions, overwrite=overwrite)
     where = eq.training.choose_device(device)
     found, drawn, drawn_again = eq.report.generate(
-        opened(run, where, best),
+        opened(run, where, best, root),
         where,
         folder=run,
         samples=samples,

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import Best, Device, JsonList, Seed, command, opened
+from equilibria.cli.app import (
+    Best,
+    DataRoot,
+    Device,
+    JsonList,
+    OverwriteFiles,
+    Seed,
+    command,
+    opened,
+    opened_model,
+)
 from equilibria.cli.console import (
     print_facts,
     print_json,
@@ -67,7 +77,9 @@ def restore(
     stop_at_noise: Annotated[
         bool, Option("--stop-at-noise", help="End where noise explains what is left.")
     ] = False,
+    overwrite: OverwriteFiles = False,
     seed: Seed = 0,
+    root: DataRoot = None,
     best: Best = False,
     as_json: JsonList = False,
     device: Device = "auto",
@@ -86,21 +98,29 @@ def restore(
         raise ValueError("--damaged and --mask are for image files: test images are undamaged")
     where = eq.training.choose_device(device)
     files = eq.data.find_images(images or [])
-    experiment = opened(run, where, best)
+    chosen = opened_model(run, where, best) if test is None else opened(run, where, best, root)
     restorer = eq.report.Restorer(
-        experiment=experiment,
-        damage=eq.report.chosen_damage(experiment, task, options),
+        run=chosen,
+        damage=eq.report.chosen_damage(chosen, task, options),
         device=where,
         search=search,
         stop_at_noise=stop_at_noise,
         seed=seed,
     )
-    if test is not None:
+    if isinstance(chosen, eq.training.Experiment) and test is not None:
+        originals, _ = chosen.some_test_images(test)
         with progress_bar() as bar:
-            found = restorer.test_images(test, output, partial(bar.track, description="restoring"))
+            found = restorer.test_images(
+                originals, output, partial(bar.track, description="restoring")
+            )
     else:
         some = restorer.files(
-            files, output, damaged=damaged, mask=mask, on_unreadable=problems.append
+            files,
+            output,
+            damaged=damaged,
+            mask=mask,
+            overwrite=overwrite,
+            on_unreadable=problems.append,
         )
         found = list(some)
     if as_json:

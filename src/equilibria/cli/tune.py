@@ -9,7 +9,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import JsonObject, Seed, command
+from equilibria.cli.app import DataRoot, JsonObject, Seed, command
 from equilibria.cli.console import print_json, progress_bar
 
 Names = Annotated[str | None, Option(help="Names, with commas between them; all if not set.")]
@@ -35,6 +35,7 @@ def tune(
     adjoints: Annotated[str | None, Option(hidden=True)] = None,
     repeats: Annotated[int, Option(min=1, help="Timed steps of each setting.")] = 3,
     seed: Seed = 0,
+    root: DataRoot = None,
     as_json: JsonObject = False,
 ) -> None:
     """Find the fastest solver, tolerance and gradient rule that trains a model right."""
@@ -48,7 +49,7 @@ def tune(
     bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
     task = bar.add_task("the exact gradient", total=None)
     with bar:
-        subject = find_subject(target, batch, size, channels)
+        subject = find_subject(target, batch, size, channels, root)
         report = eq.training.tune(
             subject.model,
             subject.images,

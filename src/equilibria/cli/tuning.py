@@ -41,7 +41,9 @@ class Subject:
     """What the images and weights are."""
 
 
-def find_subject(target: str, batch: int, size: int | None, channels: int | None) -> Subject:
+def find_subject(
+    target: str, batch: int, size: int | None, channels: int | None, root: Path | None
+) -> Subject:
     """The model that a name or the folder of a run stands for, with images for it."""
     try:
         model_card(target)
@@ -54,7 +56,7 @@ def find_subject(target: str, batch: int, size: int | None, channels: int | None
             raise ValueError(
                 "--size and --channels are for models by name: a run brings its own images"
             ) from None
-        return _finished_run(Path(target), batch)
+        return _finished_run(Path(target), batch, root)
     in_channels = channels or CHANNELS
     return Subject(
         name=target,
@@ -67,9 +69,9 @@ def find_subject(target: str, batch: int, size: int | None, channels: int | None
     )
 
 
-def _finished_run(folder: Path, batch: int) -> Subject:
+def _finished_run(folder: Path, batch: int, root: Path | None) -> Subject:
     """A trained model, with images that it was not trained on."""
-    experiment = trained(folder)
+    experiment = trained(folder, root=root)
     recipe, test = experiment.recipe, experiment.data.test
     images, labels = test.fetch(torch.randperm(len(test))[:batch])
 

@@ -15,10 +15,12 @@ from equilibria.data.batches import (
 )
 from equilibria.data.download import DownloadError, download
 from equilibria.data.image_files import (
+    BRIGHTEST,
     Framing,
     ImageFiles,
     SegmentedFiles,
     find_images,
+    has_several_frames,
     image_to_tensor,
     open_image,
     read_image,
@@ -38,6 +40,7 @@ from equilibria.data.sets.arrays import CORRUPTIONS, load_digits
 from equilibria.data.sets.omniglot import Episodes
 from equilibria.data.source import (
     DataSet,
+    Kind,
     Selection,
     Source,
     Split,
@@ -48,6 +51,7 @@ from equilibria.data.source import (
 from equilibria.data.workers import usual_workers
 
 __all__ = [
+    "BRIGHTEST",
     "CORRUPTIONS",
     "Augmentation",
     "Batches",
@@ -61,6 +65,7 @@ __all__ = [
     "Framing",
     "GaussianNoise",
     "ImageFiles",
+    "Kind",
     "MissingDataError",
     "RandomShift",
     "SegmentedFiles",
@@ -75,6 +80,7 @@ __all__ = [
     "evenly_spread",
     "find_images",
     "fingerprint",
+    "has_several_frames",
     "image_to_tensor",
     "list_datasets",
     "load_dataset",

@@ -28,6 +28,7 @@ BRIGHTEST = 255.0
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jfif", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 )
+SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
 READING_THREADS = 4
 
 
@@ -222,6 +223,19 @@ def open_image(path: Path, *, is_gray: bool = False) -> Image:
             white = PIL.Image.new("RGBA", image.size, "white")
             image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
         return image.convert("L" if is_gray else "RGB")
+
+
+def has_several_frames(path: Path) -> bool:
+    """Whether a file is an animation, or has pages, of which `open_image` takes the first."""
+    import PIL.Image
+
+    if path.suffix.lower() not in SEVERAL_FRAMES:
+        return False
+    try:
+        with PIL.Image.open(path) as image:
+            return bool(getattr(image, "is_animated", False))
+    except Exception:  # Whoever reads it says what is wrong with it.
+        return False
 
 
 def image_to_tensor(image: Image) -> Tensor:

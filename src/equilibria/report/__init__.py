@@ -1,5 +1,6 @@
 """Making networks understood: convergence, figures, and the HTML report."""
 
+from equilibria.report.attacked_files import AttackedFile, attack_files
 from equilibria.report.compare import (
     ComparedRun,
     comparison_png,
@@ -28,6 +29,7 @@ from equilibria.report.restoration import (
 from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
 
 __all__ = [
+    "AttackedFile",
     "ClassifierReport",
     "ComparedRun",
     "Convergence",
@@ -37,6 +39,7 @@ __all__ = [
     "RestoredImage",
     "RestoredTestImages",
     "Restorer",
+    "attack_files",
     "attack_png",
     "choose_examples",
     "chosen_damage",

@@ -171,10 +171,13 @@ def figure_png(figure: Any, dots_per_inch: int) -> bytes:
     return buffer.getvalue()
 
 
-def drawn_files(files: Sequence[Path], folder: Path, *kinds: str) -> list[tuple[Path, ...]]:
-    """Where the pictures of each file go, one a kind; no file is written over.
+def drawn_files(
+    files: Sequence[Path], folder: Path, *kinds: str, overwrite: bool = False
+) -> list[tuple[Path, ...]]:
+    """Where the pictures of each file go, one a kind; no image is written over.
 
-    A picture has the name of its image; a number tells those of the same name apart.
+    A picture has the name of its image; a number tells those of the same name apart. Pictures of
+    before are an error unless `overwrite` allows to replace them.
     """
     taken = {file.resolve() for file in files}
     found = []
@@ -185,6 +188,11 @@ def drawn_files(files: Sequence[Path], folder: Path, *kinds: str) -> list[tuple[
             places = {path.resolve() for path in paths}
             if not taken & places:
                 break
+        there = next((path for path in paths if path.exists()), None)
+        if there is not None and not overwrite:
+            raise FileExistsError(
+                f"{there} exists: --overwrite (overwrite=True) replaces it, or name another folder"
+            )
         taken |= places
         found.append(paths)
     return found

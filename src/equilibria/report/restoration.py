@@ -30,7 +30,7 @@ from equilibria.report.figures import drawn_files, image_grid_png, image_png
 from equilibria.solvers import Status
 from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.tasks.image_quality import picture_psnr
-from equilibria.training import Experiment, write_atomically
+from equilibria.training import RecipeModel, write_atomically
 
 BATCH = 64
 LEAST_SIDE = 160
@@ -105,9 +105,9 @@ class RestoredTestImages:
     """Rows of originals, measurements and restored images."""
 
 
-def chosen_damage(experiment: Experiment, name: str | None, options: dict[str, Any]) -> Corruption:
+def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -> Corruption:
     """What is undone: as asked for, or what the run was trained to undo."""
-    task = experiment.task
+    task = run.task
     own = task.damage if isinstance(task, ImageRestoration) else None
     if name is None:
         if own is None:
@@ -116,7 +116,7 @@ def chosen_damage(experiment: Experiment, name: str | None, options: dict[str, A
             raise ValueError(f"{', '.join(options)} needs --task as well")
         return own
     chosen = get_corruption(name, **options)
-    if own is not None and type(own) is not type(chosen) and not is_generator(experiment.model):
+    if own is not None and type(own) is not type(chosen) and not is_generator(run.model):
         raise ValueError(
             f"the run was trained to undo {own}, not {chosen}: only a generator can do what it was "
             "not trained for"
@@ -133,7 +133,7 @@ class Restorer:
     seed: of the damage and of the searches.
     """
 
-    experiment: Experiment
+    run: RecipeModel
     damage: Corruption
     device: torch.device
     search: dict[str, Any] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Restorer:
     @torch.no_grad()
     def batch(self, seen: Corrupted) -> RestoredBatch:
         """Restore what was seen of a batch of images."""
-        model, task = self.experiment.model, self.experiment.task
+        model, task = self.run.model, self.run.task
         if isinstance(task, ImageRestoration) and not is_generator(model):
             given = [*self.search, *["stop_at_noise"] * self.stop_at_noise]
             if given:
@@ -185,19 +185,27 @@ class Restorer:
         *,
         damaged: bool,
         mask: Path | None,
+        overwrite: bool = False,
         on_unreadable: Callable[[Exception], None] | None = None,
     ) -> Iterator[RestoredImage]:
         """Restore the images in files, in batches, and draw them into the folder `output`.
 
         damaged: the images are measurements already; there is no original to compare with.
         mask: an image whose bright pixels are hidden, for inpainting.
+        overwrite: replace pictures that are there.
         on_unreadable: is told of a file that cannot be read, which is then left out.
         """
         frame, hidden = self._frame(damaged, mask)
-        is_gray = self.experiment.data.channels == 1
+        is_gray = self.run.images.image_shape[0] == 1
         random = torch.Generator().manual_seed(self.seed)
         output.mkdir(parents=True, exist_ok=True)
-        places = list(zip(files, drawn_files(files, output, "restored", "sheet"), strict=True))
+        places = list(
+            zip(
+                files,
+                drawn_files(files, output, "restored", "sheet", overwrite=overwrite),
+                strict=True,
+            )
+        )
 
         def read(place: tuple[Path, tuple[Path, ...]]) -> Tensor:
             return read_image(place[0], frame, is_gray=is_gray)
@@ -237,7 +245,7 @@ class Restorer:
     @torch.no_grad()
     def test_images(
         self,
-        count: int,
+        originals: Tensor,
         output: Path,
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
     ) -> RestoredTestImages:
@@ -246,7 +254,7 @@ class Restorer:
         progress: goes around the batches, to show how far they are.
         """
         random = torch.Generator().manual_seed(self.seed)
-        originals = self.experiment.some_test_images(count)[0].to(self.device)
+        originals = originals.to(self.device)
         batches = [
             self.batch(self.damage.corrupt(some, random))
             for some in progress(torch.split(originals, BATCH))
@@ -267,8 +275,8 @@ class Restorer:
             return float(picture_psnr(images, originals).median())
 
         return RestoredTestImages(
-            model=self.experiment.recipe.model.name,
-            data=self.experiment.data.name,
+            model=self.run.recipe.model.name,
+            data=self.run.recipe.data.name,
             damage=str(self.damage),
             images=len(originals),
             unanswered=int((~generated.flatten(1).isfinite().all(dim=1)).sum()),
@@ -283,7 +291,7 @@ class Restorer:
 
     def _frame(self, damaged: bool, mask: Path | None) -> tuple[Framing, Tensor | None]:
         """The frame of image files, and which pixels a mask says are missing."""
-        _, height, width = self.experiment.data.image_shape
+        _, height, width = self.run.images.image_shape
         inpaints = isinstance(self.damage, Inpainting)
         if mask is not None and not inpaints:
             raise ValueError("--mask says which pixels are missing: it is for --task inpaint")

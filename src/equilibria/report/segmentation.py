@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data import image_to_tensor, open_image, readable
+from equilibria.data import BRIGHTEST, image_to_tensor, open_image, readable
 from equilibria.equilibrium import solving
 from equilibria.report.figures import (
     LIGHT,
@@ -22,7 +22,7 @@ from equilibria.report.figures import (
     legend_below,
     legend_columns,
 )
-from equilibria.training import Experiment, write_atomically
+from equilibria.training import RecipeModel, write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -114,32 +114,39 @@ def segmentation_png(
 
 @torch.no_grad()
 def predict_pixels(
-    experiment: Experiment,
+    run: RecipeModel,
     files: Sequence[Path],
     device: torch.device,
     output: Path,
     on_unreadable: Callable[[Exception], None] | None = None,
+    *,
+    top: int | None = None,
+    overwrite: bool = False,
 ) -> Iterator[PixelPrediction]:
-    """Segment images framed as those of training; draw what is in the frame as large as it was."""
-    names = experiment.data.class_names
-    is_gray = experiment.data.channels == 1
+    """Segment images framed as those of training; draw what is in the frame as large as it was.
+
+    top: so many classes are told of each image, those with most pixels; all if not set.
+    overwrite: replace drawings that are there.
+    """
+    names, frame = run.images.class_names, run.images.frame
+    is_gray = run.images.image_shape[0] == 1
     output.mkdir(parents=True, exist_ok=True)
 
     def read(place: tuple[Path, tuple[Path, ...]]) -> tuple[Tensor, Image]:
-        path, _ = place
-        region = experiment.data.frame.region(open_image(path, is_gray=is_gray))
-        return experiment.data.read_image(path)[None].to(device), region
+        image = open_image(place[0], is_gray=is_gray)
+        pixels = image_to_tensor(frame.apply(image))[None].to(device)
+        return pixels.float() / BRIGHTEST, frame.region(image)
 
-    places = zip(files, drawn_files(files, output, "classes"), strict=True)
+    places = zip(files, drawn_files(files, output, "classes", overwrite=overwrite), strict=True)
     for (path, (drawn,)), (inputs, image) in readable(places, read, on_unreadable):
         scale = min(1.0, LONGEST_SIDE / max(image.size))
         height, width = (max(1, round(side * scale)) for side in (image.height, image.width))
-        with solving(experiment.model, record=True) as record:
-            probabilities = experiment.model(inputs).float().softmax(dim=1).cpu()
+        with solving(run.model, record=True) as record:
+            probabilities = run.model(inputs).float().softmax(dim=1).cpu()
         confidence, classes = F.interpolate(
             probabilities, (height, width), mode="bilinear", align_corners=False
         )[0].max(dim=0)
-        pixels = image_to_tensor(image.resize((width, height))).float() / 255
+        pixels = image_to_tensor(image.resize((width, height))).float() / BRIGHTEST
         classes = torch.where(confidence.isfinite(), classes, -1)
         counts = classes[classes >= 0].bincount(minlength=len(names))
         order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
@@ -149,7 +156,7 @@ def predict_pixels(
         yield PixelPrediction(
             file=str(path),
             drawn=str(drawn),
-            classes={names[index]: share for index, share in shares.items()},
+            classes={names[index]: share for index, share in list(shares.items())[:top]},
             confidence=float(confidence.mean()),
             iterations=None if solution is None else int(solution.iterations[0]),
             converged=None if solution is None else bool(solution.converged[0]),

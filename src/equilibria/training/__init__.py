@@ -1,9 +1,23 @@
 """Training: in one call, or recipe, loop, checkpoints and run folders one by one."""
 
-from equilibria.training.api import ClassMap, Prediction, evaluate, load, predict, train
+from equilibria.training.api import (
+    ClassMap,
+    Prediction,
+    evaluate,
+    load,
+    predict,
+    predictions,
+    train,
+)
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.distributed import Place, ProcessLostError, joined_group
-from equilibria.training.experiment import Experiment, fitting_options, trained
+from equilibria.training.experiment import (
+    Experiment,
+    RecipeModel,
+    fitting_options,
+    trained,
+    trained_model,
+)
 from equilibria.training.files import (
     DamagedFileError,
     json_text,
@@ -44,6 +58,7 @@ __all__ = [
     "Processes",
     "Recipe",
     "RecipeError",
+    "RecipeModel",
     "RunError",
     "RunFolder",
     "StepProgress",
@@ -63,12 +78,14 @@ __all__ = [
     "load_weights",
     "now",
     "predict",
+    "predictions",
     "read_weights",
     "recipe_from_data",
     "save_weights",
     "sealed_json",
     "train",
     "trained",
+    "trained_model",
     "tune",
     "unsealed",
     "write_atomically",

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.data import Batches, Source, find_images, load_dataset, read_image, readable
+from equilibria.data import (
+    BRIGHTEST,
+    Batches,
+    Source,
+    find_images,
+    load_dataset,
+    read_image,
+    readable,
+)
 from equilibria.equilibrium import solving
 from equilibria.models import predicted_classes
 from equilibria.plugins import import_parts
+from equilibria.registry import check_at_least_one
 from equilibria.tasks import Classification, Evaluation, Task
-from equilibria.training.experiment import Experiment, load_model, trained
+from equilibria.training.experiment import Experiment, Weights, trained, trained_model
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import choose_device, denormals_as_zero
 from equilibria.training.recipe import Recipe, load_recipe
 
-Weights: TypeAlias = Literal["last", "best"]
 Paths: TypeAlias = "str | Path | Sequence[str | Path]"
 
 
@@ -68,18 +76,19 @@ def load(
     device: str | torch.device = "cpu",
     imports: Paths = (),
 ) -> nn.Module:
-    """The model of a finished run, in evaluation mode.
+    """The model of a run, in evaluation mode; the data of the run are not needed.
 
     It takes pixels in [0, 1], and has as attributes `class_names`; `image_shape`, the channels,
     height and width it was trained on; `frame`, how image files are brought to that size; and
-    `normalization`, mean and standard deviation of each channel, or None.
+    `normalization`, mean and standard deviation of each channel, or None. Of a run that was
+    interrupted the newest checkpoint counts, with a `CheckpointWarning`.
 
     weights: "best" are those of the epoch that did best on the validation images.
     imports: what the run was trained with, besides what comes with Equilibria; `run.json` names it,
         but nothing is imported that is not named here.
     """
     import_parts(imports)
-    return load_model(folder, device=device, weights=weights)
+    return trained_model(folder, device=device, weights=weights).model
 
 
 def evaluate(
@@ -90,6 +99,7 @@ def evaluate(
     weights: Weights = "last",
     device: str | torch.device = "cpu",
     batch_size: int = 256,
+    root: str | Path | None = None,
 ) -> Evaluation:
     """How a model does on samples that it was not trained on.
 
@@ -99,15 +109,16 @@ def evaluate(
     run_or_model: the folder of a run, by default judged on its test images, or a model.
     data: a data set by its name, of which the test images count, a source, or batches.
     task: what is judged; by default that of the run, and classification for a model.
+    root: the folder of data sets; by default where the run, or EQUILIBRIA_DATA, has it.
     """
     if isinstance(run_or_model, nn.Module):
         if data is None:
             raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
-        return (task or Classification()).evaluate(run_or_model, _batches(data, batch_size))
-    experiment = trained(run_or_model, device=device, weights=weights)
+        return (task or Classification()).evaluate(run_or_model, _batches(data, batch_size, root))
+    experiment = trained(run_or_model, device=device, weights=weights, root=root)
     if data is None and task is None:
         return experiment.evaluate()
-    batches = _batches(experiment.test if data is None else data, batch_size)
+    batches = _batches(experiment.test if data is None else data, batch_size, root)
     with experiment.solving():
         return (task or experiment.task).evaluate(experiment.model, batches)
 
@@ -124,6 +135,8 @@ class Prediction:
     iterations: int | None
     """None for a model without an equilibrium, as is `converged`."""
     converged: bool | None
+    top: dict[str, float]
+    """The most likely classes with their confidences, the first one first; as many as asked for."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,6 @@ class ClassMap:
     converged: bool | None
 
 
-@torch.no_grad()
 def predict(
     run_or_model: str | Path | nn.Module,
     images: Tensor | Paths,
@@ -147,6 +159,7 @@ def predict(
     weights: Weights = "last",
     device: str | torch.device = "cpu",
     batch_size: int = 64,
+    top: int = 1,
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> list[Prediction] | list[ClassMap]:
     """The classes of images, or of their pixels where the model segments.
@@ -155,45 +168,80 @@ def predict(
 
     images: a batch with values in [0, 1], or image files and folders of them, which are framed as
         the images of the training were.
+    top: how many of the most likely classes are told with their confidences.
     on_unreadable: is told of a file that cannot be read, which is then left out; without it, that
         is an error.
     """
+    found = predictions(
+        run_or_model,
+        images,
+        weights=weights,
+        device=device,
+        batch_size=batch_size,
+        top=top,
+        on_unreadable=on_unreadable,
+    )
+    return cast("list[Prediction] | list[ClassMap]", list(found))
+
+
+def predictions(
+    run_or_model: str | Path | nn.Module,
+    images: Tensor | Paths,
+    *,
+    weights: Weights = "last",
+    device: str | torch.device = "cpu",
+    batch_size: int = 64,
+    top: int = 1,
+    on_unreadable: Callable[[Exception], None] | None = None,
+) -> Iterator[Prediction | ClassMap]:
+    """What `predict` gives, one by one: files are read when their turn comes, and none is kept."""
+    check_at_least_one(batch_size=batch_size, top=top)
     if isinstance(run_or_model, nn.Module):
         model = run_or_model
     else:
-        model = load_model(run_or_model, device=device, weights=weights)
+        model = load(run_or_model, device=device, weights=weights)
         if not getattr(model, "names_classes", True):
             raise ValueError(f"the task of the run {run_or_model} has no classes to predict")
-    found: list[Any] = []
-    paths = [images] if isinstance(images, str | Path) else images
-    files = [] if isinstance(paths, Tensor) else find_images([Path(path) for path in paths])
-    count = len(images) if isinstance(images, Tensor) else len(files)
+    batches: Iterable[tuple[Sequence[str], Tensor]]
+    if isinstance(images, Tensor):
+        parts = torch.split(images, batch_size) if len(images) else ()
+        batches = (([""] * len(part), part) for part in parts)
+    else:
+        paths = [images] if isinstance(images, str | Path) else images
+        files = find_images([Path(path) for path in paths])
+        batches = _read(files, _reader(model), batch_size, on_unreadable)
+    return (said for names, batch in batches for said in _said(model, batch, names, top))
+
+
+def _read(
+    files: Sequence[Path],
+    read: Callable[[Path], Tensor],
+    batch_size: int,
+    on_unreadable: Callable[[Exception], None] | None,
+) -> Iterator[tuple[Sequence[str], Tensor]]:
+    for start in range(0, len(files), batch_size):
+        some = list(readable(files[start : start + batch_size], read, on_unreadable))
+        if some:
+            names, images = zip(*some, strict=True)
+            yield [str(name) for name in names], torch.stack(images).float() / BRIGHTEST
+
+
+@torch.no_grad()
+def _said(
+    model: nn.Module, batch: Tensor, files: Sequence[str], top: int
+) -> list[Prediction | ClassMap]:
     was_training, place = model.training, next(model.parameters()).device
     model.eval()
     try:
-        for start in range(0, count, batch_size):
-            end = min(start + batch_size, count)
-            if isinstance(images, Tensor):
-                batch, names = list(images[start:end]), [""] * (end - start)
-            else:
-                read = list(readable(files[start:end], _reader(model), on_unreadable))
-                batch = [image.float() / 255 for _, image in read]
-                names = [str(file) for file, _ in read]
-            if batch:
-                found += _predictions(model, torch.stack(batch).to(place), names)
+        with solving(model, record=True) as record:
+            logits = model(batch.to(place)).float().cpu()
     finally:
         model.train(was_training)
-    return found
-
-
-def _predictions(
-    model: nn.Module, batch: Tensor, files: Sequence[str]
-) -> Iterable[Prediction | ClassMap]:
-    with solving(model, record=True) as record:
-        logits = model(batch).float().cpu()
-    confidences, classes = logits.softmax(dim=1).amax(dim=1), predicted_classes(logits)
+    shares, classes = logits.softmax(dim=1), predicted_classes(logits)
+    confidences = shares.amax(dim=1)
     solution = record.solutions[-1] if record.solutions else None
-    names = getattr(model, "class_names", None)
+    names = getattr(model, "class_names", None) or [str(i) for i in range(logits.shape[1])]
+    found: list[Prediction | ClassMap] = []
     for i, file in enumerate(files):
         # Samples that are coupled are one problem.
         problem = 0 if solution is None or len(solution.iterations) == 1 else i
@@ -201,18 +249,20 @@ def _predictions(
         converged = None if solution is None else bool(solution.converged[problem])
         confidence = float(confidences[i].mean())
         if classes.dim() > 1:
-            yield ClassMap(file, classes[i], confidence, iterations, converged)
-        else:
-            said = int(classes[i])
-            label = None if said < 0 else str(said) if names is None else names[said]
-            yield Prediction(file, label, confidence, iterations, converged)
+            found.append(ClassMap(file, classes[i], confidence, iterations, converged))
+            continue
+        label = None if classes[i] < 0 else names[int(classes[i])]
+        order = [] if label is None else shares[i].argsort(descending=True, stable=True)[:top]
+        likely = {names[int(j)]: float(shares[i, j]) for j in order}
+        found.append(Prediction(file, label, confidence, iterations, converged, likely))
+    return found
 
 
 def _batches(
-    data: str | Source | Iterable[tuple[Tensor, Tensor]], batch_size: int
+    data: str | Source | Iterable[tuple[Tensor, Tensor]], batch_size: int, root: str | Path | None
 ) -> Iterable[tuple[Tensor, Tensor]]:
     if isinstance(data, str):
-        return Batches(load_dataset(data).test, batch_size)
+        return Batches(load_dataset(data, root).test, batch_size)
     # Batches themselves are iterable and have no `fetch`.
     return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
 

@@ -114,6 +114,17 @@ class Checkpoints:
         kept = (folder / WEIGHTS for folder in self.present())
         return next((path for path in kept if path.is_file()), None)
 
+    def newest_sound(self) -> tuple[int, Path] | None:
+        """The epoch and the weights of the newest checkpoint that is as it was written, if any."""
+        for folder in sorted(self.present(), key=lambda folder: _written(folder) >= 0):
+            try:
+                _, state = _read(folder)
+            except Exception as error:
+                _pass_over(folder, error)
+            else:
+                return len(state.history), folder / WEIGHTS
+        return None
+
     def load(self, restore: Restore) -> TrainingState | None:
         """Restore the newest checkpoint that is sound and fits; None if there is none."""
         # First those whose manifest is damaged: they may be the newest, and shall not go untold.
@@ -123,11 +134,7 @@ class Checkpoints:
                 restore(weights, state)
             except Exception as error:
                 self._damaged.add(folder)
-                warnings.warn(
-                    f"the checkpoint {folder} cannot be read ({error}); trying the one before it",
-                    CheckpointWarning,
-                    stacklevel=2,
-                )
+                _pass_over(folder, error)
                 continue
             self._write_metrics(state.history)
             return state
@@ -149,6 +156,14 @@ class Checkpoints:
         if self._metrics is not None:
             lines = [sealed_json(metrics, indent=None) for metrics in history]
             write_atomically(self._metrics, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _pass_over(folder: Path, error: Exception) -> None:
+    warnings.warn(
+        f"the checkpoint {folder} cannot be read ({error}); trying the one before it",
+        CheckpointWarning,
+        stacklevel=3,
+    )
 
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], TrainingState]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from pydantic import TypeAdapter
@@ -18,6 +19,7 @@ from equilibria.data import (
     Chain,
     DataSet,
     Framing,
+    Kind,
     Source,
     build_augmentation,
     evenly_spread,
@@ -36,7 +38,7 @@ from equilibria.tasks import (
     Task,
     create_task,
 )
-from equilibria.training.checkpoints import Checkpoints
+from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.files import load_weights, save_weights
 from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
@@ -63,6 +65,10 @@ class ImageFacts:
     """Mean and standard deviation of each channel, or None."""
     names_classes: bool
     """Whether the model says which of the classes it sees."""
+    kind: Kind | None = None
+    """Of the data set; None in runs that do not say."""
+    ignore_index: int | None = None
+    """The label of pixels without a class."""
 
     @property
     def num_classes(self) -> int:
@@ -70,14 +76,24 @@ class ImageFacts:
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """What a recipe stands for, ready to train."""
+class RecipeModel:
+    """The model of a recipe with its task and what it must know of its images, without any data."""
 
     recipe: Recipe
     model: nn.Module
-    data: DataSet
     images: ImageFacts
     task: Task
+
+    def solving(self) -> AbstractContextManager[Record]:
+        """The layers of the model as they solve in an evaluation."""
+        return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
+
+
+@dataclass(frozen=True)
+class Experiment(RecipeModel):
+    """What a recipe stands for, ready to train."""
+
+    data: DataSet
     augmentation: Augmentation
     training: Source
     validation: Source | None
@@ -91,7 +107,7 @@ class Experiment:
         with told_where("data.options"):
             data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
         with told_where("task.options"):
-            task = _task(recipe, data)
+            task = _task(recipe, data.kind, data.ignore_index)
         if recipe.data.normalize and (data.mean is None or data.std is None):
             raise ValueError(
                 f"no mean and variance are published for {data.name}: set data.normalize to false"
@@ -102,6 +118,8 @@ class Experiment:
             frame=data.frame,
             normalization=(data.mean, data.std) if recipe.data.normalize else None,
             names_classes=task.names_classes,
+            kind=data.kind,
+            ignore_index=data.ignore_index,
         )
         torch.manual_seed(recipe.training.seed)
         with told_where("model.options"):
@@ -202,16 +220,12 @@ class Experiment:
         with self.solving():
             return self.task.evaluate(self.model, batches, processes.gathered)
 
-    def solving(self) -> AbstractContextManager[Record]:
-        """The layers of the model as they solve in an evaluation."""
-        return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
-
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
         """Images and labels, spread evenly over the test images."""
         return self.data.test.fetch(evenly_spread(self.data.test, count))
 
 
-def _task(recipe: Recipe, data: DataSet) -> Task:
+def _task(recipe: Recipe, kind: Kind, ignore_index: int | None) -> Task:
     if recipe.task.name is not None:
         task = create_task(recipe.task.name, **recipe.task.options)
         if recipe.data.normalize and task.draws_pictures:
@@ -226,19 +240,19 @@ def _task(recipe: Recipe, data: DataSet) -> Task:
             )
         return task
     smoothing = recipe.task.label_smoothing
-    if data.kind == "classification":
+    if kind == "classification":
         return Classification(label_smoothing=smoothing)
-    if data.kind == "segmentation":
+    if kind == "segmentation":
         if smoothing:
             raise ValueError("task.label_smoothing is for classification: remove it")
-        return Segmentation() if data.ignore_index is None else Segmentation(data.ignore_index)
-    if data.kind == "episodes":
+        return Segmentation() if ignore_index is None else Segmentation(ignore_index)
+    if kind == "episodes":
         raise ValueError(
-            f"{data.name} holds episodes: set task.name to few-shot, maml, reptile or imaml"
+            f"{recipe.data.name} holds episodes: set task.name to few-shot, maml, reptile or imaml"
         )
     raise ValueError(
-        f"{data.name} has no labels: name a task that needs none (task.name), or take one of the "
-        "data sets with labels that `equilibria datasets` lists"
+        f"{recipe.data.name} has no labels: name a task that needs none (task.name), or take one "
+        "of the data sets with labels that `equilibria datasets` lists"
     )
 
 
@@ -290,61 +304,92 @@ def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
     return model
 
 
+Weights: TypeAlias = Literal["last", "best"]
+
+
 def trained(
     folder: str | Path,
     *,
     device: torch.device | str = "cpu",
-    weights: Literal["last", "best"] = "last",
+    weights: Weights = "last",
+    root: str | Path | None = None,
 ) -> Experiment:
-    """The experiment of a finished run, its model with the weights of the run.
+    """The experiment of a run, with its data, its model with the weights of the run.
 
-    "best" are those of the epoch that did best on the validation images.
+    Of a run that was interrupted the newest checkpoint counts, with a `CheckpointWarning`.
+
+    weights: "best" are those of the epoch that did best on the validation images.
+    root: the folder of data sets, if it is not where the recipe says.
     """
     place = choose_device(device)
-    recipe, file = _finished(RunFolder(Path(folder)), weights)
+    recipe, file = _weights_of(RunFolder(Path(folder)), weights)
+    if root is not None:
+        recipe = replace(recipe, data=replace(recipe.data, root=str(root)))
     experiment = Experiment.of(recipe)
     _load(experiment.model, recipe, file, place)
     return experiment
 
 
-def load_model(
-    folder: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    weights: Literal["last", "best"] = "last",
-) -> nn.Module:
-    """The model of `trained`, without its data set where the run says what its images are."""
+def trained_model(
+    folder: str | Path, *, device: torch.device | str = "cpu", weights: Weights = "last"
+) -> RecipeModel:
+    """What `trained` gives, without the data set where the run says what its images are."""
     place, run = choose_device(device), RunFolder(Path(folder))
-    recipe, file = _finished(run, weights)
-    images = run.facts().get("images")
-    if images is None:  # A run from before version 0.2.
-        return trained(folder, device=device, weights=weights).model
-    model = _model(recipe, TypeAdapter(ImageFacts).validate_python(images))
+    recipe, file = _weights_of(run, weights)
+    known = run.facts().get("images", {})
+    if known.get("kind") is None:  # A run from before version 0.2.
+        return trained(folder, device=device, weights=weights)
+    images = TypeAdapter(ImageFacts).validate_python(known)
+    assert images.kind is not None
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    task = _task(recipe, images.kind, images.ignore_index)
+    model = _model(recipe, images)
     _load(model, recipe, file, place)
-    return model
+    return RecipeModel(recipe, model, images, task)
 
 
-def _finished(run: RunFolder, weights: Literal["last", "best"]) -> tuple[Recipe, Path]:
-    """The recipe of a finished run, as it is evaluated, and the file of its weights."""
-    file = run.weights if weights == "last" else Checkpoints(run.checkpoints).best
-    if run.weights.is_file() and not file.is_file():
+def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
+    """The recipe of a run, as it is evaluated, and the file of its weights."""
+    checkpoints = Checkpoints(run.checkpoints)
+    if not run.config.is_file():
+        raise FileNotFoundError(
+            f"{run.config} is missing: name the folder of a finished run, as `equilibria train` "
+            "writes one"
+        )
+    run.require_parts()
+    recipe = run.recipe()
+    file = run.weights if weights == "last" else checkpoints.best
+    if weights == "last" and not file.is_file():
+        file = _newest(run, checkpoints, recipe)
+    if not file.is_file():
         raise FileNotFoundError(
             f"{file} is missing: the run had no validation images (data.validation) to find the "
             "best epoch with"
         )
-    for path in (run.config, file):
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{path} is missing: name the folder of a finished run, as `equilibria train` "
-                "writes one"
-            )
-    run.require_parts()
-    recipe = run.recipe()
     tolerance = recipe.training.evaluation_tolerance
     if tolerance is not None and "tolerance" in model_options(recipe.model.name):
         options = {**recipe.model.options, "tolerance": tolerance}
         recipe = replace(recipe, model=replace(recipe.model, options=options))
     return recipe, file
+
+
+def _newest(run: RunFolder, checkpoints: Checkpoints, recipe: Recipe) -> Path:
+    """The weights of the newest sound checkpoint of a run that was interrupted."""
+    found = checkpoints.newest_sound()
+    if found is None:
+        raise FileNotFoundError(
+            f"{run.weights} is missing, and there is no sound checkpoint to take in its place: "
+            "name the folder of a finished run, as `equilibria train` writes one"
+        )
+    epoch, file = found
+    warnings.warn(
+        f"{run.path} is not finished: these are its weights after epoch {epoch} of "
+        f"{recipe.training.epochs} ({file})",
+        CheckpointWarning,
+        stacklevel=2,
+    )
+    return file
 
 
 def _load(model: nn.Module, recipe: Recipe, file: Path, device: torch.device) -> None:

@@ -1,0 +1,207 @@
+"""What `equilibria predict` does: predictions as they come, and what it says of them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from equilibria.cli.app import opened_model
+from equilibria.cli.console import json_list, print_table, progress_bar, say, shown
+from equilibria.cli.faults import (
+    check_new,
+    complain,
+    note_frames,
+    printable,
+    unanswered,
+    unreadable,
+    writable_file,
+    writable_folder,
+)
+from equilibria.data import find_images
+from equilibria.report.segmentation import PixelPrediction, predict_pixels
+from equilibria.tasks import Segmentation
+from equilibria.training import Prediction, choose_device, predictions
+
+AnyPrediction: TypeAlias = Prediction | PixelPrediction
+
+LEAST_SHARE = 0.01
+"""Of the pixels, for a class to be named in the table."""
+MOST_ROWS = 200
+"""Of a table of files; of more files a summary is printed."""
+STANDARD_OUTPUT = Path("-")
+
+
+def predict_files(
+    run: Path,
+    images: list[Path],
+    *,
+    top: int | None,
+    table: Path | None,
+    output: Path,
+    overwrite: bool,
+    best: bool,
+    as_json: bool,
+    device: str,
+) -> None:
+    """The options are those of the command."""
+    if as_json and table == STANDARD_OUTPUT:
+        raise ValueError("--json and --csv - both take the standard output: choose one")
+    if table is not None and table != STANDARD_OUTPUT:
+        check_new(writable_file(table), overwrite=overwrite)
+    where = choose_device(device)
+    files = find_images(images)
+    opened = opened_model(run, where, best)
+    if not opened.task.names_classes:
+        task = opened.recipe.task.name
+        raise ValueError(f"a run of the task {task!r} has no classes to predict")
+    problems: list[Exception] = []
+    found: Iterable[AnyPrediction]
+    if isinstance(opened.task, Segmentation):
+        writable_folder(output)
+        found = predict_pixels(
+            opened, files, where, output, problems.append, top=top, overwrite=overwrite
+        )
+        columns = _pixel_columns(opened.images.class_names)
+    else:
+        told = predictions(opened.model, files, top=top or 1, on_unreadable=problems.append)
+        found = cast(Iterable[AnyPrediction], told)
+        columns = _class_columns(min(top or 1, opened.images.num_classes))
+    summary = _Summary()
+    is_quiet = as_json or table == STANDARD_OUTPUT
+    with ExitStack() as stack:
+        tell: list[Callable[[AnyPrediction], object]] = [summary.add]
+        if as_json:
+            tell.append(stack.enter_context(json_list()))
+        if table is not None:
+            tell.append(stack.enter_context(_csv_lines(table, columns)))
+        bar = stack.enter_context(progress_bar(silent=is_quiet))
+        for one in bar.track(found, total=len(files), description="predicting"):
+            for to in tell:
+                to(one)
+    if not is_quiet:
+        summary.show()
+        if table is not None:
+            say(f"Written: {table}")
+    note_frames(files)
+    complain(unreadable(problems, len(files)), unanswered(summary.silent, summary.count))
+
+
+@dataclass
+class _Summary:
+    """The predictions, as long as they are few; else how many there are of each class."""
+
+    first: list[AnyPrediction] = field(default_factory=list)
+    count: int = 0
+    silent: int = 0
+    """Images of which the model says nothing."""
+    classes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 3))
+    """Of each class: images, the sum of their confidences, and that of its shares of pixels."""
+
+    def add(self, one: AnyPrediction) -> None:
+        self.count += 1
+        if self.count <= MOST_ROWS:
+            self.first.append(one)
+        shares = {one.label: 1.0} if isinstance(one, Prediction) else one.classes
+        self.silent += not any(shares)
+        for name, share in shares.items():
+            total = self.classes[name or "no answer"]
+            total[0] += 1
+            total[1] += 0.0 if math.isnan(one.confidence) else one.confidence
+            total[2] += share
+
+    def show(self) -> None:
+        if self.count > MOST_ROWS:
+            self._show_classes()
+        elif self.first:
+            _show(self.first)
+
+    def _show_classes(self) -> None:
+        of_pixels = isinstance(self.first[0], PixelPrediction)
+        last = "Share of pixels" if of_pixels else "Confidence, mean"
+        rows = [
+            (name, f"{images:.0f}", f"{(share / self.count if of_pixels else sure / images):.1%}")
+            for name, (images, sure, share) in sorted(
+                self.classes.items(), key=lambda item: -item[1][2]
+            )
+        ]
+        print_table(("Class", "Images", last), rows, right=("Images", last))
+        say(f"{self.count} images. --csv FILE or --json says what each of them shows.")
+
+
+def _show(predictions: Sequence[AnyPrediction]) -> None:
+    rows = []
+    for p in predictions:
+        if isinstance(p, PixelPrediction):
+            named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
+            said = [p.drawn, ", ".join(named)]
+        else:
+            said = [p.label or "no answer"]
+        solve = (shown(p.iterations), "yes" * bool(p.converged))
+        sure = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
+        rows.append((p.file, *said, sure, *_others(p), *solve))
+    of_pixels = isinstance(predictions[0], PixelPrediction)
+    seen = ("Drawn", "Classes") if of_pixels else ("Class",)
+    others = ("Then",) if any(map(_others, predictions)) else ()
+    numbers = ("Confidence", "Iterations", "Converged")
+    print_table(("File", *seen, numbers[0], *others, *numbers[1:]), rows, right=numbers)
+
+
+def _others(p: AnyPrediction) -> tuple[str, ...]:
+    """The classes after the first, where they were asked for."""
+    if isinstance(p, PixelPrediction) or len(p.top) < 2:
+        return ()
+    return (", ".join(f"{name} {sure:.1%}" for name, sure in list(p.top.items())[1:]),)
+
+
+Columns: TypeAlias = "tuple[list[str], Callable[[Any], list[Any]]]"
+"""The headings of a CSV file, and the cells of a prediction."""
+
+
+def _class_columns(top: int) -> Columns:
+    names = ["file", "class", "confidence", "iterations", "converged"]
+    more = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "confidence")]
+
+    def cells(p: Prediction) -> list[Any]:
+        others = [cell for pair in list(p.top.items())[1:] for cell in pair]
+        sure = None if math.isnan(p.confidence) else p.confidence
+        return [p.file, p.label, sure, p.iterations, p.converged, *others]
+
+    return [*names, *more], cells
+
+
+def _pixel_columns(class_names: Sequence[str]) -> Columns:
+    """A column a class, with its share of the pixels."""
+    names = ["file", "drawn", "confidence", "iterations", "converged"]
+
+    def cells(p: PixelPrediction) -> list[Any]:
+        sure = None if math.isnan(p.confidence) else p.confidence
+        shares = [p.classes.get(name, 0.0) for name in class_names]
+        return [p.file, p.drawn, sure, p.iterations, p.converged, *shares]
+
+    return [*names, *class_names], cells
+
+
+@contextmanager
+def _csv_lines(path: Path, columns: Columns) -> Iterator[Callable[[AnyPrediction], object]]:
+    """Lines are written as they come: an interruption loses none of those before it."""
+    headings, cells = columns
+    with ExitStack() as stack:
+        to = sys.stdout
+        if path != STANDARD_OUTPUT:
+            to = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
+        lines = csv.writer(to, lineterminator="\n")
+
+        def write(row: Sequence[Any]) -> None:
+            # A file name may hold anything, and a terminal must not obey it.
+            safe = to is sys.stdout and to.isatty()
+            lines.writerow(printable(str(c)) if safe and c is not None else c for c in row)
+
+        write(headings)
+        yield lambda one: write(cells(one))

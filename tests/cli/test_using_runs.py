@@ -1,0 +1,288 @@
+"""A trained run, used on any picture: without its data set, unfinished, on thousands of files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import equilibria as eq
+from equilibria.cli import predicting
+from equilibria.data import (
+    DataSet,
+    DataSetCard,
+    MissingDataError,
+    Split,
+    load_digits,
+    register_dataset,
+)
+from equilibria.training import CheckpointWarning, DamagedFileError, predictions, read_weights
+from tests.program import invoke
+
+RECIPE = """
+model: {name: opteq-small, options: {channels: 8, width: 8}}
+data: {name: kept-digits}
+training: {epochs: 2, batch_size: 32, learning_rate: 0.01}
+threads: 1
+"""
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kept_digits() -> None:
+    """A data set that is read from a folder."""
+
+    def load(folder: Path) -> DataSet:
+        kept = np.load(folder / "digits.npz")
+        images, labels = torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"])
+        return DataSet("kept-digits", Split(images[:600], labels[:600]),
+                       Split(images[600:], labels[600:]), NAMES)  # fmt: skip
+
+    card = DataSetCard("kept-digits", folders=("digits",), contents=("digits.npz",))
+    register_dataset(card, load, replace=True)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    (root / "digits").mkdir()
+    train = load_digits().train
+    np.savez(root / "digits/digits.npz", images=train.images[:640], labels=train.labels[:640])
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EQUILIBRIA_DATA", str(root))
+        result = invoke("train", folder / "recipe.yaml", "--output", folder / "run")
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, on a machine without data sets."""
+    (tmp_path / "no-data").mkdir()
+    monkeypatch.setenv("EQUILIBRIA_DATA", str(tmp_path / "no-data"))
+    shutil.copytree(trained_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> list[Path]:
+    (tmp_path / "digits").mkdir()
+    return [
+        save(image, tmp_path / "digits" / f"digit{i}.png")
+        for i, image in enumerate(load_digits().test.images[:4])
+    ]
+
+
+def save(image: torch.Tensor, path: Path) -> Path:
+    Image.fromarray((image[0] * 255).round().byte().numpy()).save(path)
+    return path
+
+
+def listed(*arguments: object) -> list[dict[str, Any]]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def test_only_what_reads_data_needs_data(run: Path, digits: list[Path], root: Path) -> None:
+    found = listed("predict", run, *digits)
+    assert {p["label"] for p in found} <= set(eq.load(run).class_names)
+    assert listed("attack", run, digits[0], "--eps", 0.5)[0]["before"] == found[0]["label"]
+    for command in (["evaluate"], ["attack", "--eps", 0.3, "--samples", 8], ["tune", "--batch", 4]):
+        missing = invoke(command[0], run, *command[1:])
+        assert missing.exit_code == 2, missing.output
+        assert "cannot read 'kept-digits'" in missing.output
+    evaluated = json.loads(invoke("evaluate", run, "--root", root, "--json").stdout)
+    assert evaluated["samples"] == 40
+    assert evaluated["accuracy"] == eq.evaluate(run, root=root).accuracy > 0.5
+    (row,) = listed("attack", run, "--eps", 0.3, "--samples", 8, "--root", root)
+    assert row["samples"] == 8
+    (compared,) = listed("compare", run, "--evaluate", "--root", root)
+    assert compared["test_accuracy"] == evaluated["accuracy"]
+
+
+def test_a_run_that_does_not_say_what_its_data_are_reads_them(run: Path, root: Path) -> None:
+    """As runs from before did not."""
+    (run / "run.json").unlink()
+    with pytest.raises(MissingDataError, match="cannot read 'kept-digits'"):
+        eq.load(run)
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace("root: null", f"root: {root}")
+    )
+    assert eq.load(run).image_shape == (1, 8, 8)
+
+
+def test_files_are_attacked(run: Path, digits: list[Path], tmp_path: Path) -> None:
+    arguments = (run, *digits, "--eps", 2, "--output", tmp_path / "attacked")
+    found = listed("attack", *arguments)
+    said = [p["label"] for p in listed("predict", run, *digits)]
+    assert [f["before"] for f in found] == [f["label"] for f in found] == said
+    assert any(f["changed"] for f in found)
+    after = listed("predict", run, *(f["attacked"] for f in found))
+    for f, file, again in zip(found, digits, after, strict=True):
+        assert f["changed"] == (f["after"] != f["before"])
+        assert f["steps"] == 20
+        assert f["evaluations"] > 20
+        assert f["after_in_file"] == again["label"]
+        with Image.open(file) as one, Image.open(f["attacked"]) as other:
+            moved = (np.asarray(one, float) - np.asarray(other, float)) / 255
+        assert 0 < np.linalg.norm(moved) <= f["distance"] <= 2 + 1e-6
+    refused = invoke("attack", *arguments)
+    assert refused.exit_code == 2
+    assert "exists: --overwrite" in refused.output
+    assert invoke("attack", *arguments, "--overwrite").exit_code == 0
+
+
+def test_the_label_of_a_file_can_be_given(run: Path, digits: list[Path]) -> None:
+    """What the model already gets wrong needs no change."""
+    said = listed("predict", run, digits[0])[0]["label"]
+    other = "one" if said != "one" else "two"
+    (found,) = listed("attack", run, digits[0], "--eps", 0.01, "--label", other)
+    assert (found["label"], found["before"], found["changed"]) == (other, said, False)
+    unknown = invoke("attack", run, digits[0], "--eps", 1, "--label", "eleven")
+    assert unknown.exit_code == 2
+    assert "'eleven' is none of the classes of the run: zero, one" in unknown.output
+    table = invoke("attack", run, digits[0], "--eps", 2, "--method", "all")
+    assert table.exit_code == 0, table.output
+    assert all(word in table.output for word in ("pgd", "jiio", "fgsm", "Changed", "Distance"))
+
+
+def test_an_interrupted_run_is_used_as_far_as_it_came(
+    run: Path, digits: list[Path], root: Path
+) -> None:
+    finished = listed("predict", run, *digits)
+    (run / "model.safetensors").unlink()
+    with pytest.warns(CheckpointWarning, match="is not finished: .* after epoch 2 of 2"):
+        assert listed("predict", run, *digits) == finished
+    shutil.rmtree(run / "checkpoints/epoch-00002")
+    with pytest.warns(CheckpointWarning, match="after epoch 1 of 2"):
+        first = eq.load(run)
+    kept = read_weights(run / "checkpoints/epoch-00001/model.safetensors")
+    assert all(torch.equal(first.state_dict()[name], kept[name]) for name in kept)
+    with pytest.warns(CheckpointWarning, match="after epoch 1 of 2"):
+        evaluated = invoke("evaluate", run, "--root", root, "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+
+
+def test_a_damaged_checkpoint_is_passed_over(run: Path) -> None:
+    (run / "model.safetensors").unlink()
+    weights = run / "checkpoints/epoch-00002/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with (
+        pytest.warns(CheckpointWarning, match="epoch-00002 cannot be read"),
+        pytest.warns(CheckpointWarning, match="after epoch 1 of 2"),
+    ):
+        eq.load(run)
+
+
+def test_finished_weights_that_are_damaged_are_an_error(run: Path) -> None:
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "model.safetensors").write_bytes(content)
+    with pytest.raises(DamagedFileError):
+        eq.load(run)
+
+
+def warned(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_most_likely_classes(run: Path, digits: list[Path], tmp_path: Path) -> None:
+    found = listed("predict", run, *digits, "--top", 3)
+    for p in found:
+        assert next(iter(p["top"])) == p["label"]
+        sure = list(p["top"].values())
+        assert len(sure) == 3
+        assert sure == sorted(sure, reverse=True)
+        assert sure[0] == p["confidence"]
+        assert sum(sure) <= 1 + 1e-6
+    table = tmp_path / "found.csv"
+    written = invoke("predict", run, *digits, "--top", 3, "--csv", table)
+    assert written.exit_code == 0, written.output
+    assert f"Written: {table}" in written.output
+    assert "Then" in written.output
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    for row, p in zip(rows, found, strict=True):
+        names = [row["class"], row["class_2"], row["class_3"]]
+        assert (row["file"], names) == (p["file"], list(p["top"]))
+        assert float(row["confidence_3"]) == list(p["top"].values())[2]
+        assert (int(row["iterations"]), row["converged"]) == (p["iterations"], "True")
+    printed = invoke("predict", run, *digits, "--top", 3, "--csv", "-")
+    assert printed.stdout == table.read_text()
+    before = table.read_bytes()
+    again = invoke("predict", run, digits[0], "--csv", table)
+    assert again.exit_code == 2
+    assert "exists: --overwrite" in again.output
+    assert table.read_bytes() == before
+    assert invoke("predict", run, digits[0], "--csv", table, "--overwrite").exit_code == 0
+    assert len(table.read_text().splitlines()) == 2
+    both = invoke("predict", run, digits[0], "--csv", "-", "--json")
+    assert both.exit_code == 2
+
+
+def test_a_bad_file_costs_only_itself(run: Path, digits: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "digits/bad.png").write_bytes(b"no image")
+    result = invoke("predict", run, tmp_path / "digits", "--csv", tmp_path / "found.csv")
+    assert result.exit_code == 1
+    assert "1 of 5 images were left out" in warned(result.stderr)
+    assert "bad.png" in warned(result.stderr)
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 5
+
+
+def test_of_many_files_a_summary(
+    run: Path, digits: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicting, "MOST_ROWS", 3)
+    result = invoke("predict", run, *digits)
+    assert result.exit_code == 0, result.output
+    assert "4 images. --csv FILE or --json says" in result.output
+    assert "digit0.png" not in result.output
+    assert len(listed("predict", run, *digits)) == 4
+
+
+def test_the_first_of_several_frames_counts_and_that_is_said(
+    run: Path, digits: list[Path], tmp_path: Path
+) -> None:
+    frames = [Image.open(file).convert("P") for file in digits[:2]]
+    for name in ("moving.gif", "pages.tiff", "still.gif"):
+        rest = [] if name == "still.gif" else frames[1:]
+        frames[0].save(tmp_path / name, save_all=True, append_images=rest)
+    files = [tmp_path / name for name in ("moving.gif", "pages.tiff", "still.gif")]
+    result = invoke("predict", run, digits[0], *files, "--json")
+    assert result.exit_code == 0, result.output
+    assert len({p["label"] for p in json.loads(result.stdout)}) == 1
+    said = warned(result.stderr)
+    assert "of several frames or pages the first counts" in said
+    assert "moving.gif" in said
+    assert "pages.tiff" in said
+    assert "still.gif" not in said
+
+
+def test_predictions_come_as_files_are_read(run: Path, digits: list[Path], tmp_path: Path) -> None:
+    later = tmp_path / "later.png"
+    later.write_bytes(b"not yet an image")
+    found = predictions(run, [*digits[:2], later], batch_size=1)
+    assert isinstance(found, Iterator)
+    assert next(found).file == str(digits[0])
+    shutil.copy(digits[2], later)
+    assert [p.file for p in found] == [str(digits[1]), str(later)]
+    with pytest.raises(ValueError, match="top"):
+        predictions(run, digits, top=0)
