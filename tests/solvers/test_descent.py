@@ -15,6 +15,7 @@ from benchmarks.energy_bank import BANK, INPUTS, SIZE, Entry, inputs
 from equilibria.activations import list_activations
 from equilibria.energies import FunctionEnergy
 from equilibria.operators import Identity
+from equilibria.solvers import Auto, Iterate, StoppingCriterion
 from tests.problems import PROBLEMS, layer
 
 TOLERANCE = 1e-5
@@ -172,6 +173,35 @@ def test_nan_marks_only_its_own_sample() -> None:
         solution = layer_of(entry, "relu", torch.float64).solve(x)
     assert solution.status.tolist() == [0, eq.Status.DIVERGED, 0]
     assert solution.state.isfinite().all()
+
+
+def kinked(y: Tensor, x: Tensor) -> Tensor:
+    """Convex, with its minimum at a kink that no activation knows of."""
+    return 3 * (y[:, 1:] - y[:, :-1]).abs().sum(dim=1)
+
+
+class Never(StoppingCriterion):
+    def reached(self, iterate: Iterate) -> Tensor:
+        return torch.zeros_like(iterate.residuals.bounded)
+
+
+@pytest.mark.parametrize(
+    ("entry", "solver", "words"),
+    [
+        (Entry("kinked", lambda _: FunctionEnergy(kinked)), Auto(), "has a kink there"),
+        (BANK[4], Auto(stop=Never()), "stopping rule of the solver is not met"),
+        (BANK[4], Auto(tolerance=1e-300), "rounding hides"),
+    ],
+)
+def test_a_descent_ends_where_the_objective_stops_falling(
+    entry: Entry, solver: Auto, words: str
+) -> None:
+    """And says why, instead of spending its budget of 10,000 evaluations."""
+    run = eq.EquilibriumLayer(entry.energy(), solver=solver).eval()
+    with pytest.warns(eq.ConvergenceWarning, match=words):
+        solution = run.solve(inputs(3))
+    assert (solution.status == eq.Status.STALLED).all()
+    assert int(solution.iterations.max()) < 1000
 
 
 def test_a_budget_is_kept() -> None:

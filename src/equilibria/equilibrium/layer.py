@@ -286,7 +286,9 @@ class EquilibriumLayer(nn.Module):
     def _note(self, solution: Solution, active: Active) -> Solution:
         """Keep the facts of a solve, and say so where it failed, with what helps."""
         failed = not bool(solution.converged.all())
-        if failed and (active.solving.strict or not self.training):
+        # What has stalled has come to the end of its objective: it says why itself.
+        diagnosed = failed and not bool((solution.status == Status.STALLED).any())
+        if diagnosed and (active.solving.strict or not self.training):
             remedy = self.cell.diagnosis(solution.state, solution.context)
             solution = dataclasses.replace(solution, remedy=remedy)
         self.last_solution = solution.facts()

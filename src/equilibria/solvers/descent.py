@@ -25,6 +25,10 @@ SHORTEST = 1e-14
 """The length of a gradient step below which rounding hides what descent is left."""
 NOISE = 4.0
 """Units of rounding by which two values of the objective may differ for nothing."""
+PATIENCE = 30
+"""Steps in a row without progress after which a descent ends."""
+PROGRESS = 0.9
+"""A distance to stationary that has fallen to this share of what it was is progress."""
 LOOSEST, TIGHTEST = 0.1, 1e-8
 """Relative residuals of the linear solve of a Newton step."""
 
@@ -70,6 +74,12 @@ class Pace(Memory):
     """Whether its last Newton step was taken whole: no gradient step is needed then."""
     spent: Tensor
     """Evaluations of the map and of products with its Jacobian."""
+    lowest: Tensor
+    """G, and"""
+    nearest: Tensor
+    """‖σ(d) − y‖, at the last step that brought progress."""
+    idle: Tensor
+    """Steps since then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +91,8 @@ class Descent(Solver[Memory]):
     until G falls by enough. Unless the last one was taken whole, a proximal gradient step
     y ← prox_{sf}(y − s(y − d)) goes before it, its length s found by backtracking on G: a short
     enough step always lowers G and finds the active units. So every convex energy is minimized,
-    whether or not the plain map contracts; with another one the solve ends at a stationary point.
+    whether or not the plain map contracts; with another one the solve ends at a stationary point,
+    and at a kink of the objective where it falls no more, as stalled.
 
     Float32 is lifted to float64: beside a large curvature its rounding would hide the minimum.
 
@@ -141,6 +152,9 @@ class _Run:
             forcing=LOOSEST * ones,
             settled=torch.ones_like(self.rows, dtype=torch.bool),
             spent=torch.zeros_like(self.rows),
+            lowest=torch.inf * ones,
+            nearest=torch.inf * ones,
+            idle=torch.zeros_like(self.rows),
         )
         self.point = self._first_point(y)
         self.result = Solution(
@@ -169,14 +183,16 @@ class _Run:
         sound = torch.isfinite(point.value) & residuals.bounded
         reached = sound & self.settings.criterion.reached(Iterate(self.problem, image, residuals))
         over = self.pace.spent >= self.settings.max_iterations
-        status = torch.where(reached, int(Status.CONVERGED), int(Status.OUT_OF_ITERATIONS))
+        stalled = self._stalled()
+        status = torch.where(stalled, int(Status.STALLED), int(Status.OUT_OF_ITERATIONS))
+        status = torch.where(reached, int(Status.CONVERGED), status)
         result.state[rows[sound]] = point.y[sound]
         result.residual[rows] = residuals.relative
         result.absolute_residual[rows] = residuals.absolute
         result.status[rows] = torch.where(sound, status, int(Status.DIVERGED)).to(torch.int8)
         result.iterations[rows] = self.pace.spent
         self._record(residuals)
-        going = sound & ~reached & ~over & (self.pace.length >= SHORTEST)
+        going = sound & ~reached & ~over & ~stalled
         if not bool(going.all()):
             keep = going.nonzero().squeeze(1)
             self.rows, self.point = rows[keep], point.keep(keep)
@@ -208,7 +224,7 @@ class _Run:
             lower = trial.value <= at.value[pending] + SUFFICIENT * share * slope[pending]
             # Close to the minimum G falls by less than its rounding: the residual tells more.
             level = trial.value <= at.value[pending] + self._noise(at)[pending]
-            closer = self._distance(trial) <= 0.9 * distance[pending]
+            closer = self._distance(trial) <= PROGRESS * distance[pending]
             good = lower | (level & closer)
             taken[pending[good]] = True
             pace.settled[pending[good]] = share == 1
@@ -256,6 +272,16 @@ class _Run:
             context=given.context,
             trace=trace,
         )
+
+    def _stalled(self) -> Tensor:
+        """Rows that have come as far as they can: at a kink, or to where all is rounding."""
+        pace, value, distance = self.pace, self.point.value, self._distance(self.point)
+        fell = value < pace.lowest - self._noise(self.point)
+        progress = fell | (distance < PROGRESS * pace.nearest)
+        pace.lowest = torch.where(progress, torch.minimum(value, pace.lowest), pace.lowest)
+        pace.nearest = torch.where(progress, torch.minimum(distance, pace.nearest), pace.nearest)
+        pace.idle = torch.where(progress, 0, pace.idle + 1)
+        return (pace.idle >= PATIENCE) | (pace.length < SHORTEST)
 
     def _record(self, residuals: Residuals) -> None:
         if self.traced is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -18,6 +19,8 @@ class Status(IntEnum):
     CONVERGED = 0
     OUT_OF_ITERATIONS = 1
     DIVERGED = 2
+    STALLED = 3
+    """A descent ended before its budget: the objective falls no more, and no rule was met."""
 
 
 TOO_SMALL = (
@@ -111,7 +114,8 @@ class Solution:
             # A stopping criterion of its own may be content with more than the tolerance.
             largest = max(float(self.residual.max()), self.tolerance) if total else self.tolerance
             return f"all {total} samples converged to {largest:.1e}"
-        worst = int(torch.argmax(self.status))
+        diverged = self.status == Status.DIVERGED
+        worst = int(torch.argmax((~self.converged).int() + diverged.int()))
         return (
             f"{failed} of {total} samples ({failed / total:.0%}) did not converge; "
             f"sample {worst}: {self.message(worst)}"
@@ -147,6 +151,17 @@ def describe(
         return (
             f"out of iterations: relative residual {residual:.1e} after {iterations}, "
             f"tolerance {tolerance:.1e}; {remedy}"
+        )
+    if status is Status.STALLED:
+        if residual <= tolerance:
+            remedy = "the point is stationary, and the stopping rule of the solver is not met there"
+        elif residual <= math.sqrt(epsilon):
+            remedy = "rounding hides what is left to fall: raise the tolerance"
+        elif not remedy:
+            remedy = "it has a kink there: smooth the term that has one (a sign, a norm, a maximum)"
+        return (
+            f"stalled after {iterations} iterations: the objective has stopped falling at a "
+            f"relative residual of {residual:.1e}, tolerance {tolerance:.1e}; {remedy}"
         )
     remedy = remedy or "bound the norm of W (norm='bound') or damp the iteration"
     return (
