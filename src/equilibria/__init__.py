@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
     from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
     from equilibria.models import create_model, list_models, register_model
-    from equilibria.operators import AveragePool, Conv2d, Dense, LinearOperator
+    from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
     from equilibria.solvers import (
         Accelerated,
         Anderson,
@@ -71,6 +71,7 @@ __all__ = [
     "Broyden",
     "Cell",
     "Context",
+    "Conv1d",
     "Conv2d",
     "ConvergenceError",
     "ConvergenceWarning",

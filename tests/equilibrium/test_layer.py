@@ -146,10 +146,10 @@ def test_a_cell_says_what_it_lacks() -> None:
 
 def test_wrong_shapes_are_named() -> None:
     layer = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 4)) + eq.Quadratic(eq.Dense(2, 4)))
-    with pytest.raises(ValueError, match=r"expected an input of shape \(B, 3\), got \(B, 5\)"):
+    with pytest.raises(ValueError, match=r"expected an input of shape \(B, …, 3\), got \(B, 5\)"):
         layer(torch.zeros(2, 5))
     mismatched = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 4)) + eq.Quadratic(eq.Dense(2, 5)))
-    with pytest.raises(ValueError, match=r"expected an output of shape \(B, 5\), got \(B, 4\)"):
+    with pytest.raises(ValueError, match=r"expected an output of shape \(B, …, 5\), got \(B, 4\)"):
         mismatched(torch.zeros(2, 3))
 
 

@@ -8,27 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equilibria.operators import Conv2d, Dense, conv_symbol
+from equilibria.operators import Conv1d, Conv2d, Dense, conv_symbol
 from equilibria.operators.spectral import singular_value, top_singular
 from tests.operators.bank import dense, true_norm
 
+Convolution = Conv1d | Conv2d
+
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> tuple[Conv2d, tuple[int, int, int]]:
+def convolutions(draw: st.DrawFn) -> tuple[Convolution, tuple[int, ...]]:
+    kind = draw(st.sampled_from([Conv1d, Conv2d]))
     stride = draw(st.integers(1, 3))
     channels_in, channels_out = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    height, width = (stride * draw(st.integers(1, 4)) for _ in range(2))
-    k = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+    sizes = tuple(stride * draw(st.integers(1, 4)) for _ in kind.axes)
+    k = tuple(draw(st.integers(1, 5)) for _ in kind.axes)
     padding = draw(st.none() | st.integers(0, 3))
     torch.manual_seed(draw(st.integers(0, 100)))
-    operator = Conv2d(channels_in, channels_out, k, stride=stride, padding=padding).double()
-    return operator, (channels_in, height, width)
+    operator = kind(channels_in, channels_out, k, stride=stride, padding=padding).double()
+    return operator, (channels_in, *sizes)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(convolutions())
 def test_any_geometry_has_its_adjoint_and_bound(
-    example: tuple[Conv2d, tuple[int, int, int]],
+    example: tuple[Convolution, tuple[int, ...]],
 ) -> None:
     operator, shape = example
     try:
@@ -44,11 +47,12 @@ def test_any_geometry_has_its_adjoint_and_bound(
     assert float(operator.norm_bound(shape).detach()) >= true * (1 - 1e-12)
 
 
-def frequency_bound(operator: Conv2d, shape: tuple[int, int, int]) -> float:
+def frequency_bound(operator: Convolution, shape: tuple[int, ...]) -> float:
     """The bound through the symbol, on maps of any size."""
+    kind = type(operator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Conv2d, "_prefers_matrix", lambda *_: False)
-        fresh = Conv2d.from_tensor(operator.kernel, operator.stride, operator.padding)
+        patch.setattr(kind, "_prefers_matrix", lambda *_: False)
+        fresh = kind.from_tensor(operator.kernel, operator.stride, operator.padding)
         return float(fresh.norm_bound(shape).detach())
 
 
@@ -58,6 +62,29 @@ def test_symbol_bound_is_tight_for_stride_one(k: int, n: int) -> None:
         torch.manual_seed(seed)
         operator = Conv2d(3, 4, k).double()
         assert frequency_bound(operator, (3, n, n)) <= 1.2 * true_norm(operator, (3, n, n))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_sequence_is_bounded_as_an_image_of_one_row(stride: int) -> None:
+    """The symbol of a (1, k) kernel is that of a k kernel; a stride of the rows meets one row."""
+    operator = Conv1d(3, 4, 5, stride=stride).double()
+    size = 12 * stride
+    spectrum = torch.fft.fft(operator.kernel.detach(), n=-(-(size + 2) // stride) * stride)
+    coarse = spectrum.shape[2] // stride
+    aliases = spectrum.reshape(4, 3, stride, coarse).permute(3, 0, 1, 2).flatten(2)
+    expected = torch.linalg.matrix_norm(aliases, 2).max() / stride**0.5
+    assert frequency_bound(operator, (3, size)) == pytest.approx(float(expected), rel=1e-12)
+    if stride == 1:
+        image = Conv2d.from_tensor(operator.kernel[:, :, None].detach())
+        assert frequency_bound(image, (3, 1, size)) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(("k", "n"), [(3, 12), (5, 20), (9, 40)])
+def test_bound_of_a_sequence_is_tight(k: int, n: int) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        operator = Conv1d(3, 4, k).double()
+        assert frequency_bound(operator, (3, n)) <= 1.1 * true_norm(operator, (3, n))
 
 
 def test_strided_bound_is_that_of_the_aliases() -> None:

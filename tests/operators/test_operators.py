@@ -9,9 +9,11 @@ from torch import nn
 from equilibria.operators import (
     AveragePool,
     Compose,
+    Conv1d,
     Conv2d,
     Dense,
     Identity,
+    Sparse,
     as_operator,
 )
 
@@ -29,6 +31,8 @@ def test_default_start_has_unit_gain() -> None:
         lambda: Conv2d(2, 2, 0),
         lambda: Conv2d(2, 2, 3, stride=0),
         lambda: Conv2d(2, 2, 3, padding=-1),
+        lambda: Conv1d(2, 2, 3, padding=-1),
+        lambda: Conv1d(2, 2, 0),
         lambda: AveragePool(0),
         lambda: Compose(),
     ],
@@ -46,6 +50,15 @@ def test_stride_must_divide_the_size() -> None:
 def test_a_kernel_larger_than_the_map_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 5, 5"):
         Conv2d(2, 3, 5, padding=0)(torch.zeros(1, 2, 4, 4))
+    with pytest.raises(ValueError, match=r"\(B, 2, T\) with T at least 5"):
+        Conv1d(2, 3, 5, padding=0)(torch.zeros(1, 2, 4))
+
+
+def test_a_size_for_each_direction_is_one_for_each() -> None:
+    with pytest.raises(ValueError, match=r"one size, or one for each of H, W, got \(3,\)"):
+        Conv2d(2, 3, (3,))
+    with pytest.raises(ValueError, match=r"one size, or one for each of T, got \(1, 1\)"):
+        Conv1d(2, 3, 3, padding=(1, 1))
 
 
 def test_products_are_flat_and_ordered() -> None:
@@ -81,9 +94,15 @@ def test_pool_transpose_is_scaled_upsampling() -> None:
         (nn.Conv2d(2, 3, 3, padding="same", bias=False), (2, 6, 6)),
         (nn.Conv2d(2, 3, 3, padding="valid", bias=False), (2, 6, 6)),
         (nn.Conv2d(2, 3, (3, 5), padding=(1, 0), stride=2, bias=False), (2, 6, 6)),
+        (nn.Linear(4, 3, bias=False), (5, 4)),
+        (nn.Conv1d(2, 3, 3, padding=1, bias=False), (2, 6)),
+        (nn.Conv1d(2, 3, 3, padding="same", bias=False), (2, 6)),
+        (nn.Conv1d(2, 3, 5, padding=2, stride=3, bias=False), (2, 9)),
     ],
 )
-def test_modules_become_operators(module: nn.Linear | nn.Conv2d, shape: tuple[int, ...]) -> None:
+def test_modules_become_operators(
+    module: nn.Linear | nn.Conv1d | nn.Conv2d, shape: tuple[int, ...]
+) -> None:
     operator = as_operator(module)
     z = torch.randn(2, *shape)
     torch.testing.assert_close(operator(z), module(z))
@@ -93,15 +112,17 @@ def test_modules_become_operators(module: nn.Linear | nn.Conv2d, shape: tuple[in
 def test_tensors_become_operators() -> None:
     trainable = nn.Parameter(torch.randn(3, 4))
     assert as_operator(trainable).kernel is trainable
-    constant = as_operator(torch.randn(3, 2, 3, 3))
-    assert isinstance(constant, Conv2d)
-    assert not constant.kernel.requires_grad
+    for kernel, kind in ((torch.randn(3, 2, 3, 3), Conv2d), (torch.randn(3, 2, 3), Conv1d)):
+        constant = as_operator(kernel)
+        assert isinstance(constant, kind)
+        assert not constant.kernel.requires_grad
+    assert isinstance(as_operator(torch.eye(3).to_sparse()), Sparse)
     operator = Identity()
     assert as_operator(operator) is operator
 
 
 def test_biases_belong_elsewhere() -> None:
-    for module in (nn.Linear(4, 3), nn.Conv2d(2, 3, 3)):
+    for module in (nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.Conv2d(2, 3, 3)):
         with pytest.raises(ValueError, match=r"Input\(U, bias=True\)"):
             as_operator(module)
 
@@ -118,13 +139,16 @@ def test_biases_belong_elsewhere() -> None:
 )
 def test_other_convolutions_are_refused(options: dict[str, object]) -> None:
     arguments = {"kernel_size": 3, **options}
-    with pytest.raises(ValueError, match="not supported"):
+    with pytest.raises(ValueError, match=r"nn\.Conv2d with .* is not supported"):
         as_operator(nn.Conv2d(2, 4, bias=False, **arguments))  # type: ignore[arg-type]
+    if isinstance(arguments.get("stride", 1), int):
+        with pytest.raises(ValueError, match=r"nn\.Conv1d with .* is not supported"):
+            as_operator(nn.Conv1d(2, 4, bias=False, **arguments))  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_an_operator() -> None:
-    for thing in (torch.zeros(3), torch.zeros(1, 2, 3), "conv", nn.ReLU()):
-        with pytest.raises(TypeError, match="accepted are a LinearOperator, a 2-D tensor"):
+    for thing in (torch.zeros(3), torch.zeros(1, 2, 3, 4, 5), "conv", nn.ReLU()):
+        with pytest.raises(TypeError, match="accepted are a LinearOperator, a tensor of shape"):
             as_operator(thing)
     with pytest.raises(ValueError, match="floating-point"):
         as_operator(torch.zeros(2, 2, dtype=torch.long))

@@ -2,23 +2,30 @@
 
 from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.compose import Adjoint, Compose, as_operator
-from equilibria.operators.conv import Conv2d
+from equilibria.operators.conv import Conv1d, Conv2d
 from equilibria.operators.dense import Dense
+from equilibria.operators.graph import Adjacency, GraphConv, Incidence
 from equilibria.operators.measurements import AveragePool, Blur, Identity, Mask
 from equilibria.operators.separable import SeparableConv2d
+from equilibria.operators.sparse import Sparse
 
 __all__ = [
+    "Adjacency",
     "Adjoint",
     "AveragePool",
     "Blur",
     "Compose",
+    "Conv1d",
     "Conv2d",
     "Dense",
+    "GraphConv",
     "Identity",
+    "Incidence",
     "LinearOperator",
     "Mask",
     "SeparableConv2d",
     "Shape",
+    "Sparse",
     "Weights",
     "as_operator",
 ]

@@ -1,26 +1,24 @@
-"""Convolutions with zero padding."""
+"""Convolutions with zero padding, of sequences and of images."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from equilibria.operators import conv_symbol, spectral
 from equilibria.operators.base import Shape, Weights, shape_error
 from equilibria.operators.norm_control import KernelOperator, drawn_kernel, given_kernel
 
-Size = int | tuple[int, int]
-
-DENSE_LIMIT = 256
-"""Maps of at most this many numbers are bounded through their matrix: exact, and still cheap."""
+Size = int | tuple[int, ...]
+"""One number for all directions, or one for each."""
 
 DENSE_LIMIT_WIDE_KERNEL = 1024
-"""The same where the kernel reaches over more than half of the map, and the symbol is loose."""
+"""The same limit (`spectral.DENSE_LIMIT`) where the kernel reaches over more than half of the map,
+and the symbol is loose."""
 
 
 class _Maximum(NamedTuple):
@@ -33,10 +31,13 @@ class _Maximum(NamedTuple):
 class Convolution(KernelOperator):
     """What all zero-padded convolutions share: their geometry, and how they are bounded.
 
-    A subclass says what its kernels, its channels and its symbol are, and at which frequency that
-    is largest. `padding=None` is "same" padding (k−1)//2. Sizes must be multiples of the stride, so
-    that the transpose knows the size of its output.
+    A subclass says in how many directions it convolves, what its kernels, its channels and its
+    symbol are, and at which frequency that is largest. `padding=None` is "same" padding (k−1)//2.
+    Sizes must be multiples of the stride, so that the transpose knows the size of its output.
     """
+
+    axes: str
+    """The names of the directions, as messages have them: "HW" for images."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Convolution(KernelOperator):
         norm: str | None = None,
         zeta: float = 0.95,
     ) -> None:
-        size = _pair(kernel_size)
+        size = self._each(kernel_size)
         if min(in_channels, out_channels, *size) < 1:
             raise ValueError(
                 "channels and kernel size must be positive, "
@@ -61,7 +62,7 @@ class Convolution(KernelOperator):
 
     @abstractmethod
     def _drawn_kernels(
-        self, in_channels: int, out_channels: int, size: tuple[int, int]
+        self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]: ...
 
     @property
@@ -74,7 +75,7 @@ class Convolution(KernelOperator):
 
     @property
     @abstractmethod
-    def kernel_size(self) -> tuple[int, int]: ...
+    def kernel_size(self) -> Shape: ...
 
     @abstractmethod
     def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
@@ -87,16 +88,25 @@ class Convolution(KernelOperator):
     def _set_geometry(self, stride: int, padding: Size | None) -> None:
         if not isinstance(stride, int) or stride < 1:
             raise ValueError(f"stride must be a positive integer, got {stride}")
-        height, width = self.kernel_size
         self.stride = stride
-        same = ((height - 1) // 2, (width - 1) // 2)
-        self.padding = same if padding is None else _pair(padding)
+        same = tuple((k - 1) // 2 for k in self.kernel_size)
+        self.padding = same if padding is None else self._each(padding)
         if min(self.padding) < 0:
             raise ValueError(f"padding must not be negative, got {padding}")
 
+    def _each(self, size: Size) -> Shape:
+        """`size` in every direction."""
+        sizes = (size,) * len(self.axes) if isinstance(size, int) else tuple(size)
+        if len(sizes) != len(self.axes):
+            raise ValueError(
+                f"{type(self).__name__} takes one size, or one for each of {', '.join(self.axes)}, "
+                f"got {size}"
+            )
+        return sizes
+
     @property
     def bias_shape(self) -> Shape:
-        return (self.out_channels, 1, 1)
+        return (self.out_channels, *[1] * len(self.axes))
 
     def extra_repr(self) -> str:
         return (
@@ -105,25 +115,30 @@ class Convolution(KernelOperator):
         )
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        sizes = self._output_sizes(input_shape[1:]) if len(input_shape) == 3 else None
+        fits = len(input_shape) == 1 + len(self.axes)
+        sizes = self._output_sizes(input_shape[1:]) if fits else None
         if sizes is None or input_shape[0] != self.in_channels:
             raise shape_error(self, "input", self._expected(self.in_channels), input_shape)
         return (self.out_channels, *sizes)
 
     def input_shape(self, output_shape: Shape) -> Shape:
-        sizes = self._input_sizes(output_shape[1:]) if len(output_shape) == 3 else None
+        fits = len(output_shape) == 1 + len(self.axes)
+        sizes = self._input_sizes(output_shape[1:]) if fits else None
         if sizes is None or output_shape[0] != self.out_channels:
-            expected = f"(B, {self.out_channels}, H, W), as the convolution gives"
+            expected = f"{self._batch(self.out_channels)}, as the convolution gives"
             raise shape_error(self, "output", expected, output_shape)
         return (self.in_channels, *sizes)
 
+    def _batch(self, channels: int) -> str:
+        return f"({', '.join(['B', str(channels), *self.axes])})"
+
     def _expected(self, channels: int) -> str:
-        expected = f"(B, {channels}, H, W)"
+        expected = self._batch(channels)
         smallest = [k - 2 * p for k, p in zip(self.kernel_size, self.padding, strict=True)]
         if max(smallest) > 1:
-            expected += f" with H, W at least {smallest[0]}, {smallest[1]}"
+            expected += f" with {', '.join(self.axes)} at least {', '.join(map(str, smallest))}"
         if self.stride > 1:
-            expected += f" with H and W divisible by the stride {self.stride}"
+            expected += f" with {' and '.join(self.axes)} divisible by the stride {self.stride}"
         return expected
 
     def _output_sizes(self, sizes: Shape) -> Shape | None:
@@ -145,7 +160,8 @@ class Convolution(KernelOperator):
         return tuple(result)
 
     def _convolve(self, z: Tensor, kernel: Tensor, groups: int = 1) -> Tensor:
-        return F.conv2d(z, kernel, stride=self.stride, padding=self.padding, groups=groups)
+        convolve, _ = conv_symbol.CONVOLUTIONS[len(self.axes)]
+        return convolve(z, kernel, stride=self.stride, padding=self.padding, groups=groups)
 
     def _convolve_adjoint(self, y: Tensor, kernel: Tensor, groups: int = 1) -> Tensor:
         sizes = self._input_sizes(tuple(y.shape[2:]))
@@ -154,7 +170,8 @@ class Convolution(KernelOperator):
             n - ((m - 1) * self.stride - 2 * p + k)
             for n, m, k, p in zip(sizes, y.shape[2:], self.kernel_size, self.padding, strict=True)
         ]
-        return F.conv_transpose2d(
+        _, transposed = conv_symbol.CONVOLUTIONS[len(self.axes)]
+        return transposed(
             y,
             kernel,
             stride=self.stride,
@@ -164,8 +181,9 @@ class Convolution(KernelOperator):
         )
 
     def _search(self, kernels: Weights, input_shape: Shape) -> _Maximum | None:
-        plane = (input_shape[1], input_shape[2])
-        grid = conv_symbol.frequency_grid(plane, self.kernel_size, self.padding, self.stride)
+        grid = conv_symbol.frequency_grid(
+            input_shape[1:], self.kernel_size, self.padding, self.stride
+        )
         if self._prefers_matrix(input_shape, grid):
             return _Maximum(None, spectral.top_singular(self._matrix(kernels, input_shape)))
         frequency = self._maximizing_frequency(kernels, grid)
@@ -186,11 +204,11 @@ class Convolution(KernelOperator):
     def _prefers_matrix(self, input_shape: Shape, grid: conv_symbol.Grid) -> bool:
         """Small maps, and those (1×1 above all) where the matrix is the cheaper of the two."""
         small, large = sorted((math.prod(input_shape), math.prod(self.output_shape(input_shape))))
-        inner, outer = sorted((self.out_channels, self.in_channels * self.stride**2))
-        frequencies = grid[0] * (grid[1] // 2 + 1)
-        cheaper = small**2 * large <= frequencies * inner**2 * outer
+        phases = self.stride ** len(self.axes)
+        inner, outer = sorted((self.out_channels, self.in_channels * phases))
+        cheaper = small**2 * large <= conv_symbol.frequency_count(grid) * inner**2 * outer
         reach = max(k - 1 for k in self.kernel_size) / min(input_shape[1:])
-        limit = DENSE_LIMIT_WIDE_KERNEL if reach > 0.5 else DENSE_LIMIT
+        limit = DENSE_LIMIT_WIDE_KERNEL if reach > 0.5 else spectral.DENSE_LIMIT
         return large <= limit or cheaper
 
     def _matrix(self, kernels: Weights, input_shape: Shape) -> Tensor:
@@ -200,33 +218,32 @@ class Convolution(KernelOperator):
         return self._map(basis, kernels).flatten(1).mT
 
 
-class Conv2d(Convolution):
-    """z ↦ W ∗ z on (C, H, W) samples, zero padded; the raw kernel is (out, in, k, k), no bias.
+C = TypeVar("C", bound="PlainConvolution")
 
-    The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
-    norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
-    bounded exactly through their matrix.
-    """
+
+class PlainConvolution(Convolution):
+    """W ∗ z with one kernel of shape (out, in, k, …)."""
 
     kernel: nn.Parameter
 
     def _drawn_kernels(
-        self, in_channels: int, out_channels: int, size: tuple[int, int]
+        self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]:
         return (drawn_kernel(out_channels, in_channels, *size),)
 
     @classmethod
     def from_tensor(
-        cls,
+        cls: type[C],
         kernel: Tensor,
         stride: int = 1,
         padding: Size | None = None,
         norm: str | None = None,
         zeta: float = 0.95,
-    ) -> Conv2d:
-        """The operator of this (out, in, k, k) kernel; an nn.Parameter stays shared, trainable."""
+    ) -> C:
+        """The operator of this (out, in, k, …) kernel; an nn.Parameter stays shared, trainable."""
         operator = cls.__new__(cls)
-        KernelOperator.__init__(operator, given_kernel(kernel, 4), norm=norm, zeta=zeta)
+        given = given_kernel(kernel, 2 + len(cls.axes))
+        KernelOperator.__init__(operator, given, norm=norm, zeta=zeta)
         operator._set_geometry(stride, padding)
         return operator
 
@@ -239,8 +256,8 @@ class Conv2d(Convolution):
         return self.kernel.shape[0]
 
     @property
-    def kernel_size(self) -> tuple[int, int]:
-        return self.kernel.shape[2], self.kernel.shape[3]
+    def kernel_size(self) -> Shape:
+        return tuple(self.kernel.shape[2:])
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         return self._convolve(z, weights[0])
@@ -257,5 +274,21 @@ class Conv2d(Convolution):
         )
 
 
-def _pair(size: Size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+class Conv1d(PlainConvolution):
+    """z ↦ W ∗ z on (C, T) samples, zero padded; the raw kernel is (out, in, k), no bias.
+
+    The bound is that of `Conv2d` in one direction.
+    """
+
+    axes = "T"
+
+
+class Conv2d(PlainConvolution):
+    """z ↦ W ∗ z on (C, H, W) samples, zero padded; the raw kernel is (out, in, k, k), no bias.
+
+    The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
+    norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
+    bounded exactly through their matrix.
+    """
+
+    axes = "HW"

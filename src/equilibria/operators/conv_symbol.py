@@ -1,20 +1,21 @@
 """The norm of a zero-padded convolution, through its symbol.
 
-A convolution of an n×n map is a corner of the circular one on a larger grid, which the Fourier
-transform block-diagonalizes into K̂(ω) = Σ_p K_p e^{−iω·p} (out × in matrices). Hence
+A convolution of a map (in one direction, T, or in two, H × W) is a corner of the circular one on a
+larger grid, which the Fourier transform block-diagonalizes into K̂(ω) = Σ_p K_p e^{−iω·p}
+(out × in matrices). Hence
 
     ‖conv‖ ≤ max_ω σ₁(K̂(ω))        over the grid's frequencies ω.
 
 A stride s is no special case: sorting the pixels by their position modulo s (a permutation) turns
-the kernel into its s² polyphase components, stacked as input channels of a stride-1 convolution
-of size ⌈k/s⌉ on a grid s times coarser. This is the exact norm of the strided circular
-convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of each frequency.
+the kernel into its s² polyphase components (s in one direction), stacked as input channels of a
+stride-1 convolution of size ⌈k/s⌉ on a grid s times coarser. This is the exact norm of the strided
+circular convolution, σ₁([K̂(ω₁) … K̂(ω_{s²})])/s over the s² aliases of each frequency.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +23,16 @@ from torch.nn import functional as F
 
 from equilibria.operators.spectral import seeded_vector
 
-Grid = tuple[int, int]
+Grid = tuple[int, ...]
+"""Points in each direction of a map."""
+
+Convolve = Callable[..., Tensor]
+
+CONVOLUTIONS: dict[int, tuple[Convolve, Convolve]] = {
+    1: (F.conv1d, F.conv_transpose1d),
+    2: (F.conv2d, F.conv_transpose2d),
+}
+"""torch's convolution and its transpose, by the number of directions."""
 
 CHUNK_ELEMENTS = 2**20
 """Gram matrices are built a chunk of frequencies at a time: 16 MB of complex64 a chunk."""
@@ -35,9 +45,12 @@ def polyphase(kernel: Tensor, stride: int) -> Tensor:
     """(out, in, k, k) → (out, in·s², ⌈k/s⌉, ⌈k/s⌉): the stride-1 kernel on the sorted pixels."""
     if stride == 1:
         return kernel
-    height, width = kernel.shape[-2:]
-    padded = F.pad(kernel, (0, -width % stride, 0, -height % stride))
-    return F.pixel_unshuffle(padded, stride)
+    out, channels, *sizes = kernel.shape
+    missing = [zeros for k in reversed(sizes) for zeros in (0, -k % stride)]
+    split = [count for k in sizes for count in (-(-k // stride), stride)]
+    blocks = F.pad(kernel, missing).reshape(out, channels, *split)
+    coarse, phases = range(2, blocks.dim(), 2), range(3, blocks.dim(), 2)
+    return blocks.permute(0, 1, *phases, *coarse).flatten(1, 1 + len(sizes))
 
 
 def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) -> Grid:
@@ -50,30 +63,33 @@ def frequency_grid(size: Grid, kernel_size: Grid, padding: Grid, stride: int) ->
     Kernels that do not overlap (k ≤ s, the 1×1 kernel among them) have a constant symbol: one
     frequency says it all.
     """
-    height, width = (
+    return tuple(
         1 if k <= stride else math.ceil((n + min(p, k - 1)) / stride)
         for n, k, p in zip(size, kernel_size, padding, strict=True)
     )
-    return height, width
+
+
+def frequency_count(grid: Grid) -> int:
+    """How many frequencies `frequencies` gives."""
+    return math.prod(grid[:-1]) * (grid[-1] // 2 + 1)
 
 
 def frequencies(grid: Grid, like: Tensor) -> Tensor:
-    """The grid's frequencies, (count, 2); half of them: K is real, so K̂(−ω) = conj K̂(ω)."""
-    rows = torch.arange(grid[0], device=like.device, dtype=like.dtype) * (2 * math.pi / grid[0])
-    columns = torch.arange(grid[1] // 2 + 1, device=like.device, dtype=like.dtype)
-    return torch.cartesian_prod(rows, columns * (2 * math.pi / grid[1]))
+    """The grid's frequencies, a row each; half of them: K is real, so K̂(−ω) = conj K̂(ω)."""
+    steps = like.new_tensor([2 * math.pi / points for points in grid])
+    return _positions((*grid[:-1], grid[-1] // 2 + 1), like) * steps
 
 
 def symbol(kernel: Tensor, frequency: Tensor) -> Tensor:
     """K̂(ω) = Σ_p K_p e^{−iω·p} at one frequency: (out, in), complex, differentiable in K."""
-    angles = _positions(kernel.shape[-2:], frequency) @ frequency
+    angles = _positions(kernel.shape[2:], frequency) @ frequency
     taps = kernel.flatten(2)
     return torch.complex(taps @ angles.cos(), -(taps @ angles.sin()))
 
 
 def power(kernel: Tensor, omegas: Tensor) -> Tensor:
     """Σ_j |K̂_ij(ω)|² for every row i of the symbol and every frequency: (count, rows)."""
-    angles = omegas @ _positions(kernel.shape[-2:], omegas).T
+    angles = omegas @ _positions(kernel.shape[2:], omegas).T
     taps = kernel.flatten(2).permute(2, 0, 1).flatten(1)
     squares = (angles.cos() @ taps).square() + (angles.sin() @ taps).square()
     return squares.view(len(omegas), *kernel.shape[:2]).sum(2)
@@ -152,13 +168,13 @@ def _autocorrelation(kernel: Tensor) -> tuple[Tensor, Tensor]:
     """
     if kernel.shape[0] > kernel.shape[1]:
         kernel = kernel.transpose(0, 1)
-    height, width = kernel.shape[-2:]
+    sizes = kernel.shape[2:]
+    reach = [k - 1 for k in sizes]
     # Correlating K with itself: its output channels act as batch on one side, as filters on the
     # other. Position (k−1) of the result is lag zero.
-    table = F.conv2d(kernel, kernel, padding=(height - 1, width - 1))
-    table = table.permute(2, 3, 0, 1).flatten(0, 1)
-    offsets = torch.tensor([height - 1, width - 1], device=kernel.device, dtype=kernel.dtype)
-    lags = _positions((2 * height - 1, 2 * width - 1), kernel) - offsets
+    convolve, _ = CONVOLUTIONS[len(sizes)]
+    table = convolve(kernel, kernel, padding=reach).flatten(2).permute(2, 0, 1)
+    lags = _positions([2 * k - 1 for k in sizes], kernel) - kernel.new_tensor(reach)
     return lags, table
 
 
@@ -170,6 +186,7 @@ def _grams(omegas: Tensor, lags: Tensor, table: Tensor) -> Tensor:
     return torch.complex(real, imaginary).view(len(omegas), *table.shape[1:])
 
 
-def _positions(size: tuple[int, ...], like: Tensor) -> Tensor:
+def _positions(size: Sequence[int], like: Tensor) -> Tensor:
+    """The points of a grid, a row each."""
     axes = [torch.arange(n, device=like.device, dtype=like.dtype) for n in size]
-    return torch.cartesian_prod(*axes)
+    return torch.cartesian_prod(*axes).view(-1, len(axes))

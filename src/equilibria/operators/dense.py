@@ -13,9 +13,10 @@ from equilibria.operators.norm_control import KernelOperator, drawn_kernel, give
 
 
 class Dense(KernelOperator):
-    """z ↦ W z on samples that are vectors; the raw kernel has shape (out, in), and no bias.
+    """z ↦ W z along the last axis of a sample; the raw kernel has shape (out, in), and no bias.
 
-    Its bound is the spectral norm itself.
+    A sample is a vector, or has other axes before: time steps, nodes. Its bound is the spectral
+    norm itself.
     """
 
     kernel: nn.Parameter
@@ -55,14 +56,16 @@ class Dense(KernelOperator):
         return f"{self.in_features}, {self.out_features}{self._control_repr()}"
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        if tuple(input_shape) != (self.in_features,):
-            raise shape_error(self, "input", f"(B, {self.in_features})", input_shape)
-        return (self.out_features,)
+        *before, features = input_shape or (None,)
+        if features != self.in_features:
+            raise shape_error(self, "input", f"(B, …, {self.in_features})", input_shape)
+        return (*before, self.out_features)
 
     def input_shape(self, output_shape: Shape) -> Shape:
-        if tuple(output_shape) != (self.out_features,):
-            raise shape_error(self, "output", f"(B, {self.out_features})", output_shape)
-        return (self.in_features,)
+        *before, features = output_shape or (None,)
+        if features != self.out_features:
+            raise shape_error(self, "output", f"(B, …, {self.out_features})", output_shape)
+        return (*before, self.in_features)
 
     def _control_shape(self, input_shape: Shape | None) -> Shape:
         return (self.in_features,)

@@ -26,12 +26,13 @@ class SeparableConv2d(Convolution):
     norm by 20 to 100 % (8 channels and more).
     """
 
+    axes = "HW"
     kernel_names = ("pointwise", "depthwise")
     pointwise: nn.Parameter
     depthwise: nn.Parameter
 
     def _drawn_kernels(
-        self, in_channels: int, out_channels: int, size: tuple[int, int]
+        self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]:
         depthwise = drawn_kernel(in_channels, 1, *size)
         return drawn_kernel(out_channels, in_channels, 1, 1), depthwise
@@ -45,8 +46,8 @@ class SeparableConv2d(Convolution):
         return self.pointwise.shape[0]
 
     @property
-    def kernel_size(self) -> tuple[int, int]:
-        return self.depthwise.shape[2], self.depthwise.shape[3]
+    def kernel_size(self) -> Shape:
+        return tuple(self.depthwise.shape[2:])
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         pointwise, depthwise = weights

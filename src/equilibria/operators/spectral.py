@@ -17,6 +17,9 @@ from torch import Tensor
 
 Map = Callable[[Tensor], Tensor]
 
+DENSE_LIMIT = 256
+"""Maps of at most this many numbers are bounded through their matrix: exact, and still cheap."""
+
 
 @contextmanager
 def full_precision(tensor: Tensor) -> Iterator[None]:

@@ -1,0 +1,195 @@
+"""Graphs: convolutions of node features, and differences along edges.
+
+A graph is an `edge_index` as PyTorch Geometric has it, integers (2, E): edge e leads from node
+edge_index[0, e] to edge_index[1, e], and an undirected one is listed in both directions. A sample
+is the features of all nodes, (N, F); one graph alone is a batch of one, `x[None]`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equilibria.operators.base import Shape, Weights, shape_error
+from equilibria.operators.compose import Compose
+from equilibria.operators.dense import Dense
+from equilibria.operators.sparse import Sparse
+
+
+class Adjacency(Sparse):
+    """D_in^{−½} A D_out^{−½}, the normalized adjacency matrix of a graph: its norm is 1.
+
+    A_ij is the weight of the edge from j to i, D_in and D_out hold the sums of its rows and
+    columns. For non-negative weights Σ_ij A_ij u_i v_j/√(D_i D_j) ≤ ‖u‖‖v‖, by Cauchy and Schwarz.
+
+    nodes: how many there are; by default as many as the edges name.
+    edge_weight: a non-negative number an edge, (E,); ones by default.
+    self_loops: add an edge of weight 1 from every node to itself (Kipf and Welling's Ã).
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor,
+        *,
+        nodes: int | None = None,
+        edge_weight: Tensor | None = None,
+        self_loops: bool = True,
+    ) -> None:
+        matrix = _matrix(edge_index, nodes, edge_weight)
+        if self_loops:
+            loops = torch.arange(len(matrix), device=matrix.device).expand(2, -1)
+            ones = matrix.values().new_ones(len(matrix))
+            matrix = (matrix + _sparse(loops, ones, tuple(matrix.shape))).coalesce()
+        indices, values = matrix.indices(), matrix.values().double()
+        incoming, outgoing = (_sums(side, values, len(matrix))[side] for side in indices)
+        scaled = _rounded(values * _inverse_root(incoming) * _inverse_root(outgoing), matrix.dtype)
+        super().__init__(_sparse(indices, scaled, tuple(matrix.shape)))
+
+    @property
+    def norm_limit(self) -> float:
+        return 1.0
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        self.output_shape(input_shape)
+        return self._constant(1.0)
+
+
+class GraphConv(Compose):
+    """Z ↦ Â Z Wᵀ on node features (N, F): the graph convolution of Kipf and Welling, without bias.
+
+    Â is the normalized `Adjacency`, W a `Dense(in_features, out_features)` whose norm is that of
+    the whole, ‖Â ⊗ W‖ = ‖Â‖‖W‖ = ‖W‖, controlled by `norm` and `zeta` as ever. Called with the
+    features (N, F) of one graph it gives those of one graph.
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor,
+        in_features: int,
+        out_features: int,
+        *,
+        nodes: int | None = None,
+        edge_weight: Tensor | None = None,
+        self_loops: bool = True,
+        norm: str | None = None,
+        zeta: float = 0.95,
+    ) -> None:
+        dense = Dense(in_features, out_features, norm=norm, zeta=zeta)
+        adjacency = Adjacency(
+            edge_index, nodes=nodes, edge_weight=edge_weight, self_loops=self_loops
+        )
+        # They commute: the narrower features travel along the edges.
+        narrow_first = in_features <= out_features
+        super().__init__(*((dense, adjacency) if narrow_first else (adjacency, dense)))
+        self.nodes = adjacency.in_size
+        self.in_features, self.out_features = in_features, out_features
+
+    def __repr__(self) -> str:
+        return f"GraphConv({self.in_features}, {self.out_features}, nodes={self.nodes})"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if tuple(input_shape) != (self.nodes, self.in_features):
+            expected = f"(B, {self.nodes}, {self.in_features})"
+            raise shape_error(self, "input", expected, input_shape)
+        return (self.nodes, self.out_features)
+
+    def input_shape(self, output_shape: Shape) -> Shape:
+        if tuple(output_shape) != (self.nodes, self.out_features):
+            expected = f"(B, {self.nodes}, {self.out_features})"
+            raise shape_error(self, "output", expected, output_shape)
+        return (self.nodes, self.in_features)
+
+    def forward(self, z: Tensor, weights: Weights | None = None) -> Tensor:
+        return super().forward(z[None], weights)[0] if z.dim() == 2 else super().forward(z, weights)
+
+    def adjoint(self, y: Tensor, weights: Weights | None = None) -> Tensor:
+        return super().adjoint(y[None], weights)[0] if y.dim() == 2 else super().adjoint(y, weights)
+
+
+class Incidence(Sparse):
+    """D, the gradient on a graph: (Dy)_e = √w_e (y_i − y_j) for every edge e = {i, j}.
+
+    DᵀD is the Laplacian, so that `-Quadratic(D.T)` is the energy ½‖Dy‖² = ½ Σ_e w_e ‖y_i − y_j‖².
+    An edge that is listed in both directions is one edge, with the larger of its weights; loops
+    have no gradient and are left out.
+
+    normalized: y_i/√d_i in the place of y_i, d_i the sum of the weights at i: DᵀD is then the
+        normalized Laplacian, and ‖D‖ ≤ √2.
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor,
+        *,
+        nodes: int | None = None,
+        edge_weight: Tensor | None = None,
+        normalized: bool = False,
+    ) -> None:
+        matrix = _matrix(edge_index, nodes, edge_weight)
+        ends, weights = _undirected(matrix)
+        if not len(weights):
+            raise ValueError("a gradient needs at least one edge between two nodes")
+        slopes = weights.sqrt().expand(2, -1)
+        if normalized:
+            degrees = _sums(ends.flatten(), weights.double().repeat(2), len(matrix))[ends]
+            slopes = _rounded(weights.double().sqrt() * _inverse_root(degrees), weights.dtype)
+        rows = torch.arange(len(weights), device=ends.device).repeat(2)
+        values = torch.cat([slopes[0], -slopes[1]])
+        shape = (len(weights), len(matrix))
+        super().__init__(_sparse(torch.stack([rows, ends.flatten()]), values, shape))
+        self.normalized = normalized
+
+    @property
+    def norm_limit(self) -> float | None:
+        return math.sqrt(2) if self.normalized else None
+
+    def norm_bound(self, input_shape: Shape) -> Tensor:
+        return super().norm_bound(input_shape).clamp(max=self.norm_limit or math.inf)
+
+
+def _matrix(edge_index: Tensor, nodes: int | None, edge_weight: Tensor | None) -> Tensor:
+    """A, checked: A_ij is the weight of the edge from j to i."""
+    if edge_index.dim() != 2 or len(edge_index) != 2 or edge_index.is_floating_point():
+        raise ValueError(
+            "edge_index must hold integers of shape (2, edges), got "
+            f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
+        )
+    named = int(edge_index.amax()) + 1 if edge_index.numel() else 0
+    nodes = named if nodes is None else nodes
+    if nodes < max(named, 1) or (edge_index.numel() and int(edge_index.amin()) < 0):
+        raise ValueError(f"edge_index names nodes that are not among 0 … {nodes - 1}")
+    count = edge_index.shape[1]
+    if edge_weight is None:
+        edge_weight = torch.ones(count, device=edge_index.device)
+    if tuple(edge_weight.shape) != (count,) or not bool((edge_weight >= 0).all()):
+        raise ValueError(f"edge_weight must hold {count} numbers that are not negative")
+    return _sparse(edge_index.long().flip(0), edge_weight.detach(), (nodes, nodes)).coalesce()
+
+
+def _undirected(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends (2, E) of every edge, i < j, and its weight: the larger one of both directions."""
+    between = matrix.indices()[0] != matrix.indices()[1]
+    ends, weights = matrix.indices()[:, between], matrix.values()[between]
+    pairs, which = torch.unique(ends.sort(dim=0).values, dim=1, return_inverse=True)
+    larger = weights.new_zeros(pairs.shape[1]).scatter_reduce(0, which, weights, "amax")
+    return pairs, larger
+
+
+def _sums(where: Tensor, values: Tensor, size: int) -> Tensor:
+    return values.new_zeros(size).index_add(0, where, values)
+
+
+def _inverse_root(sums: Tensor) -> Tensor:
+    """1/√s, and 0 where nothing was summed."""
+    return torch.where(sums > 0, sums, torch.inf).rsqrt()
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded to a type, and towards zero: a norm that is 1 in exact numbers must not exceed it."""
+    return (values * (1 - torch.finfo(dtype).eps)).to(dtype)
+
+
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
