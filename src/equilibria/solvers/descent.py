@@ -27,8 +27,9 @@ NOISE = 4.0
 """Units of rounding by which two values of the objective may differ for nothing."""
 PATIENCE = 30
 """Steps in a row without progress after which a descent ends."""
-PROGRESS = 0.9
-"""A distance to stationary that has fallen to this share of what it was is progress."""
+PROGRESS, FALL = 0.9, 1e-3
+"""Progress: a distance to stationary of at most this share of what it was, or a fall of G by at
+least this share of all that it has fallen since the start."""
 LOOSEST, TIGHTEST = 0.1, 1e-8
 """Relative residuals of the linear solve of a Newton step."""
 
@@ -74,6 +75,8 @@ class Pace(Memory):
     """Whether its last Newton step was taken whole: no gradient step is needed then."""
     spent: Tensor
     """Evaluations of the map and of products with its Jacobian."""
+    first: Tensor
+    """G at the start."""
     lowest: Tensor
     """G, and"""
     nearest: Tensor
@@ -152,11 +155,13 @@ class _Run:
             forcing=LOOSEST * ones,
             settled=torch.ones_like(self.rows, dtype=torch.bool),
             spent=torch.zeros_like(self.rows),
+            first=torch.inf * ones,
             lowest=torch.inf * ones,
             nearest=torch.inf * ones,
             idle=torch.zeros_like(self.rows),
         )
         self.point = self._first_point(y)
+        self.pace.first = self.point.value
         self.result = Solution(
             state=y.clone(),
             status=torch.full_like(ones, int(Status.OUT_OF_ITERATIONS), dtype=torch.int8),
@@ -276,7 +281,8 @@ class _Run:
     def _stalled(self) -> Tensor:
         """Rows that have come as far as they can: at a kink, or to where all is rounding."""
         pace, value, distance = self.pace, self.point.value, self._distance(self.point)
-        fell = value < pace.lowest - self._noise(self.point)
+        enough = torch.maximum(self._noise(self.point), FALL * (pace.first - value))
+        fell = value < pace.lowest - enough
         progress = fell | (distance < PROGRESS * pace.nearest)
         pace.lowest = torch.where(progress, torch.minimum(value, pace.lowest), pace.lowest)
         pace.nearest = torch.where(progress, torch.minimum(distance, pace.nearest), pace.nearest)
