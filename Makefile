@@ -12,7 +12,7 @@ INSTALLED_BENCH := $(VENV)/.installed-bench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo figures test test-all lint bench clean
 
 help: ## List these targets.
 	@echo "Equilibria. The first of these commands creates $(VENV) and installs into it; later ones start at once."
@@ -24,6 +24,11 @@ help: ## List these targets.
 
 demo: $(INSTALLED) ## Run the demonstration: it trains a small model and writes a report.
 	$(BIN)/equilibria demo --overwrite $(ARGS)
+
+# The README's figure is the one that the demonstration draws; the tables' are drawn from their records.
+figures: demo ## Draw the figures of README.md and docs/results again.
+	cp equilibria-demo/convergence-*.svg docs/images/
+	$(BIN)/equilibria reproduce --redraw docs/results
 
 # One thread a process: test processes that each take every core slow each other down.
 test: $(INSTALLED) ## Run the tests, all but those marked slow.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -44,6 +47,10 @@ def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoints",
         "config.yaml",
+        "convergence-dark.svg",
+        "convergence-light.svg",
+        "convergence-narrow-dark.svg",
+        "convergence-narrow-light.svg",
         "metrics.jsonl",
         "model.safetensors",
         "report.html",
@@ -54,6 +61,29 @@ def test_demo_writes_a_whole_run(finished: tuple[Path, Result]) -> None:
     assert config["training"]["epochs"] == 1
     (line,) = (folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["share_converged"] == 1
+
+
+def words(svg: bytes) -> list[str]:
+    """The texts of a figure without their numbers."""
+    texts = (
+        element for element in ElementTree.fromstring(svg).iter() if element.tag[-4:] == "text"
+    )
+    found = ("".join("".join(text.itertext()).split()) for text in texts)
+    return [text for text in (re.sub(r"[\d.−]", "", text) for text in found) if text]
+
+
+def test_the_figure_of_the_readme_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:
+    """`make figures` copies it."""
+    folder, _ = finished
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    images = Path(__file__).resolve().parents[2] / "docs" / "images"
+    drawn = sorted(folder.glob("convergence-*.svg"))
+    assert len(drawn) == 4
+    for file in drawn:
+        assert base64.b64encode(file.read_bytes()).decode() in page
+        shown = images / file.name
+        assert words(shown.read_bytes()) == words(file.read_bytes())
+        assert file.name in (images.parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]) -> None:

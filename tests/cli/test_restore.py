@@ -99,7 +99,7 @@ def test_a_trained_restorer_improves_what_it_was_trained_for(
         with Image.open(f["restored"]) as image:
             assert image.size == (8, 8)
         with Image.open(f["sheet"]) as sheet:
-            assert sheet.width > 2.8 * sheet.height  # original, measured, restored
+            assert sheet.width > 3 * 160  # original, measured, restored
     refused = invoke("restore", restorer, digits[0], "--task", "inpaint")
     assert refused.exit_code == 2
     assert "only a generator" in refused.output
@@ -216,7 +216,7 @@ def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path)
     assert 10 < found["measured_psnr"] < 13  # noise of 0.3, cut off at black and white
     assert found["model_psnr"] == found["restored_psnr"] > found["measured_psnr"]
     sheet = np.asarray(Image.open(found["sheet"]))
-    assert sheet.shape[1] > 4 * sheet.shape[0]  # sixteen images in three rows
+    assert sheet.shape[1] > 2 * sheet.shape[0]  # ten images in three rows
     again = invoke("restore", restorer, "--test", 50, "--output", tmp_path)
     assert again.exit_code == 0, again.output
     assert f"{found['model_psnr']:.2f}" in again.output

@@ -7,7 +7,7 @@ import torch
 
 import equilibria as eq
 from equilibria.papers.measures import MEASURES, collect, peak_bytes
-from equilibria.papers.report import number
+from equilibria.papers.plots import Printed, printed
 
 CPU = torch.device("cpu")
 KILO = 1000 * torch.finfo(torch.float32).bits // 8
@@ -56,10 +56,15 @@ def test_unrolling_takes_more_memory_than_the_implicit_gradient() -> None:
 
 
 def test_figures_as_printed() -> None:
-    assert number("92.9 ± 0.2%") == 92.9
-    assert number("1.22e-02") == 0.0122
-    assert number("> 5") == 5
-    assert number("–") is None
+    assert printed("92.9 ± 0.2%") == Printed(92.9, 0.2, "%")
+    assert printed("81.3 ± 0,2%") == Printed(81.3, 0.2, "%")
+    assert printed("1.22e-02") == Printed(0.0122)
+    assert printed("> 5") == Printed(5, is_bound=True)
+    assert printed("3.9 s") == Printed(3.9, unit="s")
+    assert printed("8GB") == Printed(8, unit="GB")
+    assert printed("162 k") == Printed(162_000)
+    assert printed("2.53M") == Printed(2_530_000)
+    assert printed("–") is None
     results: list[dict[str, float | None]] = [{"accuracy": 0.5}, {"accuracy": 0.7}, {}]
     values = collect(results, "accuracy")
     assert MEASURES["accuracy"].show(values) == "60.00 ± 14.14"

@@ -12,6 +12,7 @@ import torch
 
 from equilibria.papers import (
     Column,
+    Panel,
     PaperTable,
     Row,
     carry_out,
@@ -60,16 +61,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperTable]:
     del table._tables()[made.id]
 
 
-def test_the_plot_shows_the_column_that_is_named(drawn: PaperTable) -> None:
-    two = replace(
-        drawn,
-        columns=(*drawn.columns, Column(title="Top 5", measure="top5_accuracy")),
-        plotted="Top 5",
-    )
-    assert drawn.plotted_column().title == "Acc."
-    assert two.plotted_column().title == "Top 5"
-    with pytest.raises(ValueError, match="no column 'Top 7' to plot"):
-        register_table(replace(two, plotted="Top 7"), replace=True)
+def test_what_is_drawn_exists(drawn: PaperTable) -> None:
+    assert [panel.show for panel in drawn.picture] == [("Acc.",)]
+    columns = (*drawn.columns, Column(title="Top 5", measure="top5_accuracy"))
+    two = replace(drawn, columns=columns, picture=(Panel(show=("Top 5",), over="parameters"),))
+    assert [panel.show for panel in two.picture] == [("Top 5",)]
+    with pytest.raises(ValueError, match="no column or measure 'Top 7' to draw"):
+        replace(two, picture=(Panel(show=("Top 7",)),))
 
 
 def test_rows_of_one_run_and_its_picture(drawn: PaperTable, tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from PIL import Image
 
 from equilibria.models import create_model, parameter_count
 from equilibria.report.compare import (
-    COLORS,
     comparison_png,
     differing_settings,
     read_runs,
     store_evaluation,
 )
+from equilibria.report.style import COLORS
 from equilibria.training import CheckpointWarning, save_weights
 
 

@@ -23,7 +23,7 @@ EXAMPLES = (
 @command("demo", *EXAMPLES)
 def demo(
     output: Annotated[
-        Path, Option(help="Folder for the run: report, weights, metrics, configuration.")
+        Path, Option(help="Folder for the run: report, figure, weights, metrics, configuration.")
     ] = Path("equilibria-demo"),
     model: Annotated[
         str, Option(help="Name of the model; `equilibria models` lists them.")
@@ -66,6 +66,8 @@ def demo(
         footer = f"equilibria {eq.__version__} · torch {torch.__version__} · seed {seed}"
         report = eq.report.classifier_report(experiment, history, where, footer)
         eq.training.write_atomically(run.report, report.html().encode())
+        for name, content in report.convergence_figure().files("convergence").items():
+            eq.training.write_atomically(run.report.with_name(name), content)
     title = f"{model} on the {len(experiment.test)} test images"
     print_facts(title, report.rows(), console)
     say(f"Report: {run.report}")

@@ -62,8 +62,8 @@ def generate(
         images=images,
         seed=seed,
     )
-    eq.training.write_atomically(output, drawn)
-    eq.training.write_atomically(reconstructions, drawn_again)
+    eq.training.write_atomically(output, drawn.png())
+    eq.training.write_atomically(reconstructions, drawn_again.png())
     if as_json:
         print_json(found)
         return

@@ -32,6 +32,7 @@ from equilibria.cli.faults import INTERRUPTED, fail, writable_folder
     "equilibria reproduce",
     "equilibria reproduce mopteqs-t1b --quick",
     "equilibria reproduce geq-t1a --seeds 5 --device cuda --root data",
+    "equilibria reproduce --redraw results",
 )
 def reproduce(
     table: Annotated[
@@ -55,10 +56,23 @@ def reproduce(
     index: Annotated[
         Path | None, Option(help="Print a Markdown list of the results in this folder.")
     ] = None,
+    redraw: Annotated[
+        Path | None,
+        Option(help="Draw the pictures of the tables in this folder again, from their records."),
+    ] = None,
 ) -> None:
     """Run a table of the papers again and set it beside their figures."""
     if index is not None:
         print(eq.papers.write_index(index), end="")
+        return
+    if redraw is not None:
+        drawn = eq.papers.redraw(redraw)
+        if not drawn:
+            raise FileNotFoundError(
+                f"{redraw} holds no record of a table: name a folder that `equilibria reproduce` "
+                "wrote results into"
+            )
+        say(f"Drawn: {', '.join(map(str, drawn))}")
         return
     if table is None:
         _show_tables(root)

@@ -108,10 +108,13 @@ def restore(
         seed=seed,
     )
     if isinstance(chosen, eq.training.Experiment) and test is not None:
-        originals, _ = chosen.some_test_images(test)
+        originals, labels = chosen.some_test_images(test)
         with progress_bar() as bar:
             found = restorer.test_images(
-                originals, output, partial(bar.track, description="restoring")
+                originals,
+                output,
+                partial(bar.track, description="restoring"),
+                titles=eq.report.class_titles(chosen.data, labels),
             )
     else:
         some = restorer.files(

@@ -42,6 +42,15 @@ class Corruption(ABC):
     def __post_init__(self) -> None:
         check_values(self, not_negative=("noise",))
 
+    @property
+    def words(self) -> str:
+        """What is done to an image, for people."""
+        return str(self)
+
+    @property
+    def _and_noise(self) -> str:
+        return f", noise of {self.noise:g}" if self.noise else ""
+
     @abstractmethod
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         """A for these images."""
@@ -67,6 +76,10 @@ class Denoising(Corruption):
     def __post_init__(self) -> None:
         check_values(self, positive=("noise",))
 
+    @property
+    def words(self) -> str:
+        return f"noise of {self.noise:g}"
+
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return Identity()
 
@@ -83,6 +96,11 @@ class Inpainting(Corruption):
 
     def __post_init__(self) -> None:
         check_values(self, positive=("window",), not_negative=("noise",))
+
+    @property
+    def words(self) -> str:
+        side = f"{self.window:.0%}" if self.window < 1 else f"{self.window:g} pixels"
+        return f"window of {side} a side hidden{self._and_noise}"
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         """Masks `(samples, 1, height, width)`: 0 in the window, 1 outside."""
@@ -114,6 +132,10 @@ class Deblurring(Corruption):
     def __post_init__(self) -> None:
         check_values(self, positive=("width",), not_negative=("noise",))
 
+    @property
+    def words(self) -> str:
+        return f"blur of {self.width:g} pixels{self._and_noise}"
+
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return Blur(self.width)
 
@@ -129,6 +151,10 @@ class SuperResolution(Corruption):
         super().__post_init__()
         if self.factor < 2:
             raise ValueError(f"the factor of a downsampling must be at least 2, not {self.factor}")
+
+    @property
+    def words(self) -> str:
+        return f"1/{self.factor} of the resolution{self._and_noise}"
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return AveragePool(self.factor)

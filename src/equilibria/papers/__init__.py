@@ -1,7 +1,7 @@
 """The papers' tables, run again: rows and recipes, runs that are shared and resumed, reports."""
 
 from equilibria.papers.jobs import Job, Outcome, make_job, run_job, run_jobs
-from equilibria.papers.report import cells, provenance, write_index, write_report
+from equilibria.papers.report import cells, provenance, redraw, write_index, write_report
 from equilibria.papers.runner import (
     Findings,
     Plan,
@@ -13,6 +13,7 @@ from equilibria.papers.runner import (
 )
 from equilibria.papers.table import (
     Column,
+    Panel,
     PaperTable,
     Row,
     Setting,
@@ -26,6 +27,7 @@ __all__ = [
     "Findings",
     "Job",
     "Outcome",
+    "Panel",
     "PaperTable",
     "Plan",
     "Row",
@@ -40,6 +42,7 @@ __all__ = [
     "model_sizes",
     "plan",
     "provenance",
+    "redraw",
     "register_table",
     "run_job",
     "run_jobs",

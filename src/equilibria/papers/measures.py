@@ -52,11 +52,13 @@ class Measure:
     """A number of a run.
 
     scale: from the number as it is kept to the one that is shown.
+    log: values far apart are drawn on a logarithmic axis.
     """
 
     title: str
     scale: float = 1.0
     digits: str = ".2f"
+    log: bool = False
 
     def show(self, values: Sequence[float]) -> str:
         """Mean ± standard deviation; one value alone has none."""

@@ -10,7 +10,8 @@ several rows share, and a row each hold some of
     full, quick                   the same of one setting; a name alone: a model; null: no recipe
 
 and a recipe is made of the table's, then the run's, then the row's. The paper's figures, and
-measures in the place of the columns' own, stand in the order of the columns.
+measures in the place of the columns' own, stand in the order of the columns. The lines of a table's
+`picture` are those of `Panel`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from equilibria.papers.table import Column, PaperTable, RecipeData, Row, Setting
+from equilibria.papers.table import Column, Panel, PaperTable, RecipeData, Row, Setting
 from equilibria.registry import nearest
 
 FILES = ("opteq", "mopteqs", "geq", "jiio")
@@ -61,6 +62,21 @@ class _Row(_Recipes):
     missing: str = ""
 
 
+class _Panel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    show: str | list[str]
+    over: str = ""
+    along: str = ""
+    rows: list[str] = [""]
+    measure: str | None = None
+    unit: str = ""
+
+    def panel(self) -> Panel:
+        shown = [self.show] if isinstance(self.show, str) else self.show
+        return Panel(**{**vars(self), "show": tuple(shown), "rows": tuple(self.rows)})
+
+
 class _Table(_Recipes):
     title: str
     columns: dict[str, str | None]
@@ -68,7 +84,7 @@ class _Table(_Recipes):
     run: str | None = None
     missing: str = ""
     extras: tuple[str, ...] = ()
-    plotted: str = ""
+    picture: list[_Panel] = []
     pictures: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     seeds: int = 3
@@ -148,12 +164,13 @@ def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
 
 def _table(file: _File, table_id: str, data: Mapping[str, Any]) -> PaperTable:
     given = _checked(_Table, data, table_id)
-    kept = ("title", "extras", "plotted", "pictures", "figures", "seeds")
+    kept = ("title", "extras", "pictures", "figures", "seeds")
     return PaperTable(
         id=table_id,
         paper=file.paper,
         columns=tuple(Column(title=title, measure=m) for title, m in given.columns.items()),
         rows=tuple(_row(file, given, row, table_id) for row in _flat(given.rows)),
+        picture=tuple(panel.panel() for panel in given.picture),
         full_remarks=tuple(_flat(given.full_remarks)),
         quick_remarks=tuple(_flat(given.quick_remarks)),
         **{name: getattr(given, name) for name in kept},

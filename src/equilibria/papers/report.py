@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,14 @@ import torch
 
 import equilibria
 from equilibria.papers.measures import MEASURES, Result, collect, deviation
+from equilibria.papers.plots import table_png
 from equilibria.papers.runner import Findings, Plan
-from equilibria.papers.table import Row
-from equilibria.report.figures import figure_png
+from equilibria.papers.table import Row, find_table
 from equilibria.training import write_atomically
 
 KIND = "equilibria reproduce"
 """Marks the JSON files that `index` lists."""
 NOTHING = "–"
-OURS, PAPERS, INK, FAINT = "#2563eb", "#d9480f", "#24292f", "#d0d7de"
 
 
 def base_name(made: Plan) -> str:
@@ -38,10 +36,11 @@ def write_report(
 ) -> list[Path]:
     """Write ID.md, ID.json and ID.png (ID-quick.* for a quick run); `facts` are `provenance()`."""
     name = base_name(made)
+    record = as_data(made, found, command, facts)
     contents = {
         "md": markdown(made, found, command, facts).encode(),
-        "json": (json.dumps(as_data(made, found, command, facts), indent=1) + "\n").encode(),
-        "png": picture(made, found),
+        "json": (json.dumps(record, indent=1) + "\n").encode(),
+        "png": table_png(made.table, record),
     }
     output.mkdir(parents=True, exist_ok=True)
     files = []
@@ -131,45 +130,6 @@ def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any])
     }
 
 
-def picture(made: Plan, found: Findings) -> bytes:
-    """Ours left, a dot a seed, bar: mean ± standard deviation; the paper's figures right."""
-    from matplotlib.figure import Figure
-
-    table = made.table
-    column = table.plotted_column()
-    assert column.measure is not None
-    measure = MEASURES[column.measure]
-    figure = Figure(figsize=(9.5, 0.32 * len(table.rows) + 1.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for place, row in enumerate(table.rows):
-        values = [measure.scale * v for v in collect(found.of(row), row.measure(column) or "")]
-        if values:
-            left.plot(values, [place] * len(values), "o", color=OURS, alpha=0.35, markersize=5)
-            spread = deviation(values)
-            left.errorbar(
-                statistics.fmean(values), place, xerr=spread, fmt="|", color=INK, markersize=13
-            )
-        printed = number(row.paper.get(column.title, ""))
-        if printed is not None:
-            right.plot(printed, place, "D", color=PAPERS, markersize=5)
-    left.set_yticks(range(len(table.rows)), [row.label for row in table.rows])
-    left.set_ylim(len(table.rows) - 0.5, -0.5)
-    setting = "quick setting, another than the paper's" if made.setting == "quick" else "full"
-    left.set(xlabel=measure.title, title=f"here ({setting})")
-    right.set(xlabel=column.title, title="the paper, as printed")
-    for axes in (left, right):
-        axes.grid(color=FAINT, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.title.set_fontsize(10)
-    return figure_png(figure, 130)
-
-
-def number(text: str) -> float | None:
-    """The first number in a figure as printed: 92.9 of "92.9 ± 0.2 %"."""
-    found = re.search(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", text)
-    return None if found is None else float(found.group())
-
-
 def _ours(measure: str | None, results: Sequence[Result]) -> str:
     values = [] if measure is None else collect(results, measure)
     return MEASURES[measure].show(values) if measure is not None and values else NOTHING
@@ -194,6 +154,7 @@ def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
     return {
         "label": row.label,
         "paper": dict(row.paper),
+        "measures": {column.title: row.measure(column) for column in made.table.columns},
         "missing": row.missing if row.recipe(made.setting) is None else None,
         "recipe": row.recipe(made.setting),
         "runs": [
@@ -211,13 +172,7 @@ def write_index(folder: Path) -> str:
         "| table | what | setting | date | commit | seeds | command |",
         "|---|---|---|---|---|---|---|",
     ]
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError:
-            continue
-        if not isinstance(found, dict) or found.get("kind") != KIND:
-            continue
+    for path, found in recorded(folder):
         page = f"{folder.name}/{path.stem}.md"
         cells = [
             f"[{found['id']}]({page})",
@@ -230,6 +185,26 @@ def write_index(folder: Path) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def recorded(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files of recorded tables in a folder, and what they hold."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError:
+            continue
+        if isinstance(found, dict) and found.get("kind") == KIND:
+            yield path, found
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw the picture of every recorded table in a folder again, from its numbers."""
+    drawn = []
+    for path, record in recorded(folder):
+        drawn.append(path.with_suffix(".png"))
+        write_atomically(drawn[-1], table_png(find_table(record["id"]), record))
+    return drawn
 
 
 def provenance() -> dict[str, Any]:

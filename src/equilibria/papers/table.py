@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from equilibria.papers.measures import MEASURES
 from equilibria.registry import nearest
 
 Setting = Literal["full", "quick"]
@@ -48,11 +49,31 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A line of a table's picture: ours, and the paper's where it has figures.
+
+    show: titles of columns, or names of measures, of one unit. Rows stand below each other.
+    over: the same, one: what is shown over what it costs, a mark a row.
+    along: a quantity that labels end with, α in "no Reg, α = 0.4": curves over its values.
+    rows: beginnings of the labels of the rows that are drawn.
+    measure: what is drawn here of a column that has no measure.
+    unit: what the axis of several columns says, where their titles do not.
+    """
+
+    show: tuple[str, ...]
+    over: str = ""
+    along: str = ""
+    rows: tuple[str, ...] = ("",)
+    measure: str | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PaperTable:
     """A table that can be reproduced.
 
     extras: measures beyond those of an evaluation: "efficiency", "features" and others.
-    plotted: the title of the column that the plot shows; "": the first one that is measured.
+    picture: what is drawn of the table; nothing given: the first column that is measured.
     pictures: what is drawn of every row's run with the first seed.
     figures: the ids of the paper's figures that these pictures stand for.
     full_remarks: what the paper leaves open and was chosen here.
@@ -65,7 +86,7 @@ class PaperTable:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     extras: tuple[str, ...] = ()
-    plotted: str = ""
+    picture: tuple[Panel, ...] = ()
     pictures: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     seeds: int = 3
@@ -74,8 +95,13 @@ class PaperTable:
 
     def __post_init__(self) -> None:
         titles = {column.title for column in self.columns}
-        if self.plotted and self.plotted not in titles:
-            raise ValueError(f"{self.id}: no column {self.plotted!r} to plot")
+        if not self.picture:
+            first = next(column.title for column in self.columns if column.measure is not None)
+            object.__setattr__(self, "picture", (Panel(show=(first,)),))
+        for panel in self.picture:
+            names = {*panel.show, panel.over, panel.measure} - {"", None}
+            for name in names - titles - set(MEASURES):
+                raise ValueError(f"{self.id}: no column or measure {name!r} to draw")
         for row in self.rows:
             unknown = {*row.paper, *row.measures} - titles
             if unknown:
@@ -85,10 +111,6 @@ class PaperTable:
 
     def remarks(self, setting: Setting) -> tuple[str, ...]:
         return self.full_remarks if setting == "full" else self.quick_remarks
-
-    def plotted_column(self) -> Column:
-        measured = [column for column in self.columns if column.measure is not None]
-        return next((c for c in measured if c.title == self.plotted), measured[0])
 
     def data_sets(self, setting: Setting) -> list[str]:
         """The names of the data sets that the rows need."""

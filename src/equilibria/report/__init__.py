@@ -27,6 +27,7 @@ from equilibria.report.restoration import (
     chosen_damage,
 )
 from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
+from equilibria.report.sheets import class_titles
 
 __all__ = [
     "AttackedFile",
@@ -43,6 +44,7 @@ __all__ = [
     "attack_png",
     "choose_examples",
     "chosen_damage",
+    "class_titles",
     "classifier_report",
     "comparison_png",
     "differing_settings",

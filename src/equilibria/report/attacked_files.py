@@ -12,7 +12,8 @@ from torch import Tensor
 from equilibria.data import BRIGHTEST, read_image, readable
 from equilibria.inputs import AttackSettings, attack
 from equilibria.models import predicted_classes
-from equilibria.report.figures import drawn_files, image_png
+from equilibria.report.figures import drawn_files
+from equilibria.report.sheets import image_png
 from equilibria.solvers import Status
 from equilibria.training import RecipeModel, write_atomically
 

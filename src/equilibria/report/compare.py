@@ -17,7 +17,7 @@ import torch
 
 from equilibria.data import dataset_card
 from equilibria.models import create_model
-from equilibria.report import figures
+from equilibria.report import style
 from equilibria.training import (
     Checkpoints,
     CheckpointWarning,
@@ -31,19 +31,13 @@ from equilibria.training import (
 )
 from equilibria.training.recipe import told_where
 
-COLORS = (
-    *(figures.LIGHT.first, figures.LIGHT.second, "#2b8a3e", "#9c36b5"),
-    *("#0c8599", "#c2255c", "#8a5a2b", figures.LIGHT.third),
-)
-DASHES = ("-", "--", ":", "-.")
-"""Of the first eight runs, the next eight, and so on."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7
 """In inches."""
 LINE = 0.22
 """The height of a line of the legend, in inches."""
+WIDTH, MARK = 2.0, 5.0
+"""Of a line and of the mark at its end, in points."""
 CPU = "cpu_seconds"
-LEAST_FACTOR = 5.0
-"""Losses further apart than this are drawn on a logarithmic axis."""
 
 EVALUATION_KEYS = frozenset(
     [
@@ -173,13 +167,13 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     return {key: found for key, found in values.items() if len(set(map(json.dumps, found))) > 1}
 
 
+@style.drawing()
 def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
     """Loss, accuracy, validation score and iterations; over the epochs, and over processor time.
 
     A panel is there if a run has what it shows. Runs that did not record their processor time are
     left out of the second row.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
@@ -195,26 +189,29 @@ def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
         raise ValueError("no run has finished an epoch: there is nothing to draw yet")
     timed = [bool(run.running_total(CPU)) for run in runs]
     rows = 2 if any(timed) else 1
+    width = PANEL_WIDTH * len(curves)
     names = [
-        run.name if is_timed or rows == 1 else f"{run.name} (CPU time not recorded)"
+        style.shortened(run.name, int(0.6 * width / style.LETTER))
+        + ("" if is_timed or rows == 1 else " (CPU time not recorded)")
         for run, is_timed in zip(runs, timed, strict=True)
     ]
-    width = PANEL_WIDTH * len(curves)
-    columns = figures.legend_columns(names, width)
-    with rc_context({"font.family": "DejaVu Sans", "font.size": 10}):
-        legend_height = LINE * math.ceil(len(runs) / columns) + 0.1
-        figure = Figure(
-            figsize=(width, PANEL_HEIGHT * rows + legend_height),
-            facecolor=figures.PAPER,
-            layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08),
-        )
-        panels = figure.subplots(rows, len(curves), squeeze=False, sharey="col")
-        for column, (title, lines) in enumerate(curves.items()):
-            for row, axis in enumerate(panels[:, column]):
-                _draw(axis, title, lines, runs, over_time=row == 1)
-        marks = [Line2D([], [], label=name, **_style(at)) for at, name in enumerate(names)]
-        figures.legend_below(figure, marks, columns)
-        return figures.figure_png(figure, 120)
+    columns = style.legend_columns(names, width)
+    legend_height = LINE * math.ceil(len(runs) / columns) + 0.1
+    figure = Figure(
+        figsize=(width, PANEL_HEIGHT * rows + legend_height),
+        facecolor=style.PAPER,
+        layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08),
+    )
+    panels = figure.subplots(rows, len(curves), squeeze=False, sharey="col")
+    for column, (title, lines) in enumerate(curves.items()):
+        for row, axis in enumerate(panels[:, column]):
+            _draw(axis, title, lines, runs, over_time=row == 1)
+    marks = [
+        Line2D([], [], label=name, linewidth=WIDTH, markersize=MARK, **style.series(at))
+        for at, name in enumerate(names)
+    ]
+    style.legend_below(figure, marks, columns)
+    return style.figure_png(figure)
 
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
@@ -298,32 +295,30 @@ def _draw(
 ) -> None:
     from matplotlib.ticker import PercentFormatter
 
+    longest = max((run.total(CPU) or 0.0 for run in runs), default=0.0)
+    unit, unit_name = style.time_unit(longest)
     for place, (run, line) in enumerate(zip(runs, lines, strict=True)):
-        minutes = [seconds / 60 for seconds in run.running_total(CPU)]
-        if over_time and not minutes:
+        times = [seconds / unit for seconds in run.running_total(CPU)]
+        if over_time and not times:
             continue
-        along = [minutes[at] if over_time else run.epochs[at]["epoch"] for at, _ in line]
-        style = _style(place)
-        axis.plot(along, [value for _, value in line], **style)
-        # The dot says where a run is, and shows one of a single epoch.
+        along = [times[at] if over_time else run.epochs[at]["epoch"] for at, _ in line]
+        look = style.series(place)
+        mark = look.pop("marker")
+        axis.plot(along, [value for _, value in line], linewidth=WIDTH, **look)
+        # The mark says where a run is, and shows one of a single epoch.
         if line:
-            axis.plot(along[-1], line[-1][1], marker="o", markersize=4, color=style["color"])
+            axis.plot(along[-1], line[-1][1], marker=mark, markersize=MARK, color=look["color"])
     if over_time:
-        axis.set_xlabel("CPU minutes")
+        axis.set_xlabel(f"processor time ({unit_name})")
         axis.set_xlim(left=0)
     else:
         axis.set_title(title)
-        figures.count_along(axis, "epoch")
+        style.count_along(axis, "epoch")
     values = [value for line in lines for _, value in line]
     if "accuracy" in title or "mIoU" in title or ("score" in title and max(values) <= 1):
         axis.yaxis.set_major_formatter(PercentFormatter(1))
     elif "Iterations" in title:
         axis.set_ylim(0, 1.15 * max(values) or 1)
-    elif max(values) > LEAST_FACTOR * min(values) > 0:
-        figures.plain_log_axis(axis)
-    figures.dress_axes(axis, figures.LIGHT)
-
-
-def _style(place: int) -> dict[str, Any]:
-    dashes = DASHES[place // len(COLORS) % len(DASHES)]
-    return {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 2.0}
+    elif max(values) > style.LEAST_FACTOR * min(values) > 0:
+        style.plain_log_axis(axis)
+    style.dress_axes(axis)

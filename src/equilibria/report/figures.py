@@ -1,8 +1,7 @@
-"""Figures: as SVG for light and dark pages, and as PNG; matplotlib is imported where it is used."""
+"""Figures of a report, as SVG for light and dark, wide and narrow pages; pictures of attacks."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,39 +13,46 @@ from torch import Tensor
 
 from equilibria.inputs import AttackResult
 from equilibria.report.convergence import Convergence
+from equilibria.report.style import (
+    DARK,
+    LIGHT,
+    SMALL,
+    TEXT,
+    TITLE,
+    Theme,
+    count_along,
+    drawing,
+    dress_axes,
+    figure_png,
+    figure_svg,
+    plain_log_axis,
+    wrapped,
+)
 from equilibria.training import EpochMetrics
 
 MOST_THIN_LINES = 24
-PAPER = "#ffffff"
-LETTER = 0.085
-"""The width of a letter of a legend, in inches."""
-GAP = 2
-"""Pixels between the images of a grid."""
+PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.5
+"""Of a wide page, in inches; panels stand side by side."""
+NARROW_WIDTH, NARROW_HEIGHT = 3.8, 3.1
+"""Of a page on a phone, where they stand below each other: there a point is a pixel about."""
 ATTACKED_IMAGES = 8
 WRONG = "#c62828"
 
 
 @dataclass(frozen=True)
-class Theme:
-    """The colors of a page."""
-
-    ink: str
-    faint: str
-    first: str
-    second: str
-    third: str
-
-
-LIGHT = Theme(ink="#24292f", faint="#d0d7de", first="#2563eb", second="#d9480f", third="#57606a")
-DARK = Theme(ink="#d6dde6", faint="#3a424d", first="#7aa7ff", second="#ff9e64", third="#9aa5b1")
-
-
-@dataclass(frozen=True)
 class ThemedFigure:
-    """The same figure as SVG, for light and for dark pages."""
+    """The same figure as SVG, for light and for dark pages; narrow: for those of a phone."""
 
     light: bytes
     dark: bytes
+    narrow_light: bytes
+    narrow_dark: bytes
+
+    def files(self, name: str) -> dict[str, bytes]:
+        """By the names of files."""
+        return {
+            f"{name}-{kind.replace('_', '-')}.svg": content for kind, content in vars(self).items()
+        }
 
 
 def convergence_figure(picard: Convergence, other: Convergence | None = None) -> ThemedFigure:
@@ -74,11 +80,12 @@ def convergence_figure(picard: Convergence, other: Convergence | None = None) ->
             axis.legend(
                 frameon=False,
                 labelcolor=theme.ink,
-                fontsize=9,
+                fontsize=SMALL,
                 loc="upper center",
                 bbox_to_anchor=(0.5, -0.2),
-                ncol=3,
-                columnspacing=1.2,
+                ncols=3,
+                columnspacing=1.0,
+                handlelength=1.4,
             )
 
     return _themed(1 if picard.objective is None else 2, draw)
@@ -107,32 +114,7 @@ def training_figure(history: Sequence[EpochMetrics]) -> ThemedFigure:
     return _themed(1 if history[0].mean_iterations is None else 2, draw)
 
 
-def image_png(image: Tensor) -> bytes:
-    """A `(channels, height, width)` image with values in [0, 1] as a PNG of its own size."""
-    return image_grid_png([image[None]], scale=1)
-
-
-def image_grid_png(rows: Sequence[Tensor], *, scale: int = 2) -> bytes:
-    """Batches of images with values in [0, 1], a row each, as a PNG."""
-    from PIL import Image
-
-    if not rows or any(row.dim() != 4 or row.shape[1] not in (1, 3) for row in rows):
-        raise ValueError("a grid takes batches of gray or colored images, one batch a row")
-    _, channels, height, width = rows[0].shape
-    columns = max(len(row) for row in rows)
-    grid = torch.ones(channels, len(rows) * (height + GAP) - GAP, columns * (width + GAP) - GAP)
-    for r, row in enumerate(rows):
-        for c, image in enumerate(row.detach().cpu().float().clamp(0, 1)):
-            top, left = r * (height + GAP), c * (width + GAP)
-            grid[:, top : top + height, left : left + width] = image
-    pixels = (grid * 255).round().to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
-    picture = Image.fromarray(pixels)
-    size = (picture.width * scale, picture.height * scale)
-    buffer = io.BytesIO()
-    picture.resize(size, Image.Resampling.NEAREST).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
+@drawing()
 def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str]) -> bytes:
     """Some images, what was added to them (magnified), and what the model then says."""
     from matplotlib.figure import Figure
@@ -144,31 +126,31 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
     chosen = [int(i) for kind in order for i in kind.nonzero().squeeze(1)][:ATTACKED_IMAGES]
     change = (result.images - images.to(result.images)).cpu()
     reach = float(change[chosen].abs().max()) or 1.0
-    figure = Figure(figsize=(1.5 * len(chosen), 5.4), layout="constrained")
+    figure = Figure(figsize=(1.5 * len(chosen) + 0.4, 5.4), layout="constrained")
     axes = figure.subplots(3, len(chosen), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
     for column, index in enumerate(chosen):
         panels = (
             ("image", images[index], int(before[index])),
-            ("change", 0.5 + 0.5 * change[index] / reach, None),
+            (f"change × {0.5 / reach:.2g}", 0.5 + 0.5 * change[index] / reach, None),
             ("attacked", result.images[index], int(after[index])),
         )
         for axis, (name, panel, predicted) in zip(axes[:, column], panels, strict=True):
             pixels = panel.detach().cpu().float().clamp(0, 1).movedim(0, 2).numpy()
             axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            caption = f"× {0.5 / reach:.2g}" if predicted is None else class_names[predicted]
-            caption = "no answer" if predicted == -1 else caption
-            is_right = predicted is None or predicted == int(result.labels[index])
-            axis.set_title(caption, fontsize=9, color=LIGHT.ink if is_right else WRONG)
+            axis.spines[:].set_visible(False)
+            if predicted is not None:
+                said = "no answer" if predicted == -1 else class_names[predicted]
+                is_right = predicted == int(result.labels[index])
+                axis.set_title(
+                    wrapped(said, 14, 2),
+                    fontsize=TEXT,
+                    color=LIGHT.ink if is_right else WRONG,
+                    fontweight="normal" if is_right else "bold",
+                    parse_math=False,
+                )
             if column == 0:
-                axis.set_ylabel(name, fontsize=10)
-    return figure_png(figure, 110)
-
-
-def figure_png(figure: Any, dots_per_inch: int) -> bytes:
-    """As a PNG; without the version of the library in it, equal figures are equal files."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dots_per_inch, metadata={"Software": None})
-    return buffer.getvalue()
+                axis.set_ylabel(name, fontsize=TITLE)
+    return figure_png(figure)
 
 
 def drawn_files(
@@ -212,74 +194,30 @@ def _mean_line(axis: Any, values: Tensor, stops: Tensor, color: str, label: str)
     axis.plot(mean, color=color, linewidth=2.2, label=label)
 
 
-def count_along(axis: Any, label: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_xlabel(label)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def plain_log_axis(axis: Any) -> None:
-    """A logarithmic axis whose ticks are numbers that one reads at once: 1, 2, 5, 10."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-def legend_columns(labels: Sequence[str], width: float, *, mark: float = 0.7) -> int:
-    """How many columns of a legend fit into a width; in inches, as that of the mark at a label."""
-    columns = int(width / (LETTER * max(map(len, labels)) + mark))
-    return max(1, min(len(labels), columns))
-
-
-def legend_below(figure: Any, handles: list[Any], columns: int, *, size: int = 10) -> None:
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=size,
-        labelcolor=LIGHT.ink,
-    )
-
-
+@torch.no_grad()
 def _themed(panels: int, draw: Callable[[list[Any], Theme], None]) -> ThemedFigure:
-    return ThemedFigure(light=_svg(panels, LIGHT, draw), dark=_svg(panels, DARK, draw))
+    wide = (PANEL_WIDTH * panels if panels > 1 else 1.4 * PANEL_WIDTH, PANEL_HEIGHT)
+    light = _svg((1, panels), wide, draw)
+    narrow = _svg((panels, 1), (NARROW_WIDTH, NARROW_HEIGHT * panels), draw)
+    return ThemedFigure(light, _darkened(light), narrow, _darkened(narrow))
 
 
-def _svg(panels: int, theme: Theme, draw: Callable[[list[Any], Theme], None]) -> bytes:
-    from matplotlib import rc_context
+def _svg(
+    grid: tuple[int, int], size: tuple[float, float], draw: Callable[[list[Any], Theme], None]
+) -> bytes:
     from matplotlib.figure import Figure
 
-    # The salt makes the names inside the SVG, and so the file, the same on every run.
-    style: dict[Any, Any] = {
-        "svg.hashsalt": "equilibria",
-        "font.family": "DejaVu Sans",
-        "font.size": 10,
-    }
-    with rc_context(style), torch.no_grad():
-        figure = Figure(figsize=(4.6 * panels if panels > 1 else 6.4, 3.5), layout="constrained")
-        axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
-        draw(axes, theme)
+    with drawing():
+        figure = Figure(figsize=size, layout="constrained")
+        axes = list(figure.subplots(*grid, squeeze=False).flat)
+        draw(axes, LIGHT)
         for axis in axes:
-            dress_axes(axis, theme)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return buffer.getvalue()
+            dress_axes(axis)
+        return figure_svg(figure)
 
 
-def dress_axes(axis: Any, theme: Theme) -> None:
-    axis.title.set_color(theme.ink)
-    axis.title.set_fontsize(11)
-    axis.xaxis.label.set_color(theme.ink)
-    axis.yaxis.label.set_color(theme.ink)
-    axis.tick_params(colors=theme.ink, which="both", length=3)
-    axis.tick_params(which="minor", length=0)
-    axis.grid(color=theme.faint, linewidth=0.6)
-    axis.set_axisbelow(True)
-    for side, spine in axis.spines.items():
-        spine.set_color(theme.faint)
-        spine.set_visible(side in ("left", "bottom"))
+def _darkened(svg: bytes) -> bytes:
+    """The same figure in the colors of a dark page."""
+    for name, color in vars(LIGHT).items():
+        svg = svg.replace(color.encode(), getattr(DARK, name).encode())
+    return svg

@@ -12,7 +12,7 @@ from equilibria.data import evenly_spread
 from equilibria.inputs import ExplicitGenerator, decode, generator_of
 from equilibria.models import Autoencoder, EquilibriumDecoder
 from equilibria.models.generators.densities import fit_density
-from equilibria.report.figures import image_grid_png
+from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
 from equilibria.tasks import Reconstruction
 from equilibria.tasks.image_quality import (
     FeatureNetwork,
@@ -23,8 +23,8 @@ from equilibria.tasks.image_quality import (
 from equilibria.training import Experiment, load_weights, save_weights
 
 BATCH = 256
-COLUMNS = 16
-"""Images in a row of a picture."""
+COLUMNS = 10
+"""Images in a row of a sheet."""
 FEATURE_IMAGES = 10_000
 """Training images that the classifier behind the FID is trained on, at most."""
 
@@ -69,11 +69,11 @@ def generate(
     images: int = 500,
     seed: int = 0,
     judge: bool = True,
-) -> tuple[Generation, bytes, bytes]:
+) -> tuple[Generation, Sheet, Sheet]:
     """Fit a density to the latents of training images, sample from it, reconstruct test images.
 
-    What that gives in numbers; the samples as a picture; and test images above what was made of
-    their latents, a row for each way to find those.
+    What that gives in numbers; a sheet of the samples; and one of test images above what was made
+    of their latents, a row for each way to find those.
 
     folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
     judge: measure the FID; without it no classifier is needed.
@@ -85,7 +85,8 @@ def generate(
             "autoencoder (equilibria train mnist-generator)"
         )
     known = _training_images(experiment, latents)[0].to(device)
-    originals = experiment.some_test_images(images)[0].to(device)
+    originals, labels = experiment.some_test_images(images)
+    originals = originals.to(device)
     # In the way that the model was trained with.
     latents_of_known = (
         _encoded(model, known) if isinstance(model, Autoencoder) else _searched(experiment, known)
@@ -97,9 +98,11 @@ def generate(
     ways = {"encoder": _encoded(model, originals)} if isinstance(model, Autoencoder) else {}
     if not isinstance(generator_of(model), ExplicitGenerator):
         ways["JIIO"] = _searched(experiment, originals)
-    rows = [originals, *(decode(model, found) for found in ways.values())]
+    rows = [SheetRow("original", originals[:COLUMNS])]
     reconstructions = []
-    for way, row in zip(ways, rows[1:], strict=True):
+    for way, latents_found in ways.items():
+        row = decode(model, latents_found)
+        rows.append(compared(f"latents by {way}", row, originals[:COLUMNS]))
         ratios = psnr(row, originals)
         mean, median = float(ratios.mean()), float(ratios.median())
         fid = _distance(network, row, originals)
@@ -116,10 +119,15 @@ def generate(
         if network is None
         else f"features of a classifier trained on {experiment.data.name}, not Inception's",
     )
+    name, data = experiment.recipe.model.name, experiment.data
+    lines = torch.split(drawn[:samples], COLUMNS)
     return (
         result,
-        image_grid_png(torch.split(drawn[:samples], COLUMNS)),
-        image_grid_png([row[:COLUMNS] for row in rows]),
+        Sheet(
+            [SheetRow("" if place else "samples", some) for place, some in enumerate(lines)],
+            heading=f"{name}, trained on {data.name}",
+        ),
+        Sheet(rows, class_titles(data, labels), f"{name} on test images of {data.name}"),
     )
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from equilibria.data import Split
 from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell, parameter_count
 from equilibria.report.convergence import Convergence, follow_solve
-from equilibria.report.figures import convergence_figure, image_png, training_figure
+from equilibria.report.figures import ThemedFigure, convergence_figure, training_figure
+from equilibria.report.sheets import image_png
 from equilibria.solvers import Picard
 from equilibria.tasks import Evaluation
 from equilibria.training import EpochMetrics, Experiment
@@ -86,9 +87,13 @@ class ClassifierReport:
             report=self,
             evaluation=self.evaluation,
             picard=self.picard,
-            convergence_figure=convergence_figure(self.picard, self.comparison),
+            convergence_figure=self.convergence_figure(),
             training_figure=training_figure(self.history),
         )
+
+    def convergence_figure(self) -> ThemedFigure:
+        """Of the solves that were followed; README.md shows that of the demonstration."""
+        return convergence_figure(self.picard, self.comparison)
 
     def rows(self) -> list[tuple[str, str]]:
         """The table: what, and how much."""

@@ -26,7 +26,14 @@ from equilibria.inputs import (
     restore,
 )
 from equilibria.operators import Mask
-from equilibria.report.figures import drawn_files, image_grid_png, image_png
+from equilibria.report.figures import drawn_files
+from equilibria.report.sheets import (
+    Sheet,
+    SheetRow,
+    compared,
+    decibels,
+    image_png,
+)
 from equilibria.solvers import Status
 from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.tasks.image_quality import picture_psnr
@@ -34,8 +41,8 @@ from equilibria.training import RecipeModel, write_atomically
 
 BATCH = 64
 LEAST_SIDE = 160
-"""Pixels of a side of an image in a sheet, about."""
-COLUMNS = 16
+"""Pixels of the longer side of an image in the sheet of a file, at least."""
+COLUMNS = 10
 """Test images in a row of their sheet."""
 
 
@@ -102,7 +109,7 @@ class RestoredTestImages:
     message: str
     """On the first image whose solve did not converge, with the remedy; "" where all did."""
     sheet: str
-    """Rows of originals, measurements and restored images."""
+    """Rows of originals, measurements, what the model made, and what was put back."""
 
 
 def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -> Corruption:
@@ -220,23 +227,31 @@ class Restorer:
             count = entries(seen.measured, seen.measurement)
             left = (misfit(batch.generated, seen.measured, seen.measurement) / count).sqrt()
             is_filled = batch.images is not batch.generated
-            shown = [originals, batch.picture, batch.generated if is_filled else None, batch.images]
-            scale = max(1, LEAST_SIDE // min(batch.images.shape[2:]))
-            measured_psnr, restored_psnr = (
-                [None] * len(some)
-                if originals is None or pictured is None
-                else picture_psnr(pictured, originals).tolist()
-                for pictured in (batch.picture, batch.images)
-            )
+            shown = {
+                "original": originals,
+                "measured": batch.picture,
+                "made by the model": batch.generated if is_filled else None,
+                "seen pixels put back" if is_filled else "restored": batch.images,
+            }
+            ratios = {
+                name: [None] * len(some)
+                if originals is None or images is None or images is originals
+                else picture_psnr(images, originals).tolist()
+                for name, images in shown.items()
+            }
+            *_, restored_psnr = ratios.values()
             for row, ((file, (restored, sheet)), _) in enumerate(some):
-                columns = torch.stack([images[row] for images in shown if images is not None])
+                columns = {n: images[row] for n, images in shown.items() if images is not None}
+                notes = [decibels(ratios[name][row]) for name in columns]
+                line = SheetRow("", torch.stack([*columns.values()]), notes)
+                drawn = Sheet([line], [*columns], file.name, least_side=LEAST_SIDE)
                 write_atomically(restored, image_png(batch.images[row]))
-                write_atomically(sheet, image_grid_png([columns], scale=scale))
+                write_atomically(sheet, drawn.png())
                 yield RestoredImage(
                     file=str(file),
                     restored=str(restored),
                     sheet=str(sheet),
-                    measured_psnr=measured_psnr[row],
+                    measured_psnr=ratios["measured"][row],
                     restored_psnr=restored_psnr[row],
                     misfit=float(left[row]),
                     **vars(batch.solves[row]),
@@ -248,9 +263,11 @@ class Restorer:
         originals: Tensor,
         output: Path,
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+        titles: Sequence[str] = (),
     ) -> RestoredTestImages:
         """Damage test images, always in the same way, restore them, and draw the first ones.
 
+        titles: their classes, to stand above them.
         progress: goes around the batches, to show how far they are.
         """
         random = torch.Generator().manual_seed(self.seed)
@@ -266,17 +283,25 @@ class Restorer:
         solves = [solve for batch in batches for solve in batch.solves if solve.status]
         iterations = [solve.iterations for solve in solves if solve.iterations is not None]
         unfinished = [solve.message for solve in solves if solve.status != "converged"]
-        rows = [row[:COLUMNS] for row in (originals, picture, restored) if row is not None]
         sheet = output / "test-images.png"
         output.mkdir(parents=True, exist_ok=True)
-        write_atomically(sheet, image_grid_png(rows))
+        name, data = self.run.recipe.model.name, self.run.recipe.data.name
+        first = originals[:COLUMNS]
+        rows = [SheetRow("original", first)]
+        if picture is not None:
+            rows.append(compared("measured", picture, first))
+        rows.append(compared("made by the model", generated, first))
+        if any(batch.images is not batch.generated for batch in batches):
+            rows.append(compared("seen pixels put back", restored, first))
+        heading = f"{name} on test images of {data}: {self.damage.words}"
+        write_atomically(sheet, Sheet(rows, titles, heading).png())
 
         def median_psnr(images: Tensor) -> float:
             return float(picture_psnr(images, originals).median())
 
         return RestoredTestImages(
-            model=self.run.recipe.model.name,
-            data=self.run.recipe.data.name,
+            model=name,
+            data=data,
             damage=str(self.damage),
             images=len(originals),
             unanswered=int((~generated.flatten(1).isfinite().all(dim=1)).sum()),

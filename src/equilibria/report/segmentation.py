@@ -14,10 +14,13 @@ from torch.nn import functional as F
 
 from equilibria.data import BRIGHTEST, image_to_tensor, open_image, readable
 from equilibria.equilibrium import solving
-from equilibria.report.figures import (
+from equilibria.report.figures import drawn_files
+from equilibria.report.style import (
     LIGHT,
     PAPER,
-    drawn_files,
+    SMALL,
+    TITLE,
+    drawing,
     figure_png,
     legend_below,
     legend_columns,
@@ -186,6 +189,7 @@ def _prediction_png(
     return _sheet(("image", "classes"), [[pixels, overlay]], legend, panel_width)
 
 
+@drawing()
 def _sheet(
     titles: Sequence[str],
     rows: Sequence[Sequence[Tensor]],
@@ -213,12 +217,12 @@ def _sheet(
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
         if place < columns:
-            axis.set_title(titles[place], color=LIGHT.ink, fontsize=11)
+            axis.set_title(titles[place], color=LIGHT.ink, fontsize=TITLE)
         if notes and place % columns == columns - 1:
-            axis.set_xlabel(notes[place // columns], color=LIGHT.ink, fontsize=8)
+            axis.set_xlabel(notes[place // columns], color=LIGHT.ink, fontsize=SMALL)
     patches = [Patch(color=color, label=label) for label, color in legend.items()]
     legend_below(figure, patches, in_line)
-    return figure_png(figure, 110)
+    return figure_png(figure)
 
 
 def distinct_colors(count: int) -> list[Color]:

@@ -1,0 +1,339 @@
+"""The picture of a table: line by line what `picture` of its file names, ours beside the paper's.
+
+It is drawn from what is recorded of a table, so that it can be drawn again without a run.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from equilibria.papers.measures import MEASURES, Measure, collect, deviation
+from equilibria.papers.table import Panel, PaperTable
+from equilibria.report.style import (
+    LEAST_FACTOR,
+    LIGHT,
+    SMALL,
+    drawing,
+    dress_axes,
+    figure_png,
+    legend_columns,
+    plain_axis,
+    plain_log_axis,
+    series,
+    wrapped,
+)
+
+WIDTH = 7.4
+LINE = 0.2
+"""The height of a line of text, in inches."""
+LETTERS = 30
+"""In a line of a row's label."""
+MAGNITUDES = {"k": 1e3, "K": 1e3, "M": 1e6}
+LEVEL = {"linestyle": "--", "marker": ""}
+"""Among curves, of a row that has no place along them."""
+PRINTED = re.compile(
+    r"(?P<value>\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*(?:±\s*(?P<spread>\d+(?:[.,]\d+)?))?\s*"
+    r"(?P<magnitude>[kKM](?![A-Za-z]))?\s*(?P<unit>\S*)"
+)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure of a paper."""
+
+    value: float
+    spread: float | None = None
+    unit: str = ""
+    is_bound: bool = False
+    """What is printed is > value."""
+
+
+def printed(text: str) -> Printed | None:
+    """The first number in a figure as printed: 92.9, 0.2 and % of "92.9 ± 0.2%"."""
+    found = PRINTED.search(text)
+    if found is None:
+        return None
+    scale = MAGNITUDES.get(found["magnitude"] or "", 1.0)
+    spread = found["spread"]
+    return Printed(
+        scale * float(found["value"]),
+        None if spread is None else scale * float(spread.replace(",", ".")),
+        found["unit"],
+        text.lstrip().startswith(">"),
+    )
+
+
+@dataclass(frozen=True)
+class Points:
+    """What one side knows of one column in one row: figures of runs, or of the paper."""
+
+    values: Sequence[float]
+    spread: float | None
+    is_bound: bool = False
+
+    @property
+    def middle(self) -> float:
+        return statistics.fmean(self.values)
+
+
+@dataclass(frozen=True)
+class RecordedRow:
+    """A row as it was recorded: the table may have other rows by now."""
+
+    label: str
+    paper: Mapping[str, str]
+    runs: Sequence[Mapping[str, Any]]
+    measures: Mapping[str, str | None]
+    """By the title of a column."""
+
+    @classmethod
+    def of(cls, table: PaperTable, data: Mapping[str, Any]) -> RecordedRow:
+        """Records of before measures were kept take those of the row of the same label."""
+        row = next((row for row in table.rows if row.label == data["label"]), None)
+        today = {c.title: c.measure if row is None else row.measure(c) for c in table.columns}
+        return cls(data["label"], data["paper"], data["runs"], data.get("measures", today))
+
+    def measure(self, shown: str, instead: str | None) -> str | None:
+        """Of a column; what is shown may also be a measure by its own name."""
+        return (self.measures[shown] if shown in self.measures else shown) or instead
+
+
+@dataclass(frozen=True)
+class Side:
+    """Ours, or the paper's: points by row and by what is shown, and how axes are called."""
+
+    rows: Sequence[RecordedRow]
+    is_ours: bool
+
+    def points(self, row: RecordedRow, shown: str, instead: str | None = None) -> Points | None:
+        """instead: the measure that stands for a column that has none."""
+        if not self.is_ours:
+            found = printed(row.paper.get(shown, ""))
+            return None if found is None else Points([found.value], found.spread, found.is_bound)
+        name = row.measure(shown, instead)
+        values = [] if name is None else collect([dict(run) for run in row.runs], name)
+        if name is None or not values:
+            return None
+        scaled = [MEASURES[name].scale * value for value in values]
+        return Points(scaled, deviation(scaled))
+
+    def measure(self, shown: str, instead: str | None) -> Measure:
+        """That of the first row that has one."""
+        names = (row.measure(shown, instead) for row in self.rows)
+        return MEASURES[next(name for name in names if name is not None)]
+
+    def title(self, shown: str, instead: str | None) -> str:
+        """With its unit."""
+        if self.is_ours:
+            return self.measure(shown, instead).title
+        found = (printed(row.paper.get(shown, "")) for row in self.rows)
+        unit = next((figure.unit for figure in found if figure is not None), "")
+        return f"paper: {shown} ({unit})" if unit and unit not in shown else f"paper: {shown}"
+
+
+def table_png(table: PaperTable, record: Mapping[str, Any]) -> bytes:
+    """The picture as a file."""
+    return figure_png(table_figure(table, record))
+
+
+@drawing()
+def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
+    """Ours left, a dot a seed, bar: mean ± standard deviation; the paper's figures right."""
+    from matplotlib.figure import Figure
+
+    rows = [RecordedRow.of(table, data) for data in record["rows"]]
+    sides = [Side(rows, is_ours=True), Side(rows, is_ours=False)]
+    lines = [_Line(panel, sides) for panel in table.picture]
+    heights = [line.height for line in lines]
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(lines), 1, height_ratios=heights, squeeze=False)[:, 0]
+    quick = record["setting"] == "quick"
+    titles = ["here (quick: another setting)" if quick else "here", "the paper, as printed"]
+    for place, (part, line) in enumerate(zip(parts, lines, strict=True)):
+        axes = line.draw(part)
+        for axis, title in zip(axes, titles if place == 0 else (), strict=False):
+            axis.set_title(title)
+    return figure
+
+
+class _Line:
+    """A panel of a table's picture, of each side that has points for it."""
+
+    def __init__(self, panel: Panel, sides: Sequence[Side]) -> None:
+        self.panel = panel
+        self.rows = [row for row in sides[0].rows if row.label.startswith(panel.rows)]
+        self.sides = [
+            side for side in sides if any(map(partial(self._has_points, side), self.rows))
+        ]
+        self.names = self._names()
+        self.levels = {row.label for row in self.rows if not self._place(row)[1]}
+        columns = legend_columns(self.names, WIDTH) if self.names else 1
+        self.legend_columns = columns
+        legend = LINE * -(-len(self.names) // columns) + 0.1 if self.names else 0.0
+        labels = [wrapped(row.label, LETTERS) for row in self.rows]
+        least = 1.4 if len(panel.show) == 1 else 0.8 + 0.6 * len(panel.show)
+        lines = sum(max(least, 1.1 * (label.count("\n") + 1)) for label in labels)
+        is_list = not (panel.over or panel.along)
+        self.labels = labels
+        self.height = (0.62 + LINE * lines if is_list else 2.9) + legend
+
+    def draw(self, part: Any) -> Sequence[Any]:
+        """The axes that it drew into."""
+        from matplotlib.lines import Line2D
+
+        panel = self.panel
+        is_list = not (panel.over or panel.along)
+        axes = part.subplots(1, max(1, len(self.sides)), sharey=is_list, squeeze=False)[0]
+        draw = self._draw_tradeoff if panel.over else self._draw_curves
+        for axis, side in zip(axes, self.sides, strict=False):
+            (self._draw_list if is_list else draw)(axis, side)
+            dress_axes(axis)
+        if self.names:
+            marks = [
+                Line2D([], [], label=name, markersize=6, **self._look(at))
+                for at, name in enumerate(self.names)
+            ]
+            part.legend(
+                handles=marks,
+                loc="outside lower center",
+                ncols=self.legend_columns,
+                frameon=False,
+                fontsize=SMALL,
+            )
+        return list(axes)
+
+    def _has_points(self, side: Side, row: RecordedRow) -> bool:
+        """A trade-off needs both of its numbers."""
+        panel = self.panel
+        shown = any(side.points(row, name, panel.measure) for name in panel.show)
+        return shown and (not panel.over or side.points(row, panel.over, panel.measure) is not None)
+
+    def _names(self) -> list[str]:
+        """What the legend tells apart."""
+        if self.panel.along:
+            return list(dict.fromkeys(self._place(row)[0] for row in self.rows))
+        if self.panel.over:
+            return [
+                row.label for row in self.rows if any(self._has_points(s, row) for s in self.sides)
+            ]
+        return list(self.panel.show) if len(self.panel.show) > 1 else []
+
+    def _look(self, place: int) -> dict[str, Any]:
+        look = series(place)
+        if not self.panel.along:
+            return {**look, "linestyle": "none"}
+        return {**look, **LEVEL} if self.names[place] in self.levels else look
+
+    def _place(self, row: RecordedRow) -> tuple[str, str]:
+        """ "no Reg" and "0.4" of "no Reg, α = 0.4"; "" where a label names no value."""
+        name, _, value = row.label.partition(f", {self.panel.along} = ")
+        return name, value
+
+    def _draw_list(self, axis: Any, side: Side) -> None:
+        """The rows below each other."""
+        found: list[float] = []
+        count = len(self.panel.show)
+        for at, shown in enumerate(self.panel.show):
+            shift = 0.0 if count == 1 else 0.44 * (at / (count - 1) - 0.5)
+            for place, row in enumerate(self.rows):
+                points = side.points(row, shown, self.panel.measure)
+                if points is None:
+                    continue
+                found.extend(points.values)
+                look = {"color": series(at if count > 1 else int(not side.is_ours))["color"]}
+                mark = series(at)["marker"] if count > 1 else "o" if side.is_ours else "D"
+                mark = ">" if points.is_bound else mark
+                _dots(axis, points, place + shift, look | {"marker": mark})
+        axis.set_yticks(range(len(self.rows)), self.labels)
+        axis.set_ylim(len(self.rows) - 0.4, -0.6)
+        shown = self.panel.show[0]
+        title = side.title(shown, self.panel.measure)
+        if count > 1:  # The legend says what is what.
+            own = re.search(r"\((.+)\)$", title)
+            unit = self.panel.unit or (own.group(1) if own else "")
+            title = unit if side.is_ours else f"paper: {unit}"
+        axis.set_xlabel(title)
+        _ticks(axis, "x", found, side.measure(shown, self.panel.measure))
+
+    def _draw_tradeoff(self, axis: Any, side: Side) -> None:
+        """What is shown over what it costs, a mark a row."""
+        (shown,), over = self.panel.show, self.panel.over
+        across: list[float] = []
+        along: list[float] = []
+        drawn = [row for row in self.rows if row.label in self.names]
+        for place, row in enumerate(drawn):
+            x, y = (side.points(row, name, self.panel.measure) for name in (over, shown))
+            if x is None or y is None:
+                continue
+            across.extend(x.values)
+            along.extend(y.values)
+            look = series(place)
+            axis.errorbar(
+                x.middle, y.middle, xerr=x.spread, yerr=y.spread, color=look["color"],
+                marker=look["marker"], markersize=7, linewidth=1.2,
+            )  # fmt: skip
+        axis.set(xlabel=side.title(over, self.panel.measure))
+        axis.set(ylabel=side.title(shown, self.panel.measure))
+        axis.margins(0.1)
+        _ticks(axis, "x", across, side.measure(over, self.panel.measure))
+        _ticks(axis, "y", along, side.measure(shown, self.panel.measure))
+
+    def _draw_curves(self, axis: Any, side: Side) -> None:
+        """What is shown over the values that labels end with, a curve a name."""
+        (shown,) = self.panel.show
+        steps = sorted({value for row in self.rows if (value := self._place(row)[1])}, key=float)
+        found: list[float] = []
+        for place, name in enumerate(self.names):
+            look = series(place)
+            points = {
+                value: known
+                for row in self.rows
+                for own, value in [self._place(row)]
+                if own == name and (known := side.points(row, shown)) is not None
+            }
+            found += [value for known in points.values() for value in known.values]
+            if "" in points:
+                level = {"color": look["color"], **LEVEL}
+                axis.axhline(points[""].middle, linewidth=1.4, **level)
+                continue
+            # Curves at one value are set a little apart, so that their bars can be seen.
+            apart = 0.3 * (place / max(1, len(self.names) - 1) - 0.5)
+            axis.errorbar(
+                [steps.index(value) + apart for value in points],
+                [known.middle for known in points.values()],
+                yerr=[known.spread or 0.0 for known in points.values()],
+                linewidth=1.4, elinewidth=0.9, markersize=5, **look,
+            )  # fmt: skip
+        axis.set_xticks(range(len(steps)), steps)
+        axis.set(xlabel=self.panel.along, ylabel=side.title(shown, None))
+        _ticks(axis, "y", found, side.measure(shown, None))
+
+
+def _dots(axis: Any, points: Points, place: float, look: dict[str, Any]) -> None:
+    """A dot a run, and their mean with its deviation; of a paper, what it prints."""
+    several = len(points.values) > 1
+    axis.plot(
+        points.values, [place] * len(points.values), linestyle="none",
+        alpha=0.45 if several else 1.0, markersize=5.5, markeredgewidth=0, **look,
+    )  # fmt: skip
+    if points.spread:
+        axis.errorbar(
+            points.middle, place, xerr=points.spread, fmt="|" if several else "none",
+            color=LIGHT.ink if several else look["color"], markersize=10, linewidth=1.2,
+        )  # fmt: skip
+
+
+def _ticks(axis: Any, along: Literal["x", "y"], values: Sequence[float], measure: Measure) -> None:
+    if measure.log and values and max(values) > LEAST_FACTOR * min(values) > 0:
+        plain_log_axis(axis, along)
+        return
+    plain_axis(axis, along)
+    if measure.log:  # An amount, which is seen best from zero on.
+        getattr(axis, f"set_{along}lim")(
+            0, max(getattr(axis, f"get_{along}lim")()[1], 1.06 * max(values))
+        )

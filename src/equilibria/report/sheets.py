@@ -1,0 +1,202 @@
+"""Sheets of images, each row and column with its name, and what is to be said of an image below
+it; as PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equilibria.data import DataSet
+from equilibria.report.style import LIGHT, PAPER, SMALL, TITLE, drawing, figure_png, wrapped
+from equilibria.tasks.image_quality import picture_psnr
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DOTS = 100
+"""An inch of a sheet."""
+GAP = 6
+"""Pixels between images, and between them and their texts."""
+LEAST_SIDE, MOST_SIDE = 72, 320
+"""Pixels of the longer side of an image in a sheet: smaller ones are drawn larger, by a whole
+factor, and larger ones smaller."""
+LEAST_CELL, LEAST_WIDTH = 56, 240
+"""Pixels of a column and of a sheet, for what is written there."""
+LETTERS = 15
+"""In a line of a row's name."""
+
+
+@dataclass(frozen=True)
+class SheetRow:
+    """Images `(count, 1 or 3, height, width)` with values in [0, 1]; NaN is drawn gray."""
+
+    label: str
+    images: Tensor
+    notes: Sequence[str] = ()
+    """One an image, in its order."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Rows of images. `titles` stand above the columns, `heading` above all."""
+
+    rows: Sequence[SheetRow]
+    titles: Sequence[str] = ()
+    heading: str = ""
+    least_side: int = field(default=LEAST_SIDE, kw_only=True)
+
+    def __post_init__(self) -> None:
+        shapes = [tuple(row.images.shape) for row in self.rows]
+        if not shapes or any(len(s) != 4 or 0 in s or s[1] not in (1, 3) for s in shapes):
+            raise ValueError(
+                "a sheet takes batches of gray or colored images, one batch a row, at least one, "
+                f"not {', '.join(map(str, shapes)) or 'none'}"
+            )
+
+    def png(self) -> bytes:
+        return figure_png(self.figure(), DOTS)
+
+    @drawing()
+    def figure(self) -> Any:
+        """Everything is placed in pixels, so that no image is resampled."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(facecolor=PAPER, dpi=DOTS)
+        pictures = [[_pixels(image, self.least_side) for image in row.images] for row in self.rows]
+        count = max(map(len, pictures))
+        notes = [[*row.notes[:count]] for row in self.rows]
+        texts = _Texts(figure)
+        side = max(picture.width for row in pictures for picture in row)
+        side = max(
+            [LEAST_CELL, side, *(texts.size(note, SMALL)[0] for row in notes for note in row)]
+        )
+        letters = int(side / (0.72 * SMALL * DOTS / 72))
+        titles = [wrapped(title, letters, 2) for title in self.titles[:count]]
+        labels = [wrapped(row.label, LETTERS, 4) for row in self.rows]
+        left = max(texts.size(label, SMALL)[0] for label in labels)
+        left += 2 * GAP if left else GAP
+        width = max(left + count * (side + GAP), LEAST_WIDTH)
+        heading = wrapped(self.heading, int(width / (0.65 * TITLE * DOTS / 72)))
+        top = GAP
+        if heading:
+            texts.put(heading, TITLE, GAP, top)
+            top += texts.size(heading, TITLE)[1] + 2 * GAP
+        if titles:
+            below = top + max(texts.size(title, SMALL)[1] for title in titles)
+            for column, title in enumerate(titles):
+                middle = left + column * (side + GAP) + side / 2
+                texts.put(title, SMALL, middle, below, "center", "bottom")
+            top = below + GAP
+        placed = []
+        for row, label, said in zip(pictures, labels, notes, strict=True):
+            height = max(picture.height for picture in row)
+            texts.put(label, SMALL, left - GAP, top + height / 2, "right", "center")
+            for column, picture in enumerate(row):
+                corner = left + column * (side + GAP)
+                placed.append((picture, corner + (side - picture.width) // 2, top))
+                if column < len(said):
+                    texts.put(said[column], SMALL, corner + side / 2, top + height + 2, "center")
+            line = max((texts.size(note, SMALL)[1] for note in said), default=0)
+            top += max(height + (line + GAP if line else 0), texts.size(label, SMALL)[1]) + GAP
+        # A little more than whole pixels: dots an inch times inches is rounded down.
+        figure.set_size_inches((width + 0.01) / DOTS, (top + 0.01) / DOTS)
+        for picture, x, y in placed:
+            figure.figimage(np.asarray(picture), x, top - y - picture.height, origin="upper")
+        texts.draw(width, top)
+        return figure
+
+
+class _Texts:
+    """Texts with their places in pixels from the upper left corner."""
+
+    def __init__(self, figure: Any) -> None:
+        self.figure = figure
+        self.waiting: list[tuple[str, int, float, float, str, str]] = []
+        self.known: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def size(self, text: str, points: int) -> tuple[int, int]:
+        """Width and height in pixels."""
+        if not text:
+            return 0, 0
+        if (text, points) not in self.known:
+            trial = self.figure.text(0, 0, text, fontsize=points, parse_math=False)
+            box = trial.get_window_extent()
+            trial.remove()
+            self.known[text, points] = math.ceil(box.width), math.ceil(box.height)
+        return self.known[text, points]
+
+    def put(
+        self, text: str, points: int, x: float, y: float, across: str = "left", along: str = "top"
+    ) -> None:
+        if text:
+            self.waiting.append((text, points, x, y, across, along))
+
+    def draw(self, width: float, height: float) -> None:
+        for text, points, x, y, across, along in self.waiting:
+            self.figure.text(
+                x / width,
+                1 - y / height,
+                text,
+                fontsize=points,
+                color=LIGHT.ink,
+                horizontalalignment=across,
+                verticalalignment=along,
+                parse_math=False,
+            )
+
+
+def compared(label: str, images: Tensor, originals: Tensor) -> SheetRow:
+    """A row with the PSNR of each image below it, as far as there are originals."""
+    some = images[: len(originals)]
+    return SheetRow(label, some, [decibels(p) for p in picture_psnr(some, originals).tolist()])
+
+
+def decibels(ratio: float | None) -> str:
+    """A PSNR, to stand below its image; None: there is nothing to compare it with."""
+    if ratio is None:
+        return ""
+    return f"{ratio:.1f} dB" if math.isfinite(ratio) else "no answer"
+
+
+def class_titles(data: DataSet, labels: Tensor) -> list[str]:
+    """The classes of images, to stand above their columns; nothing where they have none."""
+    if data.kind != "classification" or data.num_classes < 2:
+        return []
+    return [data.class_names[label] for label in labels.tolist()]
+
+
+def image_png(image: Tensor) -> bytes:
+    """A `(channels, height, width)` image with values in [0, 1] as a PNG of its own size."""
+    buffer = io.BytesIO()
+    _as_picture(image).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _as_picture(image: Tensor) -> Image:
+    from PIL import Image
+
+    shades = image.detach().cpu().float().nan_to_num(0.5).clamp(0, 1)
+    pixels = (shades * 255).round().to(torch.uint8).permute(1, 2, 0)
+    return Image.fromarray(pixels.squeeze(2).numpy() if image.shape[0] == 1 else pixels.numpy())
+
+
+def _pixels(image: Tensor, least_side: int) -> Image:
+    """In the size of the sheet."""
+    from PIL import Image
+
+    picture = _as_picture(image).convert("RGB")
+    longest = max(picture.size)
+    if longest < least_side:
+        factor = float(math.ceil(least_side / longest))
+        how = Image.Resampling.NEAREST
+    else:
+        factor, how = min(1.0, max(MOST_SIDE, least_side) / longest), Image.Resampling.LANCZOS
+    width, height = (max(1, round(side * factor)) for side in picture.size)
+    return picture.resize((width, height), how)

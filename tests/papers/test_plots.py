@@ -1,0 +1,124 @@
+"""Pictures of tables: drawn from what is recorded, with all that a table is about."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equilibria.papers import Panel, find_table, list_tables, redraw
+from equilibria.papers.plots import table_figure
+from equilibria.papers.reading import read_tables
+from tests.program import invoke
+
+RECORDS = Path(__file__).resolve().parents[2] / "docs" / "results"
+RECORDED = sorted(path.stem for path in RECORDS.glob("*-quick.json"))
+
+
+def record_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def labels(axis: Any) -> list[str]:
+    return [label.get_text().replace("\n", " ") for label in axis.get_yticklabels()]
+
+
+def names(part: Any) -> list[str]:
+    return [text.get_text() for legend in part.legends for text in legend.get_texts()]
+
+
+def lists(record: dict[str, Any], panel: Panel) -> list[str]:
+    labels = [str(row["label"]) for row in record["rows"]]
+    return [label for label in labels if label.startswith(panel.rows)]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_table_is_drawn_with_all_its_rows(name: str) -> None:
+    record = record_of(name)
+    table = find_table(record["id"])
+    figure = table_figure(table, record)
+    assert len(figure.subfigs) == len(table.picture)
+    first = figure.subfigs[0].axes
+    assert [axis.get_title() for axis in first] == [
+        "here (quick: another setting)",
+        "the paper, as printed",
+    ]
+    for part, panel in zip(figure.subfigs, table.picture, strict=True):
+        ours = part.axes[0]
+        assert ours.has_data()
+        assert all(axis.get_xlabel() for axis in part.axes)
+        if panel.over:
+            assert ours.get_ylabel()
+            assert set(names(part)) <= set(lists(record, panel))
+            assert len(names(part)) > 1
+        elif panel.along:
+            assert {label.split(f", {panel.along}")[0] for label in lists(record, panel)} == set(
+                names(part)
+            )
+        else:
+            assert labels(ours) == lists(record, panel)
+            assert names(part) == (list(panel.show) if len(panel.show) > 1 else [])
+        for axis in part.axes[1:]:
+            assert axis.get_xlabel().startswith("paper") or axis.get_ylabel().startswith("paper")
+
+
+def test_ours_are_the_numbers_of_the_runs() -> None:
+    record = record_of("opteq-t8-quick")
+    figure = table_figure(find_table("opteq-t8"), record)
+    drawn = [line.get_xdata() for line in figure.subfigs[0].axes[0].lines]
+    for row in record["rows"]:
+        expected = [100 * run["accuracy"] for run in row["runs"]]
+        assert any(list(values) == pytest.approx(expected) for values in drawn)
+    printed = [float(line.get_xdata()[0]) for line in figure.subfigs[0].axes[1].lines]
+    assert printed == [83.52, 87.28, 87.71, 87.83, 87.63, 85.95]
+    (memory,) = figure.subfigs[2].axes
+    assert memory.get_xlabel() == "memory of a step (MiB)"
+
+
+def test_a_record_is_drawn_as_it_is_whatever_its_table_has_become() -> None:
+    record = record_of("jiio-t7-quick")
+    record["rows"][1] |= {"label": "of old"}
+    table = find_table("jiio-t7")
+    assert "of old" not in [row.label for row in table.rows]
+    first, second = table_figure(table, record).subfigs
+    assert "of old" in labels(first.axes[0])
+    assert "of old" in names(second)
+
+
+def test_curves_go_along_the_values_of_labels() -> None:
+    figure = table_figure(find_table("opteq-t5"), record_of("opteq-t5-quick"))
+    ((ours, papers),) = (part.axes for part in figure.subfigs)
+    for axis in (ours, papers):
+        ticks = [label.get_text() for label in axis.get_xticklabels()]
+        assert ticks == ["0.01", "0.1", "0.4", "0.8", "1"]
+    assert [len(line.get_xdata()) for line in ours.lines] == [3] * 8
+    assert [len(line.get_xdata()) for line in papers.lines] == [5] * 8
+
+
+def test_a_table_without_a_picture_of_its_own_shows_its_first_measure() -> None:
+    assert all(table.picture for table in list_tables())
+    (table,) = read_tables(
+        "{paper: P, tables: {p-t1: {title: T, columns: {Size: null, Acc.: accuracy}, rows: []}}}"
+    )
+    assert table.picture == (Panel(show=("Acc.",)),)
+
+
+def test_pictures_are_drawn_again_from_records(tmp_path: Path) -> None:
+    name = "jiio-t7-quick"
+    shutil.copy(RECORDS / f"{name}.json", tmp_path)
+    (tmp_path / "other.json").write_text("{}")
+    result = invoke("reproduce", "--redraw", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert f"{name}.png" in result.output
+    first = (tmp_path / f"{name}.png").read_bytes()
+    assert first.startswith(b"\x89PNG")
+    assert redraw(tmp_path) == [tmp_path / f"{name}.png"]
+    assert (tmp_path / f"{name}.png").read_bytes() == first
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".png"]
+    refused = invoke("reproduce", "--redraw", tmp_path / "nothing")
+    assert refused.exit_code == 2
+    assert "holds no record of a table" in refused.output
