@@ -100,7 +100,7 @@ class RecordedRow:
 
     def measure(self, shown: str, instead: str | None) -> str | None:
         """Of a column; what is shown may also be a measure by its own name."""
-        return (self.measures[shown] if shown in self.measures else shown) or instead
+        return self.measures.get(shown, shown) or instead
 
 
 @dataclass(frozen=True)
