@@ -6,6 +6,15 @@ from pathlib import Path
 
 from benchmarks.joint_problems import JointProblem, Method
 from benchmarks.timing import cpu_seconds
+from equilibria.report.style import (
+    drawing,
+    dress_axes,
+    figure_png,
+    legend_below,
+    legend_columns,
+    plain_log_axis,
+    series,
+)
 
 METHODS: dict[str, tuple[str, float | None, tuple[int, ...]]] = {
     "Adam, cold": ("adam", 0.1, (5, 10, 20, 40)),
@@ -19,14 +28,15 @@ METHODS: dict[str, tuple[str, float | None, tuple[int, ...]]] = {
 }
 
 
+@drawing()
 def draw(problem: JointProblem, file: Path) -> None:
     """The true loss and the CPU time of growing budgets, a run each."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    figure = Figure(figsize=(7.2, 5.2), layout="constrained")
     axes = figure.subplots()
     count = len(problem.x0)
-    for label, (engine, step, budgets) in METHODS.items():
+    for place, (label, (engine, step, budgets)) in enumerate(METHODS.items()):
         times, losses = [], []
         for budget in budgets:
             method = Method(engine, budget, step)
@@ -35,16 +45,15 @@ def draw(problem: JointProblem, file: Path) -> None:
             times.append(1e3 * seconds / count)
             losses.append(problem.true_loss(found[0].x))
         bold = engine == "secant"
-        axes.plot(
-            times, losses, marker="o", markersize=3, label=label, linewidth=2.5 if bold else 1
-        )
+        look = {**series(place), "markersize": 5, "linewidth": 2.5 if bold else 1.4}
+        axes.plot(times, losses, label=label, **look)
     axes.set(
-        xscale="log",
-        yscale="log",
         xlabel="CPU time an image, ms",
         ylabel="mean true loss",
         title=f"{problem.name}: reconstruction of {count} images of MNIST",
     )
-    axes.legend(fontsize="small", loc="lower left")
-    axes.grid(alpha=0.3)
-    figure.savefig(file, dpi=150)
+    plain_log_axis(axes, "x")
+    plain_log_axis(axes)
+    dress_axes(axes)
+    legend_below(figure, axes.get_legend_handles_labels()[0], legend_columns(list(METHODS), 7.2))
+    file.write_bytes(figure_png(figure))

@@ -29,6 +29,7 @@ import torch
 from rich.console import Console
 
 from equilibria.data import DataSet, GaussianNoise, RandomShift, Split, load_digits
+from equilibria.report.style import LIGHT, drawing, dress_axes, figure_png, plain_axis
 from equilibria.training import TrainingSettings, write_atomically
 from studies._family import Contestant, contestants, left_out
 from studies._paired import Difference, deviation
@@ -267,44 +268,48 @@ def markdown(
     )
 
 
+@drawing()
 def figure(chosen: Sequence[Contestant], results: Results, reference: str, path: Path) -> None:
     """Left the accuracies, a dot a seed; right the paired differences with their intervals."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(11, 0.42 * len(chosen) + 1.6), layout="constrained")
-    FigureCanvasAgg(drawing)
-    left, right = drawing.subplots(1, 2, sharey=True)
+    drawn = Figure(figsize=(8.4, 0.34 * len(chosen) + 1.1), layout="constrained")
+    left, right = drawn.subplots(1, 2, sharey=True)
     rows = list(range(len(chosen)))
     against = differences(results, reference)
     for row, contestant in zip(rows, chosen, strict=True):
         runs = list(results[contestant.name].values())
         scores = [100 * run.accuracy for run in runs]
-        left.plot(scores, [row] * len(scores), "o", color="#2563eb", alpha=0.35, markersize=5)
-        left.plot(mean(scores), row, "|", color="black", markersize=16, markeredgewidth=2)
+        _dots(left, row, scores, LIGHT.first)
         if contestant.name == reference:
             continue
         difference = against[contestant.name]
         values = [100 * value for value in difference.values]
-        right.plot(values, [row] * len(values), "o", color="#d9480f", alpha=0.35, markersize=5)
+        _dots(right, row, values, LIGHT.second)
         if len(values) > 1:
             low, high = difference.interval
-            right.plot([100 * low, 100 * high], [row, row], color="black", linewidth=1.5)
-        right.plot(100 * difference.mean, row, "|", color="black", markersize=16, markeredgewidth=2)
+            right.plot([100 * low, 100 * high], [row, row], color=LIGHT.ink, linewidth=1.4)
     labels = [
         f"{c.title} ({next(iter(results[c.name].values())).parameters / 1000:.0f} k)"
         for c in chosen
     ]
     left.set_yticks(rows, labels)
-    left.invert_yaxis()
+    left.set_ylim(len(rows) - 0.4, -0.6)
     left.set(xlabel="test accuracy (%)", title="accuracy: a dot a seed, bar: mean")
     title = next(c.title for c in chosen if c.name == reference)
-    right.axvline(0, color="#57606a", linewidth=1)
+    right.axvline(0, color=LIGHT.third, linewidth=1)
     right.set(xlabel=f"minus {title} (percentage points)")
-    right.set_title("paired differences, 95 % interval of the mean")
+    right.set_title("differences, 95 % interval")
     for axes in (left, right):
-        axes.grid(alpha=0.3)
-    drawing.savefig(path, dpi=130)
+        plain_axis(axes, "x")
+        dress_axes(axes)
+    write_atomically(path, figure_png(drawn))
+
+
+def _dots(axes: Any, row: int, values: Sequence[float], color: str) -> None:
+    """A dot a seed, and their mean."""
+    axes.plot(values, [row] * len(values), "o", color=color, alpha=0.45, markeredgewidth=0)
+    axes.plot(mean(values), row, "|", color=LIGHT.ink, markersize=13, markeredgewidth=2)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

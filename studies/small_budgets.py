@@ -25,6 +25,16 @@ from rich.console import Console
 from equilibria.models import model_outline, nearest_width, parameter_count
 from equilibria.papers import Job, make_job, provenance, run_jobs
 from equilibria.papers.measures import deviation
+from equilibria.report.style import (
+    drawing,
+    dress_axes,
+    figure_png,
+    legend_below,
+    legend_columns,
+    plain_axis,
+    plain_log_axis,
+    series,
+)
 from equilibria.training import write_atomically
 
 BUDGETS = (5_000, 20_000)
@@ -147,25 +157,27 @@ def markdown(rows: Sequence[Sequence[str]], command: str, seeds: int) -> str:
     )
 
 
+@drawing()
 def picture(found: Mapping[tuple[str, int], Sequence[Result]], path: Path) -> None:
     """Accuracy over the number of parameters, a line a model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
-    for family in dict.fromkeys(title for title, _ in found):
+    families = list(dict.fromkeys(title for title, _ in found))
+    for place, family in enumerate(families):
         points = [results for (title, _), results in found.items() if title == family]
         across = [float(results[0]["parameters"] or 0) for results in points]
         scores = [[100 * float(r["accuracy"] or 0) for r in results] for results in points]
         means = [statistics.fmean(s) for s in scores]
         spread = [deviation(s) for s in scores]
-        axes.errorbar(across, means, yerr=spread, marker="o", capsize=3, label=family)
-    axes.set(xscale="log", xlabel="parameters", ylabel="test accuracy (%)")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+        axes.errorbar(across, means, yerr=spread, capsize=3, label=family, **series(place))
+    axes.set(xlabel="parameters", ylabel="test accuracy (%)")
+    plain_log_axis(axes, "x")
+    plain_axis(axes)
+    dress_axes(axes)
+    legend_below(figure, axes.get_legend_handles_labels()[0], legend_columns(families, 7.2))
+    write_atomically(path, figure_png(figure))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,6 +42,8 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.activations import Activation
 from equilibria.models import DeepOptEqCell, UnitLayer
+from equilibria.report.style import LIGHT, count_along, drawing, dress_axes, figure_png, series
+from equilibria.training import write_atomically
 
 NORM = 0.7
 FLOOR = 1e-14
@@ -306,17 +308,15 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+@drawing()
 def figure(runs: Sequence[Run], path: Path) -> None:
     """Loss and distance to the end against the linear rates, on logarithmic axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(11, 4.4), layout="constrained")
-    FigureCanvasAgg(drawing)
-    losses, distances = drawing.subplots(1, 2)
-    colors = ["#d9480f", "#9c6ade", "#2563eb", "#0f766e", "#57606a"]
+    drawn = Figure(figsize=(8.4, 4.2), layout="constrained")
+    losses, distances = drawn.subplots(1, 2)
     for index, run in enumerate(runs):
-        color = colors[index % len(colors)]
+        color = series(index)["color"]
         times = range(len(run.losses))
         relative = [loss / run.losses[0] for loss in run.losses]
         losses.plot(times, relative, color=color, label=f"width {run.setting.width}")
@@ -328,17 +328,18 @@ def figure(runs: Sequence[Run], path: Path) -> None:
         distances.plot(recorded, apart, color=color)
         limits = [run.bound ** (t / 2) for t in recorded]
         distances.plot(recorded, limits, color=color, linestyle="--", linewidth=1)
-    losses.plot([], [], color="black", linestyle="--", linewidth=1, label="Theorem 6")
-    losses.set(yscale="log", ylim=(1e-16, 3), xlabel="step t")
+    losses.plot([], [], color=LIGHT.ink, linestyle="--", linewidth=1, label="Theorem 6")
+    losses.set(yscale="log", ylim=(1e-16, 3))
     losses.set_ylabel(r"$\ell(\theta_t)\,/\,\ell(\theta_0)$")
     losses.set_title(r"training loss, and $(1-\eta Q_0)^t$")
     losses.legend(frameon=False, loc="lower left")
-    distances.set(yscale="log", ylim=(1e-8, 3), xlabel="step t")
+    distances.set(yscale="log", ylim=(1e-8, 3))
     distances.set_ylabel(r"$\|\theta_t-\theta_T\|\,/\,\|\theta_0-\theta_T\|$")
     distances.set_title(r"distance to the last weights, and $(1-\eta Q_0)^{t/2}$")
     for axes in (losses, distances):
-        axes.grid(alpha=0.3)
-    drawing.savefig(path, dpi=130)
+        count_along(axes, "step t")
+        dress_axes(axes)
+    write_atomically(path, figure_png(drawn))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

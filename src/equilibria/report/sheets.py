@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equilibria.data import DataSet
 from equilibria.report.style import LIGHT, PAPER, SMALL, TITLE, drawing, figure_png, wrapped
-from equilibria.tasks.image_quality import picture_psnr
+from equilibria.tasks.image_quality import MOST_DECIBEL, picture_psnr
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -162,6 +162,8 @@ def decibels(ratio: float | None) -> str:
     """A PSNR, to stand below its image; None: there is nothing to compare it with."""
     if ratio is None:
         return ""
+    if ratio >= MOST_DECIBEL:
+        return "identical"
     return f"{ratio:.1f} dB" if math.isfinite(ratio) else "no answer"
 
 

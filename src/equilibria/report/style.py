@@ -156,7 +156,9 @@ def plain_log_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
         ticks.set_major_locator(LogLocator(numticks=6))
         ticks.set_major_formatter(LogFormatterMathtext())
     else:
-        subs = (1,) if high / low > 300 else (1, 3) if high / low > 50 else (1, 2, 5)
+        # The closer the ends of the axis, the more numbers in a decade.
+        kinds = ((300, (1,)), (50, (1, 3)), (6, (1, 2, 5)), (0, (1, 1.5, 2, 3, 4, 5, 7)))
+        subs = next(numbers for factor, numbers in kinds if high / low > factor)
         ticks.set_major_locator(LogLocator(subs=subs))
         ticks.set_major_formatter(_number)
     ticks.set_minor_formatter(NullFormatter())
