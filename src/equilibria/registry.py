@@ -107,16 +107,19 @@ def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
-def check_options(what: str, factory: Callable[..., Any], options: Iterable[str]) -> None:
-    """Refuse an option that the factory does not have, naming the nearest one."""
+def check_options(
+    what: str, factory: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()
+) -> None:
+    """Refuse an option that neither the factory nor `also` has, naming the nearest one."""
     parameters = inspect.signature(factory).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
+    known = dict.fromkeys([*parameters, *also])
     for option in options:
-        if option not in parameters:
-            known = ", ".join(parameters) or "none"
+        if option not in known:
+            has = ", ".join(known) or "none"
             raise TypeError(
-                f"{what} has no option {option!r}{nearest(option, parameters)} It has: {known}."
+                f"{what} has no option {option!r}{nearest(option, known)} It has: {has}."
             )
 
 

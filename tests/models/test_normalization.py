@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import equilibria as eq
-from equilibria.models.normalization import Normalize
+from equilibria.models.blocks import Normalize
 
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.3, 0.1)
 MODELS = ("opteq-small", "mdeq-small", "resnet-small", "node-small", "dnn-small")

@@ -105,6 +105,12 @@ def is_channels_last(tensor: Tensor) -> bool:
     )
 
 
+def in_format_of(like: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor` in the memory format of `like`; a state in that of its input is packed for free."""
+    wanted = torch.channels_last if is_channels_last(like) else torch.contiguous_format
+    return tensor.contiguous(memory_format=wanted)
+
+
 def _flatten(tensor: Tensor, channels_last: bool) -> Tensor:
     ordered = tensor.permute(0, 2, 3, 1) if channels_last else tensor
     return ordered.reshape(tensor.shape[0], _size(tensor.shape[1:]))

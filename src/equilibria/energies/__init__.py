@@ -1,13 +1,6 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
-from equilibria.energies.base import (
-    Energy,
-    FunctionEnergy,
-    Scaled,
-    Sum,
-    curvature,
-    energy_term,
-)
+from equilibria.energies.base import Energy, FunctionEnergy, Scaled, Sum, curvature, energy_term
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
     BranchCoupling,

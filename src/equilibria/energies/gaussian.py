@@ -12,15 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import (
-    Context,
-    Entry,
-    Layout,
-    State,
-    at_least_float32,
-    sum_per_sample,
-)
-from equilibria.context.state import is_channels_last
+from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
+from equilibria.context.state import in_format_of, is_channels_last
 from equilibria.energies.base import Energy
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.terms import Input, one_tensor
@@ -95,10 +88,7 @@ class WholeMap:
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """The map of the one patch."""
-        merged = patches.reshape(like.shape)
-        if is_channels_last(like):
-            return merged.contiguous(memory_format=torch.channels_last)
-        return merged
+        return in_format_of(like, patches.reshape(like.shape))
 
     def as_map(self, values: Tensor) -> Tensor:
         """One number a sample, as (B, 1, 1, 1)."""
@@ -186,10 +176,7 @@ class GaussianKernel(Energy):
 
     def initial_state(self, context: Context) -> State:
         c = context["c"]
-        start = c.new_zeros((c.shape[0], *self.W.input_shape(tuple(c.shape[1:]))))
-        if is_channels_last(c):
-            return start.contiguous(memory_format=torch.channels_last)
-        return start
+        return in_format_of(c, c.new_zeros(len(c), *self.W.input_shape(tuple(c.shape[1:]))))
 
     def value(self, state: State, context: Context) -> Tensor:
         _, energies = self._pull(self._difference(state, context), context)

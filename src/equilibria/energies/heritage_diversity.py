@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
 from equilibria.energies.base import Energy, all_known
 from equilibria.operators import AveragePool, Identity, LinearOperator, as_operator
-from equilibria.registry import (
-    check_at_least_one,
-    check_choice,
-    check_not_negative,
-    check_positive,
-)
+from equilibria.registry import check_at_least_one, check_choice, check_not_negative, check_positive
 
 Sign = Literal["smooth", "freeze", "hard"]
 Features = Sequence[Tensor]
@@ -151,11 +146,6 @@ class BranchCoupling(nn.Module):
             send(pair.i, _mix(A, K))
             send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
         return [message for message in h if message is not None]
-
-    def sign_changes(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
-        """How many signs differ, per sample."""
-        counts = [(before[name] != after[name]).flatten(1).sum(dim=1) for name in before]
-        return torch.stack(counts).sum(dim=0)
 
     def curvature(self, channels: int) -> float | None:
         """A bound of the curvature in the features, or None where signs move with them."""

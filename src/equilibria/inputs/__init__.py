@@ -1,12 +1,7 @@
 """Searches over inputs: joint inference and input optimization, attacks, latents, restoration."""
 
 from equilibria.inputs.attack_settings import AttackSettings, Method, Norm
-from equilibria.inputs.attacks import (
-    AttackResult,
-    adversarial_images,
-    attack,
-    measure_attack,
-)
+from equilibria.inputs.attacks import AttackResult, adversarial_images, attack, measure_attack
 from equilibria.inputs.constraints import Box, Constraint, L2Ball, LinfBall
 from equilibria.inputs.corruptions import (
     Corrupted,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equilibria.equilibrium import EquilibriumLayer, Record, Solving, solving
 from equilibria.gradients import Implicit
-from equilibria.inputs.constants import as_constant
+from equilibria.inputs.problem import as_constant
 
 
 class AttackedModel:

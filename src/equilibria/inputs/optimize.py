@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import State, run_eagerly
-from equilibria.inputs.constants import as_constant
 from equilibria.inputs.constraints import Constraint, Region
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.groups import Groups
@@ -179,8 +178,7 @@ def optimize_input(
     with torch.inference_mode(False):
         x0 = x0.detach().clone()
         region = Region.everything(x0) if constraint is None else constraint.region(x0)
-        constant = as_constant(model)
-        problem = InputProblem(constant, loss, x0, region, Groups.of(x0, groups), penalty)
+        problem = InputProblem(model, loss, x0, region, Groups.of(x0, groups), penalty)
         start = region.project(x0.flatten(1))
         tight = check_tolerance or (1e-10 if problem.dtype == torch.float64 else 1e-6)
         steps = Steps(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import InitVar, dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.context import Context, Packing, State, map_state, state_tensors
-from equilibria.equilibrium import EquilibriumLayer
+from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
+from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.equilibrium.layer import Inputs, as_inputs, in_fastest_format
 from equilibria.inputs.constraints import Region
 from equilibria.inputs.groups import Groups
@@ -45,7 +45,7 @@ class Evaluation:
 
 @dataclass(eq=False)
 class InputProblem:
-    """minimize Σ ℓ(head(z*), x) over x for each problem, z* = T(z*; x).
+    """minimize Σ ℓ(head(z*), x) over x for each problem, z* = T(z*; x), the model a constant.
 
     A search keeps z and μ packed, one row a sample, and x flat, one row a problem: the samples of a
     group share their x. `inject` and `losses` take x and the state in their own shapes. The stem
@@ -65,6 +65,7 @@ class InputProblem:
     """Calls of T for true losses."""
 
     def __post_init__(self, model: nn.Module, x0: Tensor) -> None:
+        model = as_constant(model)
         self.stem, self.layer, self.head = _parts(model)
         _check_independence(model, self.layer)
         self.input_shape = x0.shape
@@ -252,6 +253,34 @@ class Linearization:
         )
         count = len(self.states)
         return packing.pack(found[:count]), found[count] if len(found) > count else None
+
+
+def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:
+    """A twin whose tensors need no gradient, and whose layers solve as those of `model` do now.
+
+    The search has it for itself: the model keeps its modes, gradients and memories, other threads
+    may train it meanwhile, and blocks around the search (those of a training, with a Jacobian
+    penalty or warm starts) do not hear of what is solved. No graph is kept for parameters, and
+    controlled norms are remembered.
+
+    evaluating: in evaluation mode, but for layers of a model in training, which do not warn where
+        they run out of iterations.
+    """
+    model = getattr(model, "_orig_mod", model)  # What `torch.compile` has compiled.
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        # Its tensors are out of reach; it holds no equilibrium, and is copied whole.
+        whole = deepcopy(model)
+        return whole.eval() if evaluating else whole
+    own = twin(model, lambda tensor: tensor.detach().clone())
+    for original, beside in zip(model.modules(), own.modules(), strict=True):
+        is_layer = isinstance(original, EquilibriumLayer)
+        beside.training = original.training and (is_layer or not evaluating)
+        if isinstance(original, EquilibriumLayer) and isinstance(beside, EquilibriumLayer):
+            beside.identity = object()
+            beside.solving = Solving(
+                solver=original.solver, gradient=original.gradient, strict=original.strict
+            )
+    return own
 
 
 def _parts(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs.constants import as_constant
 from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.latents import LatentSearch, entries, generator_of, misfit, zero_latents
 from equilibria.inputs.optimize import InputResult
+from equilibria.inputs.problem import as_constant
 from equilibria.operators import Mask
 from equilibria.registry import check_at_least_one, check_not_negative
 from equilibria.solvers import Status

@@ -1,4 +1,4 @@
-"""The models of the papers: a folder a family, its named models beside it.
+"""The models of the papers: a folder a family, its named models beside it in `presets.yaml`.
 
 Here is what other rooms and users need; the rest, such as `opteq.theory` and the classes of
 `baselines`, comes from its file.
@@ -10,7 +10,11 @@ from equilibria.models.base import (
     image_classifier,
     predicted_classes,
 )
-from equilibria.models.baselines.resnet import ResNet, resnet_small
+from equilibria.models.baselines.fcn import fcn
+from equilibria.models.baselines.hrnet import HRNet
+from equilibria.models.baselines.neural_ode import NeuralODE
+from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
+from equilibria.models.baselines.resnet import ResNet, resnet, resnet_small
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators.autoencoders import (
     Autoencoder,
@@ -50,6 +54,7 @@ from equilibria.models.registry import (
     nearest_width,
     parameter_count,
     register_model,
+    register_presets,
 )
 from equilibria.models.restorers.model import EquilibriumRestorer, deq_restorer
 
@@ -104,3 +109,15 @@ __all__ = [
     "register_model",
     "resnet_small",
 ]
+
+for _family, _factories in {
+    "baselines": (PlainNetwork, fcn, Conv4, DnCNN, NeuralODE, resnet_small, resnet, HRNet),
+    "generators": (mdeq_decoder, opteq_decoder, mdeq_autoencoder, convolutional_autoencoder),
+    "geq": (geq,),
+    "mdeq": (mdeq, few_shot_mdeq),
+    "mondeq": (mondeq,),
+    "mopteq": (popteq, mopteq),
+    "opteq": (opteq, deep_opteq, opteq_imagenet, deep_opteq_segmentation, few_shot_opteq),
+    "restorers": (deq_restorer,),
+}.items():
+    register_presets(_family, *_factories)

@@ -12,6 +12,53 @@ from equilibria.operators import LinearOperator
 from equilibria.registry import check_at_least_one
 
 Operator = TypeVar("Operator", bound=LinearOperator)
+FIRST_LAYERS = ("stem", "trunk", "encoder", "features")
+"""What models call the module that sees the images first."""
+
+
+class Normalize(nn.Module):
+    """(image − mean) / std, channel by channel; both are saved with the weights."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std):
+            raise ValueError(
+                f"give a mean and a std for each channel, not {len(mean)} and {len(std)}"
+            )
+        if not all(value > 0 for value in std):
+            raise ValueError(f"std must be positive, not {tuple(std)}")
+        dtype = torch.get_default_dtype()
+        self.register_buffer("mean", torch.tensor(mean, dtype=dtype))
+        self.register_buffer("std", torch.tensor(std, dtype=dtype))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.dim() < 3 or images.shape[-3] != len(self.mean):
+            raise ValueError(
+                f"expected images of {len(self.mean)} channels, as mean and std have, not a tensor "
+                f"of shape {tuple(images.shape)}"
+            )
+        return (images - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def before(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """As a hook before another module: the images are its first input."""
+        images, *others = inputs
+        return self(images), *others
+
+
+def normalize_first(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Make `Normalize` the first layer of a model of images, which then takes pixels in [0, 1].
+
+    It stands before the stem, so that `model.stem(images)` includes it, and all other weights keep
+    their names.
+    """
+    normalize = Normalize(mean, std)
+    found = (getattr(model, name, None) for name in FIRST_LAYERS)
+    first = next((module for module in found if isinstance(module, nn.Module)), model)
+    first.register_forward_pre_hook(normalize.before)
+    model.normalize = normalize
 
 
 class ImageLayers(nn.Sequential):
@@ -33,8 +80,8 @@ class ImageStem(ImageLayers):
     """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, and optional pooling.
 
     The first `strides` convolutions halve the resolution; an average pooling by `downsample` may
-    follow. The norms have no trainable affine part, as the papers' parameter counts require; in
-    evaluation they fold into their convolutions.
+    follow. The norms have no trainable `affine` part by default, as the papers' parameter counts
+    require; in evaluation they fold into their convolutions.
     """
 
     def __init__(
@@ -45,6 +92,7 @@ class ImageStem(ImageLayers):
         depth: int = 1,
         downsample: int = 1,
         strides: int = 0,
+        affine: bool = False,
     ) -> None:
         check_at_least_one(depth=depth, downsample=downsample)
         if not 0 <= strides <= depth:
@@ -59,7 +107,7 @@ class ImageStem(ImageLayers):
             width = in_channels if level == 0 else channels
             stride = 2 if level < strides else 1
             layers.append(nn.Conv2d(width, channels, 3, stride, padding=1, bias=False))
-            layers.append(nn.BatchNorm2d(channels, affine=False))
+            layers.append(nn.BatchNorm2d(channels, affine=affine))
         if downsample > 1:
             layers.append(nn.AvgPool2d(downsample))
         super().__init__(in_channels, layers)

@@ -23,7 +23,7 @@ from equilibria.models.blocks import PooledLinearHead, small
 from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.layers import CellNorm
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
-from equilibria.models.registry import register_model, with_options_of
+from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d, Identity
 
 
@@ -238,17 +238,3 @@ def few_shot_mdeq(
         head=MDEQHead(made.channels, head_channels, final_channels, num_classes, **outer),
         task_size=task_size,
     )
-
-
-register_model(
-    "few-shot-mdeq",
-    few_shot_mdeq,
-    summary="MDEQ of two branches with a task vector of 400 numbers (Omniglot)",
-    paper="JIIO T6",
-)
-register_model(
-    "few-shot-opteq",
-    few_shot_opteq,
-    summary="OptEq of 64 channels a class with a task vector of 320 numbers (Omniglot)",
-    paper="JIIO T6",
-)

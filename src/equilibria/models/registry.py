@@ -15,8 +15,8 @@ import yaml
 from torch import nn
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
-from equilibria.models.normalization import normalize_first
-from equilibria.registry import Registry, current_names, nearest
+from equilibria.models.blocks import normalize_first
+from equilibria.registry import Registry, check_options, current_names
 
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
@@ -77,9 +77,10 @@ def register_model(
     return register if factory is None else register(factory)
 
 
-def register_presets(package: str, *factories: Callable[..., nn.Module]) -> None:
-    """Make the models in the `presets.yaml` of a package available, which has them by factory."""
-    table = yaml.safe_load(resources.files(package).joinpath("presets.yaml").read_text("utf-8"))
+def register_presets(family: str, *factories: Callable[..., nn.Module]) -> None:
+    """Make the models in the `presets.yaml` of a family available, which has them by factory."""
+    file = resources.files(f"equilibria.models.{family}") / "presets.yaml"
+    table = yaml.safe_load(file.read_text("utf-8"))
     for factory in factories:
         for name, card in table[factory.__name__].items():
             options = {key: _tuples(value) for key, value in card.pop("options", {}).items()}
@@ -118,13 +119,7 @@ def create_model(
     known = model_options(name)
     overrides = current_names(overrides, known)
     parameters = inspect.signature(factory).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for option in overrides:
-            if option not in known:
-                raise TypeError(
-                    f"model {name!r} has no option {option!r}{nearest(option, known)} "
-                    f"It has: {', '.join(known)}."
-                )
+    check_options(f"model {name!r}", factory, overrides, also=known)
     options = {**_cards[name].options, **overrides}
     for option in ("num_classes", "in_channels"):
         count = options.get(option, 1)

@@ -13,12 +13,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from equilibria.context import at_least_float32, run_eagerly
 from equilibria.operators.base import LinearOperator, Shape, Weights
-from equilibria.operators.spectral import (
-    full_precision,
-    graph_free,
-    norm_along,
-    seeded_vector,
-)
+from equilibria.operators.spectral import full_precision, graph_free, norm_along, seeded_vector
 from equilibria.registry import check_choice, check_positive
 
 NORMS = ("bound", "estimate", None)

@@ -5,6 +5,7 @@ Wang, Sun et al., "Deep High-Resolution Representation Learning for Visual Recog
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -82,23 +83,6 @@ class Transition(nn.Module):
         return [*kept, self.new(maps[-1])]
 
 
-class Stage(nn.Module):
-    """A transition and modules."""
-
-    def __init__(
-        self, before: Sequence[int], widths: Sequence[int], *, modules: int, blocks: int
-    ) -> None:
-        super().__init__()
-        self.transition = Transition(before, widths)
-        self.exchange = nn.ModuleList(HighResolutionModule(widths, blocks) for _ in range(modules))
-
-    def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        maps = self.transition(maps)
-        for module in self.exchange:
-            maps = module(maps)
-        return maps
-
-
 class ClassificationNeck(nn.Module):
     """Widen every branch by a bottleneck, gather them from fine to coarse, widen once more.
 
@@ -162,10 +146,13 @@ class HRNet(nn.Module):
             self.stage_1.append(block)
             channels = block.out_channels
         before = [channels]
-        self.stages = nn.ModuleList()
+        self.stages = nn.Sequential()
         for level, count in enumerate(modules):
             widths = [width * 2**branch for branch in range(level + 2)]
-            self.stages.append(Stage(before, widths, modules=count, blocks=blocks))
+            transition = Transition(before, widths)
+            exchange = nn.Sequential(*(HighResolutionModule(widths, blocks) for _ in range(count)))
+            stage = OrderedDict[str, nn.Module](transition=transition, exchange=exchange)
+            self.stages.append(nn.Sequential(stage))
             before = widths
         self.neck = ClassificationNeck(before, width=head_width, features=features)
         self.head = PooledLinearHead(features, num_classes)
@@ -177,9 +164,7 @@ class HRNet(nn.Module):
 
     def branches(self, images: Tensor) -> list[Tensor]:
         """The feature map of every resolution, the finest (a quarter of the image) first."""
-        maps = [self.stage_1(self.stem(images))]
-        for stage in self.stages:
-            maps = stage(maps)
+        maps: list[Tensor] = self.stages([self.stage_1(self.stem(images))])
         return maps
 
     def features(self, images: Tensor) -> Tensor:

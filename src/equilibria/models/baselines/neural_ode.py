@@ -141,14 +141,12 @@ class NeuralODE(nn.Module):
             "method": "dopri5",
             "options": {"max_num_steps": self.max_steps},
         }
+        solve = torchdiffeq.odeint
+        if self.adjoint:
+            solve = torchdiffeq.odeint_adjoint
+            options["adjoint_params"] = tuple(self.field.parameters())
         try:
-            if self.adjoint:
-                parameters = tuple(self.field.parameters())
-                path = torchdiffeq.odeint_adjoint(
-                    counted, start, times, adjoint_params=parameters, **options
-                )
-            else:
-                path = torchdiffeq.odeint(counted, start, times, **options)
+            path = solve(counted, start, times, **options)
         except AssertionError as error:
             reason = str(error).split(":")[0]
             raise RuntimeError(

@@ -22,7 +22,6 @@ from equilibria.models.blocks import (
     ImageLayers,
     ImageStem,
     PooledLinearHead,
-    check_images,
     check_odd,
     fitting_groups,
 )
@@ -202,7 +201,6 @@ class DnCNN(nn.Module):
             raise ValueError(f"depth must be at least 2, not {depth}")
         check_choice(get_args(DnCNNNorm), norm=norm)
         check_odd(kernel_size=kernel_size)
-        self.in_channels = in_channels
         padding = kernel_size // 2
         layers: list[nn.Module] = [
             nn.Conv2d(in_channels, channels, kernel_size, padding=padding),
@@ -213,9 +211,8 @@ class DnCNN(nn.Module):
             layers.append(nn.Conv2d(channels, channels, kernel_size, padding=padding, bias=plain))
             layers += [nn.ReLU()] if plain else [nn.BatchNorm2d(channels), nn.ReLU()]
         last = nn.Conv2d(channels, in_channels, kernel_size, padding=padding)
-        self.noise = nn.Sequential(*layers, last)
+        self.noise = ImageLayers(in_channels, [*layers, last])
 
     def forward(self, measured: Tensor) -> Tensor:
-        check_images(measured, self.in_channels)
         restored: Tensor = measured - self.noise(measured)
         return restored

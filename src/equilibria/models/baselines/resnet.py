@@ -12,7 +12,13 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from equilibria.models.blocks import ImageLayers, PooledLinearHead, conv_norm, conv_norm_relu
+from equilibria.models.blocks import (
+    ImageLayers,
+    ImageStem,
+    PooledLinearHead,
+    conv_norm,
+    conv_norm_relu,
+)
 from equilibria.models.registry import with_options_of
 from equilibria.registry import check_choice
 
@@ -90,11 +96,6 @@ class ResNetTrunk(nn.Module):
         stem_strides: int = 0,
     ) -> None:
         super().__init__()
-        if not 0 <= stem_strides <= stem_depth or stem_depth < 1:
-            raise ValueError(
-                "a stem has at least one convolution, and at most as many strides, not "
-                f"{stem_depth} and {stem_strides}"
-            )
         check_choice(get_args(Form), form=form)
         if kind == "basic" and widening != 1:
             raise ValueError(f"only bottlenecks can be widened, not basic blocks by {widening}")
@@ -104,15 +105,14 @@ class ResNetTrunk(nn.Module):
                 f"not {tuple(widths)}, {tuple(blocks)}, widened by {widening}"
             )
         channels = widths[0]
-        self.stem = ImageLayers(in_channels)
         if form == "imagenet":
-            self.stem.extend(conv_norm_relu(in_channels, channels, 7, stride=2))
+            self.stem = ImageLayers(in_channels, conv_norm_relu(in_channels, channels, 7, stride=2))
             self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
         else:
-            for level in range(stem_depth):
-                width = in_channels if level == 0 else channels
-                stride = 2 if level < stem_strides else 1
-                self.stem.extend(conv_norm_relu(width, channels, 3, stride=stride))
+            self.stem = ImageStem(
+                in_channels, channels, depth=stem_depth, strides=stem_strides, affine=True
+            )
+            self.stem.append(nn.ReLU(inplace=True))
         self.stages = nn.Sequential()
         for level, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             stage = nn.Sequential()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.equilibrium import Solving
-from equilibria.models.blocks import check_images
+from equilibria.models.blocks import ImageLayers
 from equilibria.models.generators.decoders import mdeq_decoder
 from equilibria.models.mdeq.model import mdeq
 from equilibria.solvers import Solution
@@ -66,7 +66,6 @@ class ConvolutionalEncoder(nn.Module):
 
     def __init__(self, in_channels: int, image_size: int, width: int, outputs: int) -> None:
         super().__init__()
-        self.in_channels = in_channels
         sizes = map_sizes(image_size)
         layers: list[nn.Module] = []
         before = in_channels
@@ -75,11 +74,10 @@ class ConvolutionalEncoder(nn.Module):
             layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.BatchNorm2d(after)]
             layers.append(nn.ReLU())
             before = after
-        self.convolutions = nn.Sequential(*layers)
+        self.convolutions = ImageLayers(in_channels, layers)
         self.linear = nn.Linear(before * sizes[-1] ** 2, outputs)
 
     def forward(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_channels)
         codes: Tensor = self.linear(self.convolutions(images).flatten(1))
         return codes
 

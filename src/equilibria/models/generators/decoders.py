@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.activations import Activation
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import channels_of, fitting_groups, small
 from equilibria.models.mdeq.cell import MDEQCell, unpack_branches
-from equilibria.models.opteq.cells import opteq_cell, optimal_space
+from equilibria.models.opteq.cells import OptEqCell, opteq_cell, optimal_space
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
 from equilibria.registry import check_at_least_one
@@ -138,6 +137,7 @@ def mdeq_decoder(
     )
 
 
+@with_options_of(OptEqCell, without=("bias",))
 def opteq_decoder(
     *,
     in_channels: int = 1,
@@ -148,21 +148,18 @@ def opteq_decoder(
     kernel_size: int = 5,
     downsample: int = 2,
     head_channels: int = 32,
-    activation: str | Activation = "relu",
-    mu: float = 1.0,
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.9,
     init_scale: float = 1.0,
     groups: int = 8,
     solving: Solving | None = None,
+    **options: Any,
 ) -> EquilibriumDecoder:
     """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached."""
     size = equilibrium_size(image_size, downsample, 1)
     W = small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
     U = Conv2d(channels, width, kernel_size)
-    cell = opteq_cell(
-        W, U, bias=True, activation=activation, mu=mu, space=optimal_space(channels, width)
-    )
+    cell = opteq_cell(W, U, bias=True, space=optimal_space(channels, width), **options)
     return EquilibriumDecoder(
         LatentStem(latent_dim, (channels,), size),
         EquilibriumLayer(cell, solving=solving),

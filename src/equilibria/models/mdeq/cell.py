@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from equilibria.activations import Activation, IdentityActivation, get_activation
 from equilibria.context import Context, State, state_tensors, unflatten_state
+from equilibria.context.state import in_format_of
 from equilibria.equilibrium import Cell
 from equilibria.models.blocks import Norm, channels_of, check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers
@@ -229,13 +230,10 @@ class MDEQCell(Cell):
         return context.with_sample(masks=tuple(masks))
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
-        batch, _, height, width = x.shape
         states = []
         for branch, channels in enumerate(self.channels):
-            shape = (batch, channels, height // 2**branch, width // 2**branch)
-            # A state in the memory format of the input is packed without copies.
-            spare = x.new_empty(1, 1, 1, 1).expand(shape)
-            states.append(torch.zeros_like(spare, memory_format=_memory_format(x)))
+            height, width = (side // 2**branch for side in x.shape[2:])
+            states.append(in_format_of(x, x.new_zeros(len(x), channels, height, width)))
         return states[0] if len(states) == 1 else tuple(states)
 
     def step(self, state: State, context: Context) -> State:
@@ -271,11 +269,6 @@ class MDEQCell(Cell):
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, norm={self.norm!r}, dropout={self.dropout}"
-
-
-def _memory_format(tensor: Tensor) -> torch.memory_format:
-    last = tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def pack_branches(branches: Sequence[Tensor]) -> Tensor:

@@ -139,20 +139,6 @@ class MOptEqCell(BranchCell):
         ]
         return context.with_part("branches", Context(parts=numbered([first, *perturbed])))
 
-    def sign_flips(self, state: State, context: Context) -> Tensor:
-        """How many signs of M are not at rest, per sample.
-
-        Those that differ between a state and its image or, with sign="freeze", between the kept
-        ones and those of the state.
-        """
-        coupling = self.heritage_diversity.coupling
-        now = coupling.signs(self.features(state, context))
-        if self.heritage_diversity.refresh_until:
-            kept = context.parts["heritage_diversity"]
-            return coupling.sign_changes({name: kept[name] for name in now}, now)
-        image = self.step(state, context)
-        return coupling.sign_changes(now, coupling.signs(self.features(image, context)))
-
 
 @torch.no_grad()
 def reconstructed_perturbations(
@@ -240,10 +226,6 @@ class MOptEqFeatureCell(Cell):
 
     def output(self, state: State, context: Context) -> Tensor:
         return self.lifted.fuse(state_tensors(state))
-
-    def sign_flips(self, state: State, context: Context) -> Tensor:
-        """As `MOptEqCell.sign_flips`."""
-        return self.lifted.sign_flips(self.lift(state, context), context)
 
     @property
     def contraction_limit(self) -> float | None:

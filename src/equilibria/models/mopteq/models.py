@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equilibria.activations import Activation
 from equilibria.context import State
 from equilibria.energies import (
     Energy,
@@ -82,18 +81,13 @@ def branch_classifier(
     return image_classifier(cell, channels, head, **image)
 
 
-@with_options_of(branch_classifier)
-def popteq(
-    *,
-    activation: str | Activation = "relu",
-    alpha: float = 1.0,
-    bias: bool = True,
-    **branches: Any,
-) -> EquilibriumClassifier:
-    """A convolutional POptEqs classifier; further options are those of `branch_classifier`."""
+@with_options_of(branch_classifier, POptEqCell)
+def popteq(*, bias: bool = True, **options: Any) -> EquilibriumClassifier:
+    """A convolutional POptEqs classifier; further options are those of its cell and branches."""
+    branches = take_options(options, branch_classifier)
 
     def cell(W: list[LinearOperator], U: list[LinearOperator], fusion: Fusion) -> Cell:
-        return POptEqCell(W, U, bias=bias, activation=activation, fusion=fusion, alpha=alpha)
+        return POptEqCell(W, U, bias=bias, fusion=fusion, **options)
 
     return branch_classifier(cell, **branches)
 

@@ -6,7 +6,7 @@ Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Section 7.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,19 +14,12 @@ from torch import Tensor
 
 from equilibria.activations import Activation, get_activation
 from equilibria.context import State
-from equilibria.energies import Regularizer
 from equilibria.equilibrium import Cell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.baselines.fcn import FCNHead, SegmentationStem, crop_to
 from equilibria.models.baselines.resnet import ConvolutionalHead, Form, resnet_extractor
 from equilibria.models.blocks import small
-from equilibria.models.opteq.cells import (
-    DeepOptEqCell,
-    Placement,
-    UnitLayer,
-    opteq_cell,
-    optimal_space,
-)
+from equilibria.models.opteq.cells import DeepOptEqCell, UnitLayer, opteq_cell, optimal_space
 from equilibria.models.registry import take_options, with_options_of
 from equilibria.operators import Conv2d, LinearOperator, SeparableConv2d
 from equilibria.registry import check_choice
@@ -75,40 +68,29 @@ def opteq(
     return image_classifier(cell, channels, **image)
 
 
+@with_options_of(UnitLayer, DeepOptEqCell)
 def deep_opteq_cell(
     make: Callable[..., LinearOperator],
     channels: int,
     input_channels: int,
     sizes: Iterable[tuple[int, int, int]],
     *,
-    activation: str | Activation = "relu",
-    mu: float = 1.0,
     alpha: float = 0.8,
-    learnable_alpha: bool = False,
     bias: bool = True,
-    regularizer: str | Mapping[str, Any] | Regularizer | None = None,
-    gamma: float = 0.0,
-    placement: Placement = "exact",
     norm: Norm | None = "bound",
     zeta: float = 0.95,
     init_scale: float = 0.5,
+    **options: Any,
 ) -> DeepOptEqCell:
     """Layers whose W and U are made by `make`; sizes: of each, its width, W's kernel and U's."""
+    own = take_options(options, UnitLayer)
     layers = []
     for width, kernel_size, input_kernel_size in sizes:
         W = small(make(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
-        layers.append(
-            UnitLayer(
-                W,
-                make(input_channels, width, input_kernel_size),
-                bias=torch.zeros(width, 1, 1) if bias else False,
-                activation=activation,
-                mu=mu,
-                alpha=alpha,
-                learnable_alpha=learnable_alpha,
-            )
-        )
-    return DeepOptEqCell(layers, regularizer=regularizer, gamma=gamma, placement=placement)
+        U = make(input_channels, width, input_kernel_size)
+        offset = torch.zeros(width, 1, 1) if bias else False
+        layers.append(UnitLayer(W, U, bias=offset, alpha=alpha, **own))
+    return DeepOptEqCell(layers, **options)
 
 
 @with_options_of(deep_opteq_cell, image_classifier)

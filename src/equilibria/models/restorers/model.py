@@ -18,7 +18,6 @@ from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
-from equilibria.models.registry import register_model
 from equilibria.operators import AveragePool, Conv2d, LinearOperator
 from equilibria.registry import check_positive
 
@@ -168,11 +167,3 @@ def deq_restorer(
     prior = _Prior(Conv2d(in_channels, channels, kernel_size), bias=True)
     cell = RestoringCell(DataTerm(W, weight, factor), prior)
     return EquilibriumRestorer(EquilibriumLayer(cell, solving=solving), in_channels, factor)
-
-
-register_model(
-    "deq-restorer",
-    deq_restorer,
-    summary="Restores images: minimizes a data term and a learned convex prior",
-    paper="after Gilton et al., 2021",
-)
