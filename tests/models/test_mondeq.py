@@ -15,7 +15,7 @@ import equilibria as eq
 from equilibria.activations import SoftThreshold
 from equilibria.context import Packing, map_state, state_tensors
 from equilibria.models.mondeq.model import MonDEQCell, UnitKernel, mondeq
-from equilibria.operators.circular import apply_symbol, circular_norm, circular_symbol
+from equilibria.operators import circular
 
 SPLITTINGS = ("forward-backward", "peaceman-rachford")
 TIERS = [3, (2, 3), (2, 2, 3)]
@@ -294,19 +294,19 @@ def test_circular_operators_against_matrices() -> None:
     kernel = torch.randn(3, 2, 3, 3, dtype=torch.float64)
     z = torch.randn(2, 2, 6, 6, dtype=torch.float64)
     matrix = circular_matrix(kernel, 6)
-    symbol = circular_symbol(kernel, (6, 6))
+    symbol = circular.symbol(kernel, (6, 6))
     expected = (z.flatten(1) @ matrix.T).view(2, 3, 6, 6)
-    torch.testing.assert_close(apply_symbol(symbol, z), expected)
+    torch.testing.assert_close(circular.apply(symbol, z), expected)
     back = (expected.flatten(1) @ matrix).view(2, 2, 6, 6)
-    torch.testing.assert_close(apply_symbol(symbol.mH, expected), back)
+    torch.testing.assert_close(circular.apply(symbol.mH, expected), back)
     for stride in (1, 2):
         norm = torch.linalg.matrix_norm(circular_matrix(kernel, 6, stride), ord=2)
-        torch.testing.assert_close(circular_norm(kernel, (6, 6), stride), norm)
+        torch.testing.assert_close(circular.norm(kernel, (6, 6), stride), norm)
     odd = torch.randn(1, 2, 5, 3, dtype=torch.float64)
     padded = F.pad(odd, (1, 1, 1, 1), mode="circular")
-    found = apply_symbol(circular_symbol(kernel, (5, 3)), odd)
+    found = circular.apply(circular.symbol(kernel, (5, 3)), odd)
     torch.testing.assert_close(found, F.conv2d(padded, kernel))
-    assert circular_norm(0 * kernel, (6, 6)) == 0
+    assert circular.norm(0 * kernel, (6, 6)) == 0
 
 
 def test_errors_say_what_to_do() -> None:

@@ -18,7 +18,7 @@ from equilibria.operators.conv_symbol import Grid
 from equilibria.operators.spectral import full_precision, graph_free
 
 
-def circular_symbol(kernel: Tensor, grid: Grid) -> Tensor:
+def symbol(kernel: Tensor, grid: Grid) -> Tensor:
     """K̂ of an (out, in, k, k) kernel with odd k, on the frequencies of a real transform."""
     taps = at_least_float32(kernel).flatten(2)
     omegas = conv_symbol.frequencies(grid, taps)
@@ -30,7 +30,7 @@ def circular_symbol(kernel: Tensor, grid: Grid) -> Tensor:
         return torch.complex(taps @ angles.cos(), taps @ angles.sin()).permute(2, 0, 1)
 
 
-def apply_symbol(symbol: Tensor, z: Tensor) -> Tensor:
+def apply(symbol: Tensor, z: Tensor) -> Tensor:
     """The circular convolution of a batch of images, on the grid of the images."""
     grid = (z.shape[2], z.shape[3])
     if not len(z):  # some FFT libraries refuse an empty batch
@@ -76,7 +76,7 @@ def gram_kernel(kernel: Tensor) -> Tensor:
     return F.conv2d(maps, maps, padding=(height - 1, width - 1)).transpose(0, 1)
 
 
-def circular_norm(kernel: Tensor, grid: Grid, stride: int = 1) -> Tensor:
+def norm(kernel: Tensor, grid: Grid, stride: int = 1) -> Tensor:
     """‖K‖ of the circular convolution with a stride that divides the grid; differentiable, exact.
 
     Where the norm is attained at several frequencies the derivative is that of one of them; of the

@@ -35,16 +35,7 @@ from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import channels_of, check_halvings, check_odd
 from equilibria.models.registry import take_options, with_options_of
-from equilibria.operators.circular import (
-    apply_symbol,
-    as_complex,
-    as_real,
-    circular_norm,
-    circular_symbol,
-    gram_kernel,
-    subsampled_symbol,
-    transposed_kernel,
-)
+from equilibria.operators import circular
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import check_choice, check_positive
 
@@ -146,9 +137,9 @@ class MonDEQCell(Cell):
         with full_precision(A[0]):
             a = self._step_size(layout)
             kernels = [self._within(*pair) for pair in zip(A, B, strict=True)]
-            within = [circular_symbol(k, grid) for k, grid in zip(kernels, grids, strict=True)]
-            across = [circular_symbol(k, grid) for k, grid in zip(N, grids[:-1], strict=True)]
-            after = [circular_symbol(k, g) for k, g in zip(A[1:], grids[1:], strict=True)]
+            within = [circular.symbol(k, grid) for k, grid in zip(kernels, grids, strict=True)]
+            across = [circular.symbol(k, grid) for k, grid in zip(N, grids[:-1], strict=True)]
+            after = [circular.symbol(k, g) for k, g in zip(A[1:], grids[1:], strict=True)]
             entries: dict[str, list[Tensor]] = {"N": across, "A": after}
             if self.splitting == "forward-backward":
                 entries["F"] = within
@@ -159,11 +150,13 @@ class MonDEQCell(Cell):
                     for identity, symbol in zip(eye, within, strict=True)
                 ]
                 H = [
-                    torch.linalg.inv(next_eye + a * subsampled_symbol(n @ d @ n.mH, grid, 2))
+                    torch.linalg.inv(
+                        next_eye + a * circular.subsampled_symbol(n @ d @ n.mH, grid, 2)
+                    )
                     for next_eye, n, d, grid in zip(eye[1:], across, D, grids, strict=False)
                 ]
                 entries |= {"D": D, "H": H}
-        stored = {name: tuple(map(as_real, symbols)) for name, symbols in entries.items()}
+        stored = {name: tuple(map(circular.as_real, symbols)) for name, symbols in entries.items()}
         return {**stored, "a": a}
 
     def step(self, state: State, context: Context) -> State:
@@ -196,11 +189,11 @@ class MonDEQCell(Cell):
         grids = [(shape[1], shape[2]) for shape in layout]
         with full_precision(A[0]):
             pairs = zip(A, B, grids, strict=True)
-            diagonal = [circular_norm(self._within(k, b), grid) for k, b, grid in pairs]
+            diagonal = [circular.norm(self._within(k, b), grid) for k, b, grid in pairs]
             if not N:
                 return diagonal[0]
-            strided = [circular_norm(n, grid, 2) for n, grid in zip(N, grids[:-1], strict=True)]
-            after = [circular_norm(k, grid) for k, grid in zip(A[1:], grids[1:], strict=True)]
+            strided = [circular.norm(n, grid, 2) for n, grid in zip(N, grids[:-1], strict=True)]
+            after = [circular.norm(k, grid) for k, grid in zip(A[1:], grids[1:], strict=True)]
             for tier, norm in enumerate(strided):
                 diagonal[tier] = diagonal[tier] + norm.square()
             below = [2 * k * n for k, n in zip(after, strided, strict=True)]
@@ -232,8 +225,8 @@ class MonDEQCell(Cell):
 
     def _within(self, A: Tensor, B: Tensor) -> Tensor:
         """The kernel of mI + AᵀA − B + Bᵀ: of I − W_ii without N_iᵀN_i."""
-        gram = gram_kernel(A)
-        skew = F.pad(B - transposed_kernel(B), (self.frame,) * 4)
+        gram = circular.gram_kernel(A)
+        skew = F.pad(B - circular.transposed_kernel(B), (self.frame,) * 4)
         identity = torch.zeros_like(gram)
         identity[:, :, 2 * self.frame, 2 * self.frame] = torch.eye(
             len(gram), device=gram.device, dtype=gram.dtype
@@ -251,7 +244,9 @@ class MonDEQCell(Cell):
     def _monotone(self, tiers: Sequence[Tensor], context: Context) -> list[Tensor]:
         """(I − W)z."""
         within = context.weights("F")
-        result = [apply_symbol(as_complex(f), z) for f, z in zip(within, tiers, strict=True)]
+        result = [
+            circular.apply(circular.as_complex(f), z) for f, z in zip(within, tiers, strict=True)
+        ]
         for tier in range(len(tiers) - 1):
             strided = self._strided(tier, tiers[tier], context)
             result[tier] = result[tier] + self._strided_transposed(tier, strided, context)
@@ -269,31 +264,33 @@ class MonDEQCell(Cell):
         passed: Tensor | float = 0.0
         for tier, r in enumerate(tiers):
             a = context["a"].to(r.dtype)
-            inverse = as_complex(D[tier])
-            v = apply_symbol(inverse, r - a * passed)
+            inverse = circular.as_complex(D[tier])
+            v = circular.apply(inverse, r - a * passed)
             if tier < len(self.N):
-                small = apply_symbol(as_complex(H[tier]), self._strided(tier, v, context))
+                small = circular.apply(
+                    circular.as_complex(H[tier]), self._strided(tier, v, context)
+                )
                 spread = self._strided_transposed(tier, small, context)
-                v = v - a * apply_symbol(inverse, spread)
+                v = v - a * circular.apply(inverse, spread)
                 passed = 2 * self._passed_on(tier, self._strided(tier, v, context), context)
             result.append(v)
         return result
 
     def _strided(self, tier: int, z: Tensor, context: Context) -> Tensor:
         """N_i z."""
-        return apply_symbol(as_complex(context.weights("N")[tier]), z)[..., ::2, ::2]
+        return circular.apply(circular.as_complex(context.weights("N")[tier]), z)[..., ::2, ::2]
 
     def _strided_transposed(self, tier: int, y: Tensor, context: Context) -> Tensor:
         """N_iᵀ y."""
         batch, channels, height, width = y.shape
         spread = F.pad(y[..., None, :, None], (0, 1, 0, 0, 0, 1))
         spread = spread.reshape(batch, channels, 2 * height, 2 * width)
-        return apply_symbol(as_complex(context.weights("N")[tier]).mH, spread)
+        return circular.apply(circular.as_complex(context.weights("N")[tier]).mH, spread)
 
     def _passed_on(self, tier: int, y: Tensor, context: Context) -> Tensor:
         """A_{i+1}ᵀ y, y laid on the grid of tier i + 1, which is wider by one frame."""
         laid = F.pad(y, (0, self.frame, 0, self.frame))
-        return apply_symbol(as_complex(context.weights("A")[tier]).mH, laid)
+        return circular.apply(circular.as_complex(context.weights("A")[tier]).mH, laid)
 
     def _prox(self, u: Tensor, a: Tensor) -> Tensor:
         return F.pad(_scaled_prox(self.activation, self._inside(u), a), (self.frame,) * 4)
