@@ -101,12 +101,26 @@ def test_the_schedule_is_theorem_5s() -> None:
         SAM(lipschitz=0.0)
 
 
-def test_the_state_is_an_image_and_its_status_is_true() -> None:
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_the_state_is_the_last_iterate_of_equation_11(unrolled: bool) -> None:
+    """It was T(z^(K−1)): the last of K steps towards R was left out."""
+    solver = SAM(max_iterations=5, lipschitz=2.0)
+    z = torch.ones(2, 3, dtype=torch.float64)
+    for k in range(1, 6):
+        beta, shrinkage = 0.5 / k**solver.rho, 0.5 / k**solver.c
+        image = z + (X - z @ A[:, None]) * A / A.square().sum()
+        z = beta * ((1 - shrinkage / 4) * z - z / 4) + (1 - beta) * image
+    rule = eq.Unrolled(steps=5) if unrolled else "implicit"
+    layer = eq.EquilibriumLayer(cell=Projection(A), solver=solver, gradient=rule).train()
+    torch.testing.assert_close(layer(X), z)
+    torch.testing.assert_close(layer.solve(X).state, z)
+
+
+def test_its_status_is_true() -> None:
     layer = eq.EquilibriumLayer(cell=Projection(A), solver=SAM(tolerance=1e-3, max_iterations=7))
     solution = layer.train().solve(X, trace="states")
     assert solution.evaluations == 7
     assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
-    torch.testing.assert_close(solution.state @ A[:, None], X)  # an image lies on the plane
     assert solution.trace is not None
     assert solution.trace.residual.shape == (7, 2)
     torch.testing.assert_close(solution.trace.residual[-1], solution.residual)

@@ -52,8 +52,9 @@ def random_iterate(
 ) -> tuple[State, Context]:
     """An iterate y_k of y ← T(y; x), k uniform on 1 … `max_iterations`, and its context.
 
-    The point at which JIIO regularizes: a penalty there makes the map contract all along the way,
-    not at the equilibrium alone. The paper takes two Hutchinson vectors:
+    A penalty there makes the map contract all along the way, not at the equilibrium alone. (JIIO's
+    Eq. 27 draws from the trajectory of its search instead, where x moves too: `visit` of
+    `optimize_input`.) The paper takes two Hutchinson vectors:
 
         state, context = random_iterate(cell, x, max_iterations=12)
         loss = loss + weight * jacobian_penalty(cell, state, context, vectors=2).mean()

@@ -186,6 +186,17 @@ class EquilibriumLayer(nn.Module):
         inputs = _usable(x)
         Active(self, self.solving).note_equilibrium(inputs, state, self.cell.inject(*inputs))
 
+    def report_visited(self, make_inputs: Callable[[], Inputs], state: State) -> None:
+        """Tell `solving` blocks that record equilibria of an iterate of a search over inputs.
+
+        Its inputs are made only if there is such a block.
+        """
+        active = Active(self, self.solving)
+        if active.records_equilibria:
+            with torch.enable_grad():
+                inputs = _usable(make_inputs())
+                active.note_visited(inputs, state, self.cell.inject(*inputs))
+
     def output(self, solution: Solution) -> Tensor:
         """The feature that belongs to a solution."""
         return self.cell.output(solution.state, solution.context)

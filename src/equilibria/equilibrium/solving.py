@@ -80,6 +80,8 @@ class Record:
     """Backward solves, without their values."""
     equilibria: list[Equilibrium] = field(default_factory=list)
     """Forward passes, if "equilibria" were asked for."""
+    visited: list[Equilibrium] = field(default_factory=list)
+    """Then also iterates of searches over inputs, one a search (`report_visited`)."""
 
     @property
     def evaluations(self) -> int:
@@ -195,6 +197,15 @@ class Active:
     def note_backward(self, solution: LinearSolution) -> None:
         for record in self._records():
             record.backward.append(solution)
+
+    @property
+    def records_equilibria(self) -> bool:
+        return any(record.keep == "equilibria" for record in self._records())
+
+    def note_visited(self, inputs: tuple[Tensor, ...], state: State, context: Context) -> None:
+        for record in self._records():
+            if record.keep == "equilibria":
+                record.visited.append(Equilibrium(self.layer, inputs, state, context))
 
     def note_equilibrium(self, inputs: tuple[Tensor, ...], state: State, context: Context) -> None:
         starting = self._starting()

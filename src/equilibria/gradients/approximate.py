@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch.utils.checkpoint import checkpoint as run_checkpointed
@@ -72,7 +72,7 @@ class Unrolled(GradientRule):
 
     The output is the last iterate, in training and in evaluation alike. The iteration is the plain
     one, unless the solver has a differentiable step of its own (a damped `Picard`, or `SAM`: the
-    paper's R†); its tolerance is used for the status. **Approximate** as a gradient of the
+    paper's R†); its tolerance is used for the status, which is that of the point before the last. **Approximate** as a gradient of the
     equilibrium (the error falls like q^steps), exact for the iterate. Memory grows with `steps`;
     with `checkpoint=k` only every k-th iterate is kept and the rest is recomputed in the backward
     pass.
@@ -106,6 +106,7 @@ class Unrolled(GradientRule):
                 point = run_checkpointed(_iterate, *arguments, use_reentrant=False)
             done += count
         image = cell.step(point, context)
+        last = solver.unrolled_step(point, image, self.steps)
         solution = solution_of_last_iterate(
             problem,
             context,
@@ -115,7 +116,7 @@ class Unrolled(GradientRule):
             tolerance=solver.tolerance,
             solver=f"unrolled {solver.method}",
         )
-        return image, solution
+        return last, replace(solution, state=map_state(lambda t: t.detach(), last))
 
 
 def _iterate(

@@ -16,7 +16,7 @@ from equilibria.context import run_eagerly
 from equilibria.equilibrium import solving
 from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
-from equilibria.inputs.optimize import optimize_input
+from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.models import predicted_classes
 from equilibria.registry import check_options
 
@@ -194,7 +194,7 @@ def attack(
         evaluations=evaluations,
         vjps=vjps,
         settings=settings,
-        status=search.status,
+        status=None if search.joint is None else search.joint.status,
     )
 
 
@@ -207,10 +207,18 @@ def adversarial_images(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The adversarial images alone, as `attack` finds them: what adversarial training needs."""
+    """The adversarial images alone, as `attack` finds them: what adversarial training needs.
+
+    Of JIIO's last search an iterate is told to `solving` blocks that record equilibria of the model
+    (`InputResult.report_visited`).
+    """
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
-        return _Search(attacked, images, labels, settings).run(generator)
+        search = _Search(attacked, images, labels, settings, visit=True)
+        found = search.run(generator)
+    if search.joint is not None:
+        search.joint.report_visited(model)
+    return found
 
 
 def measure_attack(
@@ -255,10 +263,11 @@ class _Search:
     images: Tensor
     labels: Tensor
     settings: AttackSettings
+    visit: bool = False
 
     def __post_init__(self) -> None:
-        self.status: Tensor | None = None
-        """How JIIO's last run ended."""
+        self.joint: InputResult | None = None
+        """JIIO's last run."""
         self.worst = self.images
         self.wrong = torch.zeros_like(self.labels, dtype=torch.bool)
         self.losses = self.images.new_full((len(self.images),), -torch.inf)
@@ -317,11 +326,12 @@ class _Search:
             start,
             constraint=settings.constraint(self.images),
             normalize=True,
+            visit=self.visit,
             **options,
         )
         attacked.search_evaluations += found.evaluations + found.check_evaluations
         attacked.search_vjps += found.vjps
-        self.status = found.status
+        self.joint = found
         if settings.restarts == 1:
             self.worst = found.x
             return

@@ -61,6 +61,8 @@ class InputResult:
     engine: str
     tolerance: float
     problem: InputProblem = field(repr=False)
+    visited: tuple[Tensor, State] | None = None
+    """One of the pairs (x, z) along the way, each as likely, with `visit`."""
 
     @property
     def converged(self) -> Tensor:
@@ -71,6 +73,17 @@ class InputResult:
         """The largest of the three residuals of each problem."""
         kinds = (self.state_residual, self.adjoint_residual, self.input_residual)
         return torch.stack(kinds).amax(dim=0)
+
+    def report_visited(self, model: nn.Module | None = None) -> None:
+        """Tell `solving` blocks of the pair (x, z) that was visited: the Jacobian is penalized
+        there (Eq. 27).
+
+        model: whose parameters it is to reach; the one that was searched if not given.
+        """
+        if self.visited is not None:
+            x, state = self.visited
+            problem = self.problem if model is None else self.problem.on(model)
+            problem.layer.report_visited(lambda: problem.cell_inputs(x), state)
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
@@ -130,6 +143,7 @@ def optimize_input(
     polish: bool = True,
     verify: bool = True,
     check_tolerance: float | None = None,
+    visit: bool = False,
 ) -> InputResult:
     """Minimize loss(model(x)) over x, together with the inference z = T(z; x) and its adjoint μ.
 
@@ -167,6 +181,7 @@ def optimize_input(
         is then the last x ("official": the one of the least loss), and its losses are those at
         the z of the search.
     check_tolerance: of the solves for the true losses; by default 1e-6, or 1e-10 in float64.
+    visit: keep one of the iterates (x, z), drawn by torch's own generator, as `visited`.
 
     Among what the search saw, the result is the point of lowest true loss, unless a problem has
     converged: then it is that point. x0 and the model are left as they are.
@@ -192,7 +207,7 @@ def optimize_input(
         )
         # A step on a ball is short and may lag; one that measures curvature must be exact.
         usual = NORMALIZED_SWEEPS if normalize else MEASURED_SWEEPS
-        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance)
+        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance, visit)
         if verify:
             z, initial, _ = problem.check(start, None, tolerance=tight)
             found = search.run(start, z, iterations)
@@ -220,6 +235,7 @@ def optimize_input(
         settled = torch.stack(residuals).amax(dim=0) <= limit
         sound = (found.status != int(Status.DIVERGED)) & torch.isfinite(evaluation.loss)
         scale = problem.groups.to_samples(found.scale)[:, None]
+        seen = found.visited
         return InputResult(
             x=x.reshape(problem.input_shape),
             state=problem.packing.unpack(z),
@@ -237,6 +253,9 @@ def optimize_input(
             engine=engine if isinstance(engine, str) else chosen.name,
             tolerance=tolerance,
             problem=problem.on(model),
+            visited=None
+            if seen is None
+            else (seen.x.reshape(problem.input_shape), problem.packing.unpack(seen.z)),
         )
 
 

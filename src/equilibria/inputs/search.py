@@ -47,6 +47,8 @@ class SearchResult:
     """What the loss was multiplied by, so that μ is of the order of 1."""
     status: Tensor
     iterations: Tensor
+    visited: JointIterate | None
+    """One of the iterates, each as likely, if that was asked for."""
 
     @property
     def converged(self) -> Tensor:
@@ -62,6 +64,8 @@ class Search:
     steps: Steps
     sweeps: int
     tolerance: float
+    visit: bool = False
+    """Whether one of the iterates is kept, drawn by torch's own generator."""
 
     def __post_init__(self) -> None:
         self.groups = self.problem.groups
@@ -87,7 +91,10 @@ class Search:
         believed = torch.inf if self.engine.cheapest else SMALL_RESIDUAL
         largest = groups.norm(z)
         follow = self._sweep if self.engine.inference == "sweeps" else self._solve
+        visited = None
         for iteration in range(iterations):
+            if self.visit and float(torch.rand(())) * (iteration + 1) < 1:
+                visited = now
             if iteration:
                 here = FixedInput(problem, now.x, scale)
             updated, evaluation = follow(here, now, first=iteration == 0)
@@ -117,7 +124,7 @@ class Search:
                 break
             now = self._where(running, self._extrapolated(now, updated, residual), updated)
         status = final_status(converged, ~diverged)
-        return SearchResult(now, best_x, best_z, first_loss, scale, status, taken)
+        return SearchResult(now, best_x, best_z, first_loss, scale, status, taken, visited)
 
     def _start(self, here: FixedInput, z: Tensor | None) -> Tensor:
         """Where z starts: solved loosely, unless a solve follows or the engine wants zero."""

@@ -28,8 +28,9 @@ class SAM(Picard):
     the paper trains with, only lean towards R. R acts on the state, so the cell must iterate its
     feature (Deep OptEq, or OptEq in z-space).
 
-    Every solve takes `max_iterations` steps: a small residual says nothing about R. The state is T
-    of the last iterate; its status says whether that is a fixed point to `tolerance`.
+    Every solve takes `max_iterations` steps K: a small residual says nothing about R. The state is
+    z^K itself, as in Eq. 12, which is no image of T; residual and status are those of z^(K−1), the
+    last point at which T was evaluated.
     """
 
     regularizer: Regularizer = "l2"  # type: ignore[assignment]
@@ -74,7 +75,7 @@ class SAM(Picard):
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        """All iterations of Eq. 11, and the image of the last iterate."""
+        """All iterations of Eq. 11."""
         trace = trace or problem.trace
         point = problem.unpack(problem.take_start())
         seen: list[Solution] = []
@@ -89,11 +90,12 @@ class SAM(Picard):
                 tolerance=self.tolerance,
                 solver=self.method,
             )
-            if trace:
-                seen.append(solution)
             if iteration <= problem.refresh_until:
                 problem = problem.refreshed(problem.pack(image))
             point = self.unrolled_step(point, image, iteration)
+            solution = replace(solution, state=point)
+            if trace:
+                seen.append(solution)
         if not trace:
             return solution
         states = [one.state for one in seen] if trace == "states" else None

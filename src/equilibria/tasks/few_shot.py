@@ -172,7 +172,8 @@ class FewShot(EpisodicTask):
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
-        found = self.adapt(model, episodes, attached=self.outer == "implicit")
+        found = self.adapt(model, episodes, attached=self.outer == "implicit", visit=True)
+        found.report_visited()
         return answers(_query_logits(model, episodes, self._outer_tasks(found)), episodes)
 
     def _outer_tasks(self, found: InputResult) -> Tensor:
@@ -199,10 +200,12 @@ class FewShot(EpisodicTask):
         *,
         iterations: int | None = None,
         attached: bool = False,
+        visit: bool = False,
     ) -> InputResult:
         """The task vectors of the episodes, learned from their support.
 
         attached: keep the graph of the support's features, for `optimal_input`.
+        visit: keep it too, and an iterate of the search, for `InputResult.report_visited`.
         """
         if not isinstance(model, FewShotClassifier):
             raise TypeError(
@@ -215,7 +218,7 @@ class FewShot(EpisodicTask):
             episodes.require_ways(logits.shape[1])
             return F.cross_entropy(logits, labels, reduction="none")
 
-        with torch.set_grad_enabled(attached):
+        with torch.set_grad_enabled(attached or visit):
             given = model.for_images(episodes.support)
         return optimize_input(
             given,
@@ -231,6 +234,7 @@ class FewShot(EpisodicTask):
             tolerance=self.tolerance,
             check_tolerance=self.check_tolerance,
             polish=attached,
+            visit=visit,
         )
 
 

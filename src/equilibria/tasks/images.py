@@ -141,13 +141,16 @@ class Reconstruction(LatentSearch, Task):
         """The latents of images, with the iterations of training or of evaluation."""
         search = self if training else replace(self, iterations=self.evaluation_iterations)
         decoder = generator_of(model, explicit=False)
-        return search.run(decoder, images, start=start, check_tolerance=self.check_tolerance)
+        return search.run(
+            decoder, images, start=start, check_tolerance=self.check_tolerance, visit=training
+        )
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         found = self.find(model, inputs, training=True)
         losses = optimal_value(found)
         # No forward pass found this equilibrium: whoever penalizes its Jacobian hears of it here.
         found.problem.layer.report_equilibrium(found.problem.stem(found.x), found.state)
+        found.report_visited()
         return Outcome({"loss": losses}, solves=found)
 
     def evaluation_step(
@@ -273,7 +276,9 @@ class ImageRestoration(LatentSearch, Task):
             noise=self.noise,
             polish=self.outer == "implicit",
             check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
+            visit=True,
         )
+        found.report_visited()
         latents = optimal_input(found, self.outer, strict=False)
         restored: Tensor = model(latents, start=found.state)
         return restored

@@ -297,11 +297,15 @@ class _Training:
         """What the Jacobians of a batch add to the loss; None where nothing was asked for."""
         settings = self.settings
         penalties = []
-        for found in record.equilibria if settings.jacobian_weight else ():
+        along_the_way = settings.jacobian_at == "iterate"
+        # A search over inputs has a trajectory of its own, (x, z) together (JIIO Eq. 27).
+        joint = along_the_way and bool(record.visited)
+        places = record.visited if joint else record.equilibria
+        for found in places if settings.jacobian_weight else ():
             if not len(found.inputs[0]):
                 continue
             state, context = found.state, found.context
-            if settings.jacobian_at == "iterate":
+            if along_the_way and not joint:
                 state, context = random_iterate(
                     found.layer.cell, *found.inputs, max_iterations=ITERATES, generator=generator
                 )

@@ -37,7 +37,8 @@ class TrainingSettings:
         for the state of every sample, and gains little where augmentation moves the pixels.
     jacobian_weight: of the mean of ‖J‖²_F ÷ size in the loss, J being ∂T/∂y; 0 leaves it out.
         Estimated with `jacobian_vectors` random vectors at the equilibrium, or, for
-        `jacobian_at`="iterate", at a random one of the first 12 iterates.
+        `jacobian_at`="iterate", at a random one of the first 12 iterates; where a step searches
+        over inputs (JIIO), at a random one of that search, with the x it had there.
     seed: of the order of samples and of augmentation. The model's initial weights come from torch's
         own generator: call `torch.manual_seed` before making the model.
     """

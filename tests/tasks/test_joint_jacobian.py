@@ -1,0 +1,126 @@
+"""The Jacobian penalty along searches over inputs: at (x, z) of the search itself (JIIO Eq. 27)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import equilibria as eq
+from equilibria.context import state_tensors
+from equilibria.data import Split
+from equilibria.equilibrium import jacobian_penalty
+from equilibria.inputs import optimize_input
+from equilibria.tasks import (
+    AdversarialClassification,
+    FewShot,
+    ImageRestoration,
+    Reconstruction,
+    Task,
+)
+from equilibria.training import TrainingSettings, fit
+from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
+
+
+def test_what_was_visited_is_any_iterate_of_the_search() -> None:
+    model, loss, x0 = smooth_model(), squared_distance(), inputs()
+    options: dict[str, Any] = {"penalty": ridge, "engine": "damped", "tolerance": 1e-300}
+    options |= {"verify": False, "step_size": 0.1, "engine_options": {"decay": "none"}}
+    way = [x0]
+    for iterations in (1, 2, 3):
+        way.append(optimize_input(model, loss, x0, iterations=iterations, **options).x)
+    seen = []
+    torch.manual_seed(0)
+    for _ in range(60):
+        found = optimize_input(model, loss, x0, iterations=4, visit=True, **options)
+        assert found.visited is not None
+        x, state = found.visited
+        distances = [float((x - other).abs().max()) for other in way]
+        seen.append(distances.index(min(distances)))
+        assert min(distances) <= 1e-12
+        if seen[-1]:
+            # z lags behind x: it is no equilibrium of x.
+            (image,) = state_tensors(
+                model.layer.cell.step(state, model.layer.cell.inject(model.stem(x)))
+            )
+            assert float((image - state_tensors(state)[0]).detach().norm()) > 1e-6
+    assert all(6 <= seen.count(k) <= 26 for k in range(4)), "each is as likely"
+    assert optimize_input(model, loss, x0, iterations=4, **options).visited is None
+
+
+IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 0, 1, 0, 1])
+
+
+def decoder() -> nn.Module:
+    return eq.create_model(
+        "opteq-decoder", in_channels=1, image_size=8, latent_dim=4, channels=8, width=8
+    )
+
+
+def classifier() -> nn.Module:
+    return eq.create_model("opteq-small", num_classes=2, in_channels=1, channels=8, width=8, pool=4)
+
+
+def few_shot() -> nn.Module:
+    return eq.create_model("few-shot-opteq", num_classes=2, in_channels=1, channels=8, task_size=6)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], Tensor, Tensor]] = {
+    "generator": (decoder, lambda: Reconstruction(iterations=4), IMAGES, LABELS),
+    "restoration": (decoder, lambda: ImageRestoration(iterations=4), IMAGES, LABELS),
+    "adversarial": (
+        classifier,
+        lambda: AdversarialClassification(eps=0.5, method="jiio", steps=4),
+        IMAGES,
+        LABELS,
+    ),
+    "few-shot": (
+        few_shot,
+        lambda: FewShot(iterations=4),
+        IMAGES[None, :4],
+        torch.tensor([[0, 1, 0, 1]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_steps_tell_of_an_iterate_of_their_search(case: str) -> None:
+    """It was drawn from plain steps at the final x, which no search ever took."""
+    make, task, images, labels = CASES[case]
+    torch.manual_seed(0)
+    model = make().train()
+    with eq.solving(model, record="equilibria") as record:
+        task().training_step(model, images, labels)
+    (visited,) = record.visited
+    assert visited.layer is model.layer
+    penalty = jacobian_penalty(visited.layer.cell, visited.state, visited.context)
+    assert bool(torch.isfinite(penalty).all())
+    weights = list(model.layer.parameters())
+    gradients = torch.autograd.grad(penalty.sum(), weights, allow_unused=True, retain_graph=True)
+    assert any(g is not None and bool((g != 0).any()) for g in gradients)
+    # With ReLU the Jacobian depends on the stem by signs alone, so its inputs are asked:
+    # an error where they are in no graph.
+    total = torch.stack([one.square().sum() for one in visited.inputs]).sum()
+    torch.autograd.grad(total, list(model.stem.parameters()))
+
+
+def test_the_penalty_of_a_training_is_taken_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, task = decoder(), Reconstruction(iterations=3)
+    settings = TrainingSettings(epochs=1, batch_size=6, jacobian_weight=1.0, jacobian_at="iterate")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("an iterate was drawn that the search did not visit")
+
+    monkeypatch.setattr("equilibria.training.loop.random_iterate", refused)
+    (plain,) = fit(
+        copy.deepcopy(model), task, Split(IMAGES, LABELS), replace(settings, jacobian_weight=0.0)
+    )
+    (metrics,) = fit(model, task, Split(IMAGES, LABELS), settings)
+    assert metrics.gradient_norm != plain.gradient_norm
