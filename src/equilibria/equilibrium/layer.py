@@ -186,16 +186,21 @@ class EquilibriumLayer(nn.Module):
         inputs = _usable(x)
         Active(self, self.solving).note_equilibrium(inputs, state, self.cell.inject(*inputs))
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether a `solving` block around records its equilibria."""
+        return Active(self, self.solving).records_equilibria
+
     def report_visited(self, make_inputs: Callable[[], Inputs], state: State) -> None:
         """Tell `solving` blocks that record equilibria of an iterate of a search over inputs.
 
         Its inputs are made only if there is such a block.
         """
-        active = Active(self, self.solving)
-        if active.records_equilibria:
+        if self.is_heard:
             with torch.enable_grad():
                 inputs = _usable(make_inputs())
-                active.note_visited(inputs, state, self.cell.inject(*inputs))
+                context = self.cell.inject(*inputs)
+            Active(self, self.solving).note_visited(inputs, state, context)
 
     def output(self, solution: Solution) -> Tensor:
         """The feature that belongs to a solution."""

@@ -72,10 +72,10 @@ class Unrolled(GradientRule):
 
     The output is the last iterate, in training and in evaluation alike. The iteration is the plain
     one, unless the solver has a differentiable step of its own (a damped `Picard`, or `SAM`: the
-    paper's R†); its tolerance is used for the status, which is that of the point before the last. **Approximate** as a gradient of the
-    equilibrium (the error falls like q^steps), exact for the iterate. Memory grows with `steps`;
-    with `checkpoint=k` only every k-th iterate is kept and the rest is recomputed in the backward
-    pass.
+    paper's R†); its tolerance is used for the status, which is that of the point before the last.
+    **Approximate** as a gradient of the equilibrium (the error falls like q^steps), exact for the
+    iterate. Memory grows with `steps`; with `checkpoint=k` only every k-th iterate is kept and the
+    rest is recomputed in the backward pass.
     """
 
     exact: ClassVar[bool] = False

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import run_eagerly
-from equilibria.equilibrium import solving
+from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
 from equilibria.inputs.optimize import InputResult, optimize_input
@@ -214,7 +214,8 @@ def adversarial_images(
     """
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
-        search = _Search(attacked, images, labels, settings, visit=True)
+        heard = isinstance(layer := getattr(model, "layer", None), EquilibriumLayer)
+        search = _Search(attacked, images, labels, settings, visit=heard and layer.is_heard)
         found = search.run(generator)
     if search.joint is not None:
         search.joint.report_visited(model)

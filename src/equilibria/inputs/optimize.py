@@ -62,7 +62,7 @@ class InputResult:
     tolerance: float
     problem: InputProblem = field(repr=False)
     visited: tuple[Tensor, State] | None = None
-    """One of the pairs (x, z) along the way, each as likely, with `visit`."""
+    """One of the pairs (x, z) along the way, each as likely, where `visit` asked for it."""
 
     @property
     def converged(self) -> Tensor:
@@ -143,7 +143,7 @@ def optimize_input(
     polish: bool = True,
     verify: bool = True,
     check_tolerance: float | None = None,
-    visit: bool = False,
+    visit: bool | None = None,
 ) -> InputResult:
     """Minimize loss(model(x)) over x, together with the inference z = T(z; x) and its adjoint μ.
 
@@ -181,7 +181,8 @@ def optimize_input(
         is then the last x ("official": the one of the least loss), and its losses are those at
         the z of the search.
     check_tolerance: of the solves for the true losses; by default 1e-6, or 1e-10 in float64.
-    visit: keep one of the iterates (x, z), drawn by torch's own generator, as `visited`.
+    visit: keep one of the iterates (x, z), drawn by torch's own generator, as `visited`; None: if a
+        `solving` block around records equilibria of the model.
 
     Among what the search saw, the result is the point of lowest true loss, unless a problem has
     converged: then it is that point. x0 and the model are left as they are.
@@ -207,7 +208,8 @@ def optimize_input(
         )
         # A step on a ball is short and may lag; one that measures curvature must be exact.
         usual = NORMALIZED_SWEEPS if normalize else MEASURED_SWEEPS
-        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance, visit)
+        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance)
+        search.visit = problem.on(model).layer.is_heard if visit is None else visit
         if verify:
             z, initial, _ = problem.check(start, None, tolerance=tight)
             found = search.run(start, z, iterations)

@@ -172,7 +172,7 @@ class FewShot(EpisodicTask):
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
-        found = self.adapt(model, episodes, attached=self.outer == "implicit", visit=True)
+        found = self.adapt(model, episodes, attached=self.outer == "implicit")
         found.report_visited()
         return answers(_query_logits(model, episodes, self._outer_tasks(found)), episodes)
 
@@ -200,12 +200,11 @@ class FewShot(EpisodicTask):
         *,
         iterations: int | None = None,
         attached: bool = False,
-        visit: bool = False,
     ) -> InputResult:
         """The task vectors of the episodes, learned from their support.
 
-        attached: keep the graph of the support's features, for `optimal_input`.
-        visit: keep it too, and an iterate of the search, for `InputResult.report_visited`.
+        attached: keep the graph of the support's features, for `optimal_input`; it is also kept
+            where `InputResult.report_visited` needs it.
         """
         if not isinstance(model, FewShotClassifier):
             raise TypeError(
@@ -218,7 +217,7 @@ class FewShot(EpisodicTask):
             episodes.require_ways(logits.shape[1])
             return F.cross_entropy(logits, labels, reduction="none")
 
-        with torch.set_grad_enabled(attached or visit):
+        with torch.set_grad_enabled(attached or model.layer.is_heard):
             given = model.for_images(episodes.support)
         return optimize_input(
             given,
@@ -234,7 +233,6 @@ class FewShot(EpisodicTask):
             tolerance=self.tolerance,
             check_tolerance=self.check_tolerance,
             polish=attached,
-            visit=visit,
         )
 
 

@@ -141,9 +141,7 @@ class Reconstruction(LatentSearch, Task):
         """The latents of images, with the iterations of training or of evaluation."""
         search = self if training else replace(self, iterations=self.evaluation_iterations)
         decoder = generator_of(model, explicit=False)
-        return search.run(
-            decoder, images, start=start, check_tolerance=self.check_tolerance, visit=training
-        )
+        return search.run(decoder, images, start=start, check_tolerance=self.check_tolerance)
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         found = self.find(model, inputs, training=True)
@@ -276,7 +274,6 @@ class ImageRestoration(LatentSearch, Task):
             noise=self.noise,
             polish=self.outer == "implicit",
             check_tolerance=TRAINING_CHECK if self.outer == "detached" else None,
-            visit=True,
         )
         found.report_visited()
         latents = optimal_input(found, self.outer, strict=False)
