@@ -214,8 +214,9 @@ def adversarial_images(
     """
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
-        heard = isinstance(layer := getattr(model, "layer", None), EquilibriumLayer)
-        search = _Search(attacked, images, labels, settings, visit=heard and layer.is_heard)
+        layer = getattr(model, "layer", None)
+        heard = isinstance(layer, EquilibriumLayer) and layer.is_heard
+        search = _Search(attacked, images, labels, settings, visit=heard)
         found = search.run(generator)
     if search.joint is not None:
         search.joint.report_visited(model)

@@ -134,12 +134,13 @@ def register_table(table: PaperTable, *, replace: bool = False) -> None:
 
 
 def list_tables() -> list[PaperTable]:
-    """All of them, paper by paper, in the order of their numbers."""
+    """All of them, paper by paper, in the order of their numbers, figures after tables."""
     papers = [table.paper for table in _tables().values()]
 
-    def place(table: PaperTable) -> tuple[int, int, str]:
-        number = re.search(r"-t(\d+)", table.id)
-        return papers.index(table.paper), int(number.group(1)) if number else 0, table.id
+    def place(table: PaperTable) -> tuple[int, bool, int, str]:
+        found = re.search(r"-([tf])(\d+)", table.id)
+        kind, number = found.groups() if found else ("t", 0)
+        return papers.index(table.paper), kind == "f", int(number), table.id
 
     return sorted(_tables().values(), key=place)
 
