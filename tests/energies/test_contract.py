@@ -12,7 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import equilibria as eq
 from equilibria.context import Packing, state_tensors
 from equilibria.energies import Branches, HeritageDiversity
-from equilibria.operators import AveragePool
+from equilibria.operators import AveragePool, GraphConv, Incidence, Sparse
+from tests.operators.bank import EDGES, scattered
 
 pytestmark = pytest.mark.filterwarnings("ignore::equilibria.equilibrium.BatchCouplingWarning")
 
@@ -79,6 +80,16 @@ def gaussian(
     return make
 
 
+def over_time(channels: int, width: int) -> eq.LinearOperator:
+    return eq.Conv1d(channels, width, 3, norm="bound", zeta=0.8)
+
+
+def branches_over_time() -> eq.Energy:
+    inputs = [eq.Input(eq.Conv1d(2, 2, 3) @ AveragePool(s, directions=1)) for s in (1, 2)]
+    coupling = [over_time(2, 2), over_time(2, 2)]
+    return Branches(inputs) + HeritageDiversity(coupling, scales=(1, 2), diversity=0.05)
+
+
 def regularized(regularizer: eq.energies.Regularizer) -> Callable[[], eq.Energy]:
     def make() -> eq.Energy:
         W = recurrence(4, 3)
@@ -120,6 +131,53 @@ CASES: dict[str, Case] = {
     "geq-two-scales": (
         (2, 4, 4),
         lambda: Branches([gaussian(scale=s)() for s in (1, 2)]),
+    ),
+    "sequence": (
+        (2, 6),
+        lambda: eq.Input(eq.Conv1d(2, 3, 3)) + eq.Quadratic(over_time(4, 3)),
+    ),
+    "sequence-regularized": (
+        (2, 6),
+        lambda: (
+            eq.Input(eq.Conv1d(2, 3, 3))
+            + eq.FeatureRegularizer(over_time(4, 3), eq.energies.Incay(), 0.02)
+        ),
+    ),
+    "sequence-geq": (
+        (2, 6),
+        lambda: eq.GaussianKernel(
+            eq.Conv1d(2, 2, 3),
+            over_time(3, 2),
+            eq.Dense(4, 3, norm="bound", zeta=1.0),
+            channel_split=2,
+            patch=2,
+        ),
+    ),
+    "sequence-mopteq": ((2, 4), branches_over_time),
+    "tokens": (
+        (3, 2),
+        lambda: eq.Input(eq.Dense(2, 3)) + eq.Quadratic(eq.Dense(4, 3, norm="bound", zeta=0.8)),
+    ),
+    "tokens-geq": (
+        (3, 2),
+        lambda: eq.GaussianKernel(
+            eq.Dense(2, 2), eq.Dense(3, 2, norm="bound", zeta=0.8), patch=None
+        ),
+    ),
+    "graph": (
+        (6, 2),
+        lambda: (
+            eq.Input(GraphConv(EDGES, 2, 3))
+            + eq.Quadratic(GraphConv(EDGES, 2, 3, norm="bound", zeta=0.7))
+            - 0.05 * eq.Quadratic(Incidence(EDGES).T)
+        ),
+    ),
+    "graph-trained": (
+        (6, 2),
+        lambda: (
+            eq.Input(eq.Dense(2, 2))
+            + eq.Quadratic(Sparse(scattered(6, 5), trainable=True, norm="bound", zeta=0.8))
+        ),
     ),
     "l2": ((2, 4, 4), regularized(eq.energies.L2())),
     "incay": ((2, 4, 4), regularized(eq.energies.Incay())),

@@ -14,6 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import equilibria as eq
 from equilibria.context import Context, Packing
 from equilibria.energies import FunctionEnergy, Scaled, Sum
+from equilibria.operators import GraphConv, Incidence
+from tests.operators.bank import EDGES
 
 
 class Bump(eq.Energy):
@@ -40,7 +42,7 @@ def smoothness(y: Tensor, x: Tensor) -> Tensor:
     return (y[:, 1:] - y[:, :-1]).square().flatten(1).sum(dim=1)
 
 
-VECTOR, IMAGE = (5,), (2, 4, 4)
+VECTOR, IMAGE, SEQUENCE, TOKENS, NODES = (5,), (2, 4, 4), (2, 7), (4, 3), (6, 3)
 
 TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "input": (VECTOR, lambda: eq.Input(eq.Dense(5, 5))),
@@ -49,6 +51,12 @@ TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "quadratic-wide": (VECTOR, lambda: eq.Quadratic(eq.Dense(9, 5))),
     "quadratic-conv": (IMAGE, lambda: eq.Quadratic(eq.Conv2d(3, 2, 3, norm="bound", zeta=0.5))),
     "quadratic-strided": (IMAGE, lambda: eq.Quadratic(eq.Conv2d(3, 2, 3, stride=2))),
+    "input-sequence": (SEQUENCE, lambda: eq.Input(eq.Conv1d(2, 2, 3))),
+    "input-tokens": (TOKENS, lambda: eq.Input(eq.Dense(3, 3))),
+    "quadratic-sequence": (SEQUENCE, lambda: eq.Quadratic(eq.Conv1d(3, 2, 5))),
+    "quadratic-tokens": (TOKENS, lambda: eq.Quadratic(eq.Dense(4, 3, norm="bound", zeta=0.5))),
+    "quadratic-graph": (NODES, lambda: eq.Quadratic(GraphConv(EDGES, 4, 3))),
+    "laplacian": (NODES, lambda: -0.5 * eq.Quadratic(Incidence(EDGES).T)),
     "bump": (VECTOR, Bump),
     "bump-image": (IMAGE, Bump),
     "function": (IMAGE, lambda: FunctionEnergy(smoothness)),

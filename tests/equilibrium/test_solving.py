@@ -249,14 +249,9 @@ def test_several_inputs_each_with_its_gradient() -> None:
 def test_a_function_of_several_inputs_is_an_energy() -> None:
     """With every term of a sum given all inputs; y* = relu(c + 0.2·shift)/1.2 here."""
     torch.manual_seed(0)
-
-    class First(eq.Input):
-        def inject(self, *inputs: Tensor) -> eq.Context:
-            return super().inject(inputs[0])
-
     U = eq.Dense(3, 4).double()
     run = eq.EquilibriumLayer(
-        First(U) + eq.energy_term(modulated), solver=eq.Anderson(tolerance=1e-12)
+        eq.Input(U) + eq.energy_term(modulated), solver=eq.Anderson(tolerance=1e-12)
     )
     x = torch.randn(5, 3, dtype=torch.float64)
     shift = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
@@ -264,6 +259,15 @@ def test_a_function_of_several_inputs_is_an_energy() -> None:
     torch.testing.assert_close(feature, ((U(x) + 0.2 * shift) / 1.2).relu())
     (gradient,) = torch.autograd.grad(feature.sum(), shift)
     torch.testing.assert_close(gradient, (feature > 0).double() * 0.2 / 1.2, rtol=1e-4, atol=1e-6)
+
+
+def test_each_input_term_says_which_input_it_takes() -> None:
+    U, V = eq.Dense(3, 4).double(), eq.Dense(2, 4).double()
+    run = eq.EquilibriumLayer(eq.Input(U) + eq.Input(V, of=1), tolerance=1e-12)
+    x, other = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    torch.testing.assert_close(run((x, other)), (U(x) + V(other)).relu())
+    with pytest.raises(ValueError, match=r"looks for input 1, and the layer was given 1"):
+        run(x)
 
 
 def test_an_energy_bound_of_each_sample() -> None:

@@ -144,6 +144,7 @@ CASES = [
         (2, 5, 5),
     ),
     Case("pool", lambda: AveragePool(3), (2, 6, 9), (2, 6, 8)),
+    Case("pool-sequence", lambda: AveragePool(3, directions=1), (2, 9), (2, 8)),
     Case("mask", lambda: Mask(torch.eye(4, 5)[None, None]), (2, 4, 5), (2, 4, 4)),
     Case("blur", lambda: Blur(0.9), (2, 6, 5), (2, 3, 6)),
     Case("identity", Identity, (4,), None),

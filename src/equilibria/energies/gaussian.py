@@ -27,7 +27,7 @@ VANISHED = 1e4
 
 @dataclass(frozen=True)
 class Patches:
-    """The patches of a map: `channels` channels by `size` × `size` pixels each.
+    """The patches of a map: `channels` channels by `size` × `size` pixels, or `size` time steps.
 
     Where the map is not a multiple of a patch (1×1 maps of coarse branches, odd sizes), it is
     continued by zeros, which neither energies nor norms notice.
@@ -36,47 +36,55 @@ class Patches:
     channels: int
     size: int
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers a patch holds, c_s p²."""
-        return self.channels * self.size**2
+    def numbers(self, directions: int) -> int:
+        """How many numbers a patch holds: c_s p² in an image, c_s p in a sequence."""
+        return int(self.channels * self.size**directions)
 
     def split(self, r: Tensor) -> Tensor:
         """r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s); a view where nothing pads.
 
-        The order is that of channels_last, so that there runs of c_s numbers stay together.
+        The order is that of channels_last, so that there runs of c_s numbers stay together. A
+        sequence (B, mid, t) has one direction instead of two.
         """
-        if r.dim() != 4:
+        if r.dim() not in (3, 4):
             raise ValueError(
-                f"patches need maps (batch, channels, height, width), not {tuple(r.shape)}; "
-                "patch=None takes the whole state as one patch"
+                "patches need maps (batch, channels, height, width) or sequences (batch, channels, "
+                f"time), not {tuple(r.shape)}; patch=None takes the whole state as one patch"
             )
-        p, c = self.size, self.channels
-        missing = -r.shape[1] % c, -r.shape[2] % p, -r.shape[3] % p
+        sizes = [self.channels, *[self.size] * (r.dim() - 2)]
+        missing = [-n % size for n, size in zip(r.shape[1:], sizes, strict=True)]
         if any(missing):
-            r = F.pad(r, (0, missing[2], 0, missing[1], 0, missing[0]))
-        batch, mid, height, width = r.shape
-        blocks = r.reshape(batch, mid // c, c, height // p, p, width // p, p)
-        return blocks.permute(0, 3, 5, 1, 4, 6, 2)
+            r = F.pad(r, [zeros for count in reversed(missing) for zeros in (0, count)])
+        counts = zip(r.shape[1:], sizes, strict=True)
+        blocks = r.reshape(len(r), *(k for n, size in counts for k in (n // size, size)))
+        places, inside = range(3, blocks.dim(), 2), range(4, blocks.dim(), 2)
+        return blocks.permute(0, *places, 1, *inside, 2)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """The map of these patches, in the shape and the memory format of `like`."""
-        batch, rows, columns, groups, p, _, channels = patches.shape
+        directions = like.dim() - 2
+        pairs = [k for i in range(1, directions + 1) for k in (i, directions + 1 + i)]
+        groups, last = directions + 1, patches.dim() - 1
+        sizes = [patches.shape[i] * self.size for i in range(1, directions + 1)]
+        mid = patches.shape[groups] * self.channels
         if is_channels_last(like):
-            blocks = patches.permute(0, 1, 4, 2, 5, 3, 6)
-            merged = blocks.reshape(batch, rows * p, columns * p, groups * channels)
-            merged = merged.permute(0, 3, 1, 2)
+            merged = patches.permute(0, *pairs, groups, last).reshape(len(like), *sizes, mid)
+            merged = merged.movedim(-1, 1)
         else:
-            blocks = patches.permute(0, 3, 6, 1, 4, 2, 5)
-            merged = blocks.reshape(batch, groups * channels, rows * p, columns * p)
-        if merged.shape == like.shape:
-            return merged
-        _, mid, height, width = like.shape
-        return merged[:, :mid, :height, :width]
+            merged = patches.permute(0, groups, last, *pairs).reshape(len(like), mid, *sizes)
+        return merged[tuple(slice(n) for n in like.shape)]
 
     def as_map(self, values: Tensor) -> Tensor:
         """One number a patch, as split() orders them, as (B, groups, rows, columns)."""
-        return values.flatten(3).permute(0, 3, 1, 2)
+        return values.reshape(values.shape[: grid_dimensions(values)]).movedim(-1, 1)
+
+
+def grid_dimensions(patches: Tensor) -> int:
+    """How many dimensions of split patches say which patch it is: the sample, the place, the group.
+
+    (B, rows, columns, groups) of an image, (B, places, groups) of a sequence, (B, 1) of a whole.
+    """
+    return (patches.dim() + 1) // 2
 
 
 class WholeMap:
@@ -104,8 +112,9 @@ class GaussianKernel(Energy):
     U: from the input to the middle width; W: from y to the middle width.
     W_h: Dense(c_s p², hidden), or None for the identity. It takes a patch pixel by pixel, the
         channels of a pixel together.
-    channel_split, patch: c_s channels by p × p pixels make a patch; zeros fill what a map lacks to
-        whole patches. patch=None: the whole state is one patch (Eq. 5), whatever its shape.
+    channel_split, patch: c_s channels by p × p pixels (p time steps of a sequence) make a patch;
+        zeros fill what a map lacks to whole patches. patch=None: the whole state is one patch
+        (Eq. 5), whatever its shape.
     gamma: "running" (default), "per-sample" or "paper", which are `RunningScale`,
         `PerSampleScale` and `StepScale`; a number; or a `KernelScale`.
 
@@ -131,13 +140,8 @@ class GaussianKernel(Energy):
         self.W_h = _projection(W_h)
         check_at_least_one(channel_split=channel_split, patch=patch)
         self.patches = WholeMap() if patch is None else Patches(channel_split, patch)
-        if isinstance(self.patches, Patches) and self.W_h is not None:
-            expected = self.patches.numbers
-            if self.W_h.in_features != expected:
-                raise ValueError(
-                    f"a patch of {channel_split} channels by {patch}×{patch} pixels has {expected} "
-                    f"numbers, but W_h takes {self.W_h.in_features}: use Dense({expected}, hidden)"
-                )
+        if self.W_h is not None and self.W_h.in_features != channel_split * (patch or 1):
+            self._check_projection(directions=2)  # It does not fit a sequence.
         self.scale = kernel_scale(gamma)
         self.couples_batch = self.scale.couples_batch
         self.has_gradient = not self.scale.follows_state
@@ -153,8 +157,8 @@ class GaussianKernel(Energy):
         hidden = "" if self.W_h is None else " Wₕ"
         return f"−(1/2γ) {over}exp(−γ‖({injected} − Wy){part}{hidden}‖²)"
 
-    def inject(self, x: Tensor) -> Context:
-        return self.input.inject(x)
+    def inject(self, *inputs: Tensor) -> Context:
+        return self.input.inject(*inputs)
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         entries: dict[str, Entry] = {"W": self.W.weights(layout[0])}
@@ -192,7 +196,7 @@ class GaussianKernel(Energy):
         return self.W.adjoint(m, context.weights("W"))
 
     def attention(self, state: State, context: Context) -> Tensor:
-        """β_p of every patch, shape (batch, groups of channels, rows, columns)."""
+        """β_p of every patch, shape (batch, groups of channels, rows, columns) for an image."""
         _, energies = self._pull(self._difference(state, context), context)
         beta, _ = self._attention(energies, context)
         return self.patches.as_map(beta)
@@ -226,23 +230,25 @@ class GaussianKernel(Energy):
     def _pull(self, r: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """r_p W_h W_hᵀ and ‖r_p W_h‖² of every patch, of shapes that broadcast."""
         patches = self.patches.split(r)
+        self._check_projection(r.dim() - 2)
+        grid = patches.shape[: grid_dimensions(patches)]
         if self.W_h is None:
-            return patches, self._energy(patches, patches)
-        grid = patches.shape[: self._grid_dimensions]
+            return patches, self._energy(patches, patches, len(grid))
         rows = patches.reshape(*grid, self.W_h.in_features)
         if self._has_cheaper_product:
             pulled = (rows @ context["W_h W_hᵀ"]).view(patches.shape)
-            return pulled, self._energy(rows.view(patches.shape), pulled)
+            return pulled, self._energy(rows.view(patches.shape), pulled, len(grid))
         q = F.linear(rows, context["W_h"])
         pulled = F.linear(q, context["W_h"].mT).view(patches.shape)
-        return pulled, self._energy(q, q).view(*grid, *[1] * (patches.dim() - len(grid)))
+        energies = self._energy(q, q, len(grid))
+        return pulled, energies.view(*grid, *[1] * (patches.dim() - len(grid)))
 
-    def _energy(self, a: Tensor, b: Tensor) -> Tensor:
-        """⟨a_p, b_p⟩ of every patch.
+    def _energy(self, a: Tensor, b: Tensor, grid: int) -> Tensor:
+        """⟨a_p, b_p⟩ of every patch; the first `grid` dimensions say which.
 
         Kept in range: rounding may leave a small minus, and ∞ would make 0·∞ in derivatives.
         """
-        inside = tuple(range(self._grid_dimensions, a.dim()))
+        inside = tuple(range(grid, a.dim()))
         products = at_least_float32(a) * at_least_float32(b)
         energies = products.sum(dim=inside, keepdim=True)
         return energies.clamp(0, torch.finfo(energies.dtype).max)
@@ -254,9 +260,17 @@ class GaussianKernel(Energy):
             gamma = gamma.reshape(-1, *[1] * (energies.dim() - 1))
         return torch.exp(-(gamma * energies).clamp(max=VANISHED)), gamma
 
-    @property
-    def _grid_dimensions(self) -> int:
-        return 4 if isinstance(self.patches, Patches) else 2
+    def _check_projection(self, directions: int) -> None:
+        """Whether W_h takes as many numbers as a patch has."""
+        if not isinstance(self.patches, Patches) or self.W_h is None:
+            return
+        expected, size = self.patches.numbers(directions), self.patches.size
+        if self.W_h.in_features != expected:
+            pixels = f"{size}×{size} pixels" if directions == 2 else f"{size} time steps"
+            raise ValueError(
+                f"a patch of {self.patches.channels} channels by {pixels} has {expected} numbers, "
+                f"but W_h takes {self.W_h.in_features}: use Dense({expected}, hidden)"
+            )
 
     @property
     def _has_cheaper_product(self) -> bool:

@@ -27,11 +27,11 @@ SIZE_FLOOR = 1.0
 weak at the first image may grow, and a tiny t would give it the kink back."""
 
 
-def resampling(fine: int, coarse: int) -> LinearOperator:
+def resampling(fine: int, coarse: int, directions: int = 2) -> LinearOperator:
     """P from a map of scale `coarse` to one of scale `fine` (1 = full resolution).
 
-    Going down it is average pooling by s, going up Pᵀ: nearest upsampling divided by s². With this
-    pair P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ = 1/s.
+    Going down it is average pooling by s, going up Pᵀ: nearest upsampling divided by s² (in one
+    direction by s). With this pair P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ = 1/s (1/√s).
     """
     if coarse == fine:
         return Identity()
@@ -40,7 +40,7 @@ def resampling(fine: int, coarse: int) -> LinearOperator:
         raise ValueError(
             f"scales {fine} and {coarse} of neighboring branches do not divide each other"
         )
-    pool = AveragePool(large // small)
+    pool = AveragePool(large // small, directions)
     return pool.T if coarse > fine else pool
 
 
@@ -71,7 +71,7 @@ class BranchCoupling(nn.Module):
     - "hard": as printed. A solve may stop at a floor, which its status reports.
 
     heritage=False is the paper's ablation "−H": H is replaced by ‖zᵢ‖², so that without diversity
-    (λ = 0) the branches are independent OptEqs.
+    (λ = 0) the branches are independent OptEqs. `directions`: 2 for images, 1 for sequences.
     """
 
     def __init__(
@@ -82,13 +82,14 @@ class BranchCoupling(nn.Module):
         heritage: bool = True,
         sign: Sign = "smooth",
         tau: float = 0.1,
+        directions: int = 2,
     ) -> None:
         super().__init__()
         check_not_negative(diversity=diversity)
         check_choice(get_args(Sign), sign=sign)
         check_positive(tau=tau)
-        successors = (*scales[1:], scales[0])
-        self.resample = nn.ModuleList(map(resampling, scales, successors))
+        pairs = zip(scales, (*scales[1:], scales[0]), strict=True)
+        self.resample = nn.ModuleList(resampling(*pair, directions) for pair in pairs)
         self.diversity = diversity
         self.heritage = heritage
         self.sign = sign
@@ -230,7 +231,8 @@ class HeritageDiversity(Energy):
     """½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)), zᵢ = Wᵢᵀyᵢ (Eqs. 3–5); see `BranchCoupling`.
 
     diversity: λ, around 1/C or below; 0 leaves D out.
-    scales: how many times coarser than the finest branch each one is (all of one size by default).
+    scales: how many times coarser than the finest branch each one is (all of one size by default);
+        with W of `Conv1d` in time, else in both directions of an image.
     heritage, sign, tau: as in `BranchCoupling`. freeze_after: for how many iterations
         sign="freeze" renews the signs.
     """
@@ -257,7 +259,12 @@ class HeritageDiversity(Energy):
             raise ValueError(f"{len(W)} branches need {len(W)} scales, not {len(scales)}")
         self.W = nn.ModuleList(as_operator(one) for one in W)
         self.coupling = BranchCoupling(
-            scales, diversity=diversity, heritage=heritage, sign=sign, tau=tau
+            scales,
+            diversity=diversity,
+            heritage=heritage,
+            sign=sign,
+            tau=tau,
+            directions=len(getattr(self.W[0], "axes", "HW")),
         )
         self.freeze_after = freeze_after
         self.concave = not heritage and not diversity
@@ -278,7 +285,7 @@ class HeritageDiversity(Energy):
         pairs = enumerate(zip(self.operators(), layout, strict=True))
         return {f"W{i}": W.weights(W.input_shape(shape)) for i, (W, shape) in pairs}
 
-    def inject(self, x: Tensor) -> Context:
+    def inject(self, *inputs: Tensor) -> Context:
         return Context()
 
     def operators(self) -> list[LinearOperator]:

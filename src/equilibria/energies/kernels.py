@@ -53,8 +53,8 @@ class InnerProductKernel(Energy, ABC):
     def _inner(self) -> str:
         return "⟨Ux, y⟩" if self.input.bias is None else "⟨Ux + b, y⟩"
 
-    def inject(self, x: Tensor) -> Context:
-        context = self.input.inject(x)
+    def inject(self, *inputs: Tensor) -> Context:
+        context = self.input.inject(*inputs)
         c = context["c"]
         if self.form == "printed":
             return context

@@ -17,16 +17,22 @@ from equilibria.operators import LinearOperator, as_operator
 class Input(Energy):
     """−⟨Ux + b, y⟩: how the input enters the objective.
 
-    `bias`: a tensor b, True or False; by default b starts at zero where U knows its channels.
+    bias: a tensor b, True or False; by default b starts at zero where U knows its channels.
+    of: which input x is, in a layer that takes several; the first one by default.
     """
 
     concave = True
 
     def __init__(
-        self, U: LinearOperator | nn.Module | Tensor, bias: bool | Tensor | None = None
+        self,
+        U: LinearOperator | nn.Module | Tensor,
+        bias: bool | Tensor | None = None,
+        *,
+        of: int = 0,
     ) -> None:
         super().__init__()
         self.U = as_operator(U)
+        self.of = of
         self.bias: nn.Parameter | None
         if isinstance(bias, Tensor):
             self.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
@@ -44,8 +50,13 @@ class Input(Energy):
     def formula(self) -> str:
         return "−⟨Ux, y⟩" if self.bias is None else "−⟨Ux + b, y⟩"
 
-    def inject(self, x: Tensor) -> Context:
-        injected = self.U(x)
+    def inject(self, *inputs: Tensor) -> Context:
+        if not 0 <= self.of < len(inputs):
+            raise ValueError(
+                f"Input(of={self.of}) looks for input {self.of}, and the layer was given "
+                f"{len(inputs)}, which count from 0"
+            )
+        injected = self.U(inputs[self.of])
         return Context(sample={"c": injected if self.bias is None else injected + self.bias})
 
     def initial_state(self, context: Context) -> State:

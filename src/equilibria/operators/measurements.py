@@ -22,47 +22,60 @@ class AveragePool(LinearOperator):
 
     P Pᵀ = I/s², so that ‖P‖ = 1/s exactly. (The papers' upsampling is this Pᵀ: only then are the
     couplings between two resolutions the gradient of one energy.)
+
+    directions: 2 for images (C, H, W); 1 for sequences (C, T), where s² is s and ‖P‖ = 1/√s.
     """
 
-    def __init__(self, scale: int) -> None:
+    def __init__(self, scale: int, directions: int = 2) -> None:
         super().__init__()
         check_at_least_one(scale=scale)
+        if directions not in (1, 2):
+            raise ValueError(f"directions must be 1 or 2, not {directions}")
         self.scale = scale
+        self.directions = directions
 
     def extra_repr(self) -> str:
-        return f"{self.scale}"
+        return f"{self.scale}" if self.directions == 2 else f"{self.scale}, directions=1"
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        s = self.scale
-        if len(input_shape) != 3 or any(size < 1 or size % s for size in input_shape[1:]):
-            expected = f"(B, C, H, W) with H and W divisible by {s}"
+        channels, *sizes = input_shape or (0,)
+        if len(sizes) != self.directions or any(n < 1 or n % self.scale for n in sizes):
+            expected = f"{self._batch} with {' and '.join(self._axes)} divisible by {self.scale}"
             raise shape_error(self, "input", expected, input_shape)
-        channels, height, width = input_shape
-        return (channels, height // s, width // s)
+        return (channels, *(n // self.scale for n in sizes))
 
     def input_shape(self, output_shape: Shape) -> Shape:
-        if len(output_shape) != 3 or min(output_shape[1:]) < 1:
-            raise shape_error(self, "output", "(B, C, H, W)", output_shape)
-        channels, height, width = output_shape
-        return (channels, height * self.scale, width * self.scale)
+        channels, *sizes = output_shape or (0,)
+        if len(sizes) != self.directions or min(sizes) < 1:
+            raise shape_error(self, "output", self._batch, output_shape)
+        return (channels, *(n * self.scale for n in sizes))
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        return ("T",) if self.directions == 1 else ("H", "W")
+
+    @property
+    def _batch(self) -> str:
+        return f"(B, C, {', '.join(self._axes)})"
 
     @property
     def norm_limit(self) -> float:
-        return 1.0 / self.scale
+        return float(self.scale ** (-self.directions / 2))
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         self.output_shape(input_shape)
-        return self._constant(1.0 / self.scale)
+        return self._constant(self.norm_limit)
 
     def picture(self, measured: Tensor) -> Tensor:
         """What was measured, as an image of the size of the original."""
         return F.interpolate(measured, scale_factor=self.scale, mode="nearest")
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
-        return F.avg_pool2d(z, self.scale)
+        pool = F.avg_pool1d if self.directions == 1 else F.avg_pool2d
+        return pool(z, self.scale)
 
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
-        return self.picture(y / self.scale**2)
+        return self.picture(y / self.scale**self.directions)
 
 
 class _SameShape(LinearOperator):
