@@ -90,7 +90,7 @@ def test_a_run_is_evaluated_by_its_psnr(restorer: Path) -> None:
 def test_a_trained_restorer_improves_what_it_was_trained_for(
     restorer: Path, digits: list[Path], tmp_path: Path
 ) -> None:
-    found = restored(restorer, *digits, "--output", tmp_path / "out")
+    found = restored(restorer, *digits, "--simulate", "--output", tmp_path / "out")
     assert [Path(f["file"]).name for f in found] == ["digit0.png", "digit1.png"]
     gains = [f["restored_psnr"] - f["measured_psnr"] for f in found]
     assert sum(gains) / len(gains) > 1
@@ -119,7 +119,7 @@ def test_a_generator_restores_all_kinds_of_damage(
     generator: Path, digits: list[Path], tmp_path: Path, task: str, options: list[object]
 ) -> None:
     found = restored(
-        generator, *digits, "--task", task, *options, "--output", tmp_path / "out",
+        generator, *digits, "--simulate", "--task", task, *options, "--output", tmp_path / "out",
         "--iterations", 10,
     )  # fmt: skip
     assert len(found) == 2
@@ -135,32 +135,35 @@ def test_known_pixels_are_kept(generator: Path, digits: list[Path], tmp_path: Pa
     mask = torch.zeros(1, 8, 8)
     mask[:, 2:5, 2:5] = 1
     arguments = ["--task", "inpaint", "--mask", save(mask, tmp_path / "mask.png")]
-    (found,) = restored(generator, digits[0], *arguments, "--damaged", "--output", tmp_path / "out")
+    (found,) = restored(generator, digits[0], *arguments, "--output", tmp_path / "out")
     assert found["measured_psnr"] is None
     assert found["restored_psnr"] is None
     with Image.open(found["restored"]) as image, Image.open(digits[0]) as original:
         difference = torch.from_numpy(np.array(image).astype(int) - np.array(original).astype(int))
     assert not difference[mask[0] == 0].any()
     assert difference[mask[0] == 1].any()
-    (seen,) = restored(generator, digits[0], *arguments, "--output", tmp_path / "other")
+    arguments += ["--simulate", "--output", tmp_path / "other"]
+    (seen,) = restored(generator, digits[0], *arguments)
     assert seen["restored_psnr"] is not None
 
 
 def test_a_damaged_image_may_be_smaller(
     generator: Path, digits: list[Path], tmp_path: Path
 ) -> None:
-    (found,) = restored(
-        generator, digits[0], "--task", "superres", "--damaged", "--output", tmp_path / "out"
-    )
+    with Image.open(digits[0]) as image:
+        image.resize((4, 4)).save(tmp_path / "small.png")
+    options = ("--task", "superres", "--output", tmp_path / "out")
+    (found,) = restored(generator, tmp_path / "small.png", *options)
     with Image.open(found["restored"]) as image:
         assert image.size == (8, 8)
+    assert found["restored_psnr"] is None
 
 
 def test_the_table_says_how_far_it_came(
     generator: Path, digits: list[Path], tmp_path: Path
 ) -> None:
     result = invoke(
-        "restore", generator, *digits, "--task", "denoise", "--iterations", 1,
+        "restore", generator, *digits, "--simulate", "--task", "denoise", "--iterations", 1,
         "--output", tmp_path / "out",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -191,11 +194,11 @@ def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_pat
     ("arguments", "said"),
     [
         (["--task", "scratch"], "unknown corruption 'scratch'"),
-        (["--noise", "0.1"], "needs --task as well"),
+        (["--window", "0.1"], "has no window: name another --task"),
         (["--task", "denoise", "--window", "3"], "corruption 'denoise'"),
-        (["--task", "inpaint", "--damaged"], "Give --mask an image"),
+        (["--task", "inpaint"], "Give --mask an image"),
         (["--task", "denoise", "--mask", "DIGIT"], "it is for --task inpaint"),
-        (["--task", "superres", "--factor", "3"], "divisible by"),
+        (["--task", "superres", "--factor", "3", "--simulate"], "divisible by"),
         (["--task", "denoise", "--engine", "newton"], "unknown engine 'newton'"),
     ],
 )
@@ -217,7 +220,10 @@ def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path)
     assert found["model_psnr"] == found["restored_psnr"] > found["measured_psnr"]
     sheet = np.asarray(Image.open(found["sheet"]))
     assert sheet.shape[1] > 2 * sheet.shape[0]  # ten images in three rows
-    again = invoke("restore", restorer, "--test", 50, "--output", tmp_path)
+    refused = invoke("restore", restorer, "--test", 50, "--output", tmp_path)
+    assert refused.exit_code == 2
+    assert "test-images.png exists" in " ".join(refused.output.split())
+    again = invoke("restore", restorer, "--test", 50, "--output", tmp_path, "--overwrite")
     assert again.exit_code == 0, again.output
     assert f"{found['model_psnr']:.2f}" in again.output
     assert "converged" not in again.output.lower()
@@ -232,7 +238,7 @@ def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path:
     assert 0 <= found["share_converged"] <= 1
     assert 1 <= found["mean_iterations"] <= 5
     assert (found["share_converged"] == 1) == (found["message"] == "")
-    printed = invoke("restore", generator, "--test", 9, *options)
+    printed = invoke("restore", generator, "--test", 9, *options, "--overwrite")
     assert found["message"] in " ".join(printed.output.split())
 
 
@@ -241,7 +247,8 @@ def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path:
     [
         ([], "name image files or folders to restore, or --test"),
         (["digit.png", "--test", "3"], "one of both"),
-        (["--test", "3", "--damaged"], "test images are undamaged"),
+        (["--test", "3", "--resize"], "test images are undamaged"),
+        (["digit.png", "--simulate", "--damaged"], "drop one"),
     ],
 )
 def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], message: str) -> None:

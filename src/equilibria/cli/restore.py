@@ -29,23 +29,34 @@ from equilibria.cli.console import (
     say,
     shown,
 )
-from equilibria.cli.faults import complain, unanswered, unreadable, writable_folder
+from equilibria.cli.faults import (
+    check_new,
+    complain,
+    note_frames,
+    unanswered,
+    unreadable,
+    warn,
+    writable_folder,
+)
 
 
 @command(
     "restore",
-    "equilibria restore runs/generator digit.png --task inpaint",
+    "equilibria restore runs/denoiser photo.jpg --output clean",
+    "equilibria restore runs/denoiser photo.jpg --simulate",
+    "equilibria restore runs/generator old.png --task inpaint --mask scratches.png --resize",
     "equilibria restore runs/generator digits --task denoise --noise 0.4 --stop-at-noise",
-    "equilibria restore runs/generator old.png --task inpaint --damaged --mask scratches.png",
-    "equilibria restore runs/denoiser digit.png --json",
     "equilibria restore runs/generator --test 200 --task denoise --noise 0.2",
 )
 def restore(
     run: Annotated[Path, Argument(help="Run of a generator, autoencoder or restorer.")],
     images: Annotated[list[Path] | None, Argument(help="Image files, or folders of them.")] = None,
+    simulate: Annotated[
+        bool, Option("--simulate", help="Damage the images first, to compare with them.")
+    ] = False,
     test: Annotated[
         int | None,
-        Option(min=1, help="Restore this many of the run's own test images instead."),
+        Option(min=1, help="Damage and restore this many of the run's own test images instead."),
     ] = None,
     task: Annotated[
         str | None,
@@ -54,17 +65,23 @@ def restore(
     output: Annotated[
         Path, Option(help="Folder for the pictures.", callback=writable_folder)
     ] = Path("equilibria-restored"),
-    noise: Annotated[float | None, Option(min=0, help="Deviation of the noise.")] = None,
+    noise: Annotated[
+        float | None, Option("--noise", "--sigma", min=0, help="Deviation of the noise.")
+    ] = None,
     window: Annotated[
         float | None, Option(help="Side of the hidden window: a share, or pixels from 1.")
     ] = None,
     blur: Annotated[float | None, Option(help="Width of the blur in pixels.")] = None,
     factor: Annotated[int | None, Option(help="Of the lower resolution.")] = None,
-    damaged: Annotated[
-        bool, Option("--damaged", help="The images are damaged already: do not damage them.")
-    ] = False,
+    damaged: Annotated[bool, Option("--damaged", hidden=True)] = False,
     mask: Annotated[
         Path | None, Option(help="Image whose bright pixels are missing, to inpaint.")
+    ] = None,
+    resize: Annotated[
+        bool, Option("--resize", help="Restore framed copies, in the size of training.")
+    ] = False,
+    tile: Annotated[
+        int | None, Option(min=1, help="Side of the pieces of large pictures; 512 if not set.")
     ] = None,
     iterations: Annotated[int | None, Option(min=1, help="Of the search.")] = None,
     starts: Annotated[
@@ -84,18 +101,25 @@ def restore(
     as_json: JsonList = False,
     device: Device = "auto",
 ) -> None:
-    """Damage images and restore them with a trained model, or restore damaged ones."""
+    """Restore damaged pictures with a trained model: noisy ones, small ones, ones with holes.
+
+    Pictures are taken as they are, and keep their size where the model permits.
+    """
     options = _given(noise=noise, window=window, width=blur, factor=factor)
     search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
-    found: list[eq.report.RestoredImage] | eq.report.RestoredTestImages
+    found: list[eq.report.RestoredImage] = []
     problems: list[Exception] = []
     if (test is None) == (not images):
         raise ValueError(
             "name image files or folders to restore, or --test N for N of the run's own test "
             "images, one of both"
         )
-    if test is not None and (damaged or mask is not None):
-        raise ValueError("--damaged and --mask are for image files: test images are undamaged")
+    if test is not None and (damaged or resize or mask is not None):
+        raise ValueError("--mask and --resize are for image files: test images are undamaged")
+    if damaged:
+        if simulate:
+            raise ValueError("--simulate damages pictures, --damaged says that they are: drop one")
+        warn("--damaged is how pictures are taken anyway; it is understood until version 0.3")
     where = eq.training.choose_device(device)
     files = eq.data.find_images(images or [])
     chosen = opened_model(run, where, best) if test is None else opened(run, where, best, root)
@@ -106,37 +130,40 @@ def restore(
         search=search,
         stop_at_noise=stop_at_noise,
         seed=seed,
+        tile=tile,
     )
     if isinstance(chosen, eq.training.Experiment) and test is not None:
+        check_new(output / eq.report.TEST_IMAGES, overwrite=overwrite)
         originals, labels = chosen.some_test_images(test)
-        with progress_bar() as bar:
-            found = restorer.test_images(
+        with progress_bar(silent=as_json) as bar:
+            result = restorer.test_images(
                 originals,
                 output,
                 partial(bar.track, description="restoring"),
                 titles=eq.report.class_titles(chosen.data, labels),
             )
-    else:
-        some = restorer.files(
-            files,
-            output,
-            damaged=damaged,
-            mask=mask,
-            overwrite=overwrite,
-            on_unreadable=problems.append,
+        if as_json:
+            print_json(result)
+        else:
+            _show_test_images(result)
+        complain(unanswered(result.unanswered, result.images))
+        return
+    if options and not (simulate or restorer.searches):
+        raise ValueError(
+            f"the run undoes {restorer.run.task.damage} as it was trained to: "  # type: ignore[attr-defined]
+            f"{', '.join(options)} is for --simulate, or for generators"
         )
-        found = list(some)
+    work = eq.report.FileRestoration(restorer, simulate, mask, resize)
+    some = work.run(files, output, overwrite=overwrite, on_unreadable=problems.append)
+    with progress_bar(silent=as_json) as bar:
+        found += bar.track(some, total=len(files), description="restoring")
     if as_json:
         print_json(found)
-    elif isinstance(found, eq.report.RestoredTestImages):
-        _show_test_images(found)
     elif found:
         _show_files(found)
-    if isinstance(found, eq.report.RestoredTestImages):
-        complain(unanswered(found.unanswered, found.images))
-    else:
-        silent = [image for image in found if not math.isfinite(image.misfit)]
-        complain(unreadable(problems, len(files)), unanswered(len(silent), len(found)))
+    note_frames(files)
+    silent = [image for image in found if not math.isfinite(image.misfit)]
+    complain(unreadable(problems, len(files)), unanswered(len(silent), len(found)))
 
 
 def _given(**options: Any) -> dict[str, Any]:

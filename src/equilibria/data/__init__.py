@@ -15,6 +15,7 @@ from equilibria.data.batches import (
 )
 from equilibria.data.download import DownloadError, download
 from equilibria.data.image_files import (
+    AS_ON_DISK,
     BRIGHTEST,
     Framing,
     ImageFiles,
@@ -51,6 +52,7 @@ from equilibria.data.source import (
 from equilibria.data.workers import usual_workers
 
 __all__ = [
+    "AS_ON_DISK",
     "BRIGHTEST",
     "CORRUPTIONS",
     "Augmentation",

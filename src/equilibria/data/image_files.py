@@ -30,6 +30,7 @@ SUFFIXES = frozenset(
 )
 SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
 READING_THREADS = 4
+GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 
 
 @dataclass(frozen=True)
@@ -202,13 +203,17 @@ class SegmentedFiles:
             return image_to_tensor(self.framing.apply(image, is_map=True))
 
 
-def read_image(path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool = False) -> Tensor:
+def read_image(
+    path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool | None = False
+) -> Tensor:
     """One image, framed, as bytes of shape `(channels, height, width)`."""
     return image_to_tensor(framing.apply(open_image(path, is_gray=is_gray)))
 
 
-def open_image(path: Path, *, is_gray: bool = False) -> Image:
+def open_image(path: Path, *, is_gray: bool | None = False) -> Image:
     """The image in a file of any kind, as a viewer shows it: 8 bits, gray or in three colors.
+
+    is_gray: None leaves a gray file gray, and any other in color.
 
     It is turned as its EXIF data say; what is transparent lies on white; of several frames or pages
     the first counts. Pixels of 16 bits go from 0 to 65535, those of floating-point numbers from 0
@@ -219,6 +224,8 @@ def open_image(path: Path, *, is_gray: bool = False) -> Image:
 
     with _opened(path) as opened:
         image = _in_bytes(path, PIL.ImageOps.exif_transpose(opened), opened.format)
+        if is_gray is None:
+            is_gray = image.mode in GRAY_MODES
         if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
             white = PIL.Image.new("RGBA", image.size, "white")
             image = PIL.Image.alpha_composite(white, image.convert("RGBA"))

@@ -32,6 +32,7 @@ from equilibria.inputs.latents import (
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.inputs.outer import Outer, optimal_input, optimal_value
 from equilibria.inputs.restore import Restoration, restore
+from equilibria.inputs.tiles import answer_in_tiles, takes_any_size
 
 __all__ = [
     "AttackResult",
@@ -57,6 +58,7 @@ __all__ = [
     "SuperResolution",
     "adversarial_images",
     "answer",
+    "answer_in_tiles",
     "attack",
     "decode",
     "entries",
@@ -77,4 +79,5 @@ __all__ = [
     "register_engine",
     "restore",
     "squared_error",
+    "takes_any_size",
 ]

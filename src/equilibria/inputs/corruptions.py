@@ -203,15 +203,20 @@ def answer(model: nn.Module, seen: Corrupted) -> Tensor:
     """What a model that was trained to restore makes of measurements (G of Eq. 23)."""
     if getattr(model, "takes_measurement", False):
         restored: Tensor = model(seen.measured, seen.measurement)
-        return restored
+    else:
+        restored = model(pictured(model, seen).measured)
+    return restored
+
+
+def pictured(model: nn.Module, seen: Corrupted) -> Corrupted:
+    """The picture of a measurement as one itself, for a model that takes nothing else."""
     picture = picture_of(seen.measurement, seen.measured, seen.measured.shape[2:])
     if picture is None:
         raise ValueError(
             f"{type(model).__name__} restores pictures, but the measurement makes none: give it "
             "a measurement with a `picture` method, or use a generator"
         )
-    restored = model(picture)
-    return restored
+    return Corrupted(picture, Identity(), seen.noise)
 
 
 def _window(

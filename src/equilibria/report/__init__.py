@@ -20,21 +20,19 @@ from equilibria.report.page import (
     classifier_report,
     model_formula,
 )
-from equilibria.report.restoration import (
-    RestoredImage,
-    RestoredTestImages,
-    Restorer,
-    chosen_damage,
-)
+from equilibria.report.restoration import TEST_IMAGES, RestoredTestImages, Restorer, chosen_damage
+from equilibria.report.restored_files import FileRestoration, RestoredImage
 from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
 from equilibria.report.sheets import class_titles
 
 __all__ = [
+    "TEST_IMAGES",
     "AttackedFile",
     "ClassifierReport",
     "ComparedRun",
     "Convergence",
     "Example",
+    "FileRestoration",
     "Formula",
     "PixelPrediction",
     "RestoredImage",

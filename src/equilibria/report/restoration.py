@@ -1,47 +1,37 @@
-"""Damaged images, restored by a trained model: files, or the test images of its own data set."""
+"""Damaged images, restored by a trained model: batches, and the test images of its data set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.data import Framing, read_image, readable
+from equilibria.equilibrium import solving
 from equilibria.inputs import (
     Corrupted,
     Corruption,
-    Inpainting,
-    SuperResolution,
     answer,
-    entries,
+    answer_in_tiles,
     generator_of,
     get_corruption,
     is_generator,
-    misfit,
     picture_of,
     restore,
+    takes_any_size,
 )
 from equilibria.operators import Mask
-from equilibria.report.figures import drawn_files
-from equilibria.report.sheets import (
-    Sheet,
-    SheetRow,
-    compared,
-    decibels,
-    image_png,
-)
+from equilibria.report.sheets import Sheet, SheetRow, compared
 from equilibria.solvers import Status
 from equilibria.tasks import ImageRestoration, Reconstruction
 from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training import RecipeModel, write_atomically
 
 BATCH = 64
-LEAST_SIDE = 160
-"""Pixels of the longer side of an image in the sheet of a file, at least."""
+TEST_IMAGES = "test-images.png"
 COLUMNS = 10
 """Test images in a row of their sheet."""
 
@@ -67,24 +57,6 @@ class RestoredBatch:
     picture: Tensor | None
     """What was measured, as far as that is a picture."""
     solves: Sequence[Solve]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestoredImage(Solve):
-    """One image file."""
-
-    file: str
-    restored: str
-    """The restored image, in the size of the model's images."""
-    sheet: str
-    """Side by side: the original, if there is one, what was measured, what the model made of it,
-    and, where it differs, the restored image."""
-    measured_psnr: float | None
-    restored_psnr: float | None
-    """None where there is no original."""
-    misfit: float
-    """The root of the mean squared difference between what was measured of an entry and what the
-    restored image would have given."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +91,10 @@ def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -
     if name is None:
         if own is None:
             raise ValueError("name what is to be undone: --task inpaint, denoise, deblur, superres")
-        if options:
-            raise ValueError(f"{', '.join(options)} needs --task as well")
-        return own
+        unknown = [option for option in options if not hasattr(own, option)]
+        if unknown:
+            raise ValueError(f"{own} has no {', '.join(unknown)}: name another --task for it")
+        return replace(own, **options) if is_dataclass(own) else own
     chosen = get_corruption(name, **options)
     if own is not None and type(own) is not type(chosen) and not is_generator(run.model):
         raise ValueError(
@@ -138,6 +111,7 @@ class Restorer:
     search: options of `restore`: iterations, ridge, starts, engine, …
     stop_at_noise: end a search where noise explains what is left.
     seed: of the damage and of the searches.
+    tile: the side of the pieces that large pictures are restored in (`answer_in_tiles`).
     """
 
     run: RecipeModel
@@ -146,25 +120,35 @@ class Restorer:
     search: dict[str, Any] = field(default_factory=dict)
     stop_at_noise: bool = False
     seed: int = 0
+    tile: int | None = None
+
+    @property
+    def searches(self) -> bool:
+        """Whether latents are searched for, and the model was not trained to answer at once."""
+        return not isinstance(self.run.task, ImageRestoration) or is_generator(self.run.model)
+
+    @property
+    def takes_any_size(self) -> bool:
+        return not self.searches and takes_any_size(self.run.model)
 
     @torch.no_grad()
     def batch(self, seen: Corrupted) -> RestoredBatch:
         """Restore what was seen of a batch of images."""
         model, task = self.run.model, self.run.task
-        if isinstance(task, ImageRestoration) and not is_generator(model):
+        if not self.searches:
             given = [*self.search, *["stop_at_noise"] * self.stop_at_noise]
             if given:
                 raise ValueError(
                     f"{type(model).__name__} restores without a search: leave out "
                     f"{', '.join(given)}"
                 )
-            generated = answer(model, seen)
-            solution = getattr(model, "last_solution", None)
-            solves = (
-                [Solve()] * len(generated)
-                if solution is None
-                else _solves(solution, solution.message)
-            )
+            with solving(model, record=True) as record:
+                if takes_any_size(model):
+                    generated = answer_in_tiles(model, seen, self.tile)
+                else:
+                    generated = answer(model, seen)
+            pieces = [_solves(solution, solution.message) for solution in record.solutions]
+            solves = [worst(row) for row in zip(*pieces, strict=True)] or [Solve()] * len(generated)
         else:
             own: dict[str, Any] = {}
             if isinstance(task, ImageRestoration):
@@ -183,79 +167,6 @@ class Restorer:
             images = seen.measurement.fill(seen.measured, images)
         picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
         return RestoredBatch(generated, images, picture, solves)
-
-    @torch.no_grad()
-    def files(
-        self,
-        files: Sequence[Path],
-        output: Path,
-        *,
-        damaged: bool,
-        mask: Path | None,
-        overwrite: bool = False,
-        on_unreadable: Callable[[Exception], None] | None = None,
-    ) -> Iterator[RestoredImage]:
-        """Restore the images in files, in batches, and draw them into the folder `output`.
-
-        damaged: the images are measurements already; there is no original to compare with.
-        mask: an image whose bright pixels are hidden, for inpainting.
-        overwrite: replace pictures that are there.
-        on_unreadable: is told of a file that cannot be read, which is then left out.
-        """
-        frame, hidden = self._frame(damaged, mask)
-        is_gray = self.run.images.image_shape[0] == 1
-        random = torch.Generator().manual_seed(self.seed)
-        output.mkdir(parents=True, exist_ok=True)
-        places = list(
-            zip(
-                files,
-                drawn_files(files, output, "restored", "sheet", overwrite=overwrite),
-                strict=True,
-            )
-        )
-
-        def read(place: tuple[Path, tuple[Path, ...]]) -> Tensor:
-            return read_image(place[0], frame, is_gray=is_gray)
-
-        for start in range(0, len(files), BATCH):
-            some = list(readable(places[start : start + BATCH], read, on_unreadable))
-            if not some:
-                continue
-            pixels = torch.stack([image for _, image in some]).to(self.device).float() / 255
-            originals, seen = self._measure(pixels, random, damaged, hidden)
-            batch = self.batch(seen)
-            count = entries(seen.measured, seen.measurement)
-            left = (misfit(batch.generated, seen.measured, seen.measurement) / count).sqrt()
-            is_filled = batch.images is not batch.generated
-            shown = {
-                "original": originals,
-                "measured": batch.picture,
-                "made by the model": batch.generated if is_filled else None,
-                "seen pixels put back" if is_filled else "restored": batch.images,
-            }
-            ratios = {
-                name: [None] * len(some)
-                if originals is None or images is None or images is originals
-                else picture_psnr(images, originals).tolist()
-                for name, images in shown.items()
-            }
-            *_, restored_psnr = ratios.values()
-            for row, ((file, (restored, sheet)), _) in enumerate(some):
-                columns = {n: images[row] for n, images in shown.items() if images is not None}
-                notes = [decibels(ratios[name][row]) for name in columns]
-                line = SheetRow("", torch.stack([*columns.values()]), notes)
-                drawn = Sheet([line], [*columns], file.name, least_side=LEAST_SIDE)
-                write_atomically(restored, image_png(batch.images[row]))
-                write_atomically(sheet, drawn.png())
-                yield RestoredImage(
-                    file=str(file),
-                    restored=str(restored),
-                    sheet=str(sheet),
-                    measured_psnr=ratios["measured"][row],
-                    restored_psnr=restored_psnr[row],
-                    misfit=float(left[row]),
-                    **vars(batch.solves[row]),
-                )
 
     @torch.no_grad()
     def test_images(
@@ -283,7 +194,7 @@ class Restorer:
         solves = [solve for batch in batches for solve in batch.solves if solve.status]
         iterations = [solve.iterations for solve in solves if solve.iterations is not None]
         unfinished = [solve.message for solve in solves if solve.status != "converged"]
-        sheet = output / "test-images.png"
+        sheet = output / TEST_IMAGES
         output.mkdir(parents=True, exist_ok=True)
         name, data = self.run.recipe.model.name, self.run.recipe.data.name
         first = originals[:COLUMNS]
@@ -314,37 +225,10 @@ class Restorer:
             sheet=str(sheet),
         )
 
-    def _frame(self, damaged: bool, mask: Path | None) -> tuple[Framing, Tensor | None]:
-        """The frame of image files, and which pixels a mask says are missing."""
-        _, height, width = self.run.images.image_shape
-        inpaints = isinstance(self.damage, Inpainting)
-        if mask is not None and not inpaints:
-            raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
-        if damaged and inpaints and mask is None:
-            raise ValueError("which pixels of a damaged image are missing? Give --mask an image")
-        if damaged and isinstance(self.damage, SuperResolution):
-            height, width = height // self.damage.factor, width // self.damage.factor
-        frame = Framing((height, width))
-        if mask is None:
-            return frame, None
-        hidden = read_image(mask, frame, is_gray=True).to(self.device) >= 128
-        if bool(hidden.all()) or not bool(hidden.any()):
-            raise ValueError(
-                f"{mask} hides every pixel, or none: what is missing is bright in a mask"
-            )
-        return frame, hidden
 
-    def _measure(
-        self, batch: Tensor, random: torch.Generator, damaged: bool, hidden: Tensor | None
-    ) -> tuple[Tensor | None, Corrupted]:
-        """The original images, if these are they, and what is seen of them."""
-        if hidden is not None:
-            known = Mask((~hidden).to(batch)[None])
-            return None if damaged else batch, Corrupted(known(batch), known, 0.0)
-        seen = self.damage.corrupt(batch, random)
-        if not damaged:
-            return batch, seen
-        return None, Corrupted(batch, seen.measurement, seen.noise)
+def worst(solves: Sequence[Solve]) -> Solve:
+    """Of several, one that did not converge if there is any; else that with most iterations."""
+    return max(solves, key=lambda solve: (solve.status != "converged", solve.iterations or 0))
 
 
 def _solves(found: Any, message: Callable[[int], str]) -> list[Solve]:

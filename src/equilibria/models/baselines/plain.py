@@ -201,6 +201,7 @@ class DnCNN(nn.Module):
             raise ValueError(f"depth must be at least 2, not {depth}")
         check_choice(get_args(DnCNNNorm), norm=norm)
         check_odd(kernel_size=kernel_size)
+        self.depth, self.kernel_size = depth, kernel_size
         padding = kernel_size // 2
         layers: list[nn.Module] = [
             nn.Conv2d(in_channels, channels, kernel_size, padding=padding),
@@ -216,3 +217,7 @@ class DnCNN(nn.Module):
     def forward(self, measured: Tensor) -> Tensor:
         restored: Tensor = measured - self.noise(measured)
         return restored
+
+    def reach(self, accuracy: float) -> int:
+        """How far a restored pixel looks, in pixels; exactly, whatever the accuracy."""
+        return self.depth * (self.kernel_size // 2)

@@ -6,6 +6,7 @@ After Gilton, Ongie, Willett, "Deep equilibrium architectures for inverse proble
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,22 +19,28 @@ from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
-from equilibria.operators import AveragePool, Conv2d, LinearOperator
+from equilibria.operators import AveragePool, Conv2d
 from equilibria.registry import check_positive
+
+LEAST_SIDE = 17
+"""Of maps on which a norm is bounded for all sizes: by the symbol, as that of still smaller ones is
+not, and no less than three kernels wide, so that it can be little larger elsewhere."""
 
 
 class DataTerm(Energy):
     """(weight/2)·‖A z − ŷ‖² with z = Wᵀy, less the constant ‖ŷ‖²; A: a mask, then a mean of blocks.
 
-    Its inputs are Aᵀŷ and the mask of what is known.
+    Its inputs are Aᵀŷ and the mask of what is known. With `side`, the norm of W is that on maps of
+    side×side, whatever the size of z: W is then the same for all pictures.
     """
 
-    def __init__(self, W: LinearOperator, weight: float, factor: int = 1) -> None:
+    def __init__(self, W: Conv2d, weight: float, factor: int = 1, side: int | None = None) -> None:
         super().__init__()
         check_positive(weight=weight)
         self.W = W
         self.weight = weight
         self.pool = AveragePool(factor)
+        self.side = side
 
     @property
     def formula(self) -> str:
@@ -43,7 +50,9 @@ class DataTerm(Energy):
         return Context(sample={"pulled": pulled, "known": known})
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        return {"W": self.W.weights(self.W.input_shape(layout[0]))}
+        channels, *plane = self.W.input_shape(layout[0])
+        plane = plane if self.side is None else [self.side, self.side]
+        return {"W": self.W.weights((channels, *plane))}
 
     def value(self, state: State, context: Context) -> Tensor:
         z = self.W.adjoint(one_tensor(state, self), context.weights("W"))
@@ -64,18 +73,34 @@ class DataTerm(Energy):
         limit = self.W.norm_limit
         return None if limit is None else self.weight * (limit / self.pool.scale) ** 2
 
+    @property
+    def growth(self) -> float:
+        """By how much the curvature may exceed its limit on maps larger than `side`.
+
+        The symbol of W is a trigonometric polynomial of degree d, half the kernel, whose bound on
+        N points a side is at most cos(πd/N)⁻² below its maximum (Ehlich and Zeller, 1964).
+        """
+        if self.side is None:
+            return 1.0
+        degree = max(self.W.kernel_size) // 2
+        points = self.side + min(self.W.padding)
+        return math.cos(math.pi * degree / points) ** -4
+
 
 class RestoringCell(EnergyCell):
     """The proximal gradient step of length 1/(1 + L) on a strongly convex objective.
 
     L bounds the curvature of the data term, the only one there is. The step contracts by
-    L/(1 + L), so that the minimizer is unique and is reached, however much the data weigh.
+    L/(1 + L), so that the minimizer is unique and is reached, however much the data weigh. On maps
+    larger than the data term's `side` that stays so as long as the curvature is at most 2L.
     """
 
     def __init__(self, data: DataTerm, prior: Input) -> None:
         limit = data.curvature_limit
         if limit is None:
             raise ValueError("W needs a norm that is bounded by construction: norm='bound'")
+        if data.growth > 2:
+            raise ValueError(f"maps of {data.side} pixels a side are too small to bound W on")
         super().__init__(prior + data, "relu", damping=1 / (1 + limit))
         self.limit = limit
 
@@ -138,9 +163,32 @@ class EquilibriumRestorer(EquilibriumModel):
 
     takes_measurement = True
 
-    def __init__(self, layer: EquilibriumLayer, in_channels: int, factor: int) -> None:
-        super().__init__(MeasurementStem(in_channels, factor), layer, nn.Identity())
-        self.factor = factor
+    def __init__(self, cell: RestoringCell, in_channels: int, solving: Solving | None) -> None:
+        self.factor = cell.data.pool.scale
+        layer = EquilibriumLayer(cell, solving=solving)
+        super().__init__(MeasurementStem(in_channels, self.factor), layer, nn.Identity())
+
+    def reach(self, accuracy: float) -> int:
+        """How far a restored pixel looks, in pixels of the restored image: beyond, `accuracy` of
+        what is there at the most counts.
+
+        Two equilibria whose surroundings differ by e differ by S^½ M⁻¹ S^½ e with 0 ≤ S ≤ 1
+        diagonal and M = I + S^½ H S^½, H the Hessian of the data term, in which a pixel reaches r
+        pixels far. The inverse of such a matrix decays (Demko, Moss, Smith, 1984):
+
+            ‖M⁻¹ between sets more than kr apart‖ ≤ (1 + √κ)²/2κ · ρᵏ⁺¹,  ρ = (√κ − 1)/(√κ + 1)
+
+        with κ = 1 + L the condition of M.
+        """
+        check_positive(accuracy=accuracy)
+        cell = self.layer.cell
+        assert isinstance(cell, RestoringCell)
+        half = max(cell.data.W.kernel_size) // 2
+        root = math.sqrt(1 + cell.limit * cell.data.growth)
+        decay, constant = (root - 1) / (root + 1), (1 + root) ** 2 / (2 * root**2)
+        steps = max(1, math.ceil(math.log(accuracy / constant) / math.log(decay)))
+        # What differs outside enters r pixels deep, and the image is half a kernel from its code.
+        return half + steps * (2 * half + self.factor - 1) + 1
 
 
 class _Prior(Input):
@@ -157,13 +205,17 @@ def deq_restorer(
     kernel_size: int = 7,
     weight: float = 2.0,
     factor: int = 1,
+    image_size: int | None = None,
     solving: Solving | None = None,
 ) -> EquilibriumRestorer:
-    """A convolutional code of `channels` maps, fitted to what was measured.
+    """A convolutional code of `channels` maps, fitted to what was measured; of any size.
 
     weight: of the data term against ½‖y‖²; high for little noise. factor: of a lower resolution.
+    image_size: of the images it is trained on, on which the norm of W is bounded; W is then the
+        same for pictures of all sizes. If None, the norm is bounded for each size anew.
     """
     W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)
     prior = _Prior(Conv2d(in_channels, channels, kernel_size), bias=True)
-    cell = RestoringCell(DataTerm(W, weight, factor), prior)
-    return EquilibriumRestorer(EquilibriumLayer(cell, solving=solving), in_channels, factor)
+    side = None if image_size is None else max(image_size, 3 * kernel_size, LEAST_SIDE)
+    cell = RestoringCell(DataTerm(W, weight, factor, side), prior)
+    return EquilibriumRestorer(cell, in_channels, solving)

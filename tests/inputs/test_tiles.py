@@ -1,0 +1,150 @@
+"""A picture restored in pieces is the picture restored whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equilibria.equilibrium import Solving
+from equilibria.inputs import (
+    Corrupted,
+    Denoising,
+    Inpainting,
+    SuperResolution,
+    answer,
+    answer_in_tiles,
+    takes_any_size,
+)
+from equilibria.inputs.tiles import BLEND
+from equilibria.models import create_model
+from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
+from equilibria.operators import Conv2d, Identity
+from tests.inputs.small_generator import chance
+
+TOLERANCE = 1e-8
+
+
+def picture(height: int, width: int, channels: int = 1) -> Tensor:
+    """Slow waves, an edge, and noise."""
+    rows, columns = torch.arange(height).double()[:, None], torch.arange(width).double()[None]
+    waves = 0.5 + 0.2 * torch.sin(rows / 9) + 0.2 * torch.cos((rows + columns) / 5)
+    made = waves.expand(1, channels, -1, -1) + 0.3 * (columns > width // 2)
+    return (made + 0.1 * torch.randn(made.shape, generator=chance(1)).double()).clamp(0, 1)
+
+
+def restorer(
+    *, channels: int = 1, factor: int = 1, weight: float = 2.0, image_size: int | None = 16
+) -> EquilibriumRestorer:
+    """With weights so large that the bound of the norm is at work."""
+    model = deq_restorer(
+        in_channels=channels,
+        channels=6,
+        kernel_size=3,
+        weight=weight,
+        factor=factor,
+        image_size=image_size,
+        solving=Solving(tolerance=TOLERANCE, max_iterations=500),
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=chance(2)))
+    return model.double().eval()
+
+
+def scale_of_errors(model: EquilibriumRestorer, seen: Corrupted) -> float:
+    """‖Up + b‖ + L‖y*‖: no less than what is cut off at the edge of a piece."""
+    solution = model.solve(seen.measured, seen.measurement)
+    cell = model.layer.cell
+    assert isinstance(cell, RestoringCell)
+    context = cell.inject(*model.stem(seen.measured, seen.measurement))
+    at_zero = cell.energy.descent(torch.zeros_like(solution.state), context)  # type: ignore[arg-type]
+    limit = cell.limit * cell.data.growth
+    return float(at_zero.norm()) + limit * float(solution.state.norm())  # type: ignore[union-attr]
+
+
+DAMAGE = [
+    (Denoising(0.1), (61, 127), 1),
+    (Denoising(0.1), (127, 40), 3),
+    (Inpainting(0.2), (61, 127), 1),
+    (SuperResolution(2), (62, 196), 1),
+]
+
+
+@pytest.mark.parametrize(("damage", "size", "channels"), DAMAGE)
+@torch.no_grad()
+def test_pieces_of_an_equilibrium_join_without_a_seam(
+    damage: Denoising, size: tuple[int, int], channels: int
+) -> None:
+    model = restorer(channels=channels, factor=getattr(damage, "factor", 1))
+    seen = damage.corrupt(picture(*size, channels), chance(3))
+    whole = answer(model, seen)
+    bound = (TOLERANCE + 3 * TOLERANCE) * scale_of_errors(model, seen)  # the cut, and the solves
+    side = 2 * model.reach(TOLERANCE) + 2 * BLEND
+    assert side < max(size)
+    tiled = answer_in_tiles(model, seen, side)
+    assert tiled.shape == whole.shape == (1, channels, *size)
+    assert float((tiled - whole).abs().max()) <= bound < 1e-4
+    assert not torch.equal(tiled, whole)
+
+
+@torch.no_grad()
+def test_less_overlap_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = restorer(), Denoising(0.1).corrupt(picture(61, 97), chance(3))
+    bound = 4 * TOLERANCE * scale_of_errors(model, seen)
+    monkeypatch.setattr(model, "reach", lambda accuracy: 2)
+    tiled = answer_in_tiles(model, seen, 4 + 2 * BLEND)
+    assert float((tiled - answer(model, seen)).abs().max()) > 10 * bound
+
+
+@torch.no_grad()
+def test_pieces_of_a_convolutional_network_are_exact() -> None:
+    torch.manual_seed(0)
+    model = create_model("dncnn", in_channels=3, channels=4, depth=5).double().eval()
+    seen = Corrupted(picture(50, 83, 3), Identity(), 0.1)
+    tiled = answer_in_tiles(model, seen, 2 * model.reach(1.0) + BLEND + 3)
+    torch.testing.assert_close(tiled, model(seen.measured), rtol=0, atol=1e-12)
+    blurry = answer_in_tiles(model, SuperResolution(2).corrupt(picture(50, 82, 3)), 40)
+    assert blurry.shape == (1, 3, 50, 82)
+
+
+@torch.no_grad()
+def test_what_fits_is_not_cut() -> None:
+    model, seen = restorer(), Denoising(0.1).corrupt(picture(40, 30), chance())
+    assert torch.equal(answer_in_tiles(model, seen), answer(model, seen))
+
+
+def test_pieces_that_are_too_small_are_refused() -> None:
+    model, seen = restorer(), Denoising(0.1).corrupt(picture(61, 97), chance())
+    with pytest.raises(ValueError, match="pieces of 20 pixels are too small"):
+        answer_in_tiles(model, seen, 20)
+
+
+def test_who_takes_any_size() -> None:
+    assert takes_any_size(restorer())
+    assert takes_any_size(create_model("dncnn", channels=4, depth=2))
+    assert not takes_any_size(create_model("ae-conv", image_size=16))
+    assert not takes_any_size(nn.Identity())
+
+
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+@pytest.mark.parametrize("image_size", [4, 24])
+@torch.no_grad()
+def test_the_norm_of_one_size_bounds_that_of_all(kernel_size: int, image_size: int) -> None:
+    for seed in range(3):
+        model = deq_restorer(channels=5, kernel_size=kernel_size, image_size=image_size).double()
+        data = model.layer.cell.data  # type: ignore[union-attr]
+        data.W.kernel.copy_(torch.randn(data.W.kernel.shape, generator=chance(seed)))
+        entry = data.prepare([(5, 70, 90)])["W"]
+        W = Conv2d.from_tensor(entry[0])
+        assert float(W.norm_bound((1, 70, 90))) ** 2 <= data.growth <= 2
+        assert torch.equal(entry[0], data.prepare([(5, 8, 8)])["W"][0])
+
+
+def test_the_reach_grows_with_what_is_asked() -> None:
+    model = restorer(weight=2.0)
+    reaches = [model.reach(10.0**-digits) for digits in (1, 3, 5, 9)]
+    assert reaches == sorted(set(reaches))
+    assert restorer(weight=20.0).reach(1e-3) > model.reach(1e-3)
+    # In the Hessian a pixel reaches two pixels far, and an order of magnitude costs two steps.
+    assert reaches[-1] - reaches[0] <= 8 * 2 * 2
