@@ -154,3 +154,8 @@ def test_the_walks_name_files_and_functions_that_exist() -> None:
 def test_the_compiler_is_not_imported_before_it_is_used(imported_modules: set[str]) -> None:
     """`torch.compiler.disable` as a decorator would double the time of `import equilibria`."""
     assert "torch._dynamo" not in imported_modules
+
+
+def test_pictures_of_the_documents_are_small() -> None:
+    for path in sorted((ROOT / "docs").rglob("*.[ps][nv]g")):
+        assert path.stat().st_size < 160_000, path

@@ -25,6 +25,7 @@ from equilibria.report.style import (
     dress_axes,
     figure_png,
     figure_svg,
+    plain_axis,
     plain_log_axis,
     wrapped,
 )
@@ -108,6 +109,7 @@ def training_figure(history: Sequence[EpochMetrics]) -> ThemedFigure:
             axes[1].set_title("Iterations to the equilibrium")
             axes[1].set_ylabel("mean")
             axes[1].set_ylim(0, 1.15 * max(iterations))
+            plain_axis(axes[1])
         for axis in axes:
             count_along(axis, "epoch")
 
@@ -139,7 +141,7 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
             axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.spines[:].set_visible(False)
             if predicted is not None:
-                said = "no answer" if predicted == -1 else class_names[predicted]
+                said = "no answer" if predicted == -1 else f"says {class_names[predicted]}"
                 is_right = predicted == int(result.labels[index])
                 axis.set_title(
                     wrapped(said, 14, 2),
