@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from equilibria.data import (
     Framing,
     ImageFiles,
     Split,
+    load_digits,
     read_into_memory,
     register_dataset,
 )
@@ -197,3 +199,31 @@ def test_the_four_cifar_recipes_are_of_one_size(size: str) -> None:
     counts = [parameter_count(model_outline(r.model.name, **r.model.options)) for r in recipes]
     assert max(counts) < 1.03 * min(counts)
     assert len({(r.training.epochs, r.training.learning_rate, str(r.data)) for r in recipes}) == 1
+
+
+def test_adversarial_training_normalizes_inside_the_model() -> None:
+    """Attacks move pixels in [0, 1]; it was an error to ask for both."""
+
+    def load() -> DataSet:
+        return replace(load_digits(), name="normalized-digits", mean=(0.3,), std=(0.4,))
+
+    register_dataset(DataSetCard("normalized-digits"), load, replace=True)
+    recipe = recipe_from_data(
+        {
+            "model": {"name": "opteq-small", "options": {"channels": 8, "width": 8}},
+            "data": {"name": "normalized-digits", "normalize": True},
+            "training": {"epochs": 1},
+            "task": {"name": "adversarial", "options": {"eps": 0.5, "method": "jiio", "steps": 2}},
+        }
+    )
+    experiment = Experiment.of(recipe)
+    images, labels = experiment.some_test_images(8)
+    outcome = experiment.task.training_step(experiment.model.train(), images, labels)
+    assert bool(torch.isfinite(outcome.loss))
+
+
+def test_off_is_a_word_for_perturbations() -> None:
+    """YAML reads it as False."""
+    for pe in ("off", "always"):
+        model = Experiment.of(load_recipe("digits-mopteq", [f"model.options.pe={pe}"])).model
+        assert (model.layer.cell.refresh_until > 0) is (pe == "always")

@@ -34,7 +34,9 @@ def generate(
         Option(help="PNG of samples; reconstructions are drawn beside it.", callback=writable_file),
     ] = Path("equilibria-samples.png"),
     samples: Annotated[int, Option(min=1, help="Images to draw.")] = 64,
-    density: Annotated[str, Option(help="Of the latents: gmm or vae-gmm.")] = "gmm",
+    density: Annotated[
+        str | None, Option(help="Of the latents: gmm or vae-gmm; the run's own if not set.")
+    ] = None,
     latents: Annotated[
         int, Option(min=2, help="Training images whose latents the density is fitted to.")
     ] = 2000,

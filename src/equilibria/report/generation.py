@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +56,7 @@ class Generation:
     sample_fid: float | None
     reconstructions: list[Reconstructions]
     features: str | None
-    """What the FIDs are distances of; None where the data set has no classes to learn it from."""
+    """What the FIDs are distances of; None where they were not asked for."""
 
 
 @torch.no_grad()
@@ -64,7 +66,7 @@ def generate(
     *,
     folder: Path | None = None,
     samples: int = 64,
-    density: str = "gmm",
+    density: str | Mapping[str, Any] | None = None,
     latents: int = 2000,
     images: int = 500,
     seed: int = 0,
@@ -75,6 +77,7 @@ def generate(
     What that gives in numbers; a sheet of the samples; and one of test images above what was made
     of their latents, a row for each way to find those.
 
+    density: a name, or a mapping with a name and options; None: what the task of the run says.
     folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
     judge: measure the FID; without it no classifier is needed.
     """
@@ -91,7 +94,8 @@ def generate(
     latents_of_known = (
         _encoded(model, known) if isinstance(model, Autoencoder) else _searched(experiment, known)
     )
-    fitted = fit_density(density, latents_of_known, seed=seed)
+    chosen = getattr(experiment.task, "density", "gmm") if density is None else density
+    fitted = fit_density(chosen, latents_of_known, seed=seed)
     count = max(samples, len(originals))
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
     network = _feature_network(experiment, folder, device) if judge else None
@@ -110,14 +114,14 @@ def generate(
     result = Generation(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
-        density=density,
+        density=chosen if isinstance(chosen, str) else str(chosen["name"]),
         fitted_to=len(known),
         images=len(originals),
         sample_fid=_distance(network, drawn[: len(originals)], originals),
         reconstructions=reconstructions,
         features=None
         if network is None
-        else f"features of a classifier trained on {experiment.data.name}, not Inception's",
+        else f"features of a classifier {_learned(experiment)}, not Inception's",
     )
     name, data = experiment.recipe.model.name, experiment.data
     lines = torch.split(drawn[:samples], COLUMNS)
@@ -151,22 +155,41 @@ def _training_images(experiment: Experiment, count: int) -> tuple[Tensor, Tensor
     return experiment.training.fetch(evenly_spread(experiment.training, count))
 
 
+def _learned(experiment: Experiment) -> str:
+    """What the classifier behind the FID tells apart."""
+    data = experiment.data
+    if data.kind == "classification" and data.num_classes > 1:
+        return f"trained on {data.name}"
+    return f"that tells by how much images of {data.name} were turned"
+
+
+def _turned(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Every image turned by 0°, 90°, 180° and 270°, and by how much (Gidaris et al., 2018).
+
+    What images without classes can be told apart by; oblong ones are turned by 180° alone.
+    """
+    turns = range(4) if images.shape[2] == images.shape[3] else (0, 2)
+    every = [torch.rot90(images, turn, (2, 3)) for turn in turns]
+    return torch.cat(every), torch.arange(len(every)).repeat_interleave(len(images))
+
+
 def _feature_network(
     experiment: Experiment, folder: Path | None, device: torch.device
-) -> FeatureNetwork | None:
+) -> FeatureNetwork:
     """The classifier behind the FID: trained once, then read from the run's folder."""
     data = experiment.data
-    if data.kind != "classification" or data.num_classes < 2:
-        return None
+    labelled = data.kind == "classification" and data.num_classes > 1
     file = None if folder is None else folder / "feature_network.safetensors"
+    turns = 4 if data.image_shape[1] == data.image_shape[2] else 2
+    classes = data.num_classes if labelled else turns
     if file is not None and file.is_file():
-        network = FeatureNetwork(data.channels, data.num_classes)
+        network = FeatureNetwork(data.channels, classes)
         load_weights(network, file)
         return network.to(device).eval()
     images, labels = _training_images(experiment, FEATURE_IMAGES)
-    network = train_feature_network(
-        images.to(device), labels.to(device), num_classes=data.num_classes
-    )
+    if not labelled:
+        images, labels = _turned(images)
+    network = train_feature_network(images.to(device), labels.to(device), num_classes=classes)
     if file is not None:
         save_weights(network, file)
     return network

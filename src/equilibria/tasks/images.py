@@ -27,6 +27,7 @@ from equilibria.inputs import (
     squared_error,
 )
 from equilibria.models import Autoencoder
+from equilibria.models.generators.densities import check_density
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome, Solved
@@ -50,6 +51,7 @@ class Autoencoding(Task):
         the weight is twice the variance of a pixel given x. "rae" adds `latent_weight` · ‖x‖²/2
         and `decoder_weight` times the squared norm of the decoder's weights (RAE-L2 of Ghosh et
         al., 2020). "ae" adds nothing. "auto": "vae" for a variational model, else "ae".
+    density: what new images are drawn from, a name or a mapping with options (`fit_density`).
     """
 
     score: ClassVar[str] = "psnr"
@@ -59,8 +61,10 @@ class Autoencoding(Task):
     kl_weight: float = 0.1
     latent_weight: float = 0.05
     decoder_weight: float = 1e-4
+    density: str | Mapping[str, Any] = "gmm"
 
     def __post_init__(self) -> None:
+        check_density(self.density)
         check_values(
             self,
             not_negative=("kl_weight", "latent_weight", "decoder_weight"),
@@ -119,6 +123,8 @@ class Reconstruction(LatentSearch, Task):
 
     iterations, evaluation_iterations: steps of x in training and in evaluation (40 and 100 there).
     check_tolerance: of the equilibria and adjoints that the loss and its gradient are taken at.
+    density: of the latents, what new images are drawn from: a name, or a mapping with options. The
+        paper's is {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
     """
 
     score: ClassVar[str] = "psnr"
@@ -130,9 +136,11 @@ class Reconstruction(LatentSearch, Task):
     evaluation_iterations: int = 40
     ridge: float = 0.01
     check_tolerance: float = 1e-3
+    density: str | Mapping[str, Any] = "gmm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_density(self.density)
         check_values(self, at_least_one=("evaluation_iterations",), positive=("check_tolerance",))
 
     def find(

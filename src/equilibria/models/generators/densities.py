@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -91,14 +92,28 @@ class VAEMixtureDensity:
             return self.vae.evidence(latents)
 
 
-def fit_density(name: str, latents: Tensor, **options: Any) -> Density:
-    """A density by name, fitted to latent vectors (one row each)."""
-    densities: dict[str, Callable[..., Density]] = {
-        "gmm": MixtureDensity,
-        "vae-gmm": VAEMixtureDensity,
-    }
-    check_choice(densities, density=name)
-    return densities[name](latents, **options)
+DENSITIES: dict[str, Callable[..., Density]] = {
+    "gmm": MixtureDensity,
+    "vae-gmm": VAEMixtureDensity,
+}
+
+
+def check_density(density: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a density and its options, given as a name or as a mapping with a name."""
+    options = {"name": density} if isinstance(density, str) else dict(density)
+    name = options.pop("name", None)
+    check_choice(DENSITIES, density=name)
+    own = inspect.signature(train_latent_vae if name == "vae-gmm" else MixtureDensity).parameters
+    for option in options:
+        if option not in {"components", *own} - {"latents", "vectors", "seed"}:
+            raise ValueError(f"the density {name} has no option {option!r}")
+    return str(name), options
+
+
+def fit_density(density: str | Mapping[str, Any], latents: Tensor, **options: Any) -> Density:
+    """A density, by name or with options of its own, fitted to latent vectors (one row each)."""
+    name, own = check_density(density)
+    return DENSITIES[name](latents, **{**own, **options})
 
 
 def _checked(latents: Tensor) -> Tensor:

@@ -44,10 +44,11 @@ class MOptEqCell(BranchCell):
         activation: str | Activation = "relu",
         fusion: Fusion = "average",
         alpha: float = 1.0,
-        pe: Perturb = "off",
+        pe: Perturb | Literal[False] = "off",
         epsilon: float = 0.1,
         perturb_for: int = 5,
     ) -> None:
+        pe = pe or "off"  # YAML reads a bare `off` as False.
         check_choice(get_args(Perturb), pe=pe)
         check_not_negative(epsilon=epsilon)
         check_at_least_one(perturb_for=perturb_for)
