@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,11 @@ from equilibria.training import Experiment, recipe_from_data
 
 
 @pytest.fixture(scope="module", autouse=True)
-def digits_without_classes() -> Iterator[None]:
+def digits_without_classes() -> None:
     def load() -> DataSet:
         return replace(load_digits(), name="bare-digits", class_names=(), kind="unlabelled")
 
     register_dataset(DataSetCard("bare-digits"), load, replace=True)
-    yield
 
 
 def experiment(data: str, **task: Any) -> Experiment:
