@@ -128,8 +128,6 @@ def test_what_does_not_fit_is_an_error() -> None:
         Experiment.of(recipe_from_data(smoothed))
     with pytest.raises(ValueError, match="no validation part of its own"):
         Experiment.of(load_recipe("digits-opteq", ["data.validation=own"]))
-    with pytest.raises(ValueError, match="no mean and variance"):
-        Experiment.of(load_recipe("digits-opteq", ["data.normalize=true"]))
     with pytest.raises(ValueError, match="did you mean 'flip'"):
         Experiment.of(segmentation(augmentation=["flp"]))
 

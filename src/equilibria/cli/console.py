@@ -155,6 +155,14 @@ class TrainingDisplay:
         self.progress = progress_bar(console=console)
         self.task = self.progress.add_task(f"[dim]epoch[/] 1/{epochs}", total=None)
 
+    def on_read(self, done: int, total: int) -> None:
+        """Images that are read into memory first."""
+        self.progress.update(
+            self.task, description="[dim]reading images[/]", completed=done, total=total
+        )
+        if done == total:
+            self.progress.update(self.task, description=f"[dim]epoch[/] 1/{self.epochs}")
+
     def on_step(self, step: eq.training.StepProgress) -> None:
         self.progress.update(self.task, completed=step.step, total=step.steps)
 

@@ -89,6 +89,8 @@ def known_root(root: Path | None) -> Path | None:
 
 def whereabouts(card: eq.data.DataSetCard, base: Path | None) -> str:
     """Where a data set is below that folder; "always" for one without files, or "no"."""
+    if card.is_own:
+        return "yours"
     if not card.folders:
         return "always"
     found = card.find(base) if base is not None else None

@@ -15,13 +15,22 @@ from equilibria.cli.app import Device, Overwrite, command
 @command(
     "train",
     "equilibria train digits-opteq --output runs/opteq",
+    "equilibria train photos/ --output runs/photos",
+    "equilibria train labels.csv data.options.size=96 training.epochs=30 --output runs/table",
     "equilibria train digits-opteq training.epochs=3 training.seed=1 --output runs/short",
     "equilibria train my-recipe.yaml --output runs/mine --resume",
     "equilibria train digits-opteq --devices 2",
     "torchrun --nproc_per_node=2 -m equilibria train digits-opteq",
 )
 def train(
-    recipe: Annotated[str, Argument(help="A YAML file, or a name: `equilibria recipes`.")],
+    recipe: Annotated[
+        str,
+        Argument(
+            metavar="RECIPE|IMAGES",
+            help="A YAML file, or a name: `equilibria recipes`. Or a folder of images, one folder "
+            "a class, or a CSV of files and labels: a recipe is then chosen.",
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, Argument(metavar="KEY=VALUE...", help="Changes to the recipe.")
     ] = None,
@@ -38,7 +47,7 @@ def train(
         bool, Option("--tensorboard", help="Log to the folder `tensorboard` of the run too.")
     ] = False,
 ) -> None:
-    """Train a model as a recipe says."""
+    """Train a model as a recipe says, or on images of your own."""
     from equilibria.cli.training import launch, train_as_asked, train_in_group
 
     changes = overrides or []

@@ -121,11 +121,23 @@ def train_as_asked(
         result = experiment.evaluate(processes)
         if processes.leads:
             store_evaluation(output, as_data(experiment, result))
-    print_facts(f"On the {len(experiment.test)} test images", rows(result), console)
+    print_facts(f"On the {result.samples} test images", rows(result), console)
+    console.print(printable(_left_out(experiment)), markup=False, soft_wrap=True, end="")
     console.print(printable(f"Run: {output}"), markup=False, soft_wrap=True)
     if processes.leads:
         unit = f"{experiment.task.unit}s"
         complain(unanswered(result.figures.get("unanswered"), result.samples, unit))
+
+
+def _left_out(experiment: Experiment) -> str:
+    """Of images that could not be read; empty if all could."""
+    problems = experiment.unreadable()
+    if not problems:
+        return ""
+    some = next(iter(problems.values()))
+    if len(problems) == 1:
+        return f"1 image could not be read and is left out: {some}\n"
+    return f"{len(problems)} images could not be read and are left out, such as {some}\n"
 
 
 def follow(
@@ -156,7 +168,12 @@ def follow(
     try:
         with display.progress:
             return experiment.train(
-                run, device, processes=processes, on_epoch=show, on_step=display.on_step
+                run,
+                device,
+                processes=processes,
+                on_epoch=show,
+                on_step=display.on_step,
+                on_read=display.on_read,
             )
     except NonFiniteError as error:
         _fail_together(str(error), processes, code=1)

@@ -27,6 +27,7 @@ from equilibria.data.image_files import (
     read_image,
     readable,
 )
+from equilibria.data.items import Items, from_dataset
 from equilibria.data.readers import DataFileError, MissingDataError
 from equilibria.data.registry import (
     DataSetCard,
@@ -39,6 +40,7 @@ from equilibria.data.registry import (
 )
 from equilibria.data.sets.arrays import CORRUPTIONS, load_digits
 from equilibria.data.sets.omniglot import Episodes
+from equilibria.data.sets.own import list_own_images
 from equilibria.data.source import (
     DataSet,
     Kind,
@@ -47,8 +49,10 @@ from equilibria.data.source import (
     Split,
     evenly_spread,
     fingerprint,
+    known_labels,
     stratified_split,
 )
+from equilibria.data.survey import Survey, mean_and_deviation, survey
 from equilibria.data.workers import usual_workers
 
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "Framing",
     "GaussianNoise",
     "ImageFiles",
+    "Items",
     "Kind",
     "MissingDataError",
     "RandomShift",
@@ -74,6 +79,7 @@ __all__ = [
     "Selection",
     "Source",
     "Split",
+    "Survey",
     "UnreadableImageWarning",
     "build_augmentation",
     "data_root",
@@ -82,17 +88,22 @@ __all__ = [
     "evenly_spread",
     "find_images",
     "fingerprint",
+    "from_dataset",
     "has_several_frames",
     "image_to_tensor",
+    "known_labels",
     "list_datasets",
+    "list_own_images",
     "load_dataset",
     "load_digits",
+    "mean_and_deviation",
     "open_image",
     "read_image",
     "read_into_memory",
     "readable",
     "register_dataset",
     "stratified_split",
+    "survey",
     "unreadable_images",
     "usual_workers",
 ]

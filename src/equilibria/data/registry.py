@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from equilibria.data.readers import MissingDataError
-from equilibria.data.sets import arrays, folders, omniglot
+from equilibria.data.sets import arrays, folders, omniglot, own
 from equilibria.data.source import DataSet, Kind, choose_samples, select
 from equilibria.registry import Registry
 
@@ -53,6 +53,8 @@ class DataSetCard:
     address: str = ""
     """Where its publisher describes it."""
     downloads: tuple[Download, ...] = ()
+    is_own: bool = False
+    """Whether the root itself is its folder, which therefore has to be named."""
 
     def find(self, root: Path) -> Path | None:
         """The folder below `root` that holds everything, if there is one."""
@@ -122,7 +124,9 @@ def load_dataset(
     same `subset_seed`, and as many of each class as there are to be had.
     """
     card = dataset_card(name)
-    if card.folders:
+    if card.is_own:
+        options["folder"] = _named_folder(name, root)
+    elif card.folders:
         options["folder"] = _find_folder(card, root)
     data = _loaders.create(name, **options)
     train, test = (
@@ -130,6 +134,15 @@ def load_dataset(
         for part, samples in ((data.train, train_samples), (data.test, test_samples))
     )
     return replace(data, license=data.license or card.license, train=train, test=test)
+
+
+def _named_folder(name: str, root: Path | str | None) -> Path:
+    if root is None:
+        raise MissingDataError(f"{name!r} needs the folder of your images: name it in data.root")
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise MissingDataError(f"there is no folder {folder}: data.root names that of your images")
+    return folder
 
 
 def _find_folder(card: DataSetCard, root: Path | str | None) -> Path:
@@ -163,7 +176,7 @@ _Loader.add_constructor(
 
 def _register_catalog() -> None:
     catalog = resources.files("equilibria.data.sets").joinpath("catalog.yaml")
-    readers = {**vars(arrays), **vars(folders), **vars(omniglot)}
+    readers = {**vars(arrays), **vars(folders), **vars(omniglot), **vars(own)}
     for name, entry in yaml.load(catalog.read_text(encoding="utf-8"), Loader=_Loader).items():
         read, constants = readers[entry.pop("reader")], entry.pop("constants", {})
         if "folders" in entry:

@@ -220,10 +220,12 @@ def fingerprint(source: Source) -> str:
     return f"{len(source)} samples, {digest.hexdigest()[:16]}"
 
 
-def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySource, AnySource]:
+def stratified_split(
+    split: AnySource, share: float, seed: int, *, least: int = 0
+) -> tuple[AnySource, AnySource]:
     """Part off `share` of the samples of every class: what remains, and what was held out.
 
-    Without known classes, of all samples.
+    Without known classes, of all samples. `least` are held out of every class, but for its last.
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, not {share}")
@@ -235,7 +237,10 @@ def stratified_split(split: AnySource, share: float, seed: int) -> tuple[AnySour
     for label in torch.unique(labels).tolist():
         members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
-        held_out[members[order[: round(share * len(members))]]] = True
+        wanted = round(share * len(members))
+        if least:
+            wanted = min(max(least, wanted), len(members) - 1)
+        held_out[members[order[:wanted]]] = True
     rest, aside = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
     if not len(rest) or not len(aside):
         raise ValueError(

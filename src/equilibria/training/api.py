@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from equilibria.data import (
     BRIGHTEST,
     Batches,
+    DataSet,
+    Framing,
+    Items,
     Source,
     find_images,
+    from_dataset,
     load_dataset,
     read_image,
     readable,
@@ -29,15 +34,17 @@ from equilibria.training.experiment import Experiment, Weights, trained, trained
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import choose_device, denormals_as_zero
-from equilibria.training.recipe import Recipe, load_recipe
+from equilibria.training.recipe import Recipe, given_to, load_recipe, recipe_for
 
+Data: TypeAlias = "DataSet | Source | Dataset[Any]"
 Paths: TypeAlias = "str | Path | Sequence[str | Path]"
 
 
 @denormals_as_zero()
 def train(
-    recipe: str | Path | Recipe,
+    recipe: str | Path | Recipe | None = None,
     *overrides: str,
+    data: DataSet | Dataset[Any] | None = None,
     output: str | Path = "equilibria-run",
     resume: bool = False,
     overwrite: bool = False,
@@ -49,19 +56,33 @@ def train(
     """Train as a recipe says, and return the model as `load` does.
 
         model = eq.train("digits-opteq", "training.epochs=2", output="runs/mine")
+        model = eq.train("photos/", output="runs/mine")
+        model = eq.train(data=dataset, output="runs/mine")
 
-    recipe: a recipe by its name, a YAML file, or an object; `overrides` are key=value.
+    recipe: a recipe by its name, a YAML file, or an object; a folder of images, one folder a class,
+        or a table of files and labels (CSV), for which a recipe is chosen. `overrides` are
+        key=value.
+    data: to train on, in the place of the recipe's; without a recipe one is chosen. A map-style
+        `Dataset` of torch, or a `DataSet`, as `eq.data.from_dataset` makes it.
     output: the folder of the run; `resume` goes on from its last checkpoint, if there is one, and
         `overwrite` replaces a run that it holds.
     imports: files or modules of your own parts, imported first (`equilibria.plugins`).
     on_epoch, on_step: are told how it goes; an exception they raise ends the training.
     """
     import_parts(imports)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     if isinstance(recipe, Recipe) and overrides:
         raise TypeError("overrides are for a recipe by name or file: change the object instead")
+    given = from_dataset(data) if isinstance(data, Dataset) else data
+    if isinstance(recipe, Recipe):
+        chosen = recipe if given is None else given_to(recipe)
+    elif given is not None:
+        chosen = recipe_for(given, recipe, overrides)
+    elif recipe is not None:
+        chosen = load_recipe(recipe, overrides)
+    else:
+        raise TypeError("name a recipe, or images to train on, or give data")
     where = choose_device(device)
-    experiment = Experiment.of(chosen)
+    experiment = Experiment.of(chosen, given)
     run = RunFolder.opened(
         Path(output), chosen.as_data(), experiment.facts(), resume=resume, overwrite=overwrite
     )
@@ -93,7 +114,7 @@ def load(
 
 def evaluate(
     run_or_model: str | Path | nn.Module,
-    data: str | Source | Iterable[tuple[Tensor, Tensor]] | None = None,
+    data: str | Data | Iterable[tuple[Tensor, Tensor]] | None = None,
     *,
     task: Task | None = None,
     weights: Weights = "last",
@@ -107,18 +128,21 @@ def evaluate(
         eq.evaluate(model, "digits").figures
 
     run_or_model: the folder of a run, by default judged on its test images, or a model.
-    data: a data set by its name, of which the test images count, a source, or batches.
+    data: a data set, or its name, of which the test images count; a source, a map-style `Dataset`
+        of torch, or batches.
     task: what is judged; by default that of the run, and classification for a model.
     root: the folder of data sets; by default where the run, or EQUILIBRIA_DATA, has it.
     """
     if isinstance(run_or_model, nn.Module):
         if data is None:
             raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
-        return (task or Classification()).evaluate(run_or_model, _batches(data, batch_size, root))
+        batches = _batches(data, run_or_model, batch_size, root)
+        return (task or Classification()).evaluate(run_or_model, batches)
     experiment = trained(run_or_model, device=device, weights=weights, root=root)
     if data is None and task is None:
         return experiment.evaluate()
-    batches = _batches(experiment.test if data is None else data, batch_size, root)
+    judged = experiment.test if data is None else data
+    batches = _batches(judged, experiment.model, batch_size, root)
     with experiment.solving():
         return (task or experiment.task).evaluate(experiment.model, batches)
 
@@ -259,10 +283,18 @@ def _said(
 
 
 def _batches(
-    data: str | Source | Iterable[tuple[Tensor, Tensor]], batch_size: int, root: str | Path | None
+    data: str | Data | Iterable[tuple[Tensor, Tensor]],
+    model: nn.Module,
+    batch_size: int,
+    root: str | Path | None,
 ) -> Iterable[tuple[Tensor, Tensor]]:
     if isinstance(data, str):
-        return Batches(load_dataset(data, root).test, batch_size)
+        data = load_dataset(data, root)
+    if isinstance(data, DataSet):
+        data = data.test
+    elif isinstance(data, Dataset):
+        frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
+        data = Items(data, frame or Framing(), is_gray=shape is not None and shape[0] == 1)
     # Batches themselves are iterable and have no `fetch`.
     return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
 

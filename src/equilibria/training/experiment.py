@@ -17,16 +17,20 @@ from equilibria.data import (
     Augmentation,
     Batches,
     Chain,
+    DataFileError,
     DataSet,
     Framing,
     Kind,
+    MissingDataError,
     Source,
     build_augmentation,
     evenly_spread,
     fingerprint,
     load_dataset,
+    mean_and_deviation,
     read_into_memory,
     stratified_split,
+    unreadable_images,
     usual_workers,
 )
 from equilibria.equilibrium import Record, solving
@@ -44,7 +48,7 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import Recipe, told_where
+from equilibria.training.recipe import GIVEN, Recipe, told_where
 
 READ_AT_ONCE = 32
 """Images that one worker reads into memory before the next one is asked."""
@@ -100,23 +104,20 @@ class Experiment(RecipeModel):
     test: Source
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Experiment:
+    def of(cls, recipe: Recipe, data: DataSet | None = None) -> Experiment:
         """Load the data and make the model, its initial weights drawn with the recipe's seed."""
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
-        with told_where("data.options"):
-            data = load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
+        if data is None:
+            data = _data(recipe)
         with told_where("task.options"):
             task = _task(recipe, data.kind, data.ignore_index)
-        if recipe.data.normalize and (data.mean is None or data.std is None):
-            raise ValueError(
-                f"no mean and variance are published for {data.name}: set data.normalize to false"
-            )
+        training, validation = _parts(recipe, data)
         images = ImageFacts(
             class_names=data.class_names,
             image_shape=data.image_shape,
             frame=data.frame,
-            normalization=(data.mean, data.std) if recipe.data.normalize else None,
+            normalization=_normalization(data, training) if recipe.data.normalize else None,
             names_classes=task.names_classes,
             kind=data.kind,
             ignore_index=data.ignore_index,
@@ -127,7 +128,6 @@ class Experiment(RecipeModel):
             model = _model(recipe, images)
         with told_where("data.augmentation"):
             augmentation = Chain(tuple(map(build_augmentation, recipe.data.augmentation)))
-        training, validation = _parts(recipe, data)
         return cls(
             recipe=recipe,
             model=model,
@@ -211,6 +211,11 @@ class Experiment(RecipeModel):
         data = {"samples": len(self.training), "fingerprint": fingerprint(self.data.train)}
         return {"images": asdict(self.images), "data": data}
 
+    def unreadable(self) -> dict[str, DataFileError]:
+        """The images that were left out so far because they cannot be read, by path."""
+        parts = (self.training, self.test, *([self.validation] if self.validation else []))
+        return {path: why for part in parts for path, why in unreadable_images(part).items()}
+
     def evaluate(self, processes: Processes = ALONE) -> Evaluation:
         """On the test images, of which each process takes its share if there are enough."""
         if len(self.test) < processes.count:
@@ -223,6 +228,16 @@ class Experiment(RecipeModel):
     def some_test_images(self, count: int) -> tuple[Tensor, Tensor]:
         """Images and labels, spread evenly over the test images."""
         return self.data.test.fetch(evenly_spread(self.data.test, count))
+
+
+def _data(recipe: Recipe) -> DataSet:
+    if recipe.data.name == GIVEN:
+        raise MissingDataError(
+            "the data set was given in Python, and no file holds it: give it again, as in "
+            "eq.evaluate(eq.load(RUN), data) or eq.train(RECIPE, data=data)"
+        )
+    with told_where("data.options"):
+        return load_dataset(recipe.data.name, root=recipe.data.root, **recipe.data.options)
 
 
 def _task(recipe: Recipe, kind: Kind, ignore_index: int | None) -> Task:
@@ -283,6 +298,17 @@ def _parts(recipe: Recipe, data: DataSet) -> tuple[Source, Source | None]:
     if not share:
         return data.train, None
     return stratified_split(data.train, share, VALIDATION_SEED)
+
+
+def _normalization(data: DataSet, training: Source) -> tuple[Any, Any]:
+    """Mean and deviation of every channel: as published, or else of some training images."""
+    if data.mean is not None and data.std is not None:
+        return data.mean, data.std
+    if data.kind == "episodes":
+        raise ValueError(
+            f"no mean and deviation are published for {data.name}: set data.normalize to false"
+        )
+    return mean_and_deviation(training)
 
 
 def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from equilibria.data import DataSet
 from equilibria.models import list_models, model_options
 from equilibria.registry import current_names, nearest
 from equilibria.training.settings import TrainingSettings
@@ -20,6 +21,8 @@ MOST_CHARACTERS, MOST_VALUES = 2**18, 10_000
 """Of a recipe; the longest here has fewer than 5,000 and 100."""
 PACKAGED = Path(str(resources.files("equilibria") / "recipes"))
 """Where the recipes are that come with the package."""
+GIVEN = "given"
+"""In the place of the name of a data set that was given in Python."""
 MOST_THREADS = 1024
 """Or workers: more than any machine has use for; far beyond it, starting them ends the process."""
 
@@ -41,7 +44,8 @@ class DataRecipe:
     workers: processes that read image files ahead; None: as many as there are cores, less one. The
         results are the same.
     augmentation: what happens to training images, in this order: names, or a name with options.
-    normalize: bring every channel to mean 0 and variance 1, as published for the data set.
+    normalize: bring every channel to mean 0 and variance 1, as published for the data set, or else
+        as measured on some training images.
     validation: what is evaluated after every epoch: a share of the training images, held out, or
         "own", the part that the authors of the data set made for it.
     """
@@ -141,9 +145,26 @@ def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, or the one of that name (`list_recipes`), with `key=value` overrides.
 
-    Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML.
+    Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML. For a
+    folder of images, one folder a class, or a table of files and labels (CSV), a recipe is chosen
+    by what the images are like.
     """
-    path = find_recipe(source)
+    from equilibria.training.own_images import is_own_images, recipe_for_path
+
+    if str(source) not in list_recipes() and is_own_images(source):
+        asked = with_overrides({}, overrides)
+        path, data = Path(source), recipe_for_path(source, asked)
+    else:
+        path = find_recipe(source)
+        data = _read(path)
+    data = with_overrides(data, overrides)
+    try:
+        return recipe_from_data(data)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
             data = parse_yaml(file.read(MOST_CHARACTERS + 1))
@@ -151,12 +172,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path} is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path} is not a recipe: it holds no keys")
-    for override in overrides:
-        _override(data, override)
-    try:
-        return recipe_from_data(data)
-    except RecipeError as error:
-        raise RecipeError(f"{path}: {error}") from None
+    return data
 
 
 def parse_yaml(text: str) -> Any:
@@ -197,6 +213,27 @@ def _written_out(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+def recipe_for(
+    data: DataSet, source: str | Path | None = None, overrides: Sequence[str] = ()
+) -> Recipe:
+    """The recipe for a data set that is given in Python: one that is chosen, or `source`."""
+    from equilibria.training.own_images import recipe_for_data
+
+    if source is None:
+        chosen = recipe_for_data(data, with_overrides({}, overrides))
+    else:
+        chosen = _read(find_recipe(source))
+    chosen = with_overrides(chosen, overrides)
+    chosen["data"] = {**chosen.get("data", {}), "name": GIVEN}
+    return given_to(recipe_from_data(chosen))
+
+
+def given_to(recipe: Recipe) -> Recipe:
+    """The recipe with a data set that is given in Python in the place of its own."""
+    data = dataclasses.replace(recipe.data, name=GIVEN, root=None, options={})
+    return dataclasses.replace(recipe, data=data)
+
+
 def find_recipe(source: str | Path) -> Path:
     """The file of a recipe, given by its path or its name."""
     path = Path(source)
@@ -206,7 +243,9 @@ def find_recipe(source: str | Path) -> Path:
     if str(source) in known:
         return known[str(source)]
     listed = f" There are: {', '.join(known)}." if known else ""
-    raise RecipeError(f"there is no recipe {str(source)!r}{nearest(source, known)}{listed}")
+    raise RecipeError(
+        f"there is no recipe, folder or table {str(source)!r}{nearest(source, known)}{listed}"
+    )
 
 
 def list_recipes() -> dict[str, Path]:
@@ -238,6 +277,13 @@ def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
     if kind is ModelRecipe and name in list_models() and isinstance(options, Mapping):
         found["options"] = current_names(options, model_options(str(name)))
     return found
+
+
+def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The data of a recipe with `key=value` changes, made in it."""
+    for override in overrides:
+        _override(data, override)
+    return data
 
 
 def _override(data: dict[str, Any], override: str) -> None:
