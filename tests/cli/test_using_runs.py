@@ -286,3 +286,34 @@ def test_predictions_come_as_files_are_read(run: Path, digits: list[Path], tmp_p
     assert [p.file for p in found] == [str(digits[1]), str(later)]
     with pytest.raises(ValueError, match="top"):
         predictions(run, digits, top=0)
+
+
+def test_a_generator_draws_without_its_data(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {
+        "model": {
+            "name": "opteq-decoder",
+            "options": {"latent_dim": 4, "channels": 4, "width": 4, "head_channels": 4},
+        },
+        "data": {"name": "kept-digits"},
+        "training": {"epochs": 1, "batch_size": 64},
+        "task": {"name": "generator", "options": {"iterations": 2, "evaluation_iterations": 3}},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    monkeypatch.setenv("EQUILIBRIA_DATA", str(root))
+    run = tmp_path / "run"
+    assert invoke("train", tmp_path / "recipe.yaml", "--output", run).exit_code == 0
+    monkeypatch.setenv("EQUILIBRIA_DATA", str(tmp_path))
+    options = ("--samples", 12, "--output", tmp_path / "samples.png")
+    result = invoke("generate", run, *options, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["fitted_to"], found["reconstructions"]) == (600, [])
+    assert "without the data of the run samples are drawn" in warned(result.stderr)
+    assert (tmp_path / "samples.png").is_file()
+    assert not (tmp_path / "samples-reconstructions.png").exists()
+    (run / "latents.safetensors").unlink()
+    nothing = invoke("generate", run, *options, "--overwrite")
+    assert nothing.exit_code == 2
+    assert "name its folder with --root" in warned(nothing.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -17,9 +17,10 @@ from equilibria.cli.app import (
     Seed,
     command,
     opened,
+    opened_model,
 )
 from equilibria.cli.console import print_facts, print_json, say, shown
-from equilibria.cli.faults import check_new, writable_file
+from equilibria.cli.faults import check_new, warn, writable_file
 
 
 @command(
@@ -54,18 +55,26 @@ def generate(
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
     where = eq.training.choose_device(device)
-    found, drawn, drawn_again = eq.report.generate(
-        opened(run, where, best, root),
-        where,
-        folder=run,
-        samples=samples,
-        density=density,
-        latents=latents,
-        images=images,
-        seed=seed,
-    )
+    common: dict[str, Any] = {
+        "samples": samples,
+        "density": density,
+        "latents": latents,
+        "seed": seed,
+    }
+    written = [output]
+    try:
+        experiment = opened(run, where, best, root)
+    except eq.data.MissingDataError as missing:
+        warn(f"without the data of the run samples are drawn, but nothing is compared: {missing}")
+        chosen = opened_model(run, where, best)
+        found, drawn = eq.report.generate_without_data(chosen, where, run, **common)
+    else:
+        found, drawn, drawn_again = eq.report.generate(
+            experiment, where, folder=run, images=images, **common
+        )
+        eq.training.write_atomically(reconstructions, drawn_again.png())
+        written.append(reconstructions)
     eq.training.write_atomically(output, drawn.png())
-    eq.training.write_atomically(reconstructions, drawn_again.png())
     if as_json:
         print_json(found)
         return
@@ -81,5 +90,5 @@ def generate(
     print_facts(f"{found.model} on {found.data}", facts)
     if found.features is not None:
         say(f"FID: {found.features}; {found.images} images a side.")
-    for path in (output, reconstructions):
+    for path in written:
         say(f"Drawn: {path}")

@@ -11,7 +11,7 @@ from equilibria.report.compare import (
 )
 from equilibria.report.convergence import Convergence, follow_solve
 from equilibria.report.figures import attack_png
-from equilibria.report.generation import generate
+from equilibria.report.generation import generate, generate_without_data
 from equilibria.report.page import (
     ClassifierReport,
     Example,
@@ -48,6 +48,7 @@ __all__ = [
     "differing_settings",
     "follow_solve",
     "generate",
+    "generate_without_data",
     "model_formula",
     "predict_pixels",
     "read_runs",

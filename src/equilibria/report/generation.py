@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,16 +15,24 @@ from equilibria.inputs import ExplicitGenerator, decode, generator_of
 from equilibria.models import Autoencoder, EquilibriumDecoder
 from equilibria.models.generators.densities import fit_density
 from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
-from equilibria.tasks import Reconstruction
+from equilibria.tasks import latents_of
 from equilibria.tasks.image_quality import (
     FeatureNetwork,
     frechet_distance,
     psnr,
     train_feature_network,
 )
-from equilibria.training import Experiment, load_weights, save_weights
+from equilibria.training import (
+    Experiment,
+    RecipeModel,
+    RunFolder,
+    load_weights,
+    read_weights,
+    save_weights,
+)
 
-BATCH = 256
+AnyDensity: TypeAlias = "str | Mapping[str, Any]"
+"""A name, or a mapping with a name and options."""
 COLUMNS = 10
 """Images in a row of a sheet."""
 FEATURE_IMAGES = 10_000
@@ -66,7 +74,7 @@ def generate(
     *,
     folder: Path | None = None,
     samples: int = 64,
-    density: str | Mapping[str, Any] | None = None,
+    density: AnyDensity | None = None,
     latents: int = 2000,
     images: int = 500,
     seed: int = 0,
@@ -81,27 +89,19 @@ def generate(
     folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
     judge: measure the FID; without it no classifier is needed.
     """
-    model = experiment.model
-    if not isinstance(model, EquilibriumDecoder | Autoencoder):
-        raise TypeError(
-            f"{experiment.recipe.model.name} draws no images: name the run of a generator or an "
-            "autoencoder (equilibria train mnist-generator)"
-        )
+    model, task = _checked(experiment), experiment.task
     known = _training_images(experiment, latents)[0].to(device)
     originals, labels = experiment.some_test_images(images)
     originals = originals.to(device)
     # In the way that the model was trained with.
-    latents_of_known = (
-        _encoded(model, known) if isinstance(model, Autoencoder) else _searched(experiment, known)
-    )
-    chosen = getattr(experiment.task, "density", "gmm") if density is None else density
-    fitted = fit_density(chosen, latents_of_known, seed=seed)
+    chosen = _chosen_density(experiment, density)
+    fitted = fit_density(chosen, latents_of(model, task, known), seed=seed)
     count = max(samples, len(originals))
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
     network = _feature_network(experiment, folder, device) if judge else None
-    ways = {"encoder": _encoded(model, originals)} if isinstance(model, Autoencoder) else {}
+    ways = {"encoder": latents_of(model, task, originals)} if isinstance(model, Autoencoder) else {}
     if not isinstance(generator_of(model), ExplicitGenerator):
-        ways["JIIO"] = _searched(experiment, originals)
+        ways["JIIO"] = latents_of(model, task, originals, searched=True)
     rows = [SheetRow("original", originals[:COLUMNS])]
     reconstructions = []
     for way, latents_found in ways.items():
@@ -114,7 +114,7 @@ def generate(
     result = Generation(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
-        density=chosen if isinstance(chosen, str) else str(chosen["name"]),
+        density=_name_of(chosen),
         fitted_to=len(known),
         images=len(originals),
         sample_fid=_distance(network, drawn[: len(originals)], originals),
@@ -124,30 +124,67 @@ def generate(
         else f"features of a classifier {_learned(experiment)}, not Inception's",
     )
     name, data = experiment.recipe.model.name, experiment.data
-    lines = torch.split(drawn[:samples], COLUMNS)
-    return (
-        result,
-        Sheet(
-            [SheetRow("" if place else "samples", some) for place, some in enumerate(lines)],
-            heading=f"{name}, trained on {data.name}",
-        ),
-        Sheet(rows, class_titles(data, labels), f"{name} on test images of {data.name}"),
+    titles, heading = class_titles(data, labels), f"{name} on test images of {data.name}"
+    return result, _samples(experiment, drawn[:samples]), Sheet(rows, titles, heading)
+
+
+@torch.no_grad()
+def generate_without_data(
+    run: RecipeModel,
+    device: torch.device,
+    folder: Path,
+    *,
+    samples: int = 64,
+    density: AnyDensity | None = None,
+    latents: int = 2000,
+    seed: int = 0,
+) -> tuple[Generation, Sheet]:
+    """Samples alone: the density is fitted to latents that the run in `folder` keeps."""
+    model, file = _checked(run), RunFolder(folder).latents
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} is missing: without the data set of the run there is nothing to fit a density "
+            "to; name its folder with --root"
+        )
+    known = read_weights(file)["latents"][:latents].to(device)
+    chosen = _chosen_density(run, density)
+    fitted = fit_density(chosen, known, seed=seed)
+    drawn = decode(model, fitted.sample(samples, seed=seed).to(device))
+    result = Generation(
+        model=run.recipe.model.name,
+        data=run.recipe.data.name,
+        density=_name_of(chosen),
+        fitted_to=len(known),
+        images=0,
+        sample_fid=None,
+        reconstructions=[],
+        features=None,
     )
+    return result, _samples(run, drawn)
 
 
-def _encoded(model: Autoencoder, images: Tensor) -> Tensor:
-    return torch.cat([model.encode(some) for some in torch.split(images, BATCH)])
+def _chosen_density(run: RecipeModel, asked: AnyDensity | None) -> AnyDensity:
+    own: AnyDensity = getattr(run.task, "density", "gmm")
+    return own if asked is None else asked
 
 
-def _searched(experiment: Experiment, images: Tensor) -> Tensor:
-    """By JIIO: as the run's task says, or on a decoder that was trained with an encoder."""
-    task, model = experiment.task, experiment.model
-    search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
-    found = []
-    for some in torch.split(images, BATCH):
-        start = model.encode(some) if isinstance(model, Autoencoder) else None
-        found.append(search.find(model, some, start=start, training=False).x)
-    return torch.cat(found)
+def _name_of(density: AnyDensity) -> str:
+    return density if isinstance(density, str) else str(density["name"])
+
+
+def _checked(run: RecipeModel) -> EquilibriumDecoder | Autoencoder:
+    if not isinstance(run.model, EquilibriumDecoder | Autoencoder):
+        raise TypeError(
+            f"{run.recipe.model.name} draws no images: name the run of a generator or an "
+            "autoencoder (equilibria train mnist-generator)"
+        )
+    return run.model
+
+
+def _samples(run: RecipeModel, drawn: Tensor) -> Sheet:
+    lines = enumerate(torch.split(drawn, COLUMNS))
+    rows = [SheetRow("" if place else "samples", some) for place, some in lines]
+    return Sheet(rows, heading=f"{run.recipe.model.name}, trained on {run.recipe.data.name}")
 
 
 def _training_images(experiment: Experiment, count: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from equilibria.tasks.classification import (
 )
 from equilibria.tasks.evaluation import Evaluation, Outcome, SolveStatistics
 from equilibria.tasks.few_shot import EpisodeBatch, FewShot
-from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction
+from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction, latents_of
 from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "class_iou",
     "confusion_matrix",
     "create_task",
+    "latents_of",
     "list_tasks",
     "register_task",
 ]

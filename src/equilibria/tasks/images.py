@@ -34,6 +34,7 @@ from equilibria.tasks.evaluation import Outcome, Solved
 from equilibria.tasks.image_quality import picture_psnr, psnr
 
 Kind = Literal["auto", "ae", "rae", "vae"]
+LATENTS_AT_ONCE = 256
 TRAINING_CHECK = 1e-3
 """The tolerance to which equilibria are solved anew after a search in training."""
 
@@ -173,6 +174,22 @@ class Reconstruction(LatentSearch, Task):
             "median_psnr": found.median("psnr"),
             "latent_norm": found.mean("latent_norm"),
         }
+
+
+@torch.no_grad()
+def latents_of(model: nn.Module, task: Task, images: Tensor, *, searched: bool = False) -> Tensor:
+    """By the encoder of an autoencoder; by JIIO for a decoder trained alone, or if so asked for.
+
+    The search is that of the task, or one without a ridge on a decoder that has an encoder.
+    """
+    search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
+    found = []
+    for some in torch.split(images, LATENTS_AT_ONCE):
+        start = model.encode(some) if isinstance(model, Autoencoder) else None
+        if start is None or searched:
+            start = search.find(model, some, start=start, training=False).x
+        found.append(start)
+    return torch.cat(found)
 
 
 @dataclass(frozen=True, kw_only=True)

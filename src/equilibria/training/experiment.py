@@ -36,20 +36,25 @@ from equilibria.data import (
 from equilibria.equilibrium import Record, solving
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
+    Autoencoding,
     Classification,
     Evaluation,
+    Reconstruction,
     Segmentation,
     Task,
     create_task,
+    latents_of,
 )
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
-from equilibria.training.files import load_weights, save_weights
+from equilibria.training.files import load_weights, save_tensors, save_weights
 from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
 from equilibria.training.recipe import GIVEN, Recipe, told_where
 
+KEPT_LATENTS = 1000
+"""Of training images, that a run of a generator or an autoencoder keeps."""
 READ_AT_ONCE = 32
 """Images that one worker reads into memory before the next one is asked."""
 VALIDATION_SEED = 20220613
@@ -177,10 +182,20 @@ class Experiment(RecipeModel):
                 on_step=on_step,
             )
             if processes.leads:
+                self._keep_latents(run, device)
                 save_weights(self.model, run.weights, {"model": self.recipe.model.name})
         finally:
             run.abandon()
         return history
+
+    def _keep_latents(self, run: RunFolder, device: torch.device) -> None:
+        """Of some training images, for `generate` where there are none."""
+        if isinstance(self.task, Autoencoding | Reconstruction):
+            images, _ = self.training.fetch(evenly_spread(self.training, KEPT_LATENTS))
+            self.model.eval()
+            with self.solving():
+                latents = latents_of(self.model, self.task, images.to(device))
+            save_tensors({"latents": latents}, run.latents)
 
     def _to_be_read(
         self, processes: Processes, on_read: Callable[[int, int], None] | None

@@ -126,21 +126,28 @@ def _seal(data: Mapping[str, Any]) -> str:
 
 
 def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Parameters and buffers as a safetensors file, which loads without running any code.
+    """Parameters and buffers as a safetensors file, which loads without running any code."""
+    save_tensors(model.state_dict(), path, metadata)
+
+
+def save_tensors(
+    named: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Tensors as a safetensors file.
 
     Its metadata hold the checksum of the file, taken with zeros in the place of the checksum.
     """
     from safetensors.torch import save
 
     # Copies: safetensors refuses a weight that two terms share, which has two names here.
-    tensors = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    tensors = {name: value.detach().cpu().clone() for name, value in named.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     content = save(tensors, metadata={**(metadata or {}), CHECKSUM: BLANK})
     write_atomically(path, content.replace(BLANK.encode(), checksum(content).encode(), 1))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """What `save_weights` wrote; a file that has changed since is an error."""
+    """What `save_tensors` wrote; a file that has changed since is an error."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 

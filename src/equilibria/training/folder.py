@@ -47,6 +47,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.weights = path / "model.safetensors"
+        self.latents = path / "latents.safetensors"
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
         self.evaluation = path / "evaluation.json"
