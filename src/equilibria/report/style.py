@@ -157,7 +157,7 @@ def plain_log_axis(axis: Any, along: Literal["x", "y"] = "y") -> None:
         ticks.set_major_formatter(LogFormatterMathtext())
     else:
         # The closer the ends of the axis, the more numbers in a decade.
-        kinds = ((300, (1,)), (50, (1, 3)), (6, (1, 2, 5)), (0, (1, 1.5, 2, 3, 4, 5, 7)))
+        kinds = ((300, (1,)), (50, (1, 3)), (6, (1, 2, 5)), (0, (1, 2, 3, 5, 7)))
         subs = next(numbers for factor, numbers in kinds if high / low > factor)
         ticks.set_major_locator(LogLocator(subs=subs))
         ticks.set_major_formatter(_number)
