@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from equilibria.inputs import (
     measure_attack,
     restore,
 )
+from equilibria.inputs.engines import PAPER_SETTINGS
 from equilibria.models import Autoencoder, EquilibriumClassifier
 from equilibria.report.generation import generate
 from equilibria.tasks import (
@@ -215,18 +217,26 @@ def features(experiment: Experiment, device: torch.device) -> Result:
 # --- Attacks ------------------------------------------------------------------------------------
 
 ATTACKED = 500
-"""Test images that are attacked, at most."""
+"""Test images that are attacked in a quick setting, at most; otherwise all are."""
+PAPER_STEPS = 80
 TIMED_ATTACKS = 32
 ATTACK_BATCH = 100
 PGD_STEPS = 20
 
 
 def robustness(experiment: Experiment, device: torch.device) -> Result:
-    """The accuracy under PGD and under JIIO, within the budget that the run was trained for."""
-    images, labels = (some.to(device) for some in experiment.some_test_images(ATTACKED))
+    """The accuracy under PGD and under JIIO, within the budget that the run was trained for.
+
+    On all of a data set with the paper's algorithm; on a part of one with this library's.
+    """
+    data = experiment.recipe.data
+    whole = is_whole(experiment) and data.name in PAPER_SETTINGS
+    count = len(experiment.test) if whole else ATTACKED
+    images, labels = (some.to(device) for some in experiment.some_test_images(count))
+    joint = {"steps": PAPER_STEPS, "joint_options": official(data.name)} if whole else {}
     found: Result = {}
     for name in ("pgd", "jiio"):
-        settings = _attack(experiment, name)
+        settings = _attack(experiment, name, **(joint if name == "jiio" else {}))
         result = measure_attack(experiment.model, images, labels, settings, ATTACK_BATCH)
         found[f"{name}_accuracy"] = result.robust_accuracy
     return found
@@ -239,7 +249,7 @@ def attack_times(experiment: Experiment, device: torch.device) -> Result:
         "pgd": _attack(experiment, "pgd"),
         "warm_pgd": _attack(experiment, "pgd", warm_start=True),
         "jiio": _attack(experiment, "jiio"),
-        "official": _attack(experiment, "jiio", steps=80, joint_options=official("mnist")),
+        "official": _attack(experiment, "jiio", steps=PAPER_STEPS, joint_options=official("mnist")),
     }
     found: Result = {}
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
@@ -251,6 +261,11 @@ def attack_times(experiment: Experiment, device: torch.device) -> Result:
         found[f"{name}_loss"] = float(result.loss.double().mean())
         found[f"{name}_evaluations"] = float(result.evaluations)
     return found
+
+
+def is_whole(experiment: Experiment) -> bool:
+    """Whether a run has all of its data set: the quick settings train on parts of one."""
+    return not any(name.endswith("_samples") for name in experiment.recipe.data.options)
 
 
 def official(task: str) -> dict[str, Any]:
@@ -277,6 +292,7 @@ LATENT_SEARCHES = {
     "jiio_40": (Reconstruction.engine, 40),
     "jiio_100": (Reconstruction.engine, 100),
     "official": ("official", 40),
+    "official_100": ("official", 100),
 }
 """By the name of the measure: the engine and its iterations (JIIO, Table 3)."""
 
@@ -338,7 +354,8 @@ def inner_loop_times(experiment: Experiment, device: torch.device) -> Result:
 FITTED_LATENTS = 1000
 GENERATED_IMAGES = 300
 RESTORED_IMAGES = 64
-ADAM_STEPS = 40
+"""Of a quick setting; of a whole data set all are taken (`is_whole`)."""
+ADAM_STEPS, SEARCH_STEPS = 40, 100
 DAMAGE_SEED = 0
 RIDGE = 0.01
 HIDDEN = 20 / 64
@@ -352,7 +369,10 @@ DAMAGES: dict[str, Corruption] = {
 
 def generation(experiment: Experiment, device: torch.device) -> Result:
     """FID of samples and of reconstructions, and PSNR, by the encoder and by JIIO."""
-    found, *_ = generate(experiment, device, latents=FITTED_LATENTS, images=GENERATED_IMAGES)
+    whole = is_whole(experiment)
+    latents = len(experiment.training) if whole else FITTED_LATENTS
+    images = len(experiment.test) if whole else GENERATED_IMAGES
+    found, *_ = generate(experiment, device, latents=latents, images=images)
     ways = {some.latents_by: some for some in found.reconstructions}
     # A decoder alone has no other way than JIIO, which is then its own.
     own = ways.get("encoder", ways.get("JIIO"))
@@ -373,17 +393,27 @@ def unsupervised_psnr(experiment: Experiment, device: torch.device) -> Result:
         return {}
     if not (is_generator(model) or isinstance(model, Autoencoder)):
         return {}
-    images = next(iter(Batches(experiment.test, RESTORED_IMAGES)))[0].to(device)
+    task = experiment.task
     # The paper searches the latents of autoencoders by Adam.
     search: dict[str, Any] = (
-        {"engine": "adam", "iterations": ADAM_STEPS} if isinstance(model, Autoencoder) else {}
+        {"engine": "adam", "iterations": ADAM_STEPS, "ridge": RIDGE}
+        if isinstance(model, Autoencoder) or not isinstance(task, Reconstruction)
+        else {"engine": task.engine, "iterations": SEARCH_STEPS, "ridge": task.ridge}
     )
     found: Result = {}
     for name, damage in DAMAGES.items():
-        seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
-        restored = restore(model, seen.measured, seen.measurement, ridge=RIDGE, **search)
-        found[f"{name}_psnr"] = float(picture_psnr(restored.images, images).median())
-        found[f"{name}_converged"] = float(restored.converged.double().mean())
+        chance = torch.Generator().manual_seed(DAMAGE_SEED)
+        ratios, converged = [], []
+        for images, _ in islice(
+            Batches(experiment.test, RESTORED_IMAGES), None if is_whole(experiment) else 1
+        ):
+            originals = images.to(device)
+            seen = damage.corrupt(originals, chance)
+            restored = restore(model, seen.measured, seen.measurement, **search)
+            ratios.append(picture_psnr(restored.images, originals))
+            converged.append(restored.converged)
+        found[f"{name}_psnr"] = float(torch.cat(ratios).median())
+        found[f"{name}_converged"] = float(torch.cat(converged).double().mean())
     return found
 
 

@@ -90,12 +90,14 @@ def generate(
     judge: measure the FID; without it no classifier is needed.
     """
     model, task = _checked(experiment), experiment.task
-    known = _training_images(experiment, latents)[0].to(device)
+    training = experiment.training
+    chunks = torch.split(evenly_spread(training, latents), BATCH)
     originals, labels = experiment.some_test_images(images)
     originals = originals.to(device)
-    # In the way that the model was trained with.
+    # In the way that the model was trained with; a batch at a time, as no memory holds all images.
+    found = [latents_of(model, task, training.fetch(chunk)[0].to(device)) for chunk in chunks]
     chosen = _chosen_density(experiment, density)
-    fitted = fit_density(chosen, latents_of(model, task, known), seed=seed)
+    fitted = fit_density(chosen, torch.cat(found), seed=seed)
     count = max(samples, len(originals))
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
     network = _feature_network(experiment, folder, device) if judge else None
@@ -115,7 +117,7 @@ def generate(
         model=experiment.recipe.model.name,
         data=experiment.data.name,
         density=_name_of(chosen),
-        fitted_to=len(known),
+        fitted_to=sum(map(len, found)),
         images=len(originals),
         sample_fid=_distance(network, drawn[: len(originals)], originals),
         reconstructions=reconstructions,
