@@ -33,6 +33,7 @@ from equilibria.training import (
 
 AnyDensity: TypeAlias = "str | Mapping[str, Any]"
 """A name, or a mapping with a name and options."""
+BATCH = 256
 COLUMNS = 10
 """Images in a row of a sheet."""
 FEATURE_IMAGES = 10_000
