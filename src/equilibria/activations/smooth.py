@@ -79,10 +79,7 @@ class Sigmoid(SmoothActivation):
     name: ClassVar[str] = "sigmoid"
     lower: ClassVar[float] = 0.0
     upper: ClassVar[float] = 1.0
-
-    @property
-    def lipschitz(self) -> float:
-        return 0.25
+    lipschitz: ClassVar[float] = 0.25
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
@@ -17,7 +17,7 @@ from equilibria.context.state import in_format_of, is_channels_last
 from equilibria.energies.base import Energy
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.terms import Input, one_tensor
-from equilibria.operators import Dense, LinearOperator, as_operator
+from equilibria.operators import Dense, OperatorLike, as_operator
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import check_at_least_one
 
@@ -125,8 +125,8 @@ class GaussianKernel(Energy):
 
     def __init__(
         self,
-        U: LinearOperator | nn.Module | Tensor,
-        W: LinearOperator | nn.Module | Tensor,
+        U: OperatorLike,
+        W: OperatorLike,
         W_h: Dense | Tensor | None = None,
         *,
         bias: bool | Tensor | None = None,
@@ -145,10 +145,6 @@ class GaussianKernel(Energy):
         self.scale = kernel_scale(gamma)
         self.couples_batch = self.scale.couples_batch
         self.has_gradient = not self.scale.follows_state
-
-    @property
-    def U(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
-        return self.input.U
 
     @property
     def formula(self) -> str:

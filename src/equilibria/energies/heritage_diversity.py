@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
 from equilibria.energies.base import Energy, all_known
-from equilibria.operators import AveragePool, Identity, LinearOperator, as_operator
+from equilibria.operators import AveragePool, Identity, LinearOperator, OperatorLike, as_operator
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative, check_positive
 
 Sign = Literal["smooth", "freeze", "hard"]
@@ -241,7 +241,7 @@ class HeritageDiversity(Energy):
 
     def __init__(
         self,
-        W: Sequence[LinearOperator | nn.Module | Tensor],
+        W: Sequence[OperatorLike],
         *,
         diversity: float,
         scales: Sequence[int] | None = None,

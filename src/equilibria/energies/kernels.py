@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from equilibria.context import Context, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.terms import Input, one_tensor
-from equilibria.operators import LinearOperator
+from equilibria.operators import OperatorLike
 from equilibria.registry import check_choice, check_positive
 
 Form = Literal["scaled", "printed"]
@@ -32,7 +32,7 @@ class InnerProductKernel(Energy, ABC):
 
     def __init__(
         self,
-        U: LinearOperator | nn.Module | Tensor,
+        U: OperatorLike,
         bias: bool | Tensor | None = None,
         *,
         rho: float = 0.1,
@@ -44,10 +44,6 @@ class InnerProductKernel(Energy, ABC):
         self.input = Input(U, bias)
         self.rho = rho
         self.form = form
-
-    @property
-    def U(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
-        return self.input.U
 
     @property
     def _inner(self) -> str:
@@ -113,7 +109,7 @@ class PolynomialKernel(InnerProductKernel):
 
     def __init__(
         self,
-        U: LinearOperator | nn.Module | Tensor,
+        U: OperatorLike,
         degree: int = 2,
         bias: bool | Tensor | None = None,
         *,

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.local_gradients import gradients_of
 from equilibria.energies.terms import one_tensor
-from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators import OperatorLike, as_operator
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import (
     Registry,
@@ -275,7 +275,7 @@ class FeatureRegularizer(Energy):
 
     def __init__(
         self,
-        W: LinearOperator | nn.Module | Tensor,
+        W: OperatorLike,
         regularizer: str | Mapping[str, Any] | Regularizer,
         gamma: float,
         step: Step = "auto",

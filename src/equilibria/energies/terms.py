@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
 from equilibria.energies.base import Composite, Energy, all_known
-from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators import OperatorLike, as_operator
 
 
 class Input(Energy):
@@ -22,14 +22,9 @@ class Input(Energy):
     """
 
     concave = True
+    curvature_limit = 0.0
 
-    def __init__(
-        self,
-        U: LinearOperator | nn.Module | Tensor,
-        bias: bool | Tensor | None = None,
-        *,
-        of: int = 0,
-    ) -> None:
+    def __init__(self, U: OperatorLike, bias: bool | Tensor | None = None, *, of: int = 0) -> None:
         super().__init__()
         self.U = as_operator(U)
         self.of = of
@@ -71,10 +66,6 @@ class Input(Energy):
     def descent(self, state: State, context: Context) -> State:
         return context["c"]
 
-    @property
-    def curvature_limit(self) -> float:
-        return 0.0
-
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return context["c"].new_zeros(())
 
@@ -82,16 +73,13 @@ class Input(Energy):
 class Quadratic(Energy):
     """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium."""
 
+    formula = "−½‖Wᵀy‖²"
     concave = True
     vanishes_at_zero = True
 
-    def __init__(self, W: LinearOperator | nn.Module | Tensor) -> None:
+    def __init__(self, W: OperatorLike) -> None:
         super().__init__()
         self.W = as_operator(W)
-
-    @property
-    def formula(self) -> str:
-        return "−½‖Wᵀy‖²"
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         return {"W": self.W.weights(self.W.input_shape(layout[0]))}

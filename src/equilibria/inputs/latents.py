@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State
-from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.equilibrium import EquilibriumLayer
 from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.optimize import InputResult, optimize_input
@@ -32,7 +31,7 @@ class ExplicitGenerator(nn.Module):
         super().__init__()
         self.model = model
         self.latent_dim = latent_dim
-        self.layer = EquilibriumLayer(cell=_ConstantCell(), solver=Picard(), gradient="one_step")
+        self.layer = EquilibriumLayer(_image, solver=Picard(), gradient="one_step")
         self.head = nn.Identity()
 
     def stem(self, latents: Tensor) -> Tensor:
@@ -44,18 +43,9 @@ class ExplicitGenerator(nn.Module):
         return self.stem(latents)
 
 
-class _ConstantCell(Cell):
+def _image(z: Tensor, x: Tensor) -> Tensor:
     """T(z; x) = x."""
-
-    def inject(self, x: Tensor) -> Context:
-        return Context(sample={"image": x})
-
-    def initial_state(self, x: Tensor, context: Context) -> State:
-        return x.detach().new_zeros(x.shape)
-
-    def step(self, state: State, context: Context) -> State:
-        image: Tensor = context["image"]
-        return image
+    return x
 
 
 def is_generator(model: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Linear maps with an exact transpose, a rigorous bound of their norm, and control over it."""
 
 from equilibria.operators.base import LinearOperator, Shape, Weights
-from equilibria.operators.compose import Adjoint, Compose, as_operator
+from equilibria.operators.compose import Adjoint, Compose, OperatorLike, as_operator
 from equilibria.operators.conv import Conv1d, Conv2d
 from equilibria.operators.dense import Dense
 from equilibria.operators.graph import Adjacency, GraphConv, Incidence
@@ -23,6 +23,7 @@ __all__ = [
     "Incidence",
     "LinearOperator",
     "Mask",
+    "OperatorLike",
     "SeparableConv2d",
     "Shape",
     "Sparse",

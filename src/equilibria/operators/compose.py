@@ -145,6 +145,10 @@ class Compose(LinearOperator):
         return y
 
 
+OperatorLike = LinearOperator | nn.Module | Tensor
+"""What `as_operator` makes an operator of."""
+
+
 def as_operator(obj: object) -> LinearOperator:
     """The operator that `obj` stands for.
 

@@ -94,9 +94,7 @@ class _SameShape(LinearOperator):
 class Identity(_SameShape):
     """z itself; norm 1."""
 
-    @property
-    def norm_limit(self) -> float:
-        return 1.0
+    norm_limit = 1.0
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         return self._constant(1.0)

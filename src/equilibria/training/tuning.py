@@ -73,11 +73,8 @@ class Measurement:
     @property
     def qualifies(self) -> bool:
         """Every sample converged, forward and backward, and the gradient points the right way."""
-        return self.share_converged == 1 and self.backward_converged and self._is_accurate
-
-    @property
-    def _is_accurate(self) -> bool:
-        return self.cosine >= SMALLEST_COSINE
+        accurate = self.cosine >= SMALLEST_COSINE
+        return self.share_converged == 1 and self.backward_converged and accurate
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def explain_none(measurements: Sequence[Measurement]) -> str:
     """Why no measurement qualifies, with the remedy for each cause."""
     unsolved = sum(m.share_converged < 1 for m in measurements)
     failed = sum(not m.backward_converged for m in measurements)
-    inaccurate = [m.cosine for m in measurements if not m._is_accurate]
+    inaccurate = [m.cosine for m in measurements if not m.cosine >= SMALLEST_COSINE]
     causes = []
     if unsolved:
         causes.append(

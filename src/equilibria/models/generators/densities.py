@@ -70,14 +70,7 @@ class VAEMixtureDensity:
     `train_latent_vae` has the options of the VAE.
     """
 
-    def __init__(
-        self,
-        latents: Tensor,
-        *,
-        components: int = 20,
-        seed: int = 0,
-        **vae: Any,
-    ) -> None:
+    def __init__(self, latents: Tensor, *, components: int = 20, seed: int = 0, **vae: Any) -> None:
         self.vae = train_latent_vae(_checked(latents), seed=seed, **vae)
         drawn = self.vae.draw_codes(latents, seed=seed)
         self.mixture = MixtureDensity(drawn, components=components, seed=seed)

@@ -17,7 +17,7 @@ from equilibria.context import Context, State, state_tensors
 from equilibria.energies import Branches, Energy, Input, Quadratic
 from equilibria.equilibrium import EnergyCell
 from equilibria.models.blocks import PooledLinearHead
-from equilibria.operators import AveragePool, Conv2d, LinearOperator, as_operator
+from equilibria.operators import AveragePool, Conv2d, LinearOperator, OperatorLike, as_operator
 from equilibria.registry import check_choice
 
 Fusion = Literal["average", "sum", "none"]
@@ -67,8 +67,8 @@ class POptEqCell(BranchCell):
 
     def __init__(
         self,
-        W: Sequence[LinearOperator | nn.Module | Tensor],
-        U: Sequence[LinearOperator | nn.Module | Tensor],
+        W: Sequence[OperatorLike],
+        U: Sequence[OperatorLike],
         *,
         bias: bool | None = None,
         activation: str | Activation = "relu",

@@ -18,7 +18,7 @@ from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
 from equilibria.equilibrium import Cell, EnergyCell, EnergyObjective, Objective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
-from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators import LinearOperator, OperatorLike, as_operator
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
 SMALLEST_ALPHA = 0.01
@@ -37,8 +37,8 @@ class OptEqCell(EnergyCell):
 
     def __init__(
         self,
-        W: LinearOperator | nn.Module | Tensor,
-        U: LinearOperator | nn.Module | Tensor,
+        W: OperatorLike,
+        U: OperatorLike,
         *,
         bias: bool | Tensor | None = None,
         activation: str | Activation = "relu",
@@ -77,8 +77,8 @@ class UnitLayer(nn.Module):
 
     def __init__(
         self,
-        W: LinearOperator | nn.Module | Tensor,
-        U: LinearOperator | nn.Module | Tensor,
+        W: OperatorLike,
+        U: OperatorLike,
         *,
         bias: bool | Tensor | None = None,
         activation: str | Activation = "relu",
@@ -368,11 +368,7 @@ def optimal_space(channels: int, width: int) -> Literal["y", "z"]:
 
 
 def opteq_cell(
-    W: LinearOperator,
-    U: LinearOperator,
-    *,
-    space: Literal["y", "z"] = "y",
-    **options: Any,
+    W: LinearOperator, U: LinearOperator, *, space: Literal["y", "z"] = "y", **options: Any
 ) -> Cell:
     """OptEq's cell in the space where it is iterated; both have the same feature z*.
 

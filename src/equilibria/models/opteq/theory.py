@@ -22,7 +22,7 @@ from equilibria.equilibrium import Cell
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
 from equilibria.models.opteq.cells import DeepOptEqCell, DeepOptEqObjective, UnitLayer
-from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators import OperatorLike, as_operator
 
 
 class AffineOptEqCell(Cell):
@@ -110,12 +110,7 @@ class MultivariateOptEqCell(Cell):
     factor: Tensor
 
     def __init__(
-        self,
-        W: LinearOperator | nn.Module | Tensor,
-        U: LinearOperator | nn.Module | Tensor,
-        factor: Tensor,
-        *,
-        bias: bool | Tensor | None = None,
+        self, W: OperatorLike, U: OperatorLike, factor: Tensor, *, bias: bool | Tensor | None = None
     ) -> None:
         super().__init__()
         if factor.dim() != 2:
@@ -255,9 +250,7 @@ def deep_opteq_of_network(
     first = weights[0]
     *factors, readout = universal_hidden_units(weights)
     nothing = first.new_zeros(1, first.shape[1])
-    layers = [
-        UnitLayer(factors[0].new_zeros(1, factors[0].shape[1]), nothing, bias=False),
-    ]
+    layers = [UnitLayer(factors[0].new_zeros(1, factors[0].shape[1]), nothing, bias=False)]
     for k, (factor, bias) in enumerate(zip(factors, biases, strict=True)):
         inputs = first if k == 0 else nothing.expand(factor.shape[0], -1).clone()
         layers.append(UnitLayer(factor, inputs, bias=bias, activation=activation))

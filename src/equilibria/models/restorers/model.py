@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,9 +116,6 @@ class RestoringCell(EnergyCell):
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
         return torch.tensor(self.contraction_limit)
-
-    def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
-        return x.new_zeros(len(x), *self.data.W.output_shape(tuple(x.shape[1:])))
 
     def output(self, state: State, context: Context) -> Tensor:
         """The restored image z = Wᵀy."""
