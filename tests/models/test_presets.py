@@ -118,7 +118,7 @@ def test_blank_inputs_leave_gradients_finite(name: str, training: bool) -> None:
     options = eq.models.model_options(name)
     model = fraction(name).train(training)
     latent = getattr(model, "latent_dim", None) if "decoder" in name else None
-    size = options.get("image_size", 32)
+    size = options.get("image_size") or 32
     shape = (options["in_channels"], size, size) if latent is None else (latent,)
     noise = torch.rand(6, *shape)
     levels = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, 0.0])
