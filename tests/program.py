@@ -25,6 +25,19 @@ def invoke(*arguments: object) -> Result:
         torch.set_num_threads(threads)
 
 
+def program(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own, with `folder` as its working directory."""
+    return subprocess.run(
+        [sys.executable, "-m", "equilibria", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
 def output_of_python(program: str) -> str:
     """What a program prints that a fresh interpreter runs."""
     answer = subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from equilibria import activations, data, plugins, tasks
 from equilibria.data import registry as data_registry
 from equilibria.models import registry as model_registry
 from equilibria.tasks import base as task_registry
-from tests.program import SOURCE, invoke, output_of_python
+from tests.program import invoke, output_of_python, program
 
 PARTS = '''
 """A model, an activation, a task and a data set."""
@@ -81,19 +80,6 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield file
     sys.modules.pop("parts_of_mine", None)
-
-
-def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own, which has imported nothing yet."""
-    return subprocess.run(
-        [sys.executable, "-m", "equilibria", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
 
 
 def test_a_file_brings_parts_that_a_recipe_names(parts: Path) -> None:

@@ -225,5 +225,5 @@ def test_a_dataset_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     recipe: Recipe = load_recipe("digits-opteq", ["training.epochs=1"])
     same = eq.train(recipe, data=data, output=tmp_path / "b", device="cpu")
     assert torch.equal(same(digits.images[:3]), model(digits.images[:3]))
-    with pytest.raises(TypeError, match="name a recipe, or images to train on"):
+    with pytest.raises(ValueError, match="name a recipe to train"):
         eq.train(output=tmp_path / "c")

@@ -41,7 +41,7 @@ def runs(
                 f"{len(metrics)}/{recipe.training.epochs}",
                 shown(last.get("loss"), ".4f"),
                 shown(last.get("accuracy"), ".2%"),
-                "finished" if run.weights.exists() else "interrupted",
+                "finished" if run.is_finished() else "interrupted",
             )
         )
     print_table(("Run", "Model", "Data", "Epochs", "Loss", "Accuracy", "State"), rows)

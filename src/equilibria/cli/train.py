@@ -18,19 +18,23 @@ from equilibria.cli.app import Device, Overwrite, command
     "equilibria train photos/ --output runs/photos",
     "equilibria train labels.csv data.options.size=96 training.epochs=30 --output runs/table",
     "equilibria train digits-opteq training.epochs=3 training.seed=1 --output runs/short",
-    "equilibria train my-recipe.yaml --output runs/mine --resume",
+    "equilibria train my-recipe.yaml --output runs/mine",
+    "equilibria train --resume --output runs/mine",
+    "equilibria train --epochs +5 --output runs/mine",
+    "equilibria train digits-opteq training.epochs=3 --from runs/mine --output runs/tuned",
     "equilibria train digits-opteq --devices 2",
     "torchrun --nproc_per_node=2 -m equilibria train digits-opteq",
 )
 def train(
     recipe: Annotated[
-        str,
+        str | None,
         Argument(
             metavar="RECIPE|IMAGES",
             help="A YAML file, or a name: `equilibria recipes`. Or a folder of images, one folder "
-            "a class, or a CSV of files and labels: a recipe is then chosen.",
+            "a class, or a CSV of files and labels: a recipe is then chosen. With --resume, the "
+            "recipe of the run if not set.",
         ),
-    ],
+    ] = None,
     overrides: Annotated[
         list[str] | None, Argument(metavar="KEY=VALUE...", help="Changes to the recipe.")
     ] = None,
@@ -38,6 +42,17 @@ def train(
     resume: Annotated[
         bool, Option(help="Go on from the last checkpoint in the folder, if there is one.")
     ] = False,
+    epochs: Annotated[
+        str | None,
+        Option(
+            metavar="N|+N",
+            help="How many in all; +5 goes on with the run in the folder for five more.",
+        ),
+    ] = None,
+    start_from: Annotated[
+        Path | None,
+        Option("--from", metavar="RUN", help="Start with the weights of another run."),
+    ] = None,
     overwrite: Overwrite = False,
     device: Device = "auto",
     devices: Annotated[
@@ -48,10 +63,21 @@ def train(
     ] = False,
 ) -> None:
     """Train a model as a recipe says, or on images of your own."""
-    from equilibria.cli.training import launch, train_as_asked, train_in_group
+    from equilibria.cli.training import Asked, launch, train_as_asked, train_in_group
 
-    changes = overrides or []
-    work = partial(train_as_asked, recipe, changes, output, resume, overwrite, tensorboard)
+    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+        overrides, recipe = [recipe, *(overrides or [])], None  # A change, of the run's own recipe.
+    asked = Asked(
+        recipe=recipe,
+        overrides=overrides or [],
+        output=output,
+        resume=resume,
+        overwrite=overwrite,
+        epochs=epochs,
+        start_from=start_from,
+        tensorboard=tensorboard,
+    )
+    work = partial(train_as_asked, asked)
     place = eq.training.Place.from_environment()
     if place is not None:
         if devices > 1:
@@ -61,6 +87,6 @@ def train(
         work(eq.training.choose_device(device), eq.training.ALONE)
     else:
         # A mistake shows before the processes start.
-        eq.training.load_recipe(recipe, changes)
+        asked.plan()
         eq.training.Place(0, devices, 0, devices).device(device)
         launch(devices, train_in_group, device, work)

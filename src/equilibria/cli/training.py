@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,12 +47,14 @@ from equilibria.training import (
     Experiment,
     NonFiniteError,
     Place,
+    Plan,
     Processes,
     ProcessLostError,
     RunFolder,
     denormals_as_zero,
     joined_group,
-    load_recipe,
+    open_run,
+    plan_run,
 )
 from equilibria.training.metrics import TensorBoardLog
 
@@ -76,42 +79,58 @@ def train_in_group(place: Place, device_name: str, work: Work) -> None:
         work(device, processes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user wants to be trained."""
+
+    recipe: str | None
+    overrides: list[str]
+    output: Path
+    resume: bool
+    overwrite: bool
+    epochs: str | None
+    start_from: Path | None
+    tensorboard: bool
+
+    def plan(self) -> Plan:
+        return plan_run(
+            self.recipe,
+            self.overrides,
+            self.output,
+            resume=self.resume,
+            overwrite=self.overwrite,
+            epochs=self.epochs,
+        )
+
+
 @denormals_as_zero()
-def train_as_asked(
-    source: str,
-    overrides: list[str],
-    output: Path,
-    resume: bool,
-    overwrite: bool,
-    tensorboard: bool,
-    device: torch.device,
-    processes: Processes,
-) -> None:
+def train_as_asked(asked: Asked, device: torch.device, processes: Processes) -> None:
     console = output_console(quiet=not processes.leads)
-    mistake: str | None = None
     log: TensorBoardLog | None = None
-    run = RunFolder(output)
+    run = RunFolder(asked.output)
     try:
-        if tensorboard and processes.leads:
-            log = TensorBoardLog(run.tensorboard)
-        recipe = load_recipe(source, overrides)
-        experiment = Experiment.of(recipe)
-        if processes.leads:
-            facts = experiment.facts()
-            run = RunFolder.opened(
-                output, recipe.as_data(), facts, resume=resume, overwrite=overwrite
-            )
-    except MISTAKES as error:
-        faults.show_traceback()
-        mistake = sentence(error)
-    # The others also wait here until the first one has opened the run.
-    mistake = processes.first_message(mistake)
-    if mistake is not None:
+        with _agreed(processes):
+            plan = asked.plan()
+        # All have read what the folder says before the first one writes there.
+        with _agreed(processes):
+            if asked.tensorboard and processes.leads:
+                log = TensorBoardLog(run.tensorboard)
+            experiment = Experiment.of(plan.recipe)
+            if processes.leads:
+                run = open_run(
+                    plan,
+                    experiment,
+                    asked.output,
+                    overwrite=asked.overwrite,
+                    start_from=asked.start_from,
+                )
+    except BaseException as end:
         run.abandon()
-        _fail_together(mistake, processes)
-    text = yaml.safe_dump(recipe.as_data(), sort_keys=False, allow_unicode=True)
-    console.print(printable(text.rstrip()), markup=False)
+        if isinstance(end, KeyboardInterrupt) and processes.leads:
+            raise FaultError(f"interrupted: {_kept(run)}", INTERRUPTED) from None
+        raise
     with keeping(run, processes):
+        _introduce(plan, asked, run, console)
         try:
             on_epoch = None if log is None else log.on_epoch
             follow(experiment, run, device, console, processes, on_epoch)
@@ -120,10 +139,10 @@ def train_as_asked(
                 log.close()
         result = experiment.evaluate(processes)
         if processes.leads:
-            store_evaluation(output, as_data(experiment, result))
+            store_evaluation(asked.output, as_data(experiment, result))
     print_facts(f"On the {result.samples} test images", rows(result), console)
     console.print(printable(_left_out(experiment)), markup=False, soft_wrap=True, end="")
-    console.print(printable(f"Run: {output}"), markup=False, soft_wrap=True)
+    console.print(printable(f"Run: {asked.output}"), markup=False, soft_wrap=True)
     if processes.leads:
         unit = f"{experiment.task.unit}s"
         complain(unanswered(result.figures.get("unanswered"), result.samples, unit))
@@ -138,6 +157,38 @@ def _left_out(experiment: Experiment) -> str:
     if len(problems) == 1:
         return f"1 image could not be read and is left out: {some}\n"
     return f"{len(problems)} images could not be read and are left out, such as {some}\n"
+
+
+@contextmanager
+def _agreed(processes: Processes) -> Iterator[None]:
+    """Around what every process does for itself: they go on together, or a mistake ends all."""
+    mistake: str | None = None
+    try:
+        yield
+    except MISTAKES as error:
+        faults.show_traceback()
+        mistake = sentence(error)
+    mistake = processes.first_message(mistake)
+    if mistake is not None:
+        _fail_together(mistake, processes)
+
+
+def _introduce(plan: Plan, asked: Asked, run: RunFolder, console: Console) -> None:
+    """The recipe, and how the run begins."""
+    text = yaml.safe_dump(plan.recipe.as_data(), sort_keys=False, allow_unicode=True)
+    lines, training = [text.rstrip()], plan.recipe.training
+    if plan.earlier is not None:
+        rate = "the learning rate goes on as its schedule says"
+        if training.schedule in ("cosine", "polynomial"):
+            peak = training.decay * training.learning_rate
+            rate = f"the learning rate starts again at {peak:g} and falls to zero"
+        last = plan.earlier.training.epochs
+        lines.append(f"From epoch {last + 1} to {training.epochs} {rate}.")
+    begun = run.facts().get("started_from")
+    if asked.start_from is not None and begun is not None:
+        new = f"; new, for other classes: {', '.join(begun['new'])}" if begun["new"] else ""
+        lines.append(f"Started with the weights of {begun['run']}{new}.")
+    console.print(printable("\n".join(lines)), markup=False, soft_wrap=True)
 
 
 def follow(
@@ -195,13 +246,15 @@ def keeping(run: RunFolder, processes: Processes = ALONE) -> Iterator[None]:
 
 
 def _kept(run: RunFolder) -> str:
-    if run.weights.is_file():
-        return f"the trained model is kept: equilibria evaluate {shlex.quote(str(run.path))}"
+    """What there is of a run, and the command that uses it."""
+    imports = [word for parts in plugins.imported() for word in ("--import", parts.source)]
+    if run.is_finished():
+        words = ["equilibria", "evaluate", str(run.path), *imports]
+        return f"the trained model is kept: {shlex.join(words)}"
     newest = next(iter(Checkpoints(run.checkpoints).present()), None)
     if newest is None:
         return "no epoch was finished, and nothing is kept"
-    words = ["equilibria", "train", str(run.config), "--output", str(run.path), "--resume"]
-    words += [word for parts in plugins.imported() for word in ("--import", parts.source)]
+    words = ["equilibria", "train", "--resume", "--output", str(run.path), *imports]
     return f"the checkpoint {newest.name} is kept, go on with: {shlex.join(words)}"
 
 

@@ -234,7 +234,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         recipe=recipe,
         kind=kind,
         parameters=_stored_parameters(run, recipe),
-        is_finished=run.weights.is_file(),
+        is_finished=run.is_finished(),
         epochs=tuple(run.read_metrics()),
         evaluation=_stored_evaluation(run),
     )

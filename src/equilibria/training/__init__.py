@@ -32,6 +32,7 @@ from equilibria.training.files import (
 from equilibria.training.folder import RunError, RunFolder
 from equilibria.training.loop import NonFiniteError, fit
 from equilibria.training.metrics import EpochMetrics, StepProgress, TensorBoardLog
+from equilibria.training.planning import Plan, open_run, plan_run
 from equilibria.training.processes import ALONE, Processes, choose_device, denormals_as_zero, now
 from equilibria.training.recipe import (
     Recipe,
@@ -54,6 +55,7 @@ __all__ = [
     "Experiment",
     "NonFiniteError",
     "Place",
+    "Plan",
     "Prediction",
     "ProcessLostError",
     "Processes",
@@ -78,6 +80,8 @@ __all__ = [
     "load_recipe",
     "load_weights",
     "now",
+    "open_run",
+    "plan_run",
     "predict",
     "predictions",
     "read_weights",

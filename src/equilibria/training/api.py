@@ -33,8 +33,9 @@ from equilibria.tasks import Classification, Evaluation, Task
 from equilibria.training.experiment import Experiment, Weights, trained, trained_model
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
+from equilibria.training.planning import open_run, plan_run
 from equilibria.training.processes import choose_device, denormals_as_zero
-from equilibria.training.recipe import Recipe, given_to, load_recipe, recipe_for
+from equilibria.training.recipe import Recipe, given_to, recipe_for
 
 Data: TypeAlias = "DataSet | Source | Dataset[Any]"
 Paths: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -48,6 +49,8 @@ def train(
     output: str | Path = "equilibria-run",
     resume: bool = False,
     overwrite: bool = False,
+    epochs: int | str | None = None,
+    start_from: str | Path | None = None,
     device: str = "auto",
     imports: Paths = (),
     on_epoch: Callable[[EpochMetrics], None] | None = None,
@@ -61,31 +64,30 @@ def train(
 
     recipe: a recipe by its name, a YAML file, or an object; a folder of images, one folder a class,
         or a table of files and labels (CSV), for which a recipe is chosen. `overrides` are
-        key=value.
+        key=value. None, without `data`: that of the run in `output`, with `resume`.
     data: to train on, in the place of the recipe's; without a recipe one is chosen. A map-style
         `Dataset` of torch, or a `DataSet`, as `eq.data.from_dataset` makes it.
     output: the folder of the run; `resume` goes on from its last checkpoint, if there is one, and
         `overwrite` replaces a run that it holds.
+    epochs: how many in all; "+5" gives the run in `output` five more (`TrainingSettings` says what
+        the learning rate does there).
+    start_from: the folder of a run whose weights the new run starts with; for another number of
+        classes, its last layer is new.
     imports: files or modules of your own parts, imported first (`equilibria.plugins`).
     on_epoch, on_step: are told how it goes; an exception they raise ends the training.
     """
     import_parts(imports)
-    if isinstance(recipe, Recipe) and overrides:
-        raise TypeError("overrides are for a recipe by name or file: change the object instead")
+    folder, is_more = Path(output), str(epochs).startswith("+")
+    goes_on = recipe is None and (resume or is_more) and RunFolder(folder).holds_work()
     given = from_dataset(data) if isinstance(data, Dataset) else data
     if isinstance(recipe, Recipe):
-        chosen = recipe if given is None else given_to(recipe)
-    elif given is not None:
-        chosen = recipe_for(given, recipe, overrides)
-    elif recipe is not None:
-        chosen = load_recipe(recipe, overrides)
-    else:
-        raise TypeError("name a recipe, or images to train on, or give data")
+        recipe = recipe if given is None else given_to(recipe)
+    elif given is not None and not goes_on:
+        recipe, overrides = recipe_for(given, recipe, overrides), ()
     where = choose_device(device)
-    experiment = Experiment.of(chosen, given)
-    run = RunFolder.opened(
-        Path(output), chosen.as_data(), experiment.facts(), resume=resume, overwrite=overwrite
-    )
+    plan = plan_run(recipe, overrides, folder, resume=resume, overwrite=overwrite, epochs=epochs)
+    experiment = Experiment.of(plan.recipe, given)
+    run = open_run(plan, experiment, folder, overwrite=overwrite, start_from=start_from)
     experiment.train(run, where, on_epoch=on_epoch, on_step=on_step)
     return load(output, device=device)
 

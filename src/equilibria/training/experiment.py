@@ -401,7 +401,7 @@ def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
     run.require_parts()
     recipe = run.recipe()
     file = run.weights if weights == "last" else checkpoints.best
-    if weights == "last" and not file.is_file():
+    if weights == "last" and not run.is_finished():
         file = _newest(run, checkpoints, recipe)
     if not file.is_file():
         raise FileNotFoundError(

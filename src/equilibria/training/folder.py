@@ -70,6 +70,7 @@ class RunFolder:
         *,
         resume: bool = False,
         overwrite: bool = False,
+        earlier: Mapping[str, Any] | None = None,
     ) -> RunFolder:
         """A run in `path`, locked: a new or empty folder, or one that holds a run.
 
@@ -78,6 +79,7 @@ class RunFolder:
 
         facts: of the run's images; those of `facts["data"]` must not have changed on `resume`.
         resume: go on with the run in `path`, if there is one, which must be of the same recipe.
+        earlier: what the run has followed until now, if `config` gives it more epochs.
         overwrite: replace the run in `path`. It is put aside, and deleted once the new one has a
             checkpoint; if that fails before, it is put back.
         """
@@ -99,23 +101,25 @@ class RunFolder:
         try:
             remove_temporary(path)
             remove_temporary(run.checkpoints)
-            if run._holds_work():
+            if run.holds_work():
                 run.settle()
-            content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
-            if resume and run._holds_work():
-                run._require_same(config, content, facts or {})
-            elif run._holds_work():
+            content, noted = _as_yaml(config), dict(facts or {})
+            if resume and run.holds_work():
+                run._require_same(config if earlier is None else earlier, noted)
+                noted = {**run._kept_facts(), **noted}
+            elif run.holds_work():
                 if not overwrite:
                     raise RunError(
                         f"{path} holds a run already: --resume (resume=True) goes on with it, "
                         "--overwrite (overwrite=True) replaces it, or name another folder"
                     )
                 run._put_aside()
-            parts = {
-                parts.module: vars(parts) for parts in (*run._needed_parts(), *plugins.imported())
-            }
-            mark = {"kind": KIND, "config": checksum(content), **(facts or {})}
-            mark |= {"imports": list(parts.values())} if parts else {}
+            if earlier is not None:
+                # A kill between the two files leaves one that the run has written all the same.
+                noted["earlier_config"] = checksum(run.config.read_bytes())
+            parts = {p.module: vars(p) for p in (*run._needed_parts(), *plugins.imported())}
+            noted |= {"imports": list(parts.values())} if parts else {}
+            mark = {"kind": KIND, "config": checksum(content), **noted}
             for file, text in ((run.mark, sealed_json(mark).encode()), (run.config, content)):
                 if not file.exists() or file.read_bytes() != text:
                     write_atomically(file, text)
@@ -130,7 +134,7 @@ class RunFolder:
             return
         others = [path for path in self.path.iterdir() if not is_temporary(path)]
         # Runs from before version 0.2 have no mark: their recipe will be compared.
-        if others and not (resume and self.config.is_file() and self._holds_work()):
+        if others and not (resume and self.config.is_file() and self.holds_work()):
             raise FileExistsError(
                 f"{self.path} holds files but no earlier run: name a new or an empty folder"
             )
@@ -141,10 +145,18 @@ class RunFolder:
         except (OSError, ValueError):
             return False
 
-    def _holds_work(self) -> bool:
+    def holds_work(self) -> bool:
         """Whether there is something to lose, or to go on from."""
         kept = Checkpoints(self.checkpoints)
         return self.weights.exists() or kept.best.exists() or bool(kept.present())
+
+    def is_finished(self) -> bool:
+        """Whether it has its trained model, and was not given more epochs after that."""
+        newest = next(iter(Checkpoints(self.checkpoints).present()), None)
+        epoch = "" if newest is None else newest.name.rpartition("-")[2]
+        if not (self.weights.is_file() and epoch.isdecimal() and self._wrote_config()):
+            return self.weights.is_file()
+        return int(epoch) >= load_recipe(self.config).training.epochs
 
     def _lock(self) -> None:
         try:
@@ -161,13 +173,21 @@ class RunFolder:
         self._unlock()
         self._is_open = False
 
-    def _require_same(
-        self, config: Mapping[str, Any], content: bytes, facts: Mapping[str, Any]
-    ) -> None:
+    def _wrote_config(self) -> bool:
+        """Whether the recipe is as the run wrote it; runs from before version 0.2 do not know."""
         known = self.facts()
-        written = known.get("config")
-        if written != checksum(content):
-            if written is not None and written != checksum(self.config.read_bytes()):
+        written = {known.get("config"), known.get("earlier_config")} - {None}
+        return not written or checksum(self.config.read_bytes()) in written
+
+    def _kept_facts(self) -> dict[str, Any]:
+        """What a run that goes on has to say of its beginning."""
+        known = self.facts()
+        return {name: known[name] for name in ("started_from", "earlier_config") if name in known}
+
+    def _require_same(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        known = self.facts()
+        if known.get("config") != checksum(_as_yaml(config)):
+            if not self._wrote_config():
                 raise RunError(
                     f"{self.config} is not as the run wrote it: resume with the recipe that the "
                     "run began with, or start a new one in another folder"
@@ -175,9 +195,14 @@ class RunFolder:
             if _without_place(load_recipe(self.config).as_data()) != _without_place(config):
                 raise RunError(
                     f"{self.config} is another recipe than the one given: resume with that recipe "
-                    f"(equilibria train {self.config} --output {self.path} --resume), or name a "
-                    "new folder"
+                    f"(equilibria train --output {self.path} --resume), or name a new folder"
                 )
+        begun, named = known.get("started_from"), facts.get("started_from")
+        if named is not None and (begun or {}).get("weights") != named["weights"]:
+            raise RunError(
+                f"{self.path} was not started from the weights of {named['run']}: leave out --from "
+                "(start_from) to go on with it, or name a new folder"
+            )
         then, now = known.get("data"), facts.get("data")
         if then is not None and now is not None and then != now:
             differs = f"{then['samples']} samples then, {now['samples']} now"
@@ -208,7 +233,7 @@ class RunFolder:
         """A run that got to nothing leaves nothing; what it was to replace comes back."""
         if not self._is_open:
             return  # Another process writes to it.
-        if not self._holds_work():
+        if not self.holds_work():
             if self._made_folder or self._replaced.exists():
                 shutil.rmtree(self.path.resolve(), ignore_errors=True)
             else:
@@ -244,7 +269,7 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """The recipe of the run; a warning where the file is not as the run wrote it."""
         recipe = load_recipe(self.config)
-        if self.facts().get("config") not in (None, checksum(self.config.read_bytes())):
+        if not self._wrote_config():
             warnings.warn(
                 f"{self.config} is not as the run wrote it: it was changed, or is damaged",
                 CheckpointWarning,
@@ -274,6 +299,10 @@ class RunFolder:
                     stacklevel=2,
                 )
         return entries
+
+
+def _as_yaml(config: Mapping[str, Any]) -> bytes:
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
 
 
 def _without_place(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,6 +26,10 @@ class TrainingSettings:
 
     schedule: what the learning rate does after `warmup_epochs` of linear growth. "step" multiplies
         it by `decay` at each of the epochs `milestones`; "polynomial" is (1 − progress)^`power`.
+    continued_at: where the run was to end before it was given more epochs. Up to there all is as it
+        was. A cosine or polynomial, which has come down to zero there, runs again over the epochs
+        that follow, without a warm-up and from `decay` times the learning rate; the other schedules
+        go on as they are, and so does the final tolerance.
     accumulate: batches whose gradients are averaged for one step of the optimizer.
     clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
     autocast: compute in bfloat16 where that is safe.
@@ -68,6 +73,7 @@ class TrainingSettings:
     jacobian_at: JacobianPlace = "equilibrium"
     jacobian_vectors: int = 1
     seed: int = 0
+    continued_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "accumulate", "evaluation_batch_size", "jacobian_vectors")
@@ -89,14 +95,21 @@ class TrainingSettings:
             raise ValueError(f"seed must be from 0 to {SEEDS - 1}, not {self.seed}")
         if self.final_tolerance is not None and self.tolerance is None:
             raise ValueError("final_tolerance needs a tolerance to start from")
+        ends = (0, *self.continued_at, self.epochs)
+        if any(end >= following for end, following in pairwise(ends)):
+            raise ValueError(
+                f"continued_at must hold growing numbers from 1 to below {self.epochs}, the number "
+                f"of epochs, not {self.continued_at}"
+            )
         if self.schedule == "step" and not self.milestones:
             raise ValueError("schedule='step' needs milestones, the epochs at which it steps")
 
     def tolerance_in(self, epoch: int) -> float | None:
         """The solver's tolerance in an epoch, the first being 1."""
+        planned = (*self.continued_at, self.epochs)[0]
         if self.tolerance is None or self.final_tolerance is None or self.epochs == 1:
             return self.tolerance
-        progress = (epoch - 1) / (self.epochs - 1)
+        progress = min(1.0, (epoch - 1) / max(1, planned - 1))
         return float(self.tolerance ** (1 - progress) * self.final_tolerance**progress)
 
 
@@ -120,16 +133,20 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 
 def learning_rate_share(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:
     """The share of the full learning rate at a step, the first being 0."""
-    steps = settings.epochs * steps_per_epoch
-    warmup = round(settings.warmup_epochs * steps_per_epoch)
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    epoch = step // steps_per_epoch
+    ends = (*settings.continued_at, settings.epochs)
+    earlier = [end for end in settings.continued_at if end <= epoch]
+    start, peak = round(settings.warmup_epochs * steps_per_epoch), 1.0
+    if earlier:
+        start, peak = earlier[-1] * steps_per_epoch, settings.decay
+    elif step < start:
+        return (step + 1) / (start + 1)
+    steps = ends[len(earlier)] * steps_per_epoch
+    progress = min(1.0, (step - start) / max(1, steps - start))
     if settings.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * progress))
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
     if settings.schedule == "polynomial":
-        return float((1 - progress) ** settings.power)
+        return float(peak * (1 - progress) ** settings.power)
     if settings.schedule == "step":
-        epoch = step // steps_per_epoch
         return float(settings.decay ** sum(epoch >= milestone for milestone in settings.milestones))
     return 1.0

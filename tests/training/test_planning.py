@@ -1,0 +1,242 @@
+"""Runs that get more epochs, or begin with the weights of another run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import equilibria as eq
+from equilibria.data import DataSetCard, load_digits, register_dataset
+from equilibria.data import registry as data_registry
+from equilibria.training import (
+    CheckpointWarning,
+    Experiment,
+    Recipe,
+    RunFolder,
+    TrainingSettings,
+    load_recipe,
+    plan_run,
+    recipe_from_data,
+)
+from equilibria.training.planning import take_weights
+from equilibria.training.settings import learning_rate_share
+
+RECIPE: dict[str, Any] = {
+    "model": {"name": "opteq-small", "options": {"channels": 4, "width": 4, "pool": 2}},
+    "data": {"name": "digits", "options": {"train_samples": 60, "test_samples": 20}},
+    "training": {"epochs": 2, "batch_size": 20, "tolerance": 1e-2, "final_tolerance": 1e-3},
+}
+
+
+def recipe(**training: Any) -> Recipe:
+    return recipe_from_data({**RECIPE, "training": {**RECIPE["training"], **training}})
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    times = ("seconds", "cpu_seconds")
+    lines = RunFolder(folder).read_metrics()
+    return [{key: line[key] for key in line if key not in times} for line in lines]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial", "step", "constant"])
+def test_a_schedule_is_the_same_up_to_where_it_ended(schedule: str) -> None:
+    planned = TrainingSettings(epochs=4, schedule=schedule, milestones=(2,), decay=0.2)
+    longer = replace(planned, epochs=9, continued_at=(4, 7))
+    for step in range(4 * 5):
+        assert learning_rate_share(longer, step, 5) == learning_rate_share(planned, step, 5)
+    again = [learning_rate_share(longer, step, 5) for step in range(4 * 5, 9 * 5)]
+    first, second = again[:15], again[15:]
+    if schedule == "constant":
+        assert set(again) == {1.0}
+    elif schedule == "step":
+        assert set(again) == {0.2}
+    else:
+        whole = replace(planned, warmup_epochs=0)
+        for part, epochs in ((first, 3), (second, 2)):
+            alone = replace(whole, epochs=epochs)
+            expected = [0.2 * learning_rate_share(alone, step, 5) for step in range(epochs * 5)]
+            assert part == pytest.approx(expected)
+            assert part[0] == pytest.approx(0.2)
+
+
+def test_the_tolerance_stays_where_it_came_to() -> None:
+    planned = TrainingSettings(epochs=3, tolerance=1e-1, final_tolerance=1e-3)
+    longer = replace(planned, epochs=5, continued_at=(3,))
+    earlier = [planned.tolerance_in(epoch) for epoch in (1, 2, 3)]
+    assert [longer.tolerance_in(epoch) for epoch in (1, 2, 3)] == earlier
+    assert [longer.tolerance_in(epoch) for epoch in (4, 5)] == pytest.approx([1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("ends", [(0,), (5,), (3, 3), (3, 2), (-1,)])
+def test_a_run_is_continued_at_epochs_that_it_has(ends: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="continued_at must hold growing numbers"):
+        TrainingSettings(epochs=5, continued_at=ends)
+
+
+def test_a_recipe_that_was_never_continued_is_written_as_before() -> None:
+    assert "continued_at" not in recipe().as_data()["training"]
+    longer = recipe(epochs=4, continued_at=[2])
+    assert longer.as_data()["training"]["continued_at"] == [2]
+    assert recipe_from_data(longer.as_data()) == longer
+
+
+def test_more_epochs_are_those_of_one_run(tmp_path: Path) -> None:
+    """Two epochs and then one are, bit for bit, the run that was to be continued all along."""
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    eq.train(recipe(), output=parts, device="cpu")
+    before = metrics(parts)
+    model = eq.train(epochs="+1", output=parts, device="cpu")
+    assert metrics(parts)[:2] == before
+    assert load_recipe(parts / "config.yaml") == recipe(epochs=3, continued_at=[2])
+    again = eq.train(recipe(epochs=3, continued_at=[2]), output=whole, device="cpu")
+    assert metrics(parts) == metrics(whole)
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert metrics(parts)[2]["learning_rate"] < 0.1 * recipe().training.learning_rate
+    # It is finished: going on does nothing more.
+    eq.train(output=parts, resume=True, device="cpu")
+    assert metrics(parts) == metrics(whole)
+    assert RunFolder(parts).is_finished()
+
+
+def test_an_interrupted_run_follows_its_schedule_to_the_end_first(tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        eq.train(recipe(), output=tmp_path / "run", device="cpu", on_epoch=interrupt)
+    eq.train(epochs=3, resume=True, output=tmp_path / "run", device="cpu")
+    eq.train(recipe(epochs=3, continued_at=[2]), output=tmp_path / "whole", device="cpu")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_a_continuation_that_is_interrupted_is_not_finished(tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    eq.train(recipe(), output=folder, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        eq.train(output=folder, epochs="+2", device="cpu", on_epoch=interrupt)
+    assert not RunFolder(folder).is_finished()
+    assert len(metrics(folder)) == 3
+    with pytest.warns(CheckpointWarning, match="its weights after epoch 3 of 4"):
+        eq.load(folder)
+    eq.train(output=folder, resume=True, device="cpu")
+    assert RunFolder(folder).is_finished()
+    assert len(metrics(folder)) == 4
+
+
+def test_a_kill_between_the_files_of_a_continuation_loses_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    eq.train(recipe(), output=folder, device="cpu")
+    earlier = (folder / "config.yaml").read_bytes()
+    with pytest.raises(ValueError, match="another recipe"):
+        RunFolder.opened(folder, recipe(epochs=3).as_data(), resume=True)
+    plan = plan_run(None, [], folder, epochs="+1")
+    run = RunFolder.opened(
+        folder, plan.recipe.as_data(), resume=True, earlier=plan.earlier.as_data()
+    )
+    run.close()
+    (folder / "config.yaml").write_bytes(earlier)  # As if it had not been written yet.
+    eq.train(output=folder, resume=True, device="cpu")
+    assert len(metrics(folder)) == 2
+    eq.train(output=folder, epochs="+1", device="cpu")
+    assert len(metrics(folder)) == 3
+
+
+def test_what_cannot_be_continued_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for epochs in ("+0", "-1", "1.5", "+", "ten", 0):
+        with pytest.raises(ValueError, match=r"epochs is a number, such as 20, or \+5"):
+            eq.train(recipe(), output=folder, epochs=epochs)
+    for options in ({"epochs": "+1"}, {"resume": True}):
+        with pytest.raises(ValueError, match="there is no run in"):
+            eq.train(output=folder, **options)
+    with pytest.raises(ValueError, match="name a recipe to train"):
+        eq.train(output=folder)
+    assert not folder.exists()
+    eq.train(recipe(), output=folder, epochs=1, device="cpu")
+    assert len(metrics(folder)) == 1
+    with pytest.raises(ValueError, match="take one"):
+        eq.train(output=folder, epochs="+1", overwrite=True)
+    eq.train(output=folder, epochs=3, resume=True, device="cpu")
+    with pytest.raises(ValueError, match="is one of 3 epochs: it can have more of them"):
+        eq.train(output=folder, epochs=2, resume=True)
+    other = replace(recipe(), task=replace(recipe().task, label_smoothing=0.3))
+    with pytest.raises(ValueError, match="another recipe"):
+        eq.train(other, output=folder, epochs="+1")
+    for checkpoint in (folder / "checkpoints").iterdir():
+        checkpoint.rename(tmp_path / checkpoint.name)
+    with pytest.raises(ValueError, match="no checkpoint to go on from"):
+        eq.train(output=folder, epochs="+1")
+    assert len(metrics(folder)) == 3
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    folder = tmp_path / "trained"
+    eq.train(recipe(), output=folder, epochs=1, device="cpu")
+    return folder
+
+
+def test_a_run_starts_with_the_weights_of_another(trained: Path, tmp_path: Path) -> None:
+    model = Experiment.of(recipe(seed=3)).model
+    noted = take_weights(model, trained)
+    assert noted["new"] == []
+    for name, value in eq.load(trained).state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    tuned = tmp_path / "tuned"
+    eq.train(recipe(learning_rate=1e-12), output=tuned, start_from=trained, device="cpu")
+    begun = json.loads((tuned / "run.json").read_text())["started_from"]
+    assert begun == noted
+    for one, other in zip(eq.load(tuned).parameters(), eq.load(trained).parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    # Going on, the run remembers where it comes from, and refuses another beginning.
+    eq.train(output=tuned, epochs="+1", device="cpu")
+    assert json.loads((tuned / "run.json").read_text())["started_from"] == noted
+    with pytest.raises(ValueError, match="was not started from the weights of"):
+        eq.train(output=tuned, resume=True, start_from=tuned)
+
+
+def test_the_layer_of_other_classes_is_new(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        data_registry._loaders, "_factories", dict(data_registry._loaders._factories)
+    )
+
+    @register_dataset(DataSetCard("three digits"))
+    def three_digits() -> Any:
+        data = load_digits()
+        train, test = (p.subset((p.labels < 3).nonzero()[:, 0]) for p in (data.train, data.test))
+        return replace(data, train=train, test=test, class_names=("0", "1", "2"))
+
+    fewer = replace(recipe(), data=replace(recipe().data, name="three digits"))
+    fresh, model = Experiment.of(fewer).model, Experiment.of(fewer).model
+    noted = take_weights(model, trained)
+    assert noted["new"] == ["head.classifier.weight", "head.classifier.bias"]
+    kept = eq.load(trained).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, (fresh.state_dict() if name in noted["new"] else kept)[name])
+    model = eq.train(fewer, output=tmp_path / "fewer", start_from=trained, device="cpu")
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+
+
+def test_weights_that_do_not_fit_are_named(trained: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"channels": 8}, r"stem\.0\.weight is 4 × 1 × 3 × 3 there and 8 × 1 × 3 × 3 here"),
+        ({"stem_depth": 2}, r"do not fit the model: stem\.\S+ is missing there \(and"),
+    ):
+        options = {**RECIPE["model"]["options"], **changes}
+        other = recipe_from_data({**RECIPE, "model": {"name": "opteq-small", "options": options}})
+        with pytest.raises(ValueError, match=message):
+            eq.train(other, output=tmp_path / "run", start_from=trained, device="cpu")
+    with pytest.raises(FileNotFoundError, match="name the folder of a finished run"):
+        eq.train(recipe(), output=tmp_path / "run", start_from=tmp_path / "nowhere")
+    assert not (tmp_path / "run").exists()
