@@ -180,7 +180,7 @@ def test_edges_may_be_integers() -> None:
 
 def test_a_graph_without_a_batch_is_named() -> None:
     layer = eq.EquilibriumLayer(nodes())
-    with pytest.raises(ValueError, match=r"expected an output of shape \(B, 6, 3\), got \(B, 3\)"):
+    with pytest.raises(ValueError, match=r"\(B, 6, 3\) .*batch of one, x\[None\]\), got \(B, 3\)"):
         layer(torch.zeros(6, 2))
     assert layer(torch.zeros(1, 6, 2)).shape == (1, 6, 3)
 

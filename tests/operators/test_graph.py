@@ -210,6 +210,6 @@ def test_what_is_no_graph() -> None:
     with pytest.raises(ValueError, match="at least one edge"):
         Incidence(torch.zeros(2, 0).long(), nodes=3)
     with pytest.raises(
-        ValueError, match=r"expected an input of shape \(B, 3, 2\), got \(B, 4, 2\)"
+        ValueError, match=r"expected an input of shape \(B, 3, 2\) .*x\[None\]\), got \(B, 4, 2\)"
     ):
         GraphConv(edges, 2, 2)(torch.zeros(1, 4, 2))

@@ -89,16 +89,17 @@ class GraphConv(Compose):
     def __repr__(self) -> str:
         return f"GraphConv({self.in_features}, {self.out_features}, nodes={self.nodes})"
 
+    def _expected(self, features: int) -> str:
+        return f"(B, {self.nodes}, {features}) (one graph is a batch of one, x[None])"
+
     def output_shape(self, input_shape: Shape) -> Shape:
         if tuple(input_shape) != (self.nodes, self.in_features):
-            expected = f"(B, {self.nodes}, {self.in_features})"
-            raise shape_error(self, "input", expected, input_shape)
+            raise shape_error(self, "input", self._expected(self.in_features), input_shape)
         return (self.nodes, self.out_features)
 
     def input_shape(self, output_shape: Shape) -> Shape:
         if tuple(output_shape) != (self.nodes, self.out_features):
-            expected = f"(B, {self.nodes}, {self.out_features})"
-            raise shape_error(self, "output", expected, output_shape)
+            raise shape_error(self, "output", self._expected(self.out_features), output_shape)
         return (self.nodes, self.in_features)
 
     def forward(self, z: Tensor, weights: Weights | None = None) -> Tensor:
