@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,21 @@ def test_an_unreadable_image_ends_no_training(tmp_path: Path, in_memory: str) ->
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 2
 
 
+def test_images_that_are_gone_end_a_training_with_a_sentence(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", 8)
+    changes = (*SHORT, "data.in_memory=false", "data.workers=0")
+
+    def remove(_: object) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    with (
+        pytest.warns(UnreadableImageWarning),
+        pytest.raises(ValueError, match="not one training image can be read"),
+    ):
+        eq.train(folder, *changes, output=tmp_path / "run", device="cpu", on_epoch=remove)
+    assert len(RunFolder(tmp_path / "run").read_metrics()) == 1
+
+
 def test_the_images_are_normalized_by_what_was_measured(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", 10)
     experiment = Experiment.of(load_recipe(folder, SHORT))
@@ -227,3 +243,14 @@ def test_a_dataset_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     assert torch.equal(same(digits.images[:3]), model(digits.images[:3]))
     with pytest.raises(ValueError, match="name a recipe to train"):
         eq.train(output=tmp_path / "c")
+
+
+def test_another_task_can_be_asked_for(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", 4)
+    recipe = load_recipe(folder, ["task.name=adversarial", "task.options.eps=0.1"])
+    assert recipe.task.label_smoothing == 0
+    assert recipe.data.normalize
+    asked = ("task.name=autoencoder", "model.name=vae-small", "training.epochs=1")
+    pictures = load_recipe(folder, asked)
+    assert not pictures.data.normalize
+    assert "epochs show" not in pictures.about

@@ -186,6 +186,8 @@ class _Training:
         ):
             torch.manual_seed(self._seed(epoch, self.processes.rank, 2))
             totals = self._train_epoch(epoch)
+        if not totals.sums[0]:
+            raise ValueError("not one training image can be read: is their disk still there?")
         # Statistics that a process took of its own part only: those that are kept are evaluated.
         self.processes.share(self.model.buffers())
         held_out = self._validate()

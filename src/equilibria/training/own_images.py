@@ -102,14 +102,17 @@ def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
     strides = _strides(side)
     maps = [-(-length // 2**strides) for length in (facts.height, facts.width)]
     validation = sum(round(VALIDATION_SHARE * n) for n in facts.counts)
-    epochs = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
+    chosen = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
+    epochs = (asked.get("training") or {}).get("epochs", chosen)
+    # Of other tasks some draw pictures, whose pixels are to stay as they are.
+    classifies = (asked.get("task") or {}).get("name") in (None, "classification", "adversarial")
     batch_size = 2 ** int(math.log2(max(1, images // LEAST_STEPS)))
     size_in_bytes = images * facts.height * facts.width * (1 if facts.is_gray else 3)
     moves = {"padding": max(1, side // 8), "mode": "zero" if facts.is_gray else "reflect"}
     name, options = _model(asked, strides, maps)
     why = [
         f"{name} works on maps of {maps[0]}×{maps[1]}.",
-        f"{epochs} epochs show about {epochs * images:,} images.",
+        f"{epochs} epochs show about {epochs * images:,} images." if epochs == chosen else "",
         "" if facts.is_gray else "Photos may be mirrored.",
     ]
     return {
@@ -118,7 +121,7 @@ def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
         "data": {
             "in_memory": size_in_bytes <= MOST_IN_MEMORY,
             "augmentation": [{"crop": moves}, *([] if facts.is_gray else ["flip"])],
-            "normalize": True,
+            "normalize": classifies,
             "validation": VALIDATION_SHARE if validation >= LEAST_VALIDATION else 0.0,
         },
         "training": {
@@ -130,7 +133,7 @@ def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
             "evaluation_tolerance": 1e-4,
             "gradient": "one_step",
         },
-        "task": {"label_smoothing": 0.1},
+        "task": {} if "task" in asked else {"label_smoothing": 0.1},
     }
 
 
