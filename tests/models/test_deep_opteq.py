@@ -331,3 +331,22 @@ def test_a_regularizer_that_overshoots_says_what_helps(regularizer: str) -> None
         assert not solved_with(0.1, batch=5).converged.any()
     assert solved_with(0.001, batch=5).converged.all()
     assert solved_with(0.01, batch=64).converged.all()
+
+
+def test_the_iteration_can_start_at_the_input() -> None:
+    """Algorithm 1: z₀ = x. At small α much of it is left after K steps."""
+    torch.manual_seed(0)
+    make = {"channels": 4, "widths": (4, 4), "in_channels": 1, "alpha": 0.01, "pool": 2}
+    rule = {"name": "unrolled", "steps": 3}
+    model = eq.create_model("deep-opteq-small", **make, gradient=rule, z0="input").double()
+    images = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    x = model.injected(images)
+    context = model.layer.cell.inject(x)
+    z = x
+    for _ in range(3):
+        z = model.layer.cell.step(z, context)
+    torch.testing.assert_close(model.features(images), z)
+    (gradient,) = torch.autograd.grad(model.layer(x).sum(), x)
+    assert float(gradient.abs().mean()) > 0.5, "by way of z₀"
+    with pytest.raises(ValueError, match="z0 must be one of zero, input"):
+        eq.create_model("deep-opteq-small", z0="one")

@@ -32,6 +32,7 @@ from equilibria.cli.faults import INTERRUPTED, fail, writable_folder
     "equilibria reproduce",
     "equilibria reproduce mopteqs-t1b --quick",
     "equilibria reproduce geq-t1a --seeds 5 --device cuda --root data",
+    "equilibria reproduce jiio-t5 --settings",
     "equilibria reproduce --redraw results",
 )
 def reproduce(
@@ -52,6 +53,9 @@ def reproduce(
     root: DataRoot = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show recipes and sizes, and run nothing.")
+    ] = False,
+    settings: Annotated[
+        bool, Option("--settings", help="Show every full setting beside the paper's; run nothing.")
     ] = False,
     index: Annotated[
         Path | None, Option(help="Print a Markdown list of the results in this folder.")
@@ -78,6 +82,9 @@ def reproduce(
         _show_tables(root)
         return
     found_table = eq.papers.find_table(table)
+    if settings:
+        _show_settings(found_table)
+        return
     setting: eq.papers.Setting = "quick" if quick else "full"
     made = eq.papers.plan(
         found_table, setting, range(seeds or found_table.seeds), output, root=root
@@ -168,6 +175,25 @@ def _show_tables(root: Path | None) -> None:
         rows.append((found.id, found.paper, found.title, *data))
     print_table(headings, rows, unbroken=("ID",))
     say("Run one: equilibria reproduce ID --quick")
+
+
+def _show_settings(table: eq.papers.PaperTable) -> None:
+    """Paper | ours | why, key by key; where only some rows have a value, which ones."""
+    count = sum(row.full is not None for row in table.rows)
+    rows = [
+        (
+            line.name,
+            line.paper,
+            line.ours,
+            line.why,
+            "all" if len(line.rows) == count else "; ".join(line.rows),
+        )
+        for line in eq.papers.compared_settings(table)
+    ]
+    print_table(("Setting", "Paper", "Ours", "Why", "Rows"), rows)
+    for row in table.rows:
+        if row.full is None:
+            say(f"{row.label}: not run: {row.missing}")
 
 
 def _show_plan(made: eq.papers.Plan) -> None:

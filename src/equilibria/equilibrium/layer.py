@@ -270,7 +270,8 @@ class EquilibriumLayer(nn.Module):
         if first is not None:
             return map_state(_finite_start, first, expected)
         if given is None:
-            return map_state(lambda t: t.detach(), expected)
+            # What is unrolled is differentiated from its very start, where that is the input.
+            return expected if from_zero else map_state(lambda t: t.detach(), expected)
         shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
         if shapes != wanted:
             raise ValueError(f"the start has shapes {shapes}, the state {wanted}")

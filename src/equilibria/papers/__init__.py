@@ -11,6 +11,7 @@ from equilibria.papers.runner import (
     model_sizes,
     plan,
 )
+from equilibria.papers.settings import SettingLine, compared_settings
 from equilibria.papers.table import (
     Column,
     Panel,
@@ -32,9 +33,11 @@ __all__ = [
     "Plan",
     "Row",
     "Setting",
+    "SettingLine",
     "carry_out",
     "cells",
     "check_data",
+    "compared_settings",
     "find_table",
     "findings",
     "list_tables",

@@ -11,7 +11,8 @@ several rows share, and a row each hold some of
 
 and a recipe is made of the table's, then the run's, then the row's. The paper's figures, and
 measures in the place of the columns' own, stand in the order of the columns. The lines of a table's
-`picture` are those of `Panel`.
+`picture` are those of `Panel`. What the paper sets stands in `settings` of a file, a table, a run or
+a row, by keys of the full recipe (`training.epochs`), the later ones above the earlier.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from equilibria.papers.table import Column, Panel, PaperTable, RecipeData, Row, Setting
+from equilibria.papers.table import (
+    Column,
+    Panel,
+    PaperSetting,
+    PaperTable,
+    RecipeData,
+    Row,
+    Setting,
+)
 from equilibria.registry import nearest
 
 FILES = ("opteq", "mopteqs", "geq", "jiio")
@@ -47,8 +56,18 @@ class _Parts(BaseModel):
     options: Part = {}
 
 
+class _Setting(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    paper: Any
+    source: str = ""
+    why: str = ""
+
+
 class _Recipes(_Parts):
     """Of both settings, and of one; a setting that is given as None has no recipe."""
+
+    settings: dict[str, _Setting] = {}
 
     full: _Parts | str | None = _Parts()
     quick: _Parts | str | None = _Parts()
@@ -101,6 +120,7 @@ class _File(BaseModel):
     models: dict[str, Part] = {}
     tasks: dict[str, Part] = {}
     runs: dict[str, _Recipes] = {}
+    settings: dict[str, _Setting] = {}
     tables: dict[str, dict[str, Any]]
 
     def part(self, kind: str, given: Part) -> dict[str, Any]:
@@ -197,6 +217,11 @@ def _row(file: _File, table: _Table, data: Mapping[str, Any], table_id: str) -> 
         quick=quick,
         missing=given.missing or table.missing if None in (full, quick) else "",
         measures=dict(zip(titles, given.measures, strict=False)),
+        settings={
+            name: PaperSetting(**dict(said))
+            for said_there in (file.settings, *(layer.settings for layer in layers))
+            for name, said in said_there.items()
+        },
     )
 
 

@@ -25,6 +25,15 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PaperSetting:
+    """What a paper sets (None: it is silent), where it says so, and why ours differs if it does."""
+
+    paper: Any
+    source: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One model or setting.
 
@@ -32,6 +41,7 @@ class Row:
     full, quick: recipes; None where a setting has none, for the reason `missing`.
     measures: by the title of a column, what stands there in this row instead of the column's own:
         rows that share a recipe may measure different things.
+    settings: by keys of the full recipe, or other names, what the paper sets.
     """
 
     label: str
@@ -40,6 +50,7 @@ class Row:
     quick: RecipeData | None = None
     missing: str = ""
     measures: Mapping[str, str | None] = field(default_factory=dict)
+    settings: Mapping[str, PaperSetting] = field(default_factory=dict)
 
     def measure(self, column: Column) -> str | None:
         return self.measures.get(column.title, column.measure)
