@@ -11,8 +11,8 @@ several rows share, and a row each hold some of
 
 and a recipe is made of the table's, then the run's, then the row's. The paper's figures, and
 measures in the place of the columns' own, stand in the order of the columns. The lines of a table's
-`picture` are those of `Panel`. What the paper sets stands in `settings` of a file, a table, a run or
-a row, by keys of the full recipe (`training.epochs`), the later ones above the earlier.
+`picture` are those of `Panel`. What the paper sets stands in `settings` of a file, a table, a run
+or a row, by keys of the full recipe (`training.epochs`), the later ones above the earlier.
 """
 
 from __future__ import annotations
