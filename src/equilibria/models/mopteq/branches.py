@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation
-from equilibria.context import Context, State, state_tensors
+from equilibria.context import Context, State, numbered, state_tensors
 from equilibria.energies import Branches, Energy, Input, Quadratic
-from equilibria.equilibrium import EnergyCell
+from equilibria.equilibrium import Cell, EnergyCell
 from equilibria.models.blocks import PooledLinearHead
+from equilibria.models.opteq.cells import UnitLayer
 from equilibria.operators import AveragePool, Conv2d, LinearOperator, OperatorLike, as_operator
 from equilibria.registry import check_choice
 
@@ -88,6 +89,68 @@ class POptEqCell(BranchCell):
         """zᵢ = Wᵢᵀyᵢ."""
         triples = zip(self.W, state_tensors(state), context.parts.values(), strict=True)
         return [W.adjoint(y, part.parts["quadratic"].weights("W")) for W, y, part in triples]
+
+
+class FusedPOptEqCell(Cell):
+    """zᵢ = Wᵢᵀσ(Wᵢhᵢ + Uᵢg(x) + bᵢ) with (h₁ … h_L) = F(z₁ … z_L): the fusion inside the map.
+
+    It stands where HH&D stands in MOptEqs. F is the sum or the average of the branches, the same
+    for all, or a 3×3 convolution over them side by side, of norm at most 1. The state holds the
+    branches side by side, all of one resolution; the feature is their average. No objective is
+    minimized, as F need not be symmetric. The map contracts with ‖F‖·max‖Wᵢ‖²; ‖F‖ is L for "sum".
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[UnitLayer],
+        channels: int,
+        *,
+        fusion: Literal["average", "sum", "conv"] = "average",
+    ) -> None:
+        super().__init__()
+        check_choice(("average", "sum", "conv"), fusion=fusion)
+        self.layers = nn.ModuleList(layers)
+        self.channels = channels
+        self.fusion = fusion
+        width = channels * len(layers)
+        self.mixing = Conv2d(width, width, 3, norm="bound", zeta=1.0) if fusion == "conv" else None
+
+    def inject(self, x: Tensor) -> Context:
+        contexts = [layer.inject(x) for layer in self.units()]
+        size = tuple(contexts[0]["c"].shape[2:])
+        layout = ((self.channels, *size),)
+        pairs = zip(self.units(), contexts, strict=True)
+        parts = numbered(c.with_shared(layer.prepare(layout)) for layer, c in pairs)
+        context = Context(parts=parts)
+        if self.mixing is None:
+            return context
+        shape = (self.channels * len(self.layers), *size)
+        return context.with_shared({"F": self.mixing.weights(shape)})
+
+    def units(self) -> list[UnitLayer]:
+        return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
+
+    def initial_state(self, x: Tensor, context: Context) -> Tensor:
+        like = context.parts["0"]["c"]
+        return like.new_zeros(len(like), self.channels * len(self.layers), *like.shape[2:])
+
+    def step(self, state: State, context: Context) -> State:
+        assert isinstance(state, Tensor)
+        fused = self._fused(state, context)
+        triples = zip(self.units(), fused, context.parts.values(), strict=True)
+        return torch.cat([layer(h, part) for layer, h, part in triples], dim=1)
+
+    def _fused(self, z: Tensor, context: Context) -> Sequence[Tensor]:
+        count = len(self.layers)
+        if self.mixing is not None:
+            mixed: Tensor = self.mixing(z, context.weights("F"))
+            return mixed.chunk(count, dim=1)
+        total = torch.stack(z.chunk(count, dim=1)).sum(dim=0)
+        return [total if self.fusion == "sum" else total / count] * count
+
+    def output(self, state: State, context: Context) -> Tensor:
+        assert isinstance(state, Tensor)
+        return torch.stack(state.chunk(len(self.layers), dim=1)).mean(dim=0)
 
 
 class ConvolutionFusionHead(nn.Module):
