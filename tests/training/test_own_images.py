@@ -253,4 +253,3 @@ def test_another_task_can_be_asked_for(tmp_path: Path) -> None:
     asked = ("task.name=autoencoder", "model.name=vae-small", "training.epochs=1")
     pictures = load_recipe(folder, asked)
     assert not pictures.data.normalize
-    assert "epochs show" not in pictures.about

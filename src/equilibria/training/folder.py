@@ -306,5 +306,10 @@ def _as_yaml(config: Mapping[str, Any]) -> bytes:
 
 
 def _without_place(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Data may move: whether it is the same, its fingerprint says. Who reads it does not matter."""
-    return {**config, "data": {**config.get("data", {}), "root": None, "workers": None}}
+    """What results depend on.
+
+    Data may move: whether it is the same, its fingerprint says. Who reads it, and what is said
+    about it all, does not matter.
+    """
+    data = {**config.get("data", {}), "root": None, "workers": None}
+    return {**config, "data": data, "about": ""}

@@ -102,8 +102,7 @@ def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
     strides = _strides(side)
     maps = [-(-length // 2**strides) for length in (facts.height, facts.width)]
     validation = sum(round(VALIDATION_SHARE * n) for n in facts.counts)
-    chosen = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
-    epochs = (asked.get("training") or {}).get("epochs", chosen)
+    epochs = min(max(EPOCHS[0], round(VIEWS / images)), EPOCHS[1])
     # Of other tasks some draw pictures, whose pixels are to stay as they are.
     classifies = (asked.get("task") or {}).get("name") in (None, "classification", "adversarial")
     batch_size = 2 ** int(math.log2(max(1, images // LEAST_STEPS)))
@@ -112,7 +111,7 @@ def _recipe(facts: _Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
     name, options = _model(asked, strides, maps)
     why = [
         f"{name} works on maps of {maps[0]}×{maps[1]}.",
-        f"{epochs} epochs show about {epochs * images:,} images." if epochs == chosen else "",
+        f"It is to see about {VIEWS:,} images, in {EPOCHS[0]} to {EPOCHS[1]} epochs.",
         "" if facts.is_gray else "Photos may be mirrored.",
     ]
     return {
