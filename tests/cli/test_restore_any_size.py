@@ -15,6 +15,7 @@ from torch import Tensor
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset
 from equilibria.tasks.image_quality import picture_psnr
 from tests.cli.test_restore import AUTOENCODER, learned, restored, save
+from tests.data.photos import photo
 from tests.inputs.small_generator import chance
 from tests.program import invoke
 
@@ -174,3 +175,27 @@ def test_a_mask_has_the_size_of_its_picture(folder: Path, tmp_path: Path) -> Non
     none = invoke("restore", run, file, "--output", tmp_path / "none")
     assert none.exit_code == 2
     assert "Give --mask an image" in " ".join(none.output.split())
+
+
+def test_a_flat_folder_of_pictures_trains_a_denoiser(tmp_path: Path) -> None:
+    """No classes are needed to learn it, nor is the folder to use it."""
+    (tmp_path / "photos" / "older").mkdir(parents=True)
+    for i in range(10):
+        photo(i % 2, i, (20, 30)).save(
+            tmp_path / "photos" / ("older" if i % 3 else "") / f"{i}.jpg"
+        )
+    small = ("training.epochs=1", "data.options.size=8", "model.options.channels=4")
+    run, root = tmp_path / "run", ("--root", tmp_path / "photos")
+    result = invoke("train", "folder-restore-deq-denoise", *small, *root, "--output", run)
+    assert result.exit_code == 0, result.output
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    photo(0, 99, (33, 47)).save(tmp_path / "new.png")
+    (found,) = restored(run, tmp_path / "new.png", "--output", tmp_path / "out")
+    assert read(found["restored"]).shape == (3, 33, 47)
+    evaluated = invoke("evaluate", run, "--root", tmp_path / "moved", "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert json.loads(evaluated.stdout)["samples"] == 2
+    (tmp_path / "empty").mkdir()
+    nothing = invoke("evaluate", run, "--root", tmp_path / "empty")
+    assert nothing.exit_code == 2
+    assert "there is no image in it" in " ".join(nothing.output.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import Device, Overwrite, command
+from equilibria.cli.app import DataRoot, Device, Overwrite, command
 
 
 @command(
@@ -18,7 +19,7 @@ from equilibria.cli.app import Device, Overwrite, command
     "equilibria train photos/ --output runs/photos",
     "equilibria train labels.csv data.options.size=96 training.epochs=30 --output runs/table",
     "equilibria train digits-opteq training.epochs=3 training.seed=1 --output runs/short",
-    "equilibria train my-recipe.yaml --output runs/mine",
+    "equilibria train my-recipe.yaml --root data --output runs/mine",
     "equilibria train --resume --output runs/mine",
     "equilibria train --epochs +5 --output runs/mine",
     "equilibria train digits-opteq training.epochs=3 --from runs/mine --output runs/tuned",
@@ -54,6 +55,7 @@ def train(
         Option("--from", metavar="RUN", help="Start with the weights of another run."),
     ] = None,
     overwrite: Overwrite = False,
+    root: DataRoot = None,
     device: Device = "auto",
     devices: Annotated[
         int, Option(min=1, help="Processes that share every batch, each with its own GPU.")
@@ -67,6 +69,8 @@ def train(
 
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
         overrides, recipe = [recipe, *(overrides or [])], None  # A change, of the run's own recipe.
+    if root is not None:
+        overrides = [*(overrides or []), f"data.root={json.dumps(str(root))}"]
     asked = Asked(
         recipe=recipe,
         overrides=overrides or [],

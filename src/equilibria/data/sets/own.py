@@ -66,6 +66,7 @@ def load_own_images(
     folder: Path,
     *,
     labels: str | None = None,
+    labelled: bool = True,
     size: int | Sequence[int] | None = None,
     resize: int | None = None,
     gray: bool = False,
@@ -76,8 +77,12 @@ def load_own_images(
 
     What is called test is tested on, or else what is called validation; without either, the share
     `test` of every class, always the same images. An image that cannot be read is left out.
+
+    labelled: False takes all images at any depth, as images without classes.
     """
-    listing = list_own_images(folder, labels)
+    if labels is not None and not labelled:
+        raise ValueError("a table of labels is for labelled images: remove one of both")
+    listing = list_own_images(folder, labels) if labelled else _list_unlabelled(folder)
     if test is not None and listing.held_out:
         raise ValueError(f"{folder} says what to test on: remove data.options.test")
     framing = Framing.make(size, resize)
@@ -95,6 +100,7 @@ def load_own_images(
     return DataSet(
         name=(folder / labels).stem if labels else folder.resolve().name,
         class_names=listing.class_names,
+        kind="classification" if labelled else "unlabelled",
         framing=framing,
         license="yours",
         **parts,  # type: ignore[arg-type]
@@ -125,6 +131,15 @@ def _list_folder(folder: Path) -> Listing:
             "sort them into one folder a class, or name a table with the columns file and label",
         )
     return _listing(folder, found, others)
+
+
+def _list_unlabelled(folder: Path) -> Listing:
+    others: Counter[str] = Counter()
+    paths = tuple(_images_below(folder, others))
+    if not paths:
+        raise DataFileError(folder, "there is no image in it", "name a folder of images")
+    labels = torch.zeros(len(paths), dtype=torch.long)
+    return Listing(paths, labels, ("picture",), ("train",) * len(paths), others)
 
 
 def _visible(folder: Path) -> list[Path]:
