@@ -108,12 +108,17 @@ def test_the_minimum_is_that_of_an_outside_minimizer(entry: Entry, activation: s
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["smoothness × 10", "logistic losses", "quadratic form, condition 1e+02", "attention, β = 4"],
+    "entry",
+    [
+        pytest.param(entry, id=entry.name)
+        for entry in BANK
+        # Beside a curvature of 1e6 a state is known to 1e-10: too little for a difference.
+        if (entry.convex or entry.name == "attention, β = 4") and not entry.name.endswith("1e+06")
+    ],
 )
-def test_gradients_are_finite_differences(name: str) -> None:
+def test_gradients_are_finite_differences(entry: Entry) -> None:
     run = eq.EquilibriumLayer(
-        named(name).energy(),
+        entry.energy(),
         activation="softplus",
         tolerance=1e-11,
         gradient=eq.Implicit(tolerance=1e-11),

@@ -49,7 +49,8 @@ class Solver(ABC, Generic[M]):
     tolerance: relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
     max_iterations: evaluations of the map after which a sample is given up.
     patience: every so many iterations samples are given up whose residual has fallen too little to
-        reach the tolerance in time (None: never).
+        reach the tolerance in time, and after the first step those whose residual has grown: the
+        map does not contract (None: never).
     stop: when a sample has converged, if not by the tolerance.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
@@ -132,6 +133,10 @@ class Solver(ABC, Generic[M]):
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
                 break
+            if self.patience is not None and iteration == 2:
+                progress.give_up_growing()
+                if not progress.running_count:
+                    break
             if self.patience is not None and iteration % self.patience == 0:
                 periods = (self.max_iterations - iteration) / self.patience
                 progress.give_up_stalled(self.tolerance, periods)
@@ -195,6 +200,8 @@ class _Progress:
         """The best residual of each row when `give_up_stalled` last looked, or at first."""
         self.latest = infinite
         """The relative residual of this iteration; NaN for rows that had stopped before it."""
+        self.absolute = self.absolute_before = infinite
+        """‖T(y) − y‖ of this iteration and the one before."""
 
     def observe(self, problem: FixedPointProblem, image: Tensor, change: Tensor) -> None:
         """Take in T(y) and T(y) − y of every row."""
@@ -205,6 +212,7 @@ class _Progress:
         going = residuals.bounded & ~reached
         improved = residuals.bounded & (relative < rows.residual)
         self.latest = relative
+        self.absolute, self.absolute_before = absolute, self.absolute
         if self.running_count < len(absolute):
             self.latest = torch.where(self.running, relative, torch.nan)
             going &= self.running
@@ -223,6 +231,11 @@ class _Progress:
             rows.status[ended] = int(Status.DIVERGED)
             rows.status[ended & reached] = int(Status.CONVERGED)
             self.running, self.running_count = going, count
+
+    def give_up_growing(self) -> None:
+        """End the rows whose residual has grown since the last iteration."""
+        self.running = self.running & ~(self.absolute > self.absolute_before)
+        self.running_count = int(self.running.sum())
 
     def give_up_stalled(self, tolerance: float, periods: float) -> None:
         """End the rows whose best residual has fallen too little since the last call.
@@ -246,7 +259,7 @@ class _Progress:
         self.rows = self.rows.keep(rows)
         self.index = self.index[rows]
         self.running = self.running[rows]
-        self.latest = self.latest[rows]
+        self.latest, self.absolute = self.latest[rows], self.absolute[rows]
         self.mark = None if self.mark is None else self.mark[rows]
         self.scale.keep(rows)
         return rows

@@ -23,6 +23,8 @@ SUFFICIENT_OF_GRADIENT = 0.1
 """‖y⁺ − y‖²/s times this is the decrease that a gradient step of length s must bring."""
 SHORTEST = 1e-14
 """The length of a gradient step below which rounding hides what descent is left."""
+GENTLE = 0.5
+"""The length of a gradient step below which the curvature is too large for the plain map."""
 NOISE = 4.0
 """Units of rounding by which two values of the objective may differ for nothing."""
 PATIENCE = 30
@@ -30,6 +32,14 @@ PATIENCE = 30
 PROGRESS, FALL = 0.9, 1e-3
 """Progress: a distance to stationary of at most this share of what it was, or a fall of G by at
 least this share of all that it has fallen since the start."""
+PAIRS = 12
+"""Steps that a quasi-Newton step remembers."""
+QUASI_BUDGET = 100
+"""Evaluations after which Newton steps follow, which cost more and bear any condition number."""
+LARGEST_MEMORY = 2**30
+"""Bytes of remembered steps beyond which there are Newton steps only."""
+SHORTEST_SHARE = 0.02
+"""Of a quasi-Newton step, before a gradient step takes its place."""
 LOOSEST, TIGHTEST = 0.1, 1e-8
 """Relative residuals of the linear solve of a Newton step."""
 
@@ -83,11 +93,65 @@ class Pace(Memory):
     """‖σ(d) − y‖, at the last step that brought progress."""
     idle: Tensor
     """Steps since then."""
+    share: Tensor
+    """Of its next quasi-Newton step; zero: a gradient step is due."""
+    quasi: Tensor
+    """Whether its next step is a quasi-Newton step."""
+
+
+class Pairs(Memory):
+    """The last steps Δa and the changes of a − d along them, in buffers allocated once."""
+
+    def __init__(self, like: Tensor) -> None:
+        rows, size = like.shape
+        self.steps = like.new_zeros(rows, PAIRS, size)
+        self.changes = like.new_zeros(rows, PAIRS, size)
+        self.valid = torch.zeros(rows, PAIRS, dtype=torch.bool, device=like.device)
+        self.written = 0
+
+    def add(self, rows: Tensor, before: Point, after: Point) -> None:
+        slot = self.written % PAIRS
+        self.written += 1
+        self.steps[rows, slot] = after.a - before.a
+        self.changes[rows, slot] = before.gap - after.gap
+        self.valid[rows, slot] = True
+
+    def direction(self, rows: Tensor, gap: Tensor, weight: Tensor, length: Tensor) -> Tensor:
+        """B⁻¹(d − a) with B made of the pairs by BFGS in ⟨·,·⟩_S, by two loops (Nocedal, 1980).
+
+        length: in the place of the curvature where a row has no pair.
+        """
+        everything = len(rows) == len(self.valid)
+        steps, changes, valid = (
+            t if everything else t[rows] for t in (self.steps, self.changes, self.valid)
+        )
+        last = min(self.written, PAIRS)
+        order = [(self.written - 1 - i) % PAIRS for i in range(last)]
+        weighted = changes * weight[:, None]
+        curvature = (steps * weighted).sum(dim=2)
+        enough = 1e-10 * (steps.square() * weight[:, None]).sum(dim=2)
+        valid = valid & (curvature > enough)
+        inverse = torch.where(valid, 1 / curvature, 0.0)
+        scale = torch.where(valid, curvature / (changes * weighted).sum(dim=2), 0.0)
+        found, newest = gap, torch.zeros_like(length)
+        shares: dict[int, Tensor] = {}
+        for slot in order:
+            shares[slot] = inverse[:, slot] * torch.linalg.vecdot(weight * steps[:, slot], found)
+            found = found - shares[slot][:, None] * changes[:, slot]
+            newest = torch.where(newest > 0, newest, scale[:, slot])
+        found = torch.where(newest > 0, newest, length)[:, None] * found
+        for slot in reversed(order):
+            back = inverse[:, slot] * torch.linalg.vecdot(weighted[:, slot], found)
+            found = found + (shares[slot] - back)[:, None] * steps[:, slot]
+        return torch.where(weight > 0, found, gap)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Solver[Memory]):
     """Newton's method on the hidden objective, safeguarded by proximal gradient steps.
+
+    It begins with a hundred evaluations of a quasi-Newton method, BFGS with a limited memory in
+    the pre-activations, in the inner product of the Newton steps that follow.
 
     Stationary is a = d(σ(a)), d = −∇E. With S = σ′(a) a Newton step solves (I + ∇²E S) w = d − a
     by conjugate gradients in ⟨·,·⟩_S, the products with ∇²E coming from autograd, and shortens w
@@ -159,7 +223,16 @@ class _Run:
             lowest=torch.inf * ones,
             nearest=torch.inf * ones,
             idle=torch.zeros_like(self.rows),
+            share=ones.clone(),
+            quasi=torch.full_like(
+                self.rows,
+                2 * PAIRS * y.numel() * y.element_size() <= LARGEST_MEMORY,
+                dtype=torch.bool,
+            ),
         )
+        self.gentle = torch.zeros_like(self.pace.quasi)
+        """Rows along whose steps the plain map may have contracted."""
+        self.pairs = Pairs(y) if bool(self.pace.quasi.any()) else None
         self.point = self._first_point(y)
         self.pace.first = self.point.value
         self.result = Solution(
@@ -196,6 +269,7 @@ class _Run:
         result.absolute_residual[rows] = residuals.absolute
         result.status[rows] = torch.where(sound, status, int(Status.DIVERGED)).to(torch.int8)
         result.iterations[rows] = self.pace.spent
+        self.gentle[rows] = self.pace.length >= GENTLE
         self._record(residuals)
         going = sound & ~reached & ~over & ~stalled
         if not bool(going.all()):
@@ -204,8 +278,58 @@ class _Run:
             self.problem = self.problem.keep(keep)
             self.pace.keep(keep)
             self.scale.keep(keep)
+            if self.pairs is not None:
+                self.pairs.keep(keep)
 
     def advance(self) -> None:
+        """A trial of a quasi-Newton step in every row that begins; then Newton steps."""
+        quasi = self.pace.quasi.nonzero().squeeze(1)
+        if len(quasi) and self.pairs is not None:
+            self._quasi_newton_step(quasi, self.pairs)
+            self.pace.quasi = self.pace.quasi & (self.pace.spent < QUASI_BUDGET)
+        else:
+            self.pairs = None
+            self._newton_step()
+
+    def _quasi_newton_step(self, rows: Tensor, pairs: Pairs) -> None:
+        """One trial in these rows, shorter than the last if that failed, or a gradient step."""
+        pace = self.pace
+        at = self._opened(self.point)
+        short = rows[pace.share[rows] == 0]
+        if len(short):
+            new = self._gradient_step(at, short)
+            pairs.add(short, at.keep(short), new.keep(short))
+            pace.share[short] = 1.0
+            self.point = new
+            rows = rows[~torch.isin(rows, short)]
+            if not len(rows):
+                return
+            at = self._opened(new)
+        here, share = at.keep(rows), pace.share[rows]
+        weight = self.activation.derivative(here.a)
+        direction = pairs.direction(rows, here.gap, weight, pace.length[rows])
+        # Units that are off stay off in a shorter step: they may be why the whole one failed.
+        shortened = (share < 1)[:, None] & (weight == 0)
+        direction = torch.where(shortened, 0.0, direction)
+        slope = -torch.linalg.vecdot(weight * here.gap, direction)
+        trial = self._evaluate(here.a + share[:, None] * direction, rows)
+        good = self._good(here, trial, share * slope, self._noise(at)[rows])
+        pairs.add(rows, here, trial)
+        halved = torch.where(share / 2 > SHORTEST_SHARE, share / 2, 0.0)
+        pace.share[rows] = torch.where(good, 1.0, halved)
+        lost = rows[~good & (halved == 0)]
+        pairs.valid[lost] = False
+        self.point = at.with_rows(rows[good], trial.keep(good.nonzero().squeeze(1)))
+
+    def _good(self, at: Point, trial: Point, predicted: Tensor, noise: Tensor) -> Tensor:
+        """Whether a trial lowers G by enough of what was predicted."""
+        lower = trial.value <= at.value + SUFFICIENT * predicted
+        # Close to the minimum G falls by less than its rounding: the residual tells more.
+        level = trial.value <= at.value + noise
+        closer = self._distance(trial) <= PROGRESS * self._distance(at)
+        return lower | (level & closer)
+
+    def _newton_step(self) -> None:
         """A Newton step of every row, and a gradient step before it where that is needed."""
         at, pace = self.point, self.pace
         unsettled = (~pace.settled).nonzero().squeeze(1)
@@ -215,7 +339,7 @@ class _Run:
         weight = self.activation.derivative(at.a)
         direction = self._newton_direction(at, weight)
         slope = -torch.linalg.vecdot(weight * at.gap, direction)
-        before, distance = row_norms(at.gap), self._distance(at)
+        before = row_norms(at.gap)
         new = at
         pending = (slope < 0).nonzero().squeeze(1)
         pace.settled = torch.zeros_like(pace.settled)
@@ -226,11 +350,9 @@ class _Run:
             if share < 1:  # Units that are off stay off: they may be why the whole step failed.
                 direction = torch.where(weight == 0, 0.0, direction)
             trial = self._evaluate(at.a[pending] + share * direction[pending], pending)
-            lower = trial.value <= at.value[pending] + SUFFICIENT * share * slope[pending]
-            # Close to the minimum G falls by less than its rounding: the residual tells more.
-            level = trial.value <= at.value[pending] + self._noise(at)[pending]
-            closer = self._distance(trial) <= PROGRESS * distance[pending]
-            good = lower | (level & closer)
+            good = self._good(
+                at.keep(pending), trial, share * slope[pending], self._noise(at)[pending]
+            )
             taken[pending[good]] = True
             pace.settled[pending[good]] = share == 1
             new = new.with_rows(pending[good], trial.keep(good.nonzero().squeeze(1)))
@@ -243,19 +365,24 @@ class _Run:
         self.point = new
 
     def map_where_that_contracts(self, problem: FixedPointProblem) -> None:
-        """The state is T(y), as with other solvers, unless that is further from stationary."""
+        """The state is T(y), as with other solvers, unless that is further from stationary.
+
+        Which is so where steps were as short as a curvature above 1 makes them: not looked at.
+        """
         y = self.result.state
         assert isinstance(y, Tensor)
-        images = [y]
+        rows = self.gentle.nonzero().squeeze(1)
+        if not len(rows):
+            return
+        images, some = [y[rows]], problem.keep(rows)
         for _ in range(2):
-            _, descent = self.potential.evaluate(problem, images[-1])
+            _, descent = self.potential.evaluate(some, images[-1])
             images.append(self.potential.image(images[-1], descent))
         self.calls += 2
-        self.sample_calls += 2 * len(y)
+        self.sample_calls += 2 * len(rows)
         before, after = (row_norms(b - a) for a, b in pairwise(images))
-        self.result = replace(
-            self.result, state=torch.where((after < before)[:, None], images[1], y)
-        )
+        state = torch.where((after < before)[:, None], images[1], images[0])
+        self.result = replace(self.result, state=y.index_copy(0, rows, state))
 
     def solution(self, given: FixedPointProblem, warm_up: int) -> Solution:
         result = self.result
@@ -303,8 +430,18 @@ class _Run:
         The pre-activations of these two are not known.
         """
         given, zero = (self._unprepared(start) for start in (y, torch.zeros_like(y)))
+        # The curvature between the two says how long a step may be.
+        curvature = row_norms(given.descent - zero.descent) / row_norms(y).clamp_min(
+            torch.finfo(y.dtype).tiny
+        )
+        self.pace.length = 1 / (1 + curvature.nan_to_num(0.0, posinf=0.0))
         lower = (zero.value < given.value).nonzero().squeeze(1)
-        return self._gradient_step(given.with_rows(lower, zero.keep(lower)), self.rows)
+        start = given.with_rows(lower, zero.keep(lower))
+        start = replace(start, a=self._argument(start))
+        first = self._gradient_step(start, self.rows)
+        if self.pairs is not None:
+            self.pairs.add(self.rows, start, first)
+        return first
 
     def _unprepared(self, y: Tensor) -> Point:
         value, descent = self._energy(y, self.rows)
@@ -342,9 +479,12 @@ class _Run:
     def _opened(self, at: Point) -> Point:
         """The same y, with units at a kink of σ put on the side towards which G falls."""
         flat = (self.activation.derivative(at.a) == 0) & (at.descent != at.a)
+        return replace(at, a=torch.where(flat, self._argument(at), at.a))
+
+    def _argument(self, at: Point) -> Tensor:
+        """An a with σ(a) = y, the one towards which G falls where there are several."""
         step = torch.full_like(at.value, SHORTEST)[:, None]
-        a = self.activation.prox_argument(at.y + step * (at.descent - at.y), step)
-        return replace(at, a=torch.where(flat, a, at.a))
+        return self.activation.prox_argument(at.y + step * (at.descent - at.y), step)
 
     def _newton_direction(self, at: Point, weight: Tensor) -> Tensor:
         """w with (I + ∇²E S) w = d − a; d − a itself where the curvature is not positive."""
