@@ -338,3 +338,21 @@ def test_options_are_checked() -> None:
         FeatureRegularizer(W, L2(), 0.1, "newton")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epsilon"):
         Incay(epsilon=0.0)
+
+
+@pytest.mark.parametrize("samples", [3, 40])
+def test_decorrelation_of_every_entry_is_equation_13(samples: int) -> None:
+    """By the smaller Gram matrix, whichever that is; a row of zeros counts as it is."""
+    z = torch.randn(samples, 2, 3, 2, dtype=torch.float64)
+    z[:, 1, 2, 0] = 0
+    rows = z.flatten(1).T
+    lengths = rows.norm(dim=1, keepdim=True)
+    unit = rows / torch.where(lengths > 0, lengths, 1.0)
+    expected = 0.5 * (unit @ unit.T - torch.eye(12, dtype=torch.float64)).square().sum()
+    torch.testing.assert_close(Decorrelation(rows="entries").value(z), expected)
+    flat = z.flatten(1)
+    torch.testing.assert_close(
+        Decorrelation(rows="entries").gradient(flat), Decorrelation().gradient(flat)
+    )
+    with pytest.raises(ValueError, match="rows must be one of channels, entries"):
+        Decorrelation(rows="pixels")  # type: ignore[arg-type]
