@@ -119,6 +119,8 @@ def test_it_has_the_settings_of_the_appendix(task: str) -> None:
     assert engine.alpha_x * engine.late_factor == pytest.approx(late)
     assert engine.mixing is not None
     assert engine.mixing.memory == memory
+    assert engine.cheapest
+    assert not get_engine("official", task=task, selection="residual").cheapest
     assert (engine.alpha_z, engine.alpha_mu, engine.sweeps) == (ALPHA_Z, ALPHA_MU, 1)
 
 
