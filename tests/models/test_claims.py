@@ -112,7 +112,7 @@ def made(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Te
     limits = {"tolerance": 1e-12, "max_iterations": 300}
     model = eq.create_model(name, **{**shrunk, **limits, **options}).double()
     assert isinstance(model, EquilibriumModel)
-    size = known.get("image_size", 8)
+    size = known.get("image_size") or 8
     shape = (model.latent_dim,) if "decoder" in name else (known["in_channels"], size, size)
     inputs = model.injected(torch.randn(3, *shape, dtype=torch.float64))
     inputs = (inputs,) if isinstance(inputs, Tensor) else inputs

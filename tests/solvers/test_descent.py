@@ -137,6 +137,29 @@ def test_gradients_are_finite_differences(entry: Entry) -> None:
     torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-6, atol=1e-6)
 
 
+def test_gradients_beside_a_curvature_of_a_million_are_those_of_a_dense_solve() -> None:
+    """dy/dx = (I + S∇²E)⁻¹ S ∂d/∂x, d = −∇E."""
+    run = eq.EquilibriumLayer(
+        named("quadratic form, condition 1e+06").energy(),
+        activation="softplus",
+        tolerance=1e-11,
+        gradient=eq.Implicit(tolerance=1e-11),
+    )
+    x = inputs(1).requires_grad_()
+    weight = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    y = run(x)
+    (gradient,) = torch.autograd.grad((y * weight).sum(), x)
+    y, x, cell = y.detach(), x.detach(), run.cell
+    assert isinstance(cell, eq.EnergyCell)
+    energy, context = cell.energy, cell.inject(x)
+    hessian = torch.autograd.functional.hessian(lambda v: energy.value(v, context).sum(), y)
+    pull = torch.autograd.functional.jacobian(lambda q: energy.descent(y, cell.inject(q)), x)
+    slope = cell.activation.derivative(energy.descent(y, context))[0].diag()
+    system = torch.eye(SIZE, dtype=torch.float64) + slope @ hessian[0, :, 0]
+    expected = weight @ torch.linalg.solve(system, slope @ pull[0, :, 0])
+    torch.testing.assert_close(gradient[0], expected, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_a_sample_is_the_same_alone(activation: str) -> None:
     entry = named("quadratic form, condition 1e+02")
