@@ -13,22 +13,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.slow
-def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Recipes, tables of the papers, catalogs and templates among them: built without network."""
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this checkout, built in `folder` without network."""
     pytest.importorskip("setuptools", minversion="77")
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=ignored)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignored)
     subprocess.run(
         [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('dist')"],
-        cwd=tmp_path,
+        cwd=folder,
         check=True,
         capture_output=True,
     )
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    with ZipFile(wheel) as archive:
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Recipes, tables of the papers, catalogs and templates among them."""
+    with ZipFile(build_wheel(tmp_path)) as archive:
         packed = {name for name in archive.namelist() if name.startswith("equilibria/")}
     source = tmp_path / "src"
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
