@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from tests.test_wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PHOTOS = ROOT / "docs" / "tutorials" / "photos.md"
+"""A walk-through with commands of the program."""
 
 RUN = """
 import re, sys
@@ -19,12 +25,39 @@ for block in re.findall(r"```python\\n(.*?)```", open(sys.argv[1], encoding="utf
 """
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in TUTORIALS if page != PHOTOS], ids=lambda page: page.stem
+)
 def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     """In a process of its own: models that a tutorial registers would stay in this one."""
     command = [sys.executable, "-W", "error", "-c", RUN, str(page)]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.slow
+def test_the_walk_through_with_photos_runs_from_a_wheel(tmp_path: Path) -> None:
+    """Block by block, outside the checkout, on a machine without data sets."""
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    wheel = build_wheel(tmp_path / "build")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, "--target", str(installed), str(wheel)], check=True)
+    here.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "EQUILIBRIA_DATA"}
+    environment["PYTHONPATH"] = str(installed)
+    environment["PATH"] = os.pathsep.join([str(installed / "bin"), os.environ["PATH"]])
+    runners = {"python": [sys.executable, "-c"], "bash": ["bash", "-euo", "pipefail", "-c"]}
+    text = PHOTOS.read_text(encoding="utf-8")
+    for language, block in re.findall(r"```(python|bash)\n(.*?)```", text, flags=re.DOTALL):
+        ran = subprocess.run(
+            [*runners[language], block], cwd=here, env=environment, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
+    assert (here / "predicted.csv").read_text().count("\n") == 161
+    with Image.open(here / "temple.png") as photograph:
+        size = photograph.size
+    restored = [Image.open(path).size for path in (here / "restored").rglob("*restored*.png")]
+    assert restored == [size]
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "architecture.md"])
