@@ -47,12 +47,16 @@ def test_the_walk_through_with_photos_runs_from_a_wheel(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = str(installed)
     environment["PATH"] = os.pathsep.join([str(installed / "bin"), os.environ["PATH"]])
     runners = {"python": [sys.executable, "-c"], "bash": ["bash", "-euo", "pipefail", "-c"]}
+    printed = ""
     text = PHOTOS.read_text(encoding="utf-8")
     for language, block in re.findall(r"```(python|bash)\n(.*?)```", text, flags=re.DOTALL):
         ran = subprocess.run(
             [*runners[language], block], cwd=here, env=environment, capture_output=True, text=True
         )
         assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
+        printed += ran.stdout
+    noisy, restored_to = map(float, re.findall(r"([0-9.]+) dB", printed))
+    assert restored_to > noisy + 1
     assert (here / "predicted.csv").read_text().count("\n") == 161
     photograph, restored = here / "temple.png", here / "restored" / "temple-restored.png"
     assert image_size(restored) == image_size(photograph)
