@@ -185,7 +185,9 @@ class FileRestoration:
             columns = {name: _middle(some[row]) for name, some in shown.items() if some is not None}
             notes = [decibels(ratios[name][row]) for name in columns]
             line = SheetRow("", torch.stack([*columns.values()]), notes)
-            drawn_sheet = Sheet([line], [*columns], file.name, least_side=LEAST_SIDE)
+            is_cut = max(images.shape[2:]) > MOST_SIDE
+            heading = f"{file.name}, its middle" if is_cut else file.name
+            drawn_sheet = Sheet([line], [*columns], heading, least_side=LEAST_SIDE)
             write_atomically(restored, image_png(images[row]))
             write_atomically(sheet, drawn_sheet.png())
             yield RestoredImage(
