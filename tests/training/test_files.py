@@ -140,3 +140,14 @@ def test_a_weight_that_two_terms_share_survives_a_file(tmp_path: Path) -> None:
     x = torch.randn(3, 8)
     assert torch.equal(saved(x), loaded(x))
     assert len(list(loaded.parameters())) == 3
+
+
+def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
+    """Whoever writes them, and however often: safetensors orders metadata at random."""
+    model, path = torch.nn.Linear(3, 2), tmp_path / "weights.safetensors"
+    written = set()
+    for _ in range(20):
+        save_weights(model, path, {"model": "ä", "epoch": "1", "score": "0.5"})
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    torch.testing.assert_close(read_weights(path), model.state_dict())

@@ -142,8 +142,22 @@ def save_tensors(
     # Copies: safetensors refuses a weight that two terms share, which has two names here.
     tensors = {name: value.detach().cpu().clone() for name, value in named.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
-    content = save(tensors, metadata={**(metadata or {}), CHECKSUM: BLANK})
+    content = _ordered(save(tensors, metadata={**(metadata or {}), CHECKSUM: BLANK}))
     write_atomically(path, content.replace(BLANK.encode(), checksum(content).encode(), 1))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with its metadata in the order of their names.
+
+    The library writes them in an order that differs from process to process, and equal weights
+    are to be equal files.
+    """
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-len(text) % 8 + len(text))  # Tensors begin at multiples of eight bytes.
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
