@@ -13,6 +13,7 @@ from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.convergence import Iterate, Residuals, Scale, row_norms
 from equilibria.solvers.linear.conjugate_gradients import weighted_run
 from equilibria.solvers.problem import FixedPointProblem, Potential
+from equilibria.solvers.quasi_newton import PAIRS, Pairs
 from equilibria.solvers.solution import Solution, Status, Trace
 
 NEWTON_LENGTHS = (1.0, 0.5, 0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-5)
@@ -32,8 +33,6 @@ PATIENCE = 30
 PROGRESS, FALL = 0.9, 1e-3
 """Progress: a distance to stationary of at most this share of what it was, or a fall of G by at
 least this share of all that it has fallen since the start."""
-PAIRS = 12
-"""Steps that a quasi-Newton step remembers."""
 QUASI_BUDGET = 100
 """Evaluations after which Newton steps follow, which cost more and bear any condition number."""
 LARGEST_MEMORY = 2**30
@@ -61,6 +60,10 @@ class Point:
     def gap(self) -> Tensor:
         """d − a, minus the gradient of G: zero where y is stationary."""
         return self.descent - self.a
+
+    def step_to(self, other: Point) -> tuple[Tensor, Tensor]:
+        """The step Δa to another point, and the change of a − d along it."""
+        return other.a - self.a, self.gap - other.gap
 
     def keep(self, rows: Tensor) -> Point:
         return Point(*(getattr(self, f.name)[rows] for f in fields(self)))
@@ -97,53 +100,6 @@ class Pace(Memory):
     """Of its next quasi-Newton step; zero: a gradient step is due."""
     quasi: Tensor
     """Whether its next step is a quasi-Newton step."""
-
-
-class Pairs(Memory):
-    """The last steps Δa and the changes of a − d along them, in buffers allocated once."""
-
-    def __init__(self, like: Tensor) -> None:
-        rows, size = like.shape
-        self.steps = like.new_zeros(rows, PAIRS, size)
-        self.changes = like.new_zeros(rows, PAIRS, size)
-        self.valid = torch.zeros(rows, PAIRS, dtype=torch.bool, device=like.device)
-        self.written = 0
-
-    def add(self, rows: Tensor, before: Point, after: Point) -> None:
-        slot = self.written % PAIRS
-        self.written += 1
-        self.steps[rows, slot] = after.a - before.a
-        self.changes[rows, slot] = before.gap - after.gap
-        self.valid[rows, slot] = True
-
-    def direction(self, rows: Tensor, gap: Tensor, weight: Tensor, length: Tensor) -> Tensor:
-        """B⁻¹(d − a) with B made of the pairs by BFGS in ⟨·,·⟩_S, by two loops (Nocedal, 1980).
-
-        length: in the place of the curvature where a row has no pair.
-        """
-        everything = len(rows) == len(self.valid)
-        steps, changes, valid = (
-            t if everything else t[rows] for t in (self.steps, self.changes, self.valid)
-        )
-        last = min(self.written, PAIRS)
-        order = [(self.written - 1 - i) % PAIRS for i in range(last)]
-        weighted = changes * weight[:, None]
-        curvature = (steps * weighted).sum(dim=2)
-        enough = 1e-10 * (steps.square() * weight[:, None]).sum(dim=2)
-        valid = valid & (curvature > enough)
-        inverse = torch.where(valid, 1 / curvature, 0.0)
-        scale = torch.where(valid, curvature / (changes * weighted).sum(dim=2), 0.0)
-        found, newest = gap, torch.zeros_like(length)
-        shares: dict[int, Tensor] = {}
-        for slot in order:
-            shares[slot] = inverse[:, slot] * torch.linalg.vecdot(weight * steps[:, slot], found)
-            found = found - shares[slot][:, None] * changes[:, slot]
-            newest = torch.where(newest > 0, newest, scale[:, slot])
-        found = torch.where(newest > 0, newest, length)[:, None] * found
-        for slot in reversed(order):
-            back = inverse[:, slot] * torch.linalg.vecdot(weighted[:, slot], found)
-            found = found + (shares[slot] - back)[:, None] * steps[:, slot]
-        return torch.where(weight > 0, found, gap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +254,7 @@ class _Run:
         short = rows[pace.share[rows] == 0]
         if len(short):
             new = self._gradient_step(at, short)
-            pairs.add(short, at.keep(short), new.keep(short))
+            pairs.add(short, *at.keep(short).step_to(new.keep(short)))
             pace.share[short] = 1.0
             self.point = new
             rows = rows[~torch.isin(rows, short)]
@@ -314,7 +270,7 @@ class _Run:
         slope = -torch.linalg.vecdot(weight * here.gap, direction)
         trial = self._evaluate(here.a + share[:, None] * direction, rows)
         good = self._good(here, trial, share * slope, self._noise(at)[rows])
-        pairs.add(rows, here, trial)
+        pairs.add(rows, *here.step_to(trial))
         halved = torch.where(share / 2 > SHORTEST_SHARE, share / 2, 0.0)
         pace.share[rows] = torch.where(good, 1.0, halved)
         lost = rows[~good & (halved == 0)]
@@ -440,7 +396,7 @@ class _Run:
         start = replace(start, a=self._argument(start))
         first = self._gradient_step(start, self.rows)
         if self.pairs is not None:
-            self.pairs.add(self.rows, start, first)
+            self.pairs.add(self.rows, *start.step_to(first))
         return first
 
     def _unprepared(self, y: Tensor) -> Point:
