@@ -109,6 +109,11 @@ def test_rows_have_figures_and_recipes(table_id: str) -> None:
                 recipe_from_data(row.recipe(setting))
 
 
+@pytest.mark.parametrize("setting", ["full", "quick"])
+def test_every_row_of_the_table_of_imagenet_is_run(setting: Setting) -> None:
+    assert all(row.recipe(setting) for row in find_table("opteq-t7").rows)
+
+
 def test_the_papers_sizes_can_be_built() -> None:
     """Every model of a full setting, without memory for its parameters."""
     found = distinct_recipes("full")

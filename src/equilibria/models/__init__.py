@@ -12,6 +12,7 @@ from equilibria.models.base import (
 )
 from equilibria.models.baselines.fcn import fcn
 from equilibria.models.baselines.hrnet import HRNet
+from equilibria.models.baselines.inception import Inception
 from equilibria.models.baselines.neural_ode import NeuralODE
 from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
 from equilibria.models.baselines.resnet import ResNet, resnet, resnet_small
@@ -111,7 +112,17 @@ __all__ = [
 ]
 
 for _family, _factories in {
-    "baselines": (PlainNetwork, fcn, Conv4, DnCNN, NeuralODE, resnet_small, resnet, HRNet),
+    "baselines": (
+        PlainNetwork,
+        fcn,
+        Conv4,
+        DnCNN,
+        NeuralODE,
+        resnet_small,
+        resnet,
+        HRNet,
+        Inception,
+    ),
     "generators": (mdeq_decoder, opteq_decoder, mdeq_autoencoder, convolutional_autoencoder),
     "geq": (geq,),
     "mdeq": (mdeq, few_shot_mdeq),
