@@ -1,11 +1,11 @@
-"""`equilibria evaluate`: a trained model on its test images."""
+"""`equilibria evaluate`: a trained model on its test images, or on those of other data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 import equilibria as eq
 from equilibria.cli.app import (
@@ -17,9 +17,10 @@ from equilibria.cli.app import (
     SomeRun,
     command,
     opened,
+    opened_model,
 )
 from equilibria.cli.console import figure_rows, print_facts, print_json, shown
-from equilibria.cli.faults import check_new, complain, unanswered, writable_file
+from equilibria.cli.faults import check_new, complain, unanswered, warn, writable_file
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +32,18 @@ DRAWN_IMAGES = 4
     "evaluate",
     "equilibria evaluate runs/opteq --json",
     "equilibria evaluate runs/cifar10 --best --root data",
+    "equilibria evaluate runs/cifar10 --data cifar10-c corruption=fog severity=3",
+    "equilibria evaluate runs/cifar10 --data cifar10 corrupted=fog:3 test_samples=1000",
 )
 def evaluate(
     run: SomeRun,
+    options: Annotated[
+        list[str] | None,
+        Argument(metavar="KEY=VALUE...", help="Options of the data set that --data names."),
+    ] = None,
+    data: Annotated[
+        str | None, Option(metavar="NAME", help="Another data set, with as many classes.")
+    ] = None,
     best: Best = False,
     root: DataRoot = None,
     draw: Annotated[
@@ -46,10 +56,13 @@ def evaluate(
     as_json: JsonObject = False,
     device: Device = "auto",
 ) -> None:
-    """Evaluate a trained model on its test images."""
+    """Evaluate a trained model on its test images, or on those of another data set.
+
+    Images of other data are made gray or colored, scaled and cut as those of the run.
+    """
     check_new(draw, overwrite=overwrite)
     where = eq.training.choose_device(device)
-    experiment = opened(run, where, best, root)
+    experiment = _opened_on(run, where, best, root, data, options or [])
     if draw is not None:
         eq.training.write_atomically(draw, _drawn(experiment, where))
     result = experiment.evaluate()
@@ -57,10 +70,32 @@ def evaluate(
         print_json(as_data(experiment, result))
     else:
         title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
+        if data is not None:
+            title += f" of {experiment.data.name}"
         print_facts(title, rows(result))
     complain(
         unanswered(result.figures.get("unanswered"), result.samples, f"{experiment.task.unit}s")
     )
+
+
+def _opened_on(
+    run: Path,
+    device: torch.device,
+    best: bool,
+    root: Path | None,
+    data: str | None,
+    options: list[str],
+) -> eq.training.Experiment:
+    """A run on its own data, or on those that are named."""
+    if data is None:
+        if options:
+            raise ValueError(f"{options[0]} is an option of other data: name them with --data")
+        return opened(run, device, best, root)
+    other = eq.data.load_dataset(data, root, **eq.training.with_overrides({}, options))
+    experiment = eq.training.on_other_data(opened_model(run, device, best), other)
+    if experiment.task.names_classes and other.class_names != experiment.images.class_names:
+        warn("the classes of the data have other names than those of the run: their order counts")
+    return experiment
 
 
 def _drawn(experiment: eq.training.Experiment, device: torch.device) -> bytes:

@@ -13,6 +13,7 @@ from equilibria.data.batches import (
     read_into_memory,
     unreadable_images,
 )
+from equilibria.data.common_corruptions import CorruptedImages
 from equilibria.data.download import DownloadError, download
 from equilibria.data.image_files import (
     AS_ON_DISK,
@@ -22,6 +23,7 @@ from equilibria.data.image_files import (
     SegmentedFiles,
     find_images,
     has_several_frames,
+    image_from_tensor,
     image_to_tensor,
     open_image,
     read_image,
@@ -29,6 +31,7 @@ from equilibria.data.image_files import (
 )
 from equilibria.data.items import Items, from_dataset
 from equilibria.data.readers import DataFileError, MissingDataError
+from equilibria.data.reframing import reframed
 from equilibria.data.registry import (
     DataSetCard,
     Download,
@@ -62,6 +65,7 @@ __all__ = [
     "Augmentation",
     "Batches",
     "Chain",
+    "CorruptedImages",
     "DataFileError",
     "DataSet",
     "DataSetCard",
@@ -90,6 +94,7 @@ __all__ = [
     "fingerprint",
     "from_dataset",
     "has_several_frames",
+    "image_from_tensor",
     "image_to_tensor",
     "known_labels",
     "list_datasets",
@@ -101,6 +106,7 @@ __all__ = [
     "read_image",
     "read_into_memory",
     "readable",
+    "reframed",
     "register_dataset",
     "stratified_split",
     "survey",

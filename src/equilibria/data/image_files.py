@@ -264,6 +264,14 @@ def image_to_tensor(image: Image) -> Tensor:
     return torch.from_numpy(np.atleast_3d(np.array(image, dtype=np.uint8))).permute(2, 0, 1)
 
 
+def image_from_tensor(pixels: Tensor) -> Image:
+    """The image of numbers in [0, 1], shape `(channels, height, width)`, gray or in color."""
+    import PIL.Image
+
+    levels = (pixels.clamp(0, 1) * BRIGHTEST).round().byte()
+    return PIL.Image.fromarray((levels[0] if len(levels) == 1 else levels.permute(1, 2, 0)).numpy())
+
+
 def is_image(path: Path | str) -> bool:
     """Whether a file's name ends as that of an image does."""
     return os.path.splitext(path)[1].lower() in SUFFIXES

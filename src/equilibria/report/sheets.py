@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from equilibria.data import DataSet
+from equilibria.data import DataSet, image_from_tensor
 from equilibria.report.style import LIGHT, PAPER, SMALL, TITLE, drawing, figure_png, wrapped
 from equilibria.tasks.image_quality import MOST_DECIBEL, picture_psnr
 
@@ -182,11 +181,7 @@ def image_png(image: Tensor) -> bytes:
 
 
 def _as_picture(image: Tensor) -> Image:
-    from PIL import Image
-
-    shades = image.detach().cpu().float().nan_to_num(0.5).clamp(0, 1)
-    pixels = (shades * 255).round().to(torch.uint8).permute(1, 2, 0)
-    return Image.fromarray(pixels.squeeze(2).numpy() if image.shape[0] == 1 else pixels.numpy())
+    return image_from_tensor(image.detach().cpu().float().nan_to_num(0.5))
 
 
 def _pixels(image: Tensor, least_side: int) -> Image:

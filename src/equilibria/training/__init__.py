@@ -11,6 +11,7 @@ from equilibria.training.api import (
 )
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.distributed import Place, ProcessLostError, joined_group
+from equilibria.training.elsewhere import on_other_data
 from equilibria.training.experiment import (
     Experiment,
     RecipeModel,
@@ -41,6 +42,7 @@ from equilibria.training.recipe import (
     list_recipes,
     load_recipe,
     recipe_from_data,
+    with_overrides,
 )
 from equilibria.training.settings import TrainingSettings
 from equilibria.training.tuning import tune
@@ -80,6 +82,7 @@ __all__ = [
     "load_recipe",
     "load_weights",
     "now",
+    "on_other_data",
     "open_run",
     "plan_run",
     "predict",
@@ -94,5 +97,6 @@ __all__ = [
     "trained_model",
     "tune",
     "unsealed",
+    "with_overrides",
     "write_atomically",
 ]

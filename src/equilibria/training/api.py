@@ -30,7 +30,14 @@ from equilibria.models import predicted_classes
 from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
 from equilibria.tasks import Classification, Evaluation, Task
-from equilibria.training.experiment import Experiment, Weights, trained, trained_model
+from equilibria.training.elsewhere import fitting_test
+from equilibria.training.experiment import (
+    Experiment,
+    RecipeModel,
+    Weights,
+    trained,
+    trained_model,
+)
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.planning import open_run, plan_run
@@ -123,30 +130,42 @@ def evaluate(
     device: str | torch.device = "cpu",
     batch_size: int = 256,
     root: str | Path | None = None,
+    **options: Any,
 ) -> Evaluation:
     """How a model does on samples that it was not trained on.
 
         eq.evaluate("runs/mine").accuracy
         eq.evaluate(model, "digits").figures
+        eq.evaluate("runs/mine", "cifar10", corrupted="fog:3").accuracy
 
     run_or_model: the folder of a run, by default judged on its test images, or a model.
     data: a data set, or its name, of which the test images count; a source, a map-style `Dataset`
-        of torch, or batches.
+        of torch, or batches. Images of a data set are framed as those of the run; it must have
+        as many classes. The run's own data are then not needed.
+    options: of the data set that is named, as `load_dataset` takes them.
     task: what is judged; by default that of the run, and classification for a model.
     root: the folder of data sets; by default where the run, or EQUILIBRIA_DATA, has it.
     """
+    if isinstance(data, str):
+        data = load_dataset(data, root, **options)
+    elif options:
+        raise TypeError(f"{', '.join(options)}: options are those of a data set that is named")
     if isinstance(run_or_model, nn.Module):
         if data is None:
             raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
-        batches = _batches(data, run_or_model, batch_size, root)
+        batches = _batches(data, run_or_model, batch_size)
         return (task or Classification()).evaluate(run_or_model, batches)
-    experiment = trained(run_or_model, device=device, weights=weights, root=root)
-    if data is None and task is None:
-        return experiment.evaluate()
-    judged = experiment.test if data is None else data
-    batches = _batches(judged, experiment.model, batch_size, root)
-    with experiment.solving():
-        return (task or experiment.task).evaluate(experiment.model, batches)
+    run: RecipeModel
+    if data is None:
+        run = experiment = trained(run_or_model, device=device, weights=weights, root=root)
+        if task is None:
+            return experiment.evaluate()
+        data = experiment.test
+    else:
+        run = trained_model(run_or_model, device=device, weights=weights)
+    batches = _batches(data, run.model, batch_size)
+    with run.solving():
+        return (task or run.task).evaluate(run.model, batches)
 
 
 @dataclass(frozen=True)
@@ -285,15 +304,10 @@ def _said(
 
 
 def _batches(
-    data: str | Data | Iterable[tuple[Tensor, Tensor]],
-    model: nn.Module,
-    batch_size: int,
-    root: str | Path | None,
+    data: Data | Iterable[tuple[Tensor, Tensor]], model: nn.Module, batch_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    if isinstance(data, str):
-        data = load_dataset(data, root)
     if isinstance(data, DataSet):
-        data = data.test
+        data = fitting_test(data, model)
     elif isinstance(data, Dataset):
         frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
         data = Items(data, frame or Framing(), is_gray=shape is not None and shape[0] == 1)

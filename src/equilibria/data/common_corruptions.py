@@ -1,0 +1,428 @@
+"""Nineteen common corruptions of images, each in five severities, made here.
+
+Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
+Perturbations", ICLR 2019: kinds and strengths are those published for CIFAR-10-C. They are meant
+for images of 32×32, and lengths are pixels there; images of other sizes take them as they are. The
+images are not those of CIFAR-10-C, whose noise was drawn elsewhere, and differ in kind where this
+program has less than theirs: frost is a fractal instead of photographs of ice, the rims of drops
+of water are found without Canny's method, filters continue an image by its border.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from equilibria.data.image_files import BRIGHTEST, image_from_tensor, image_to_tensor
+from equilibria.data.randaugment import equalize, gray
+from equilibria.data.source import Source, known_labels
+from equilibria.registry import nearest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SEVERITIES = 5
+FROST_COLOR, WATER_COLOR, MUD_COLOR = (200, 225, 255), (175, 238, 238), (63, 42, 20)
+FARTHEST_RIM = 20
+"""Pixels from its rim inwards in which a drop of water changes."""
+
+Kind: TypeAlias = Callable[..., Tensor]
+"""Of an image (1, channels, height, width) in [0, 1], a generator, and strengths."""
+
+
+# --- Noise --------------------------------------------------------------------------------------
+
+
+def gaussian_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
+    return x + deviation * torch.randn(x.shape, generator=chance)
+
+
+def shot_noise(x: Tensor, chance: Generator, photons: float) -> Tensor:
+    return torch.poisson(x * photons, generator=chance) / photons
+
+
+def impulse_noise(x: Tensor, chance: Generator, share: float) -> Tensor:
+    """Salt and pepper on numbers, each channel on its own."""
+    hit, salt = (torch.rand(x.shape, generator=chance) for _ in range(2))
+    return torch.where(hit < share, (salt < 0.5).to(x.dtype), x)
+
+
+def speckle_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
+    return x + x * deviation * torch.randn(x.shape, generator=chance)
+
+
+# --- Blur ---------------------------------------------------------------------------------------
+
+
+def gaussian_blur(x: Tensor, chance: Generator, width: float) -> Tensor:
+    return smooth(x, width)
+
+
+def glass_blur(x: Tensor, chance: Generator, width: float, reach: int, rounds: int) -> Tensor:
+    """Pixels take the values of neighbors, between two blurs."""
+    x = smooth(x, width)
+    rows, columns = (torch.arange(side) for side in x.shape[2:])
+    # Those near the upper and left border stay, as the neighbors are above and to the left.
+    far = (rows > reach)[:, None] & (columns > reach)
+    for _ in range(rounds):
+        up, left = torch.randint(0, reach + 1, (2, *x.shape[2:]), generator=chance) * far
+        x = x[:, :, rows[:, None] - up, columns - left]
+    return smooth(x, width)
+
+
+def defocus_blur(x: Tensor, chance: Generator, radius: float, softness: float) -> Tensor:
+    """The mean over a disk whose rim is softened."""
+    steps = torch.arange(-math.ceil(radius) - 1.0, math.ceil(radius) + 2)
+    disk = (steps.square() + steps.square()[:, None] <= radius**2).float()
+    rim = torch.exp(-torch.arange(-1.0, 2).square() / (2 * softness**2))
+    kernel = F.conv2d(disk[None, None], torch.outer(rim, rim)[None, None], padding=1)
+    return _filtered(x, kernel[0, 0] / kernel.sum())
+
+
+def motion_blur(
+    x: Tensor, chance: Generator, radius: int, width: float, angles: tuple[int, int] = (-45, 45)
+) -> Tensor:
+    """Half of a Gaussian along a line."""
+    low, high = angles
+    angle = math.radians(low + (high - low) * float(torch.rand((), generator=chance)))
+    steps = torch.arange(2 * radius + 1.0)
+    weights = torch.exp(-steps.square() / (2 * width**2))
+    height, across = x.shape[2:]
+    moved = torch.zeros_like(x)
+    for step, weight in zip(steps.tolist(), (weights / weights.sum()).tolist(), strict=True):
+        rows = torch.arange(height) + round(step * math.sin(angle))
+        columns = torch.arange(across) + round(step * math.cos(angle))
+        rows, columns = rows.clamp(0, height - 1), columns.clamp(0, across - 1)
+        moved += weight * x[:, :, rows][..., columns]
+    return moved
+
+
+def zoom_blur(x: Tensor, chance: Generator, most: int) -> Tensor:
+    """The mean of the image and of it enlarged by 0 to `most` percent."""
+    zoomed = [_enlarged(x, 1 + percent / 100) for percent in range(most + 1)]
+    return torch.stack([x, *zoomed]).mean(dim=0)
+
+
+# --- Weather ------------------------------------------------------------------------------------
+
+
+def fog(x: Tensor, chance: Generator, strength: float, decay: float) -> Tensor:
+    brightest = x.amax()
+    return (x + strength * _plasma(x, chance, decay)) * brightest / (brightest + strength)
+
+
+def frost(x: Tensor, chance: Generator, share: float, ice: float) -> Tensor:
+    """Ridges of a fractal, bluish white."""
+    ridges = 1 - (2 * _plasma(x, chance, 1.6) - 1).abs()
+    return share * x + ice * _color(x, FROST_COLOR) * ridges
+
+
+def snow(
+    x: Tensor,
+    chance: Generator,
+    mean: float,
+    deviation: float,
+    zoom: float,
+    least: float,
+    radius: int,
+    width: float,
+    share: float,
+) -> Tensor:
+    """Flakes that fall in a direction, over an image that is paler."""
+    flakes = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=chance)
+    flakes = _enlarged(flakes, zoom)
+    flakes = torch.where(flakes < least, 0, flakes).clamp(0, 1)
+    flakes = motion_blur(flakes, chance, radius, width, (-135, -45))
+    pale = torch.maximum(x, 1.5 * gray(x) + 0.5)
+    return share * x + (1 - share) * pale + flakes + flakes.flip(2, 3)
+
+
+def spatter(
+    x: Tensor,
+    chance: Generator,
+    mean: float,
+    deviation: float,
+    width: float,
+    least: float,
+    strength: float,
+    is_mud: bool,
+) -> Tensor:
+    """Drops of water, or of mud."""
+    layer = mean + deviation * torch.randn((1, 1, *x.shape[2:]), generator=chance)
+    layer = smooth(layer, width)
+    drops = (layer > least).to(x.dtype)
+    if is_mud:
+        mud = smooth(drops, strength)
+        mud = torch.where(mud < 0.8, 0, mud)
+        return x * (1 - mud) + _color(x, MUD_COLOR) * mud
+    shine = (drops * layer) * _relief(_depth(drops))
+    most = shine.amax()
+    return x + strength * (shine / most if most > 0 else shine) * _color(x, WATER_COLOR)
+
+
+def brightness(x: Tensor, chance: Generator, more: float) -> Tensor:
+    """The value of HSV raised."""
+    value = x.amax(dim=1, keepdim=True)
+    raised = (value + more).clamp_max(1)
+    return torch.where(value > 0, x * raised / value.clamp_min(1e-12), raised.expand_as(x))
+
+
+# --- Digital ------------------------------------------------------------------------------------
+
+
+def contrast(x: Tensor, chance: Generator, share: float) -> Tensor:
+    mean = x.mean(dim=(2, 3), keepdim=True)
+    return (x - mean) * share + mean
+
+
+def saturate(x: Tensor, chance: Generator, factor: float, more: float) -> Tensor:
+    """The saturation of HSV changed; the hue of gray pixels is red, and gray images stay as is."""
+    if x.shape[1] == 1:
+        return x
+    value, least = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
+    spread = value - least
+    saturation = torch.where(value > 0, spread / value.clamp_min(1e-12), 0)
+    changed = (factor * saturation + more).clamp(0, 1)
+    is_gray = spread <= 0
+    red = torch.tensor([0.0, 1.0, 1.0])[:, None, None].expand_as(x)
+    lacking = torch.where(is_gray, red, (value - x) / torch.where(is_gray, 1, spread))
+    return value * (1 - changed * lacking)
+
+
+def elastic_transform(
+    x: Tensor, chance: Generator, strength: float, width: float, turn: float
+) -> Tensor:
+    """A random affine map, then a smooth random displacement; lengths are shares of the side."""
+    height, across = x.shape[2:]
+    side = min(height, across)
+    middle, arm = torch.tensor([across, height]) // 2, side // 3
+    corners = middle + arm * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    moved = corners + turn * side * (2 * torch.rand((3, 2), generator=chance) - 1)
+    ones = torch.ones(3, 1)
+    back = torch.linalg.solve(torch.cat([moved, ones], dim=1), corners)
+    rows, columns = torch.meshgrid(
+        torch.arange(height, dtype=x.dtype), torch.arange(across, dtype=x.dtype), indexing="ij"
+    )
+    x = _sampled(x, torch.stack([columns, rows, torch.ones_like(rows)], dim=-1) @ back)
+    if strength == 0:
+        return x
+    shifts = 2 * torch.rand((2, 1, height, across), generator=chance) - 1
+    shifts = strength * side * smooth(shifts, width * side)
+    return _sampled(x, torch.stack([columns + shifts[0, 0], rows + shifts[1, 0]], dim=-1))
+
+
+def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
+    from PIL.Image import Resampling
+
+    height, across = x.shape[2:]
+    image = image_from_tensor(x[0])
+    small = image.resize((max(1, int(across * share)), max(1, int(height * share))), Resampling.BOX)
+    return _tensor(small.resize((across, height), Resampling.BOX))
+
+
+def jpeg_compression(x: Tensor, chance: Generator, quality: int) -> Tensor:
+    import PIL.Image
+
+    file = io.BytesIO()
+    image_from_tensor(x[0]).save(file, "JPEG", quality=quality)
+    with PIL.Image.open(file) as image:
+        return _tensor(image)
+
+
+STRENGTHS: dict[str, tuple[Kind, tuple[tuple[float, ...], ...]]] = {
+    "gaussian_noise": (gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))),
+    "shot_noise": (shot_noise, ((500,), (250,), (100,), (75,), (50,))),
+    "impulse_noise": (impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
+    "defocus_blur": (defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "glass_blur": (
+        glass_blur,
+        ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    ),
+    "motion_blur": (motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "zoom_blur": (zoom_blur, ((5,), (10,), (15,), (20,), (25,))),
+    "snow": (
+        snow,
+        (
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+        ),
+    ),
+    "frost": (frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
+    "fog": (fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "brightness": (brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
+    "contrast": (contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
+    "elastic_transform": (
+        elastic_transform,
+        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    ),
+    "pixelate": (pixelate, ((0.95,), (0.9,), (0.85,), (0.75,), (0.65,))),
+    "jpeg_compression": (jpeg_compression, ((80,), (65,), (58,), (50,), (40,))),
+    "speckle_noise": (speckle_noise, ((0.06,), (0.1,), (0.12,), (0.16,), (0.2,))),
+    "gaussian_blur": (gaussian_blur, ((0.4,), (0.6,), (0.7,), (0.8,), (1.0,))),
+    "spatter": (
+        spatter,
+        (
+            (0.62, 0.1, 0.7, 0.7, 0.5, 0),
+            (0.65, 0.1, 0.8, 0.7, 0.5, 0),
+            (0.65, 0.3, 1, 0.69, 0.5, 0),
+            (0.65, 0.1, 0.7, 0.69, 0.6, 1),
+            (0.65, 0.1, 0.5, 0.68, 0.6, 1),
+        ),
+    ),
+    "saturate": (saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
+}
+"""By name, in the order of the publication: how, and the strengths of severities 1 to 5."""
+
+
+def corrupt(image: Tensor, name: str, severity: int, chance: Generator) -> Tensor:
+    """An image (channels, height, width) in [0, 1], corrupted, in steps of 1/255."""
+    kind, strengths = STRENGTHS[name]
+    x = kind(image[None], chance, *strengths[severity - 1])[0]
+    return (x.clamp(0, 1) * BRIGHTEST).floor() / BRIGHTEST
+
+
+@dataclass(frozen=True)
+class CorruptedImages:
+    """The images of a source, corrupted; what is drawn depends on the place of an image alone.
+
+    severity: 1 to 5; None: all five, one after the other, as the files of CIFAR-10-C have them.
+    """
+
+    source: Source
+    name: str
+    severity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in STRENGTHS:
+            raise ValueError(
+                f"there is no corruption {self.name!r}{nearest(self.name, STRENGTHS)} There are: "
+                f"{', '.join(STRENGTHS)}"
+            )
+        if self.severity not in (None, *range(1, SEVERITIES + 1)):
+            raise ValueError(f"severity is a number from 1 to {SEVERITIES}, not {self.severity}")
+
+    @classmethod
+    def of(cls, source: Source, words: str) -> CorruptedImages:
+        """From "fog:3", or "fog" for all severities."""
+        name, colon, severity = words.partition(":")
+        if colon and not severity.isdecimal():
+            raise ValueError(f"a corruption is a name, or name:severity as in fog:3, not {words!r}")
+        return cls(source, name, int(severity) if colon else None)
+
+    def __len__(self) -> int:
+        return len(self.source) * (SEVERITIES if self.severity is None else 1)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The labels, if the source knows them without reading images."""
+        labels = known_labels(self.source)
+        return None if labels is None else labels[torch.arange(len(self)) % len(self.source)]
+
+    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.source.fetch(indices % len(self.source))
+        corrupted = [
+            self._corrupted(image, index)
+            for image, index in zip(images, indices.tolist(), strict=True)
+        ]
+        return torch.stack(corrupted) if corrupted else images, labels
+
+    def _corrupted(self, image: Tensor, index: int) -> Tensor:
+        pass_, place = divmod(index, len(self.source))
+        severity = pass_ + 1 if self.severity is None else self.severity
+        seed = zlib.crc32(f"{self.name}:{severity}:{place}".encode())
+        return corrupt(image, self.name, severity, Generator().manual_seed(seed))
+
+
+# --- What they are made of ----------------------------------------------------------------------
+
+
+def smooth(x: Tensor, width: float) -> Tensor:
+    """A Gaussian of standard deviation `width` pixels."""
+    reach = max(1, round(4 * width))
+    weights = torch.exp(-torch.arange(-reach, reach + 1.0).square() / (2 * width**2))
+    weights = weights / weights.sum()
+    return _filtered(_filtered(x, weights[:, None]), weights[None])
+
+
+def _filtered(x: Tensor, kernel: Tensor) -> Tensor:
+    """Correlated with a kernel of odd sides; beyond its border an image goes on as it ends."""
+    up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
+    padded = F.pad(x, (left, left, up, up), mode="replicate")
+    return F.conv2d(padded.flatten(0, 1)[:, None], kernel[None, None]).reshape(x.shape)
+
+
+def _enlarged(x: Tensor, zoom: float) -> Tensor:
+    """The middle of the image, as large as the whole was."""
+    height, across = (math.ceil(side / zoom) for side in x.shape[2:])
+    top, left = (x.shape[2] - height) // 2, (x.shape[3] - across) // 2
+    middle = x[:, :, top : top + height, left : left + across]
+    return F.interpolate(middle, x.shape[2:], mode="bilinear", align_corners=True)
+
+
+def _sampled(x: Tensor, places: Tensor) -> Tensor:
+    """The image at places (height, width, 2) of columns and rows; mirrored beyond its border."""
+    sides = torch.tensor([x.shape[3], x.shape[2]], dtype=x.dtype)
+    grid = 2 * places / (sides - 1).clamp_min(1) - 1
+    return F.grid_sample(x, grid[None], padding_mode="reflection", align_corners=True)
+
+
+def _plasma(like: Tensor, chance: Generator, decay: float) -> Tensor:
+    """A fractal in [0, 1], shape (1, 1, height, width), by the diamond-square algorithm."""
+    side = 2 ** math.ceil(math.log2(max(2, *like.shape[2:])))
+    heights, step, roughness = torch.zeros(side, side), side, 1.0
+
+    def around(total: Tensor) -> Tensor:
+        drawn = 2 * torch.rand(total.shape, generator=chance) - 1
+        return total / 4 + roughness * drawn
+
+    while step >= 2:
+        half = step // 2
+        corners = heights[::step, ::step]
+        rows = corners + corners.roll(-1, 0)
+        heights[half::step, half::step] = around(rows + rows.roll(-1, 1))
+        centers = heights[half::step, half::step]
+        above, beside = centers + centers.roll(1, 0), centers + centers.roll(1, 1)
+        heights[::step, half::step] = around(above + corners + corners.roll(-1, 1))
+        heights[half::step, ::step] = around(beside + corners + corners.roll(-1, 0))
+        step, roughness = half, roughness / decay**2
+    heights = heights - heights.amin()
+    return (heights / heights.amax())[None, None, : like.shape[2], : like.shape[3]]
+
+
+def _depth(drops: Tensor) -> Tensor:
+    """How many pixels every pixel is from the rim of a drop, as a share of the farthest."""
+    outside = F.max_pool2d(1 - drops, 3, stride=1, padding=1)
+    near = drops * outside
+    depth = torch.zeros_like(drops)
+    for _ in range(FARTHEST_RIM):
+        depth += 1 - near
+        near = F.max_pool2d(near, 3, stride=1, padding=1)
+    return depth / FARTHEST_RIM
+
+
+def _relief(depth: Tensor) -> Tensor:
+    """Lit from one side."""
+    even = torch.full((3, 3), 1 / 9)
+    light = torch.tensor([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])
+    return _filtered(_filtered(equalize(_filtered(depth, even)), light).clamp(0, 1), even)
+
+
+def _color(like: Tensor, color: tuple[int, int, int]) -> Tensor:
+    """A color as an image of one pixel, gray for gray images."""
+    pixel = torch.tensor(color, dtype=like.dtype)[None, :, None, None] / BRIGHTEST
+    return pixel if like.shape[1] == 3 else gray(pixel)
+
+
+def _tensor(image: Image) -> Tensor:
+    return image_to_tensor(image).float()[None] / BRIGHTEST
