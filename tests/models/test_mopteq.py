@@ -422,7 +422,7 @@ def test_the_augmented_loss() -> None:
             for l in range(2):  # noqa: E741
                 inner = (one[:, k] * two[:, l]).sum(dim=(1, 2))
                 expected += -inner if k == l else 0.1 * inner.abs()
-    torch.testing.assert_close(heritage_diversity_loss(features, 3, 0.1), expected)
+    torch.testing.assert_close(heritage_diversity_loss(z.unbind(dim=1), 0.1), expected)
 
 
 def test_it_trains_with_the_augmented_loss() -> None:
@@ -432,7 +432,8 @@ def test_it_trains_with_the_augmented_loss() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(10):
-        loss = 0.01 * heritage_diversity_loss(model.features(images), 2, 0.1).mean()
+        branches = model.features(images).chunk(2, dim=1)
+        loss = 0.01 * heritage_diversity_loss(branches, 0.1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

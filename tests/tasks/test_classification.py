@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.tasks import Classification, confusion_matrix
+from equilibria.models import branch_features, heritage_diversity_loss
+from equilibria.tasks import Classification, confusion_matrix, create_task
 
 evaluate = Classification().evaluate
 
@@ -125,3 +126,27 @@ def test_labels_that_the_model_has_no_class_for_are_named() -> None:
         task.training_step(model, images, labels)
     with pytest.raises(ValueError, match=r"has 3 classes \(num_classes\), and a label is 9"):
         task.evaluation_step(model, images, labels, torch.Generator())
+
+
+def test_the_augmented_loss_is_added_to_cross_entropy() -> None:
+    torch.manual_seed(0)
+    model = eq.create_model("popteq-small", channels=4, widths=(3, 4, 4), tolerance=1e-6)
+    images, labels = torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2])
+    solution = model.eval().solve(images)
+    branches = branch_features(model.layer.cell, solution.state, solution.context)
+    related = heritage_diversity_loss(branches, 0.1)
+    losses = [
+        create_task("branches", gamma=gamma, diversity=0.1)
+        .training_step(model, images, labels)
+        .values["loss"]
+        for gamma in (0.0, 0.5)
+    ]
+    torch.testing.assert_close(losses[1] - losses[0], 0.5 * related, rtol=1e-3, atol=1e-5)
+    weights = list(model.layer.parameters())
+    grads = [torch.autograd.grad(loss.sum(), weights)[0].norm() for loss in losses]
+    assert grads[0] != grads[1]
+    with pytest.raises(ValueError, match="gamma"):
+        create_task("branches", gamma=-1.0)
+    explicit = eq.create_model("resnet-small", channels=(4, 4, 4))
+    with pytest.raises(TypeError, match="POptEqs or MOptEqs"):
+        create_task("branches").training_step(explicit, torch.rand(2, 3, 32, 32), labels[:2])

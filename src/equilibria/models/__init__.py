@@ -30,6 +30,7 @@ from equilibria.models.mondeq.model import MonDEQCell, mondeq
 from equilibria.models.mopteq.branches import POptEqCell
 from equilibria.models.mopteq.cells import MOptEqCell
 from equilibria.models.mopteq.models import (
+    branch_features,
     heritage_diversity_loss,
     mopteq,
     perturbed_logits,
@@ -77,6 +78,7 @@ __all__ = [
     "POptEqCell",
     "ResNet",
     "UnitLayer",
+    "branch_features",
     "convolutional_autoencoder",
     "create_model",
     "deep_opteq",

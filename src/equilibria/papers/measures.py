@@ -33,6 +33,12 @@ from equilibria.inputs import (
 )
 from equilibria.inputs.engines import PAPER_SETTINGS
 from equilibria.models import Autoencoder, EquilibriumClassifier
+from equilibria.papers.branch_measures import (
+    attack_iterations,
+    branch_relations,
+    perturbations,
+    solve_trace,
+)
 from equilibria.report.generation import generate
 from equilibria.tasks import (
     AdversarialClassification,
@@ -75,6 +81,11 @@ MEASURES = {
     for name, given in yaml.safe_load((TABLES / "measures.yaml").read_text("utf-8")).items()
 }
 """By the names that columns use; a result holds some of them."""
+
+
+def measure_of(name: str) -> Measure:
+    """By its name; "residual@10" is a value of the series "residual"."""
+    return MEASURES[name.partition("@")[0]]
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -426,5 +437,9 @@ EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "inner_loop_times": inner_loop_times,
     "unsupervised_psnr": unsupervised_psnr,
     "generation": generation,
+    "branch_relations": branch_relations,
+    "solve_trace": solve_trace,
+    "perturbations": perturbations,
+    "attack_iterations": attack_iterations,
 }
 """What is measured besides an evaluation, by the names that tables use."""

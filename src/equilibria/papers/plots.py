@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from equilibria.papers.measures import MEASURES, Measure, collect, deviation
+from equilibria.papers.measures import Measure, collect, deviation, measure_of
+from equilibria.papers.series_plots import SeriesLine
 from equilibria.papers.table import Panel, PaperTable
 from equilibria.report.style import (
     LEAST_FACTOR,
@@ -119,13 +120,13 @@ class Side:
         values = [] if name is None else collect([dict(run) for run in row.runs], name)
         if name is None or not values:
             return None
-        scaled = [MEASURES[name].scale * value for value in values]
+        scaled = [measure_of(name).scale * value for value in values]
         return Points(scaled, deviation(scaled))
 
     def measure(self, shown: str, instead: str | None) -> Measure:
         """That of the first row that has one."""
         names = (row.measure(shown, instead) for row in self.rows)
-        return MEASURES[next(name for name in names if name is not None)]
+        return measure_of(next(name for name in names if name is not None))
 
     def title(self, shown: str, instead: str | None) -> str:
         """With its unit."""
@@ -148,7 +149,7 @@ def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
 
     rows = [RecordedRow.of(table, data) for data in record["rows"]]
     sides = [Side(rows, is_ours=True), Side(rows, is_ours=False)]
-    lines = [_Line(panel, sides) for panel in table.picture]
+    lines = [_line(panel, sides) for panel in table.picture]
     heights = [line.height for line in lines]
     figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(lines), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -159,6 +160,13 @@ def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
         for axis, title in zip(axes, titles if place == 0 else (), strict=False):
             axis.set_title(title)
     return figure
+
+
+def _line(panel: Panel, sides: Sequence[Side]) -> _Line | SeriesLine:
+    if not panel.form:
+        return _Line(panel, sides)
+    rows = [row for row in sides[0].rows if row.label.startswith(panel.rows) and row.runs]
+    return SeriesLine(panel, [(row.label, row.runs) for row in rows], WIDTH)
 
 
 class _Line:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -90,6 +90,7 @@ class _Panel(BaseModel):
     rows: list[str] = [""]
     measure: str | None = None
     unit: str = ""
+    form: Literal["", "curves", "dots", "map"] = ""
 
     def panel(self) -> Panel:
         shown = [self.show] if isinstance(self.show, str) else self.show

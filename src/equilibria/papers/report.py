@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import equilibria
-from equilibria.papers.measures import MEASURES, Result, collect, deviation
+from equilibria.papers.measures import Result, collect, deviation, measure_of
 from equilibria.papers.plots import table_png
 from equilibria.papers.runner import Findings, Plan
 from equilibria.papers.table import Row, find_table
@@ -70,10 +70,13 @@ def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
 def cells(made: Plan, found: Findings) -> list[list[str]]:
     """The heading and the rows: ours beside the paper's, column by column."""
     heading = ["row"]
+    printed = {title for row in made.table.rows for title in row.paper}  # A figure may print none.
     for column in made.table.columns:
         if column.measure is not None:
-            heading.append(MEASURES[column.measure].title)
-        heading.append(f"paper: {column.title}")
+            title, at = measure_of(column.measure).title, "@" in column.measure
+            heading.append(f"{title}, {column.title}" if at else title)
+        if column.title in printed:
+            heading.append(f"paper: {column.title}")
     rows = [[*heading, "parameters", "CPU min", "converged"]]
     for row in made.table.rows:
         results = found.of(row)
@@ -81,7 +84,8 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
         for column in made.table.columns:
             if column.measure is not None:
                 line.append(_ours(row.measure(column), results))
-            line.append(row.paper.get(column.title, NOTHING))
+            if column.title in printed:
+                line.append(row.paper.get(column.title, NOTHING))
         rows.append([*line, *_costs(results)])
     return rows
 
@@ -132,7 +136,7 @@ def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any])
 
 def _ours(measure: str | None, results: Sequence[Result]) -> str:
     values = [] if measure is None else collect(results, measure)
-    return MEASURES[measure].show(values) if measure is not None and values else NOTHING
+    return measure_of(measure).show(values) if measure is not None and values else NOTHING
 
 
 def _costs(results: Sequence[Result]) -> list[str]:
@@ -149,7 +153,7 @@ def _costs(results: Sequence[Result]) -> list[str]:
 
 def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
     results = found.results.get(row.label, {})
-    names = dict.fromkeys(name for result in results.values() for name in result)
+    names = dict.fromkeys(n for result in results.values() for n in result if "@" not in n)
     values = {name: collect(list(results.values()), name) for name in names}
     return {
         "label": row.label,

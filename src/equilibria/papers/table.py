@@ -69,6 +69,9 @@ class Panel:
     rows: beginnings of the labels of the rows that are drawn.
     measure: what is drawn here of a column that has no measure.
     unit: what the axis of several columns says, where their titles do not.
+    form: what is shown are series, values "NAME@PLACE" of a run. "curves": over their places, which
+        `along` names; a curve for each row and series. "dots": one series over another (`over`).
+        "map": a matrix a row, its places "row,column", which `along` names ("column / row").
     """
 
     show: tuple[str, ...]
@@ -77,6 +80,7 @@ class Panel:
     rows: tuple[str, ...] = ("",)
     measure: str | None = None
     unit: str = ""
+    form: Literal["", "curves", "dots", "map"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

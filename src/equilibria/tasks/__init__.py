@@ -3,6 +3,7 @@
 from equilibria.tasks.base import Task, create_task, list_tasks, register_task
 from equilibria.tasks.classification import (
     AdversarialClassification,
+    BranchClassification,
     Classification,
     Segmentation,
     class_accuracy,
@@ -19,6 +20,7 @@ __all__ = [
     "MAML",
     "AdversarialClassification",
     "Autoencoding",
+    "BranchClassification",
     "Classification",
     "EpisodeBatch",
     "Evaluation",
@@ -43,6 +45,7 @@ for _name, _factory in {
     "classification": Classification,
     "segmentation": Segmentation,
     "adversarial": AdversarialClassification,
+    "branches": BranchClassification,
     "generator": Reconstruction,
     "autoencoder": Autoencoding,
     "restoration": ImageRestoration,

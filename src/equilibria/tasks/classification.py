@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equilibria.equilibrium import solving
 from equilibria.inputs import AttackSettings, Method, Norm, adversarial_images, attack
-from equilibria.models import predicted_classes
+from equilibria.models import branch_features, heritage_diversity_loss, predicted_classes
 from equilibria.registry import check_share, check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
@@ -66,6 +67,34 @@ class Classification(Task):
     def figures(self, found: Outcome) -> dict[str, float | None]:
         """The top-5 accuracy is None with five classes or fewer."""
         return {"accuracy": found.accuracy, "top5_accuracy": found.mean("top5")}
+
+
+@dataclass(frozen=True)
+class BranchClassification(Classification):
+    """Cross-entropy + γ(λD − H) over the branches of the model: MOptEqs' augmented loss.
+
+    (Li et al., Section 3.2, where it is set against HH&D in the hidden objective, which pulls
+    equilibria there without a γ.) It has no lower bound: a large γ drives the features apart.
+
+    gamma, diversity: γ and λ.
+    """
+
+    gamma: float = 0.0
+    diversity: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_values(self, not_negative=("gamma", "diversity"))
+
+    def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
+        with solving(model, record="equilibria") as record:
+            step = super().training_step(model, inputs, targets)
+        if not record.equilibria:
+            raise TypeError("the task 'branches' needs a POptEqs or MOptEqs model")
+        found = record.equilibria[-1]
+        branches = branch_features(found.layer.cell, found.state, found.context)
+        related = heritage_diversity_loss(branches, self.diversity)
+        return Outcome({**step.values, "loss": step.values["loss"] + self.gamma * related})
 
 
 def _step(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Outcome:

@@ -8,25 +8,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from equilibria.context import State
+from equilibria.context import Context, State, state_tensors
 from equilibria.energies import (
+    BranchCoupling,
     Energy,
     HeritageDiversity,
     Input,
     PolynomialKernel,
     SigmoidKernel,
-    diversity,
-    heritage,
 )
 from equilibria.equilibrium import Cell
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import small
 from equilibria.models.mopteq.branches import (
+    BranchCell,
     FusedPOptEqCell,
     Fusion,
     POptEqCell,
@@ -51,6 +51,7 @@ INPUT_TERMS: dict[str, Callable[..., Energy]] = {
     "sigmoid": SigmoidKernel,
 }
 """How g(x) enters a branch, by the name of its kernel."""
+Direction = Literal["reconstructed", "binomial", "uniform"]
 
 
 @with_options_of(image_classifier)
@@ -123,35 +124,62 @@ def _fused_popteq(*, bias: bool, branches: dict[str, Any], **options: Any) -> Eq
 
 
 def perturbed_logits(
-    model: EquilibriumClassifier, images: Tensor, epsilon: float, branch: int = 0
+    model: EquilibriumClassifier,
+    images: Tensor,
+    epsilon: float,
+    branch: int = 0,
+    *,
+    direction: Direction = "reconstructed",
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The logits at g(x) − δ, δ reconstructed from the equilibrium of one branch (Figure 3a)."""
-    cell = model.layer.cell
-    if not isinstance(cell, MOptEqCell | MOptEqFeatureCell):
-        raise TypeError("reconstructed perturbations are those of a MOptEqs model")
+    """The logits at g(x) − δ, ‖δ‖∞ ≤ ε (Figure 3a).
+
+    δ is reconstructed from the equilibrium of one branch, ±ε by chance ("binomial"), or uniform.
+    """
+    check_choice(get_args(Direction), direction=direction)
     feature = model.stem(images)
-    solution = model.layer.solve(feature)
-    if isinstance(cell, MOptEqFeatureCell):
-        y: State = cell.lift(solution.state, solution.context)
-        cell = cell.lifted
+    if direction == "reconstructed":
+        delta = _reconstructed(model, feature, epsilon)[branch]
     else:
-        y = solution.state
-    delta = reconstructed_perturbations(cell, y, epsilon)[branch]
+        chance = torch.rand(feature.shape, generator=generator).to(feature)
+        signed = 2 * chance - 1
+        delta = epsilon * (signed if direction == "uniform" else signed.sign())
     logits: Tensor = model.head(model.layer(feature - delta))
     return logits
 
 
-def heritage_diversity_loss(features: Tensor, branches: int, strength: float) -> Tensor:
+def _reconstructed(
+    model: EquilibriumClassifier, feature: Tensor, epsilon: float
+) -> tuple[Tensor, ...]:
+    cell = model.layer.cell
+    if not isinstance(cell, MOptEqCell | MOptEqFeatureCell):
+        raise TypeError("reconstructed perturbations are those of a MOptEqs model")
+    solution = model.layer.solve(feature)
+    y = solution.state
+    if isinstance(cell, MOptEqFeatureCell):
+        y, cell = cell.lift(y, solution.context), cell.lifted
+    return reconstructed_perturbations(cell, y, epsilon)
+
+
+def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
+    """zᵢ of every branch at an equilibrium, each at its own resolution."""
+    if isinstance(cell, MOptEqFeatureCell):
+        return list(state_tensors(state))
+    if isinstance(cell, BranchCell):
+        return list(cell.features(state, context))
+    raise TypeError(f"{type(cell).__name__} has no branches: take a POptEqs or MOptEqs model")
+
+
+def heritage_diversity_loss(features: Sequence[Tensor], strength: float) -> Tensor:
     """λD − H over the loop of branches, per sample: the loss that may stand in for HH&D.
 
     Section 3.2 adds γ times it to the training loss of a model without HH&D, instead of putting it
     into the objective (the printed sign, γ(H − λD), would reward what it should penalize).
-    `features` are those of single-view branches side by side, as fusion="none" gives them.
+    `features` are those of the branches, as `branch_features` gives them.
     """
-    z = features.unflatten(1, (branches, -1)).unbind(dim=1)  # type: ignore[no-untyped-call]
-    pairs = [(z[i], z[(i + 1) % branches]) for i in range(branches)]
-    terms = [strength * diversity(one, two) - heritage(one, two) for one, two in pairs]
-    return torch.stack(terms).sum(dim=0)
+    finest = max(feature.shape[2] for feature in features)
+    scales = [finest // feature.shape[2] for feature in features]
+    return 2 * BranchCoupling(scales, diversity=strength, sign="hard").value(features, {})
 
 
 @with_options_of(HeritageDiversity, MOptEqCell, branch_classifier)
