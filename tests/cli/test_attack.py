@@ -115,3 +115,18 @@ def test_a_model_that_jiio_does_not_take(tmp_path: Path) -> None:
     assert together.exit_code == 0, together.output
     assert "jiio passed over" in together.output
     assert "pgd-2" in together.output
+    # Image files: the same word, once, and the others attack them all.
+    files = [tmp_path / "one.png", tmp_path / "two.png"]
+    for shade, file in zip((0, 255), files, strict=True):
+        Image.new("L", (8, 8), shade).save(file)
+    asked = (tmp_path / "run", *files, "--eps", 0.3)
+    alone = invoke("attack", *asked, "--method", "jiio")
+    assert alone.exit_code == 2
+    assert "needs a stem, a layer" in alone.output
+    written = tmp_path / "attacked"
+    together = invoke("attack", *asked, "--method", "all", "--output", written, "--json")
+    assert together.exit_code == 0, together.output
+    rows = json.loads(together.stdout)
+    assert [row["method"] for row in rows] == ["pgd", "fgsm"] * 2
+    assert together.stderr.count("jiio passed over") == 1
+    assert len(list(written.iterdir())) == 4

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import equilibria as eq
-from equilibria.papers.measures import MEASURES, collect, peak_bytes
+from equilibria.inputs import find_latents, get_engine
+from equilibria.papers.measures import (
+    MEASURES,
+    UNROLLED_STEP,
+    collect,
+    peak_bytes,
+    unrolled_search,
+)
 from equilibria.papers.plots import Printed, printed
+from tests.inputs.small_generator import HIDDEN, LATENTS, SIDE, decoder
 
 CPU = torch.device("cpu")
 KILO = 1000 * torch.finfo(torch.float32).bits // 8
@@ -53,6 +63,32 @@ def test_unrolling_takes_more_memory_than_the_implicit_gradient() -> None:
     few, many = memory(eq.Unrolled(steps=5)), memory(eq.Unrolled(steps=40))
     assert many > 4 * few
     assert memory("implicit") < many / 2
+
+
+def test_a_search_that_keeps_its_graph_is_plain_descent_and_pays_for_every_step() -> None:
+    model, images = decoder(), torch.rand(2, 1, SIDE, SIDE, dtype=torch.float64)
+    latents = torch.zeros(2, LATENTS, dtype=torch.float64)
+    for _ in range(3):
+        leaf = latents.requires_grad_()
+        loss = (model(leaf) - images).square().sum()
+        latents = (leaf - UNROLLED_STEP * torch.autograd.grad(loss, leaf)[0]).detach()
+    found = unrolled_search(model, images, iterations=3)
+    torch.testing.assert_close(found.detach(), latents)
+    assert found.requires_grad  # a loss of the latents reaches the weights
+    few, many = (peak_bytes(partial(unrolled_search, model, images, n), CPU) for n in (4, 32))
+    assert many > 4 * few
+
+
+def test_the_search_of_the_paper_holds_its_history() -> None:
+    model, images = decoder(), torch.rand(2, 1, SIDE, SIDE, dtype=torch.float64)
+
+    def memory(length: int) -> int:
+        engine = get_engine("official", memory=length)
+        return peak_bytes(lambda: find_latents(model, images, engine=engine, iterations=40), CPU)
+
+    # Of z, μ and x, the differences of the iterates and of what the map makes of them.
+    row = 2 * (2 * HIDDEN + LATENTS) * images.element_size() * len(images)
+    assert memory(32) - memory(2) >= 30 * row
 
 
 def test_figures_as_printed() -> None:

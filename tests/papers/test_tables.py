@@ -38,7 +38,7 @@ IDS = [
     "mopteqs-f4",
     *("geq-t1a", "geq-t1b", "geq-t2a", "geq-t2b", "geq-t5"),
     *("jiio-t1", "jiio-t2", "jiio-t3", "jiio-t4a", "jiio-t4b", "jiio-t4c"),
-    *("jiio-t5", "jiio-t6", "jiio-t7", "jiio-t8", "jiio-f6"),
+    *("jiio-t5", "jiio-t6", "jiio-t7", "jiio-t8", "jiio-f6", "jiio-c6"),
 ]
 
 
@@ -204,6 +204,8 @@ def test_extras_and_pictures_of_tables_exist() -> None:
         ("jiio-t4c", "Supervised, JIIO-MDEQ-100", ("median_psnr",)),
         ("jiio-t5", "MNIST, trained on Clean", ("pgd_accuracy", "jiio_accuracy")),
         ("jiio-t7", "JIIO: 100 iters, as in the paper", ("jiio_loss", "official_loss")),
+        ("jiio-c6", "Latents, Adam: 40 iters", ("adam_bytes", "official_bytes", "jiio_40_bytes")),
+        ("jiio-c6", "Attack, PGD: 20 iters", ("pgd_bytes", "jiio_bytes", "official_bytes")),
     ],
 )
 def test_input_optimization_is_measured_and_drawn(
@@ -217,7 +219,11 @@ def test_input_optimization_is_measured_and_drawn(
     table = find_table(table_id)
     recipe = next(dict(row.quick or {}) for row in table.rows if row.label == label)
     training = {**recipe["training"], "epochs": 1, "batch_size": 8, "warmup_epochs": 0}
-    made = {**recipe, "data": {"name": TINY[recipe["data"]["name"]]}, "training": training}
+    made = {
+        **recipe,
+        "data": {"name": TINY.get(recipe["data"]["name"], "tiny")},
+        "training": training,
+    }
     job = Job(made, tmp_path / "run", table.extras, table.pictures)
     result = run_job(job, torch.device("cpu"))
     for name in measures:

@@ -97,6 +97,14 @@ def test_copies_and_state_dicts(name: str) -> None:
     assert_shared(loaded)
     assert_equal(model, loaded)
 
+    assigned = fresh(name)
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert_shared(assigned)
+    assert_equal(model, assigned)
+    energy = assigned.layer.cell.energy
+    energy.load_state_dict(fresh(name).layer.cell.energy.state_dict(), assign=True)
+    assert_shared(assigned)
+
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)

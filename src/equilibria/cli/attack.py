@@ -25,6 +25,7 @@ from equilibria.cli.faults import (
     note_frames,
     unanswered,
     unreadable,
+    warn,
     writable_file,
     writable_folder,
 )
@@ -78,7 +79,13 @@ def attack(
 
     Given FILES, it is these that are attacked; the data set of the run is then not needed.
     """
-    from equilibria.cli.attacking import attack_images, classifier, show, show_files
+    from equilibria.cli.attacking import (
+        attack_images,
+        classifier,
+        refusal,
+        show,
+        show_files,
+    )
 
     methods: tuple[eq.inputs.Method, ...] = get_args(eq.inputs.Method)
     if method not in (*methods, "all"):
@@ -108,6 +115,7 @@ def attack(
     if files:
         found = eq.data.find_images(files)
         problems: list[Exception] = []
+        passed_over: list[str] = []
         attacked = eq.report.attack_files(
             classifier(opened_model(run, where, best)),
             found,
@@ -117,8 +125,11 @@ def attack(
             output=output,
             overwrite=overwrite,
             on_unreadable=problems.append,
+            on_refused=lambda asked, error: passed_over.append(refusal(asked, error)),
         )
         show_files(attacked, len(found) * len(asked), as_json)
+        for line in passed_over:
+            warn(line)
         note_frames(found)
         complain(unreadable(problems, len(found)))
     else:

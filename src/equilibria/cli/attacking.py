@@ -26,6 +26,11 @@ def classifier(run: AnyRun) -> AnyRun:
     return run
 
 
+def refusal(settings: AttackSettings, error: Exception) -> str:
+    """Of a method that does not take the model."""
+    return f"{settings.method} passed over: {error}"
+
+
 def attack_images(
     model: nn.Module,
     images: Tensor,
@@ -50,7 +55,7 @@ def attack_images(
             except (TypeError, ValueError) as error:
                 if len(asked) == 1:
                     raise
-                passed_over.append(f"{settings.method} passed over: {error}")
+                passed_over.append(refusal(settings, error))
     if not found:
         raise ValueError("; ".join(passed_over))
     for line in passed_over:

@@ -230,6 +230,20 @@ class Composite(Energy):
         each = self.each(context, self.layouts(layout))
         return all_known(term.curvature_bound(part, own) for term, part, own in each)
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """`assign=True` makes a parameter of every entry: of those that terms share, one."""
+        places: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
+            places.setdefault(parameter, []).append(name)
+        for parameter, names in places.items():
+            given = [state_dict[name] for name in names if name in state_dict]
+            if metadata.get("assign_to_params_buffers") and len(names) > 1 and given:
+                one = nn.Parameter(given[-1], requires_grad=parameter.requires_grad)
+                state_dict.update(dict.fromkeys(names, one))
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
 
 def all_known(values: Iterable[P | None]) -> list[P] | None:
     """The values, unless one of them is None."""

@@ -13,17 +13,19 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from equilibria.data import Batches
 from equilibria.equilibrium import solving
 from equilibria.inputs import (
+    AttackResult,
     AttackSettings,
     Corruption,
     Denoising,
     Inpainting,
+    InputResult,
     Method,
     find_latents,
     generator_of,
@@ -32,6 +34,7 @@ from equilibria.inputs import (
     restore,
 )
 from equilibria.inputs.engines import PAPER_SETTINGS
+from equilibria.inputs.latents import squared_error, zero_latents
 from equilibria.models import Autoencoder, EquilibriumClassifier
 from equilibria.papers.branch_measures import (
     attack_iterations,
@@ -255,23 +258,32 @@ def robustness(experiment: Experiment, device: torch.device) -> Result:
 
 def attack_times(experiment: Experiment, device: torch.device) -> Result:
     """Seconds an image of PGD with cold and warm solves and of JIIO, with the losses they reach."""
-    images, labels = (some.to(device) for some in experiment.some_test_images(TIMED_ATTACKS))
+    found: Result = {}
+    for name, search in _attacks(experiment, device, TIMED_ATTACKS).items():
+        seconds, result = timed(device, search)
+        found[f"{name}_seconds"] = seconds / len(result.labels)
+        found[f"{name}_loss"] = float(result.loss.double().mean())
+        found[f"{name}_evaluations"] = float(result.evaluations)
+    return found
+
+
+def _attacks(
+    experiment: Experiment, device: torch.device, count: int
+) -> dict[str, Callable[[], AttackResult]]:
+    """Attacks on so many test images, ready to run, by the names of their measures."""
+    images, labels = (some.to(device) for some in experiment.some_test_images(count))
+    name = experiment.recipe.data.name
+    paper = official(name if name in PAPER_SETTINGS else "mnist")
     ways = {
         "pgd": _attack(experiment, "pgd"),
         "warm_pgd": _attack(experiment, "pgd", warm_start=True),
         "jiio": _attack(experiment, "jiio"),
-        "official": _attack(experiment, "jiio", steps=PAPER_STEPS, joint_options=official("mnist")),
+        "official": _attack(experiment, "jiio", steps=PAPER_STEPS, joint_options=paper),
     }
-    found: Result = {}
+    run = partial(measure_attack, experiment.model, images, labels, batch_size=count)
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
-    measure_attack(experiment.model, images, labels, ways["pgd"], len(images))
-    for name, settings in ways.items():
-        attack = partial(measure_attack, experiment.model, images, labels, settings, len(images))
-        seconds, result = timed(device, attack)
-        found[f"{name}_seconds"] = seconds / len(images)
-        found[f"{name}_loss"] = float(result.loss.double().mean())
-        found[f"{name}_evaluations"] = float(result.evaluations)
-    return found
+    run(ways["pgd"])
+    return {name: partial(run, settings) for name, settings in ways.items()}
 
 
 def is_whole(experiment: Experiment) -> bool:
@@ -297,9 +309,11 @@ def _attack(experiment: Experiment, method: Method, **options: Any) -> AttackSet
 
 SEARCHED_IMAGES = 32
 EPISODES = 16
+ADAM_STEPS = 40
+UNROLLED_STEP = 1e-3
 LATENT_SEARCHES = {
-    "adam": ("adam", 40),
-    "warm_adam": ("adam-warm", 40),
+    "adam": ("adam", ADAM_STEPS),
+    "warm_adam": ("adam-warm", ADAM_STEPS),
     "jiio_40": (Reconstruction.engine, 40),
     "jiio_100": (Reconstruction.engine, 100),
     "official": ("official", 40),
@@ -312,18 +326,30 @@ def timed_searches(
     experiment: Experiment, device: torch.device, images: int, searches: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[float, float]]:
     """By engine and iterations: seconds an image of a search for latents, and the loss reached."""
-    task = experiment.task
-    ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
-    decoder = generator_of(experiment.model, explicit=False).eval()
-    shown = next(iter(Batches(experiment.test, images)))[0].to(device)
-    search = partial(find_latents, decoder, shown, ridge=ridge)
+    search = _latent_search(experiment, *_decoder_and_images(experiment, device, images))
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
     search(engine=searches[0][0], iterations=2)
     found = {}
     for engine, iterations in searches:
         seconds, result = timed(device, partial(search, engine=engine, iterations=iterations))
-        found[engine, iterations] = seconds / len(shown), float(result.loss.mean())
+        found[engine, iterations] = seconds / len(result.x), float(result.loss.mean())
     return found
+
+
+def _decoder_and_images(
+    experiment: Experiment, device: torch.device, count: int
+) -> tuple[nn.Module, Tensor]:
+    decoder = generator_of(experiment.model, explicit=False).eval()
+    return decoder, next(iter(Batches(experiment.test, count)))[0].to(device)
+
+
+def _latent_search(
+    experiment: Experiment, decoder: nn.Module, images: Tensor
+) -> Callable[..., InputResult]:
+    """A search for the latents of images as those of the run are, but for engine and iterations."""
+    task = experiment.task
+    ridge = task.ridge if isinstance(task, Reconstruction) else 0.0
+    return partial(find_latents, decoder, images, ridge=ridge)
 
 
 def latent_times(experiment: Experiment, device: torch.device) -> Result:
@@ -360,13 +386,49 @@ def inner_loop_times(experiment: Experiment, device: torch.device) -> Result:
     return found
 
 
+def search_memory(experiment: Experiment, device: torch.device) -> Result:
+    """Bytes and seconds of searches for inputs, with as many images as a batch of the training.
+
+    The memory is that of all tensors that a search makes, the weights not among them.
+    """
+    count = experiment.recipe.training.batch_size
+    searches: dict[str, Callable[[], object]]
+    if isinstance(experiment.task, AdversarialClassification):
+        searches = {**_attacks(experiment, device, count)}
+    else:
+        decoder, images = _decoder_and_images(experiment, device, count)
+        find = _latent_search(experiment, decoder, images)
+        find(iterations=2)  # untimed, as in `timed_searches`
+        searches = {
+            name: partial(find, engine=engine, iterations=iterations)
+            for name, (engine, iterations) in LATENT_SEARCHES.items()
+        }
+        if not is_whole(experiment):  # not in the paper, and 40 graphs of its large model
+            searches["unrolled"] = partial(unrolled_search, decoder, images)
+    found: Result = {}
+    for name, search in searches.items():
+        found[f"{name}_seconds"] = timed(device, search)[0] / count
+        found[f"{name}_bytes"] = float(peak_bytes(search, device))
+    return found
+
+
+def unrolled_search(decoder: nn.Module, images: Tensor, iterations: int = ADAM_STEPS) -> Tensor:
+    """Latents by gradient steps that keep their graph, as a training through them would."""
+    latents = zero_latents(decoder, images).requires_grad_()
+    for _ in range(iterations):
+        loss = squared_error(decoder(latents), images).sum()
+        (gradient,) = torch.autograd.grad(loss, latents, create_graph=True)
+        latents = latents - UNROLLED_STEP * gradient
+    return latents
+
+
 # --- Generators ---------------------------------------------------------------------------------
 
 FITTED_LATENTS = 1000
 GENERATED_IMAGES = 300
 RESTORED_IMAGES = 64
 """Of a quick setting; of a whole data set all are taken (`is_whole`)."""
-ADAM_STEPS, SEARCH_STEPS = 40, 100
+SEARCH_STEPS = 100
 DAMAGE_SEED = 0
 RIDGE = 0.01
 HIDDEN = 20 / 64
@@ -435,6 +497,7 @@ EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "attack_times": attack_times,
     "latent_times": latent_times,
     "inner_loop_times": inner_loop_times,
+    "search_memory": search_memory,
     "unsupervised_psnr": unsupervised_psnr,
     "generation": generation,
     "branch_relations": branch_relations,

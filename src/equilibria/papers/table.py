@@ -149,13 +149,13 @@ def register_table(table: PaperTable, *, replace: bool = False) -> None:
 
 
 def list_tables() -> list[PaperTable]:
-    """All of them, paper by paper, in the order of their numbers, figures after tables."""
+    """All of them, paper by paper, in the order of their numbers: tables, figures, appendices."""
     papers = [table.paper for table in _tables().values()]
 
-    def place(table: PaperTable) -> tuple[int, bool, int, str]:
-        found = re.search(r"-([tf])(\d+)", table.id)
+    def place(table: PaperTable) -> tuple[int, int, int, str]:
+        found = re.search(r"-([tfc])(\d+)", table.id)
         kind, number = found.groups() if found else ("t", 0)
-        return papers.index(table.paper), kind == "f", int(number), table.id
+        return papers.index(table.paper), "tfc".index(kind), int(number), table.id
 
     return sorted(_tables().values(), key=place)
 

@@ -54,12 +54,15 @@ def attack_files(
     output: Path | None = None,
     overwrite: bool = False,
     on_unreadable: Callable[[Exception], None] | None = None,
+    on_refused: Callable[[AttackSettings, Exception], None] | None = None,
 ) -> Iterator[AttackedFile]:
     """Attack images, framed as those of training, one by one, by one method after the other.
 
     label: the class that all of them show; by default what the model says of each.
     output: a folder for the attacked images; `overwrite` replaces those that are there.
     on_unreadable: is told of a file that cannot be read, which is then left out.
+    on_refused: is told of an attack that does not take the model, which is then left out; the last
+        one that is left may not be.
     """
     names, frame = run.images.class_names, run.images.frame
     is_gray = run.images.image_shape[0] == 1
@@ -79,10 +82,20 @@ def attack_files(
         return pixels, said
 
     found = readable(zip(files, places, strict=True), read, on_unreadable)
+    refused: list[AttackSettings] = []
     for (file, targets), (pixels, before) in found:
         true = before if label is None else names.index(label)
         for settings, target in zip(attacks, targets, strict=True):
-            result = attack(run.model, pixels, torch.tensor([true], device=device), settings)
+            if settings in refused:
+                continue
+            try:
+                result = attack(run.model, pixels, torch.tensor([true], device=device), settings)
+            except (TypeError, ValueError) as error:
+                refused.append(settings)
+                if on_refused is None or len(refused) == len(attacks):
+                    raise
+                on_refused(settings, error)
+                continue
             after = int(result.predictions[0])
             in_file = None
             if target is not None:
