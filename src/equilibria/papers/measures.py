@@ -402,6 +402,7 @@ def search_memory(experiment: Experiment, device: torch.device) -> Result:
         searches = {
             name: partial(find, engine=engine, iterations=iterations)
             for name, (engine, iterations) in LATENT_SEARCHES.items()
+            if iterations == ADAM_STEPS
         }
         if not is_whole(experiment):  # not in the paper, and 40 graphs of its large model
             searches["unrolled"] = partial(unrolled_search, decoder, images)
