@@ -238,6 +238,9 @@ def test_how_many_workers(split: Split, tmp_path: Path, monkeypatch: pytest.Monk
     assert [usual_workers(source, size) for size in (5, 10, 11)] == [2, 1, 0]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     assert usual_workers(source, 1) == 8
+    # A process of a pool, as `equilibria reproduce --workers` has them, may not start others.
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    assert usual_workers(source, 1) == 0
 
 
 KILLED = """

@@ -177,6 +177,35 @@ def test_binary_cifar100(tmp_path: Path) -> None:
         load_dataset("cifar100", tmp_path)
 
 
+def test_cifar100_without_one_class_of_every_group(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    # Group g has the classes g, g + 20, …, g + 80: the last is unseen.
+    for name, copies in (("train", 2), ("test", 1)):
+        rows = random_bytes(100 * copies, 3074)
+        fine = np.tile(np.arange(100), copies)
+        rows[:, 0], rows[:, 1] = fine % 20, fine
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    for kind, count in (("fine", 100), ("coarse", 20)):
+        (folder / f"{kind}_label_names.txt").write_text("".join(f"c{n}\n" for n in range(count)))
+    whole, known, unseen = (
+        load_dataset("cifar100", tmp_path, labels="coarse", subclasses=which)
+        for which in ("all", "known", "unseen")
+    )
+    assert (len(known.train), len(known.test)) == (160, 80)
+    assert (len(unseen.train), len(unseen.test)) == (0, 60)
+    assert known.class_names == unseen.class_names == whole.class_names
+    assert everything(unseen.test)[1].bincount().tolist() == 20 * [3]
+    assert torch.equal(everything(known.test)[0], everything(whole.test)[0][:80])
+    first, second = everything(whole.train)[0], everything(whole.test)[0]
+    expected = torch.cat([first[80:100], first[180:], second[80:]])
+    assert torch.equal(everything(unseen.test)[0], expected)
+    with pytest.raises(ValueError, match="set labels='coarse'"):
+        load_dataset("cifar100", tmp_path, subclasses="known")
+    with pytest.raises(ValueError, match="'all', 'known' or 'unseen'"):
+        load_dataset("cifar100", tmp_path, labels="coarse", subclasses="some")
+
+
 def write_cifar10_c(folder: Path) -> np.ndarray:
     folder.mkdir()
     images = random_bytes(20, 32, 32, 3)
@@ -397,6 +426,29 @@ def test_omniglot(tmp_path: Path) -> None:
     assert classes_of(drawings.train) == classes_of(drawings.test) == set(range(6))
     with pytest.raises(ValueError, match="'characters' or 'drawings'"):
         load_dataset("omniglot", tmp_path, parting="alphabets")
+
+
+def test_omniglot_without_every_fifth_character(tmp_path: Path) -> None:
+    for part, alphabet, characters in (("small1", "Greek", 11), ("small2", "Sanskrit", 5)):
+        for character in range(1, characters + 1):
+            for number in range(20):
+                place = f"images_background_{part}/{alphabet}/character{character:02}"
+                pixels = random_bytes(10, 10, seed=number)
+                write_image(tmp_path / "omniglot-py" / place / f"x_{number:02}.png", pixels)
+    options = {"parting": "drawings", "labels": "alphabets", "size": 10}
+    known, unseen = (
+        load_dataset("omniglot", tmp_path, **options, subclasses=which)
+        for which in ("known", "unseen")
+    )
+    assert known.class_names == unseen.class_names == ("Greek", "Sanskrit")
+    assert known.train.labels.bincount().tolist() == [9 * 15, 4 * 15]
+    assert known.test.labels.bincount().tolist() == [9 * 5, 4 * 5]
+    assert len(unseen.train) == 0
+    characters_there = {Path(path).parent.name for path in unseen.test.paths}
+    assert characters_there == {"character05", "character10"}
+    assert unseen.test.labels.bincount().tolist() == [2 * 20, 20]
+    with pytest.raises(ValueError, match="set labels='alphabets'"):
+        load_dataset("omniglot", tmp_path, subclasses="known")
 
 
 def test_omniglot_by_alphabets(tmp_path: Path) -> None:

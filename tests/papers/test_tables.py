@@ -36,7 +36,7 @@ IDS = [
     *("mopteqs-t1a", "mopteqs-t1b", "mopteqs-t2a", "mopteqs-t2b", "mopteqs-t3", "mopteqs-t4"),
     *("mopteqs-t5", "mopteqs-t6", "mopteqs-f2", "mopteqs-f3a", "mopteqs-f3b", "mopteqs-f3c"),
     "mopteqs-f4",
-    *("geq-t1a", "geq-t1b", "geq-t2a", "geq-t2b", "geq-t5"),
+    *("geq-t1a", "geq-t1b", "geq-t2a", "geq-t2b", "geq-t3", "geq-t5", "geq-f2", "geq-f3", "geq-f4"),
     *("jiio-t1", "jiio-t2", "jiio-t3", "jiio-t4a", "jiio-t4b", "jiio-t4c"),
     *("jiio-t5", "jiio-t6", "jiio-t7", "jiio-t8", "jiio-f6", "jiio-c6"),
 ]

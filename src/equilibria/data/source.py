@@ -147,6 +147,16 @@ class DataSet:
         return image.float().div_(BRIGHTEST)
 
 
+def check_subclasses(subclasses: str, labels_are_groups: bool, groups: str) -> None:
+    """An option of data sets whose classes fall into groups: which of them there are."""
+    if subclasses not in ("all", "known", "unseen"):
+        raise ValueError(f"subclasses must be 'all', 'known' or 'unseen', not {subclasses!r}")
+    if subclasses != "all" and not labels_are_groups:
+        raise ValueError(
+            f"subclasses={subclasses!r} needs the groups as labels: set labels={groups!r}"
+        )
+
+
 def known_labels(source: Source) -> Tensor | None:
     """The classes of all samples, where they are known without reading an image."""
     labels = getattr(source, "labels", None)

@@ -27,11 +27,11 @@ one thread: none of that needs the threads of the model, which a fork leaves beh
 def usual_workers(source: Source, size: int, processes: int = 1) -> int:
     """For batches of `size` samples, where `processes` share the cores of the machine.
 
-    None for samples in memory and for a few batches. One core is left to the process that takes the
-    batches.
+    None for samples in memory and for a few batches, and none in a process of a pool, which may not
+    start any. One core is left to the process that takes the batches.
     """
     base, _ = behind_selections(source, torch.arange(0))
-    if not hasattr(base, "read"):
+    if not hasattr(base, "read") or multiprocessing.current_process().daemon:
         return 0
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1

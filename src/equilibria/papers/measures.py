@@ -42,6 +42,7 @@ from equilibria.papers.branch_measures import (
     perturbations,
     solve_trace,
 )
+from equilibria.papers.image_measures import corruptions, saliency, unseen
 from equilibria.report.generation import generate
 from equilibria.tasks import (
     AdversarialClassification,
@@ -505,5 +506,8 @@ EXTRAS: dict[str, Callable[[Experiment, torch.device], Result]] = {
     "solve_trace": solve_trace,
     "perturbations": perturbations,
     "attack_iterations": attack_iterations,
+    "unseen": unseen,
+    "corruptions": corruptions,
+    "saliency": saliency,
 }
 """What is measured besides an evaluation, by the names that tables use."""

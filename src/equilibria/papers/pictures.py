@@ -1,4 +1,4 @@
-"""Pictures of finished runs, as JIIO's figures show them."""
+"""Pictures of finished runs, as the papers' figures show them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 from equilibria.data import Batches
 from equilibria.inputs import answer, is_generator, picture_of, restore
-from equilibria.models import Autoencoder
+from equilibria.models import Autoencoder, predicted_classes
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.generation import generate
+from equilibria.report.saliency import grad_cam, overlaid
 from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
 from equilibria.report.style import (
     drawing,
@@ -88,9 +89,24 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     return figure_png(figure)
 
 
+def saliency(experiment: Experiment, device: torch.device) -> bytes:
+    """Test images, and where their Grad-CAM is large (GEQ, Figure 3)."""
+    images, labels = experiment.some_test_images(SHOWN)
+    data, model = experiment.data, experiment.model
+    images = images.to(device)
+    maps, said = grad_cam(model, images), predicted_classes(model(images).detach())
+    names = [data.class_names[label] if label >= 0 else "no answer" for label in said.tolist()]
+    rows = [SheetRow("image", images), SheetRow("Grad-CAM", overlaid(images, maps), names)]
+    heading = (
+        f"{experiment.recipe.model.name} on test images of {data.name}: true class, said class"
+    )
+    return Sheet(rows, class_titles(data, labels), heading).png()
+
+
 PICTURES: dict[str, Callable[[Experiment, torch.device], bytes]] = {
     "generated": generated,
     "restored": restored,
     "costs": costs,
+    "saliency": saliency,
 }
 """What is drawn of a finished run, by name: a PNG."""

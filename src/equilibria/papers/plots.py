@@ -149,7 +149,7 @@ def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
 
     rows = [RecordedRow.of(table, data) for data in record["rows"]]
     sides = [Side(rows, is_ours=True), Side(rows, is_ours=False)]
-    lines = [_line(panel, sides) for panel in table.picture]
+    lines = [_line(panel, sides, table.turned) for panel in table.picture]
     heights = [line.height for line in lines]
     figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(lines), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -162,9 +162,9 @@ def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _line(panel: Panel, sides: Sequence[Side]) -> _Line | SeriesLine:
+def _line(panel: Panel, sides: Sequence[Side], turned: bool) -> _Line | SeriesLine:
     if not panel.form:
-        return _Line(panel, sides)
+        return _TurnedLine(panel, sides) if turned else _Line(panel, sides)
     rows = [row for row in sides[0].rows if row.label.startswith(panel.rows) and row.runs]
     return SeriesLine(panel, [(row.label, row.runs) for row in rows], WIDTH)
 
@@ -320,6 +320,31 @@ class _Line:
         axis.set_xticks(range(len(steps)), steps)
         axis.set(xlabel=self.panel.along, ylabel=side.title(shown, None))
         _ticks(axis, "y", found, side.measure(shown, None))
+
+
+class _TurnedLine(_Line):
+    """What is shown stands below each other, the rows are told apart by their marks."""
+
+    def __init__(self, panel: Panel, sides: Sequence[Side]) -> None:
+        super().__init__(panel, sides)
+        lines = max(1.4, 0.8 + 0.6 * len(self.rows)) * len(panel.show)
+        self.height = 0.62 + LINE * (lines + 1) + 0.1
+
+    def _names(self) -> list[str]:
+        return [row.label for row in self.rows]
+
+    def _draw_list(self, axis: Any, side: Side) -> None:
+        panel, count = self.panel, len(self.rows)
+        for at, row in enumerate(self.rows):
+            look = {key: series(at)[key] for key in ("color", "marker")}
+            for place, shown in enumerate(panel.show):
+                points = side.points(row, shown, panel.measure)
+                if points is not None:
+                    _dots(axis, points, place + 0.44 * (at / max(1, count - 1) - 0.5), look)
+        axis.set_yticks(range(len(panel.show)), panel.show)
+        axis.set_ylim(len(panel.show) - 0.4, -0.6)
+        axis.set_xlabel(panel.unit if side.is_ours else f"paper: {panel.unit}")
+        plain_axis(axis, "x")
 
 
 def _dots(axis: Any, points: Points, place: float, look: dict[str, Any]) -> None:

@@ -107,6 +107,7 @@ class _Table(_Recipes):
     picture: list[_Panel] = []
     pictures: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
+    turned: bool = False
     seeds: int = 3
     full_remarks: list[Any] = []
     quick_remarks: list[Any] = []
@@ -185,7 +186,7 @@ def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
 
 def _table(file: _File, table_id: str, data: Mapping[str, Any]) -> PaperTable:
     given = _checked(_Table, data, table_id)
-    kept = ("title", "extras", "pictures", "figures", "seeds")
+    kept = ("title", "extras", "pictures", "figures", "turned", "seeds")
     return PaperTable(
         id=table_id,
         paper=file.paper,

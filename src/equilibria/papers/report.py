@@ -68,7 +68,10 @@ def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
 
 
 def cells(made: Plan, found: Findings) -> list[list[str]]:
-    """The heading and the rows: ours beside the paper's, column by column."""
+    """The heading and the rows: ours beside the paper's, column by column.
+
+    A column of which the paper prints nothing is ours alone.
+    """
     heading = ["row"]
     printed = {title for row in made.table.rows for title in row.paper}  # A figure may print none.
     for column in made.table.columns:
@@ -87,7 +90,7 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
             if column.title in printed:
                 line.append(row.paper.get(column.title, NOTHING))
         rows.append([*line, *_costs(results)])
-    return rows
+    return [list(line) for line in zip(*rows, strict=True)] if made.table.turned else rows
 
 
 def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:

@@ -91,6 +91,7 @@ class PaperTable:
     picture: what is drawn of the table; nothing given: the first column that is measured.
     pictures: what is drawn of every row's run with the first seed.
     figures: the ids of the paper's figures that these pictures stand for.
+    turned: the columns stand below each other and the rows side by side, in table and picture.
     full_remarks: what the paper leaves open and was chosen here.
     quick_remarks: how the quick setting differs from the paper's.
     """
@@ -104,6 +105,7 @@ class PaperTable:
     picture: tuple[Panel, ...] = ()
     pictures: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
+    turned: bool = False
     seeds: int = 3
     full_remarks: tuple[str, ...] = ()
     quick_remarks: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from equilibria.report.page import (
 )
 from equilibria.report.restoration import TEST_IMAGES, RestoredTestImages, Restorer, chosen_damage
 from equilibria.report.restored_files import FileRestoration, RestoredImage
+from equilibria.report.saliency import grad_cam
 from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
 from equilibria.report.sheets import class_titles
 
@@ -49,6 +50,7 @@ __all__ = [
     "follow_solve",
     "generate",
     "generate_without_data",
+    "grad_cam",
     "model_formula",
     "predict_pixels",
     "read_runs",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from equilibria.data.readers import (
     read_npy,
     read_pickle,
 )
-from equilibria.data.source import DataSet, Split, stratified_split
+from equilibria.data.source import DataSet, Split, check_subclasses, stratified_split
 from equilibria.registry import nearest
 
 DIGITS_TEST_SHARE = 0.25
@@ -87,15 +88,27 @@ def load_cifar10(folder: Path, *, about: dict[str, Any]) -> DataSet:
     return DataSet(train=Split(images, labels), test=test, **about)
 
 
-def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) -> DataSet:
-    """CIFAR-100 from `cifar-100-python` or `cifar-100-binary`; `labels` is "fine" or "coarse"."""
+def load_cifar100(
+    folder: Path, *, labels: str = "fine", subclasses: str = "all", about: dict[str, Any]
+) -> DataSet:
+    """CIFAR-100 from `cifar-100-python` or `cifar-100-binary`; `labels` is "fine" or "coarse".
+
+    With coarse labels, `subclasses="known"` leaves out the last of the five classes of every group
+    (in the order of their names), and "unseen" has these alone: all of their images, to test on.
+    """
     if labels not in CIFAR100_CLASSES:
         raise ValueError(f"labels must be 'fine' (100 classes) or 'coarse' (20), not {labels!r}")
+    check_subclasses(subclasses, labels == "coarse", "coarse")
     classes = CIFAR100_CLASSES[labels]
+    read = partial(_read_cifar, folder, columns=("coarse_labels", "fine_labels"))
     train, test = (
-        _read_cifar(folder, name, ("coarse_labels", "fine_labels"), f"{labels}_labels", classes)
-        for name in ("train", "test")
+        read(name=name, wanted=f"{labels}_labels", classes=classes) for name in ("train", "test")
     )
+    if subclasses != "all":
+        fine = [
+            read(name=name, wanted="fine_labels", classes=100).labels for name in ("train", "test")
+        ]
+        train, test = _by_subclass(train, test, fine, subclasses)
     if (folder / "train.bin").is_file():
         path = folder / f"{labels}_label_names.txt"
         names: Any = " ".join(read_lines(path)).split()
@@ -105,6 +118,27 @@ def load_cifar100(folder: Path, *, labels: str = "fine", about: dict[str, Any]) 
     if not isinstance(names, list) or len(names) != classes:
         raise DataFileError(path, f"does not name the {classes} {labels} classes")
     return DataSet(train=train, test=test, class_names=tuple(map(str, names)), **about)
+
+
+def _by_subclass(
+    train: Split, test: Split, fine: list[Tensor], subclasses: str
+) -> tuple[Split, Split]:
+    """Without the last subclass of every group, or all images of it to test on."""
+    groups, kinds = torch.cat([train.labels, test.labels]), torch.cat(fine)
+    # Labels are in the order of the names, and those of a group rise with them.
+    last = [int(kinds[groups == group].max()) for group in torch.unique(groups).tolist()]
+    train_unseen, test_unseen = (torch.isin(part, torch.tensor(last)) for part in fine)
+    if subclasses == "known":
+        return _where(train, ~train_unseen), _where(test, ~test_unseen)
+    first, second = _where(train, train_unseen), _where(test, test_unseen)
+    unseen = Split(
+        torch.cat([first.images, second.images]), torch.cat([first.labels, second.labels])
+    )
+    return unseen.subset(torch.arange(0)), unseen
+
+
+def _where(split: Split, chosen: Tensor) -> Split:
+    return split.subset(chosen.nonzero().squeeze(1))
 
 
 def load_cifar10_c(

@@ -27,7 +27,7 @@ from equilibria.data.image_files import (
     list_images,
 )
 from equilibria.data.readers import MissingDataError, incomplete
-from equilibria.data.source import DataSet, Source
+from equilibria.data.source import DataSet, Source, check_subclasses
 from equilibria.registry import check_values
 
 PARTS = (
@@ -36,6 +36,8 @@ PARTS = (
 )
 """To train on and to test on: the whole, or the two small parts that the authors offer."""
 TRAINING_DRAWINGS = 15
+UNSEEN_CHARACTER = 5
+"""Of every so many characters of an alphabet the last is left out with `subclasses="known"`."""
 TEST_SEED, VALIDATION_SEED = 1, 2
 """Beside the seed of the training episodes: the same test for runs of every seed."""
 QUARTER_TURNS = 4
@@ -47,6 +49,7 @@ def load_omniglot(
     parting: str = "characters",
     labels: str = "characters",
     alphabets: Sequence[str] | None = None,
+    subclasses: str = "all",
     size: int = 28,
     threads: int = READING_THREADS,
     about: dict[str, Any],
@@ -57,12 +60,15 @@ def load_omniglot(
     has not; with "drawings" both have all characters, and the last five drawings of each test.
     An alphabet that is in both parts (the small ones share two) counts as one to train on.
     With `labels="alphabets"` the class of a drawing is its alphabet. `alphabets` names those to
-    read, by default all, in the order that their classes shall have.
+    read, by default all, in the order that their classes shall have. With alphabets as labels,
+    `subclasses="known"` leaves out every fifth character, and "unseen" has these alone: all of
+    their drawings, to test on.
     """
     if parting not in ("characters", "drawings"):
         raise ValueError(f"parting must be 'characters' or 'drawings', not {parting!r}")
     if labels not in ("characters", "alphabets"):
         raise ValueError(f"labels must be 'characters' or 'alphabets', not {labels!r}")
+    check_subclasses(subclasses, labels == "alphabets", "alphabets")
     names = next((pair for pair in PARTS if all((folder / name).is_dir() for name in pair)), None)
     if names is None:
         raise MissingDataError(
@@ -78,10 +84,15 @@ def load_omniglot(
         if alphabet not in characters:
             known = ", ".join(characters)
             raise ValueError(f"there is no alphabet {alphabet!r} here, only {known}")
-        for character, drawings in characters[alphabet].items():
+        for place, (character, drawings) in enumerate(characters[alphabet].items(), start=1):
             name = alphabet if labels == "alphabets" else f"{alphabet}/{character}"
             label = classes.setdefault(name, len(classes))
+            if subclasses != "all" and (place % UNSEEN_CHARACTER == 0) != (subclasses == "unseen"):
+                continue
             labelled = [(path, label) for path in drawings]
+            if subclasses == "unseen":
+                test += labelled
+                continue
             if parting == "characters":
                 (train if alphabet in training else test).extend(labelled)
                 continue

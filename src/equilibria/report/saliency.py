@@ -1,0 +1,60 @@
+"""Where an image speaks for a class: Grad-CAM, of the feature that the head of a model sees.
+
+Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based
+Localization", ICCV 2017.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.models import EquilibriumClassifier
+
+SHADE = 0.55
+"""The share of the map in an overlaid image."""
+
+
+def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
+    """ReLU(Σ_k α_k z_k), α_k the mean over the map of ∂(logit of a class)/∂z_k; (samples, h, w).
+
+    z is the feature at the equilibrium, z_k a channel of it. The equilibrium is not differentiated:
+    the head alone is between the feature and the logits.
+
+    classes: one a sample; by default the one with the largest logit.
+    """
+    if not isinstance(model, EquilibriumClassifier):
+        raise TypeError(
+            f"{type(model).__name__} has no feature at an equilibrium: Grad-CAM here takes an "
+            "equilibrium classifier, as `eq.create_model` makes them"
+        )
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            feature = model.features(images)
+        with torch.enable_grad():
+            feature = feature.detach().requires_grad_()
+            logits = model.head(feature)
+            chosen = logits.argmax(dim=1) if classes is None else classes.to(logits.device)
+            said = logits.gather(1, chosen[:, None]).sum()
+            (gradient,) = torch.autograd.grad(said, feature)
+    finally:
+        model.train(was_training)
+    if feature.dim() != 4:
+        raise ValueError("Grad-CAM needs a feature that is a map (batch, channels, height, width)")
+    weights = gradient.mean(dim=(2, 3), keepdim=True)
+    return (weights * feature).sum(dim=1).relu().detach()
+
+
+def overlaid(images: Tensor, maps: Tensor) -> Tensor:
+    """Images, in color, under their maps: each map from its own zero (blue) to its most (red)."""
+    from matplotlib import colormaps
+
+    most = maps.amax(dim=(1, 2), keepdim=True)
+    even = torch.where(most > 0, maps / most.where(most > 0, 1), 0)
+    size = images.shape[2:]
+    even = F.interpolate(even[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    shades = torch.from_numpy(colormaps["turbo"](even.cpu().numpy())[..., :3]).permute(0, 3, 1, 2)
+    return (1 - SHADE) * images.expand(-1, 3, -1, -1) + SHADE * shades.to(images)
