@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -26,10 +27,16 @@ SMOOTH_HSIC = [HSIC(), HSIC(bandwidth=0.5), HSIC(features=8, seed=3)]
 BATCH: list[Regularizer] = [Decorrelation(), *SMOOTH_HSIC]
 REGULARIZERS: list[Regularizer] = [L2(), L1(), Incay(), Incay(epsilon=0.2), *BATCH]
 MEDIAN: list[Regularizer] = [HSIC("median"), HSIC("median", features=5)]
+PRINTED: list[Regularizer] = [
+    Incay(scale="batch"),
+    Decorrelation(scale="batch", epsilon=0.0),
+    HSIC(scale="batch", epsilon=0.0),
+    HSIC("median", scale="batch", epsilon=0.0),
+]
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
 
 
-@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *MEDIAN], ids=str)
+@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *MEDIAN, *PRINTED], ids=str)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
 def test_the_gradient_is_that_of_the_value(
     regularizer: Regularizer, shape: tuple[int, ...]
@@ -64,7 +71,9 @@ def test_the_operators_of_table_2_corrected() -> None:
     torch.testing.assert_close(L1().step(z, gamma), z - z.clamp(-gamma, gamma))
     size = z.square().sum(dim=1, keepdim=True) + 2 * epsilon
     # Printed with a minus, which would shrink what it is meant to expand.
-    torch.testing.assert_close(Incay().step(z, gamma), (1 + 4 * gamma / size.square()) * z)
+    incay = Incay(scale="batch")
+    torch.testing.assert_close(incay.step(z, gamma), (1 + 4 * gamma / size.square()) * z)
+    assert (incay.step(z, gamma).norm(dim=1) > z.norm(dim=1)).all()
     assert (Incay().step(z, gamma).norm(dim=1) > z.norm(dim=1)).all()
     # Decorrelation, row by row (rows are features): z_i − 2γ (I − P_i) Σ_{j≠i} P_j z_i/‖z_i‖².
     rows = z.T
@@ -73,16 +82,18 @@ def test_the_operators_of_table_2_corrected() -> None:
     for i, row in enumerate(rows):
         others = sum(p for j, p in enumerate(projections) if j != i)
         expected = row - 2 * gamma * (identity - projections[i]) @ others @ row / row.square().sum()
-        torch.testing.assert_close(Decorrelation().step(z, gamma)[:, i], expected)
+        step = Decorrelation(scale="batch", epsilon=0.0).step(z, gamma)
+        torch.testing.assert_close(step[:, i], expected)
 
 
 def test_decorrelation_guards_dead_channels() -> None:
     z = torch.randn(4, 3, dtype=torch.float64)
     z[:, 1] = 0
-    assert Decorrelation().value(z).isfinite()
-    gradient = Decorrelation().gradient(z)
-    assert gradient.isfinite().all()
-    assert (gradient[:, 1] == 0).all()
+    for regularizer in (Decorrelation(), Decorrelation(epsilon=0.0)):
+        assert regularizer.value(z).isfinite()
+        gradient = regularizer.gradient(z)
+        assert gradient.isfinite().all()
+        assert (gradient[:, 1] == 0).all()
 
 
 @pytest.mark.parametrize("bandwidth", [0.7, "deviation", "median"])
@@ -102,8 +113,10 @@ def test_hsic_is_the_sum_over_pairs_of_channels(bandwidth: float | str) -> None:
             scale = torch.tensor(bandwidth)
         kernels.append(torch.exp(-(distances**2) / (2 * scale**2)))
     expected = sum(torch.trace(a @ H @ b @ H) for a, b in combinations(kernels, 2)) / (B - 1) ** 2
-    value = HSIC(bandwidth).value(z)  # type: ignore[arg-type]
-    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+    hsic = HSIC(bandwidth, scale="batch", epsilon=0.0)  # type: ignore[arg-type]
+    torch.testing.assert_close(hsic.value(z), expected, rtol=1e-6, atol=0)
+    average = HSIC(bandwidth, epsilon=0.0).value(z) / z.numel()  # type: ignore[arg-type]
+    torch.testing.assert_close(average, expected / m**2, rtol=1e-6, atol=0)
 
 
 def test_the_gradient_of_table_2_at_a_fixed_bandwidth() -> None:
@@ -115,12 +128,14 @@ def test_the_gradient_of_table_2_at_a_fixed_bandwidth() -> None:
     centerd = H @ K @ H
     product = (centerd.sum(dim=0) - centerd) * K * differences
     expected = -2 / (s**2 * (B - 1) ** 2) * product.sum(dim=2)
-    torch.testing.assert_close(HSIC(bandwidth=s).gradient(z), expected.T, rtol=1e-12, atol=1e-14)
+    gradient = HSIC(bandwidth=s, scale="batch").gradient(z)
+    torch.testing.assert_close(gradient, expected.T, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("regularizer", [HSIC(), HSIC("median"), HSIC(features=7)], ids=str)
-def test_hsic_measures_dependence_whatever_the_units(regularizer: HSIC) -> None:
+@pytest.mark.parametrize("options", [{}, {"bandwidth": "median"}, {"features": 7}], ids=str)
+def test_hsic_measures_dependence_whatever_the_units(options: dict[str, Any]) -> None:
     """With a bandwidth that follows the channel, shrinking or shifting features changes nothing."""
+    regularizer = HSIC(epsilon=0.0, **options)
     z = torch.randn(7, 3, dtype=torch.float64)
     scales = torch.tensor([1e-3, 1.0, 1e4], dtype=torch.float64)
     value = regularizer.value(z)
@@ -155,7 +170,7 @@ def test_random_features_tend_to_the_kernel() -> None:
 def test_random_features_replace_the_kernel_by_a_mean_of_cosines(batch: int, channels: int) -> None:
     """The shapes make either Gram matrix the smaller one, of all features and of one channel's."""
     z = torch.randn(batch, channels, dtype=torch.float64)
-    approximate = HSIC(bandwidth=1.0, features=7)
+    approximate = HSIC(bandwidth=1.0, features=7, scale="batch")
     omega = torch.tensor(approximate.frequencies, dtype=torch.float64)
     H = torch.eye(batch, dtype=torch.float64) - 1 / batch
     kernels = [torch.cos((c[:, None] - c)[..., None] * omega).mean(dim=2) for c in z.T]
@@ -179,7 +194,7 @@ def test_random_features_belong_to_the_value() -> None:
         assert HSIC(features=5, seed=1).frequencies == one.frequencies
 
 
-@pytest.mark.parametrize("regularizer", [*BATCH, *MEDIAN], ids=str)
+@pytest.mark.parametrize("regularizer", [*BATCH, *MEDIAN, *PRINTED[1:]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_degenerate_batches(regularizer: Regularizer, dtype: torch.dtype) -> None:
     z = torch.randn(6, 4).to(dtype)
@@ -195,8 +210,9 @@ def test_degenerate_batches(regularizer: Regularizer, dtype: torch.dtype) -> Non
         assert gradient.isfinite().all()
     if isinstance(regularizer, HSIC):
         assert regularizer.value(z[:1]) == 0
-        remaining = regularizer.value(z[:, [0, 3]])
-        torch.testing.assert_close(regularizer.value(z), remaining, rtol=1e-4, atol=1e-5)
+        summed = replace(regularizer, scale="batch")
+        remaining = summed.value(z[:, [0, 3]])
+        torch.testing.assert_close(summed.value(z), remaining, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("regularizer", BATCH, ids=str)
@@ -336,23 +352,84 @@ def test_options_are_checked() -> None:
         FeatureRegularizer(W, Incay(), 0.1, "proximal")
     with pytest.raises(ValueError, match="step must be"):
         FeatureRegularizer(W, L2(), 0.1, "newton")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="epsilon"):
-        Incay(epsilon=0.0)
+    for kind, epsilon in ((Incay, 0.0), (Decorrelation, -0.1), (HSIC, -0.1)):
+        with pytest.raises(ValueError, match="epsilon"):
+            kind(epsilon=epsilon)  # type: ignore[operator]
+        with pytest.raises(ValueError, match="scale must be one of number, batch"):
+            kind(scale="sample")  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("samples", [3, 40])
 def test_decorrelation_of_every_entry_is_equation_13(samples: int) -> None:
-    """By the smaller Gram matrix, whichever that is; a row of zeros counts as it is."""
+    """By the smaller Gram matrix, whichever that is."""
     z = torch.randn(samples, 2, 3, 2, dtype=torch.float64)
     z[:, 1, 2, 0] = 0
     rows = z.flatten(1).T
     lengths = rows.norm(dim=1, keepdim=True)
     unit = rows / torch.where(lengths > 0, lengths, 1.0)
     expected = 0.5 * (unit @ unit.T - torch.eye(12, dtype=torch.float64)).square().sum()
-    torch.testing.assert_close(Decorrelation(rows="entries").value(z), expected)
+    printed = Decorrelation(rows="entries", scale="batch", epsilon=0.0)
+    # Table 2's form, without the diagonal, where the row of zeros leaves ½.
+    torch.testing.assert_close(printed.value(z), expected - 0.5)
     flat = z.flatten(1)
     torch.testing.assert_close(
         Decorrelation(rows="entries").gradient(flat), Decorrelation().gradient(flat)
     )
     with pytest.raises(ValueError, match="rows must be one of channels, entries"):
         Decorrelation(rows="pixels")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("regularizer", [L1(), L2(), Incay(), Decorrelation(), HSIC()], ids=str)
+def test_gamma_means_the_same_for_every_size_of_image(regularizer: Regularizer) -> None:
+    """The gradient in a number of z does not change when the image is laid out four times."""
+    z = torch.randn(6, 4, 2, 3, dtype=torch.float64)
+    tiled = regularizer.gradient(z.tile(1, 1, 2, 2))
+    torch.testing.assert_close(tiled, regularizer.gradient(z).tile(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("regularizer", [L1(), L2(), Incay(), Decorrelation(), HSIC()], ids=str)
+def test_gamma_means_the_same_for_every_size_of_batch(regularizer: Regularizer) -> None:
+    """Samples that come twice have the gradient of samples that come once (HSIC: (B−1)² aside)."""
+    z = torch.randn(60, 4, dtype=torch.float64)
+    once, twice = regularizer.gradient(z), regularizer.gradient(z.tile(2, 1))[:60]
+    assert (once - twice).norm() < (0.1 if isinstance(regularizer, HSIC) else 1e-9) * once.norm()
+    if not isinstance(regularizer, L1 | L2):
+        assert isinstance(regularizer, Incay | Decorrelation | HSIC)
+        printed = replace(regularizer, scale="batch")
+        ratio = printed.gradient(z).norm() / printed.gradient(z.tile(2, 1))[:60].norm()
+        assert abs(ratio - (2 if regularizer.couples_batch else 1)) < 0.2
+
+
+def strained(samples: int, channels: int, seed: int) -> Tensor:
+    """Channels that are nearly parallel, from far weaker to far stronger than one."""
+    draw = torch.Generator().manual_seed(seed)
+    common, sizes, noise = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64)
+        for shape in ((samples, 1), (channels,), (samples, channels))
+    )
+    return (common.sign() if seed % 2 else common) * (2 * sizes).exp() + 0.1 * noise
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_curvature_is_bounded_by_epsilon(seed: int) -> None:
+    """γL ≤ 2 is what keeps z − γ∇R(z) from overshooting; without ε there is no such γ."""
+
+    def curvature(regularizer: Regularizer, z: Tensor) -> Tensor:
+        hessian = torch.autograd.functional.hessian(lambda z: regularizer.value(z).sum(), z)
+        values: Tensor = torch.linalg.eigvalsh(hessian.reshape(z.numel(), z.numel()))
+        return values
+
+    epsilon = 0.3
+    z = strained(6, 4, seed)
+    for regularizer, largest in (
+        (Decorrelation(epsilon=epsilon), 2 / epsilon),
+        (HSIC(epsilon=epsilon), 1.5 / epsilon),
+        (Incay(epsilon=epsilon), 1 / epsilon**2),
+    ):
+        values = curvature(regularizer, z)
+        assert values[-1] < largest
+        assert values[0] > -largest
+    for regularizer in (Decorrelation(epsilon=0.0), HSIC(epsilon=0.0)):
+        torch.testing.assert_close(
+            curvature(regularizer, 0.01 * z)[-1], 1e4 * curvature(regularizer, z)[-1]
+        )

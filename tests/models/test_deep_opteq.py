@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.energies import L1, L2, Decorrelation, Incay, Regularizer
+from equilibria.energies import HSIC, L1, L2, Decorrelation, Incay, Regularizer
 from equilibria.models import DeepOptEqCell, UnitLayer
 from equilibria.models.opteq.cells import DeepOptEqObjective
 
@@ -317,20 +317,63 @@ def test_a_regularized_model_trains() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore::equilibria.equilibrium.BatchCouplingWarning")
-@pytest.mark.parametrize("regularizer", ["decorrelation", "hsic"])
-def test_a_regularizer_that_overshoots_says_what_helps(regularizer: str) -> None:
-    """R is blind to the scale of a channel: the fewer and weaker its samples, the steeper it is."""
+def steep(
+    regularizer: Regularizer, form: str, dtype: torch.dtype, gamma: float = 0.1
+) -> tuple[eq.EquilibriumLayer, Tensor]:
+    """A layer near its norm bound with weak features, and five inputs for it."""
+    torch.manual_seed(0)
 
-    def solved_with(gamma: float, batch: int) -> eq.Solution:
-        torch.manual_seed(0)
-        model = eq.create_model("deep-opteq-small", regularizer=regularizer, gamma=gamma).eval()
-        return model.solve(torch.rand(batch, 3, 8, 8))  # type: ignore[no-any-return]
+    def operator(width: int) -> eq.Conv2d:
+        W = eq.Conv2d(6, width, 3, norm="bound", zeta=0.9)
+        with torch.no_grad():
+            W.kernel.mul_(6)
+        return W
 
-    with pytest.warns(eq.ConvergenceWarning, match=r"lower gamma .* or take larger batches"):
-        assert not solved_with(0.1, batch=5).converged.any()
-    assert solved_with(0.001, batch=5).converged.all()
-    assert solved_with(0.01, batch=64).converged.all()
+    cell: DeepOptEqCell | eq.EnergyCell
+    if form == "y":
+        W = operator(8)
+        energy = eq.Input(eq.Conv2d(3, 8, 3)) + eq.Quadratic(W)
+        cell = eq.EnergyCell(energy + eq.FeatureRegularizer(W, regularizer, gamma), "tanh")
+    else:
+        units = [UnitLayer(operator(w), eq.Conv2d(3, w, 1), activation="tanh") for w in (6, 8, 8)]
+        cell = DeepOptEqCell(units, regularizer=regularizer, gamma=gamma, placement=form)  # type: ignore[arg-type]
+    solver = eq.Auto(tolerance=1e-5 if dtype == torch.float32 else 1e-12)
+    layer = eq.EquilibriumLayer(cell=cell, solver=solver, gradient=eq.Implicit(tolerance=1e-12))
+    return layer.to(dtype), 0.5 * torch.randn(5, 3, 6, 6, dtype=dtype)
+
+
+@pytest.mark.parametrize("regularizer", [Decorrelation(), HSIC()], ids=str)
+@pytest.mark.parametrize("form", ["y", "exact", "paper"])
+def test_five_samples_have_an_equilibrium_and_its_gradient(
+    regularizer: Regularizer, form: str
+) -> None:
+    """γ = 0.1 with few samples ran out of iterations while the step had no bound."""
+    layer, x = steep(regularizer, form, torch.float32)
+    assert layer.solve(x).converged.all()
+    layer, x = steep(regularizer, form, torch.float64)
+    assert layer.solve(x).converged.all()
+    assert layer.solve(x).evaluations < 60
+    x.requires_grad_()
+    (exact,) = torch.autograd.grad(layer(x).square().sum(), x)
+    direction = torch.randn_like(x)
+    with torch.no_grad():
+        up, down = (layer(x + s * 1e-5 * direction).square().sum() for s in (1, -1))
+    torch.testing.assert_close((exact * direction).sum(), (up - down) / 2e-5, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Decorrelation, HSIC])
+def test_without_a_floor_a_solve_fails_and_says_what_helps(
+    kind: type[Decorrelation | HSIC],
+) -> None:
+    """A channel's force grows like one over its size: the weaker it is, the further it is flung."""
+    for epsilon in (0.0, 0.1):
+        layer, x = steep(kind(epsilon=epsilon), "exact", torch.float32)
+        with eq.solving(layer, strict=True):
+            if epsilon:
+                assert layer.train().solve(x).converged.all()
+                continue
+            with pytest.raises(eq.ConvergenceError, match="raise epsilon to gamma or lower gamma"):
+                layer.train().solve(x)
 
 
 def test_the_iteration_can_start_at_the_input() -> None:

@@ -198,8 +198,8 @@ class DeepOptEqCell(Cell):
         if self.couples_batch:
             self.remedy = (
                 f"a gradient step on {type(self.regularizer).__name__} of length gamma = {gamma:g} "
-                "overshoots where a batch is small or its features are weak: lower gamma (0.001 "
-                "for a handful of samples), or take larger batches"
+                "overshoots, or has nowhere to go, where gamma exceeds the regularizer's epsilon: "
+                "raise epsilon to gamma or lower gamma"
             )
         symmetric = len(layers) == 1 and regularizer is None
         self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
