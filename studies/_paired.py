@@ -1,4 +1,13 @@
-"""Models compared seed by seed: means, and differences between runs on the same images."""
+"""Models compared seed by seed: differences between runs on the same images, and what they decide.
+
+The rule, written down before any run. A claim "A is above B" by a difference d of paired seeds
+
+- **holds** where the 95 % interval of d lies above zero;
+- **does not** where it lies below zero, or within ± a margin that is of no account: then the
+  opposite holds, or neither;
+- **cannot be told here** otherwise, with the number of seeds at which an interval of this spread
+  would lie on one side of zero or within the margin.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +15,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 CONFIDENCE = 0.95
+MOST_SEEDS = 100_000
 
-Accuracies = Mapping[int, float]
-"""The accuracy of a model at each seed."""
+Scores = Mapping[int, float]
+"""A number of a model at each seed."""
+Answer = Literal["holds", "does not", "cannot be told here"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +32,7 @@ class Difference:
     values: tuple[float, ...]
 
     @classmethod
-    def between(cls, model: Accuracies, reference: Accuracies) -> Difference:
+    def between(cls, model: Scores, reference: Scores) -> Difference:
         return cls(tuple(model[seed] - reference[seed] for seed in model if seed in reference))
 
     @property
@@ -34,12 +46,10 @@ class Difference:
     @property
     def interval(self) -> tuple[float, float]:
         """Student's interval for the mean, at 95 %."""
-        from scipy.stats import t
-
         count = len(self.values)
         if count < 2:
             return -math.inf, math.inf
-        reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.deviation / math.sqrt(count)
+        reach = half_width(self.deviation, count)
         return self.mean - reach, self.mean + reach
 
     @property
@@ -49,11 +59,32 @@ class Difference:
         worse = sum(value < 0 for value in self.values)
         return better, len(self.values) - better - worse, worse
 
-    @property
-    def verdict(self) -> str:
-        """Which side of zero the interval lies on."""
+    def answer(self, margin: float) -> Answer:
+        """Whether the model is above the reference, by the rule above."""
         low, high = self.interval
-        return "above" if low > 0 else "below" if high < 0 else "undecided"
+        if low > 0:
+            return "holds"
+        return (
+            "does not" if high < 0 or (-margin < low and high < margin) else "cannot be told here"
+        )
+
+    def seeds_needed(self, margin: float) -> int:
+        """With how many seeds of this mean and deviation there is an answer.
+
+        The interval then reaches neither zero nor, where the mean is within it, the margin.
+        """
+        room = max(abs(self.mean), margin - abs(self.mean))
+        count = 2
+        while count < MOST_SEEDS and half_width(self.deviation, count) >= room:
+            count += 1
+        return count
+
+
+def half_width(spread: float, count: int) -> float:
+    """Half of Student's interval for the mean of `count` values of this standard deviation."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread / math.sqrt(count)
 
 
 def deviation(values: Sequence[float]) -> float:

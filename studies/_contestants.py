@@ -1,0 +1,39 @@
+"""The models of the studies that decide claims: about 9,500 parameters each, on features of 8×8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from studies._family import Contestant
+
+CHANNELS = 12
+STEM: dict[str, Any] = {"stem_strides": 1}
+BRANCHES: dict[str, Any] = {**STEM, "channels": CHANNELS, "widths": (CHANNELS,) * 3}
+LAYERS: dict[str, Any] = {**STEM, "channels": CHANNELS, "widths": (CHANNELS,) * 5}
+DIVERSITY = 0.03
+"""λ. The papers have 0.01 to 0.02 at 32 channels; λ(C − 1) is what D weighs against H."""
+COUPLED: dict[str, Any] = {**BRANCHES, "diversity": DIVERSITY}
+
+POPTEQ = Contestant("popteq", "POptEqs", "popteq-small", BRANCHES)
+MOPTEQ = Contestant("mopteq", "MOptEqs", "mopteq-small", COUPLED)
+MOPTEQ_PE = Contestant("mopteq-pe", "MOptEqs + PE", "mopteq-small", {**COUPLED, "pe": "train"})
+POLYNOMIAL = Contestant(
+    "mopteq-polynomial", "Polynomial", "mopteq-small", {**COUPLED, "kernel": "polynomial"}
+)
+SIGMOID = Contestant("mopteq-sigmoid", "Sigmoid", "mopteq-small", {**COUPLED, "kernel": "sigmoid"})
+GEQ = Contestant(
+    "geq",
+    "GEQ",
+    "geq-small",
+    {
+        **STEM,
+        "channels": CHANNELS,
+        "widths": (12, 12, 8),
+        "scales": (1, 1, 1),
+        "channel_split": 4,
+        "hidden": 32,
+    },
+)
+DEEP_OPTEQ = Contestant("deep-opteq", "Deep OptEq", "deep-opteq-small", LAYERS)
+PLAIN = Contestant("plain", "Plain network", "dnn-small", {**LAYERS, "widths": (13,) * 5})
+MONDEQ = Contestant("mondeq", "monDEQ", "mondeq-small", {**STEM, "channels": 16})
