@@ -73,8 +73,8 @@ def _of_features(claim: str, up: Contestant, down: Contestant, measure: str) -> 
 
 
 def _perturbed(claim: str, other: str) -> Comparison:
-    names = (f"perturbations.{other}", "perturbations.reconstructed")
-    return Comparison(claim, *(Value(MOPTEQ, name) for name in names))
+    random = Value(MOPTEQ, f"perturbations.{other}")
+    return Comparison(claim, random, Value(MOPTEQ, "perturbations.reconstructed"))
 
 
 STUDIES = {

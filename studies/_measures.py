@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from equilibria.data import Split
+from equilibria.data import Batches, Split
 from equilibria.energies import diversity, heritage
 from equilibria.inputs import AttackSettings, measure_attack
-from equilibria.models import EquilibriumClassifier, perturbed_logits
-from equilibria.models.mopteq.branches import BranchCell
-from equilibria.models.mopteq.cells import MOptEqFeatureCell
+from equilibria.models import (
+    EquilibriumClassifier,
+    branch_features,
+    perturbed_logits,
+    predicted_classes,
+)
+from equilibria.models.mopteq.models import Direction
 from studies._protocol import Measure
 
 SEEN = 500
@@ -33,18 +37,6 @@ def some_images(test: Split, count: int, seed: int) -> Split:
 
 
 @torch.no_grad()
-def branch_features(model: EquilibriumClassifier, images: Tensor) -> Sequence[Tensor]:
-    """zᵢ of every branch at the equilibrium."""
-    solution = model.layer.solve(model.stem(images))
-    cell = model.layer.cell
-    if isinstance(cell, MOptEqFeatureCell):
-        assert isinstance(solution.state, tuple)
-        return solution.state
-    if not isinstance(cell, BranchCell):
-        raise TypeError("H and D are those of a model of several branches")
-    return cell.features(solution.state, solution.context)
-
-
 def heritage_diversity(model: nn.Module, test: Split, seed: int) -> Mapping[str, float]:
     """H and D of neighboring branches whose features are scaled to length 1, and H/D.
 
@@ -53,7 +45,8 @@ def heritage_diversity(model: nn.Module, test: Split, seed: int) -> Mapping[str,
     lower D, by larger or smaller features alone.
     """
     assert isinstance(model, EquilibriumClassifier)
-    z = branch_features(model, some_images(test, SEEN, seed).images)
+    solution = model.solve(some_images(test, SEEN, seed).images)
+    z = branch_features(model.layer.cell, solution.state, solution.context)
     unit = [one / one.flatten(1).norm(dim=1).clamp_min(1e-12)[:, None, None, None] for one in z]
     pairs = list(zip(unit, [*unit[1:], unit[0]], strict=True))
     H = torch.stack([heritage(one, two) for one, two in pairs]).mean()
@@ -79,23 +72,21 @@ def perturbations(model: nn.Module, test: Split, seed: int) -> Mapping[str, floa
     """
     assert isinstance(model, EquilibriumClassifier)
     images = some_images(test, PERTURBED, seed)
-    chance = torch.Generator().manual_seed(seed)
-    correct = dict.fromkeys(("reconstructed", "binomial", "uniform"), 0.0)
-
-    def right(logits: Tensor, labels: Tensor) -> float:
-        return float((logits.argmax(dim=1) == labels).sum()) / len(images)
-
-    for start in range(0, len(images), BATCH):
-        part = images.subset(torch.arange(start, min(start + BATCH, len(images))))
-        x, labels = part.images, part.labels
-        correct["reconstructed"] += right(perturbed_logits(model, x, EPSILON), labels)
-        g = model.stem(x)
-        for _ in range(RANDOM_DRAWS):
-            uniform = 2 * torch.rand(g.shape, generator=chance) - 1
-            for name, delta in (("uniform", uniform), ("binomial", uniform.sign())):
-                logits = model.head(model.layer(g - EPSILON * delta))
-                correct[name] += right(logits, labels) / RANDOM_DRAWS
-    return correct
+    ways: dict[Direction, int] = {
+        "reconstructed": 1,
+        "binomial": RANDOM_DRAWS,
+        "uniform": RANDOM_DRAWS,
+    }
+    shares: dict[str, float] = {}
+    for direction, draws in ways.items():
+        chance = torch.Generator().manual_seed(seed)
+        right = 0
+        for x, labels in Batches(images, BATCH):
+            for _ in range(draws):
+                logits = perturbed_logits(model, x, EPSILON, direction=direction, generator=chance)
+                right += int((predicted_classes(logits) == labels).sum())
+        shares[direction] = right / draws / len(images)
+    return shares
 
 
 MEASURES: dict[str, Measure] = {

@@ -2,11 +2,12 @@
 
 Every model of a study is trained by one protocol.
 
-- A seed draws images to train on and to validate on from the training images, the initial weights,
-  the order of the batches and the shifts: all models of a seed see the same ones. The test is all
-  test images, and is looked at once, at the end of a run.
+- A seed draws images to train on and to validate on from the training images, the initial weights
+  and the order of the batches: all models of a seed see the same images in the same order. The
+  test is all test images, and is looked at once, at the end of a run.
 - The learning rate is chosen for each model on the validation images of a seed that is not one of
-  the study's: up and down a ladder, until both neighbors of the best rate are worse.
+  the study's: up and down a ladder, until both neighbors of the best rate are worse. These runs end
+  at their first plateau.
 - A training ends when its validation curve is flat. Whenever `patience` epochs bring no better
   validation accuracy, the learning rate falls to a fifth; the second time the training is over, and
   the weights of the best epoch are tested. A run that meets the limit of epochs before that is not
@@ -19,7 +20,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.data import Batches, DataSet, RandomShift, Split
+from equilibria.data import Batches, DataSet, Split
 from equilibria.tasks import Classification
 from equilibria.training import (
     TrainingSettings,
@@ -55,22 +56,22 @@ class Protocol:
     """All that a figure depends on, besides model and seed."""
 
     data: str = "fashion-mnist"
-    side: int = 16
+    side: int = 8
     training_images: int = 1000
     validation_images: int = 1000
-    batch_size: int = 64
+    batch_size: int = 100
     weight_decay: float = 1e-2
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     first_rate: int = 2
     """The rung of the ladder that is tried first, with its neighbors."""
-    patience: int = 3
+    patience: int = 5
     decays: int = 2
     decay: float = 0.2
     most_epochs: int = 60
 
 
 QUICK = Protocol()
-FULL = Protocol(training_images=20_000, validation_images=5_000, decays=3)
+FULL = Protocol(side=16, training_images=20_000, validation_images=5_000, decays=3)
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,6 @@ class Trained:
     flat: bool
 
 
-AUGMENTATION = RandomShift(1)
-
-
 @denormals_as_zero()
 def train_until_flat(
     model: nn.Module,
@@ -207,9 +205,8 @@ def _train_epoch(
     model.train()
     with studied(model, TRAINING_TOLERANCE):
         for batch, labels in Batches(images, batch_size, shuffle=chance):
-            shifted, labels = AUGMENTATION(batch, labels, chance)
             optimizer.zero_grad(set_to_none=True)
-            TASK.training_step(model, shifted, labels).loss.backward()  # type: ignore[no-untyped-call]
+            TASK.training_step(model, batch, labels).loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
@@ -218,7 +215,8 @@ def accuracy_on(images: Split, model: nn.Module, tolerance: float) -> float:
     """The accuracy on these images."""
     with studied(model, tolerance):
         found = Classification().evaluate(model, Batches(images, EVALUATION_BATCH))
-    return float(found.correct / found.samples)
+    assert found.accuracy is not None
+    return found.accuracy
 
 
 Measure = Callable[[nn.Module, Split, int], Mapping[str, float]]
@@ -277,7 +275,8 @@ class Runs:
         model = self._build(contestant, seed)
         images = draw(self.data, seed, self.protocol)
         on_epoch = follow(f"{contestant.title}, rate {rate:g}, seed {seed}")
-        trained = train_until_flat(model, images, rate, seed, self.protocol, on_epoch)
+        protocol = self.protocol if test else replace(self.protocol, decays=1)
+        trained = train_until_flat(model, images, rate, seed, protocol, on_epoch)
         accuracy = accuracy_on(self.test, model, EVALUATION_TOLERANCE) if test else None
         run = Run(
             name=contestant.name,
