@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_a_recorded_table_is_drawn_with_all_its_rows(name: str) -> None:
             assert names(part) == (list(panel.show) if len(panel.show) > 1 else [])
         for axis in part.axes[1:]:
             assert axis.get_xlabel().startswith("paper") or axis.get_ylabel().startswith("paper")
+
+
+def test_long_labels_stand_clear_of_each_other() -> None:
+    record = record_of("jiio-t7-quick")
+    first = record["rows"][0]
+    words = [*"abcdef", *(f"{letter}, a label that takes two lines of text" for letter in "gh")]
+    record["rows"] = [{**first, "label": label} for label in words]
+    figure = table_figure(find_table("jiio-t7"), record)
+    figure.draw_without_rendering()
+    places = [tick.get_window_extent() for tick in figure.subfigs[0].axes[0].get_yticklabels()]
+    assert len(places) == 8
+    for upper, lower in pairwise(places):
+        assert lower.y1 <= upper.y0
 
 
 def test_ours_are_the_numbers_of_the_runs() -> None:

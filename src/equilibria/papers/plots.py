@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 from equilibria.papers.measures import Measure, collect, deviation, measure_of
@@ -185,7 +186,10 @@ class _Line:
         legend = LINE * -(-len(self.names) // columns) + 0.1 if self.names else 0.0
         labels = [wrapped(row.label, LETTERS) for row in self.rows]
         least = 1.4 if len(panel.show) == 1 else 0.8 + 0.6 * len(panel.show)
-        lines = sum(max(least, 1.1 * (label.count("\n") + 1)) for label in labels)
+        # Rows stand equally far apart: as far as the two neighbors with the longest labels need.
+        tall = [label.count("\n") + 1 for label in labels]
+        apart = max(((one + other) / 2 for one, other in pairwise(tall)), default=1.0)
+        lines = len(labels) * max(least, 1.1 * apart)
         is_list = not (panel.over or panel.along)
         self.labels = labels
         self.height = (0.62 + LINE * lines if is_list else 2.9) + legend
