@@ -12,12 +12,14 @@ several rows share, and a row each hold some of
 and a recipe is made of the table's, then the run's, then the row's. The paper's figures, and
 measures in the place of the columns' own, stand in the order of the columns. The lines of a table's
 `picture` are those of `Panel`. What the paper sets stands in `settings` of a file, a table, a run
-or a row, by keys of the full recipe (`training.epochs`), the later ones above the earlier.
+or a row, and in `settings_of` a model, by keys of the full recipe (`training.epochs`) or patterns
+(`training.*`), the later ones above the earlier: file, model, table, run, row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
@@ -62,6 +64,7 @@ class _Setting(BaseModel):
     paper: Any
     source: str = ""
     why: str = ""
+    ours: str = ""
 
 
 class _Recipes(_Parts):
@@ -123,6 +126,7 @@ class _File(BaseModel):
     tasks: dict[str, Part] = {}
     runs: dict[str, _Recipes] = {}
     settings: dict[str, _Setting] = {}
+    settings_of: dict[str, dict[str, _Setting]] = {}
     tables: dict[str, dict[str, Any]]
 
     def part(self, kind: str, given: Part) -> dict[str, Any]:
@@ -219,11 +223,19 @@ def _row(file: _File, table: _Table, data: Mapping[str, Any], table_id: str) -> 
         quick=quick,
         missing=given.missing or table.missing if None in (full, quick) else "",
         measures=dict(zip(titles, given.measures, strict=False)),
-        settings={
-            name: PaperSetting(**dict(said))
-            for said_there in (file.settings, *(layer.settings for layer in layers))
-            for name, said in said_there.items()
-        },
+        settings=_settings(file, layers, full),
+    )
+
+
+def _settings(
+    file: _File, layers: Sequence[_Recipes], full: RecipeData | None
+) -> tuple[dict[str, PaperSetting], ...]:
+    """What is said for a row: by the file, of its model, and by the layers of its recipe."""
+    model = "" if full is None else full["model"]["name"]
+    of_model = [said for pattern, said in file.settings_of.items() if fnmatchcase(model, pattern)]
+    said_there = (file.settings, *of_model, *(layer.settings for layer in layers))
+    return tuple(
+        {name: PaperSetting(**dict(said)) for name, said in some.items()} for some in said_there
     )
 
 

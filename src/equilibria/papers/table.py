@@ -26,11 +26,15 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperSetting:
-    """What a paper sets (None: it is silent), where it says so, and why ours differs if it does."""
+    """What a paper sets (None: it is silent), where it says so, and why ours is what it is.
+
+    ours: of what no key of a recipe holds.
+    """
 
     paper: Any
     source: str = ""
     why: str = ""
+    ours: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,8 @@ class Row:
     full, quick: recipes; None where a setting has none, for the reason `missing`.
     measures: by the title of a column, what stands there in this row instead of the column's own:
         rows that share a recipe may measure different things.
-    settings: by keys of the full recipe, or other names, what the paper sets.
+    settings: what the paper sets, by keys of the full recipe, patterns of them or other names; of
+        the paper, the model, the table, the run and the row, a later one above the earlier.
     """
 
     label: str
@@ -50,7 +55,7 @@ class Row:
     quick: RecipeData | None = None
     missing: str = ""
     measures: Mapping[str, str | None] = field(default_factory=dict)
-    settings: Mapping[str, PaperSetting] = field(default_factory=dict)
+    settings: tuple[Mapping[str, PaperSetting], ...] = ()
 
     def measure(self, column: Column) -> str | None:
         return self.measures.get(column.title, column.measure)

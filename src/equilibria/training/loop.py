@@ -137,6 +137,7 @@ class _Training:
             **self._reading(self.data, self.settings.batch_size),
         )
         self.steps_per_epoch = -(-len(self.batches) // self.settings.accumulate)
+        self.steps = self.settings.steps_in_all(self.steps_per_epoch)
         self.held_out: Batches | None = None
         if self.validation is not None:
             own, size = self.processes.part_of(self.validation), self.settings.evaluation_batch_size
@@ -178,6 +179,7 @@ class _Training:
     def run_epoch(self, epoch: int) -> EpochMetrics:
         started, cpu_started = time.perf_counter(), time.process_time()
         tolerance, rule = self.settings.tolerance_in(epoch), self.settings.gradient
+        before = self.step
         forked = [self.device] if self.device.type == "cuda" else []
         # Torch's own generators, which dropout draws from, are afterwards as before.
         with (
@@ -200,7 +202,7 @@ class _Training:
             accuracy=correct / samples if totals.counts_correct else None,
             share_converged=solves.share_converged,
             mean_iterations=solves.mean_iterations,
-            gradient_norm=float(totals.gradient) / self.steps_per_epoch,
+            gradient_norm=float(totals.gradient) / (self.step - before),
             learning_rate=totals.learning_rate,
             validation_accuracy=None if held_out is None else held_out.accuracy,
             validation_loss=None if held_out is None else held_out.loss,
@@ -217,7 +219,7 @@ class _Training:
         self.order.manual_seed(self._seed(epoch, 0, 0))
         totals = _Totals(self.device)
         batch = self.batches.indexed()
-        while group := list(islice(batch, self.settings.accumulate)):
+        while self.step < self.steps and (group := list(islice(batch, self.settings.accumulate))):
             share = learning_rate_share(self.settings, self.step, self.steps_per_epoch)
             totals.learning_rate = self.settings.learning_rate * share
             for parameters in self.optimizer.param_groups:
@@ -233,8 +235,7 @@ class _Training:
             self.optimizer.step()
             totals.gradient += norm.detach()
             if self.on_step is not None:
-                steps = self.settings.epochs * self.steps_per_epoch
-                self.on_step(StepProgress(epoch=epoch, step=self.step, steps=steps, loss=loss))
+                self.on_step(StepProgress(epoch=epoch, step=self.step, steps=self.steps, loss=loss))
         self._require_finite(totals.sums[1], "loss", at_once=True)
         # No loss has seen what the last step made of the weights.
         largest = [p.detach().abs().amax().double() for p in self.model.parameters() if p.numel()]

@@ -107,8 +107,9 @@ class Recipe:
     def as_data(self) -> dict[str, Any]:
         """The resolved recipe, as YAML holds it: with lists for tuples."""
         data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        if not self.training.continued_at:  # Which few runs have, and no recipe that is written.
-            del data["training"]["continued_at"]
+        for few in ("continued_at", "steps"):  # runs have
+            if not getattr(self.training, few):
+                del data["training"][few]
         return data
 
 

@@ -30,6 +30,7 @@ class TrainingSettings:
         was. A cosine or polynomial, which has come down to zero there, runs again over the epochs
         that follow, without a warm-up and from `decay` times the learning rate; the other schedules
         go on as they are, and so does the final tolerance.
+    steps: of the optimizer, for a run whose last epoch ends with this one; None: that of the epochs.
     accumulate: batches whose gradients are averaged for one step of the optimizer.
     clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
     autocast: compute in bfloat16 where that is safe.
@@ -49,6 +50,7 @@ class TrainingSettings:
     """
 
     epochs: int
+    steps: int | None = None
     batch_size: int = 64
     optimizer: OptimizerName = "adamw"
     learning_rate: float = 1e-3
@@ -76,7 +78,10 @@ class TrainingSettings:
     continued_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch_size", "accumulate", "evaluation_batch_size", "jacobian_vectors")
+        counts = (
+            *("epochs", "steps", "batch_size", "accumulate"),
+            *("evaluation_batch_size", "jacobian_vectors"),
+        )
         tolerances = ("tolerance", "final_tolerance", "evaluation_tolerance")
         check_values(
             self,
@@ -101,8 +106,22 @@ class TrainingSettings:
                 f"continued_at must hold growing numbers from 1 to below {self.epochs}, the number "
                 f"of epochs, not {self.continued_at}"
             )
+        if self.steps is not None and self.continued_at:
+            raise ValueError("a run that ends with a step cannot have more epochs: leave out steps")
         if self.schedule == "step" and not self.milestones:
             raise ValueError("schedule='step' needs milestones, the epochs at which it steps")
+
+    def steps_in_all(self, steps_per_epoch: int) -> int:
+        """Of the optimizer; an error where `steps` does not lie in the last epoch."""
+        whole = self.epochs * steps_per_epoch
+        if self.steps is None:
+            return whole
+        if not whole - steps_per_epoch < self.steps <= whole:
+            raise ValueError(
+                f"{self.steps} steps of {steps_per_epoch} an epoch end in epoch "
+                f"{-(-self.steps // steps_per_epoch)}: set epochs to that, not to {self.epochs}"
+            )
+        return self.steps
 
     def tolerance_in(self, epoch: int) -> float | None:
         """The solver's tolerance in an epoch, the first being 1."""
@@ -141,7 +160,7 @@ def learning_rate_share(settings: TrainingSettings, step: int, steps_per_epoch: 
         start, peak = earlier[-1] * steps_per_epoch, settings.decay
     elif step < start:
         return (step + 1) / (start + 1)
-    steps = ends[len(earlier)] * steps_per_epoch
+    steps = settings.steps or ends[len(earlier)] * steps_per_epoch
     progress = min(1.0, (step - start) / max(1, steps - start))
     if settings.schedule == "cosine":
         return peak * 0.5 * (1 + math.cos(math.pi * progress))
