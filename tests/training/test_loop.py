@@ -80,6 +80,20 @@ def test_callbacks_hear_of_every_step_and_epoch(few_digits: Split) -> None:
     assert [metrics.epoch for metrics in epochs] == [1, 2]
 
 
+def test_a_run_can_end_with_a_step_of_its_last_epoch(few_digits: Split) -> None:
+    steps: list[StepProgress] = []
+    chosen = settings(epochs=3, steps=7, batch_size=40)  # three steps an epoch
+    history = fit(small_model(), Classification(), few_digits, chosen, on_step=steps.append)
+    assert [(s.epoch, s.step, s.steps) for s in steps][-2:] == [(2, 6, 7), (3, 7, 7)]
+    assert len(history) == 3
+    # The cosine is that of seven steps.
+    assert history[-1].learning_rate < history[1].learning_rate < history[0].learning_rate
+    with pytest.raises(ValueError, match="7 steps of 3 an epoch end in epoch 3: set epochs to"):
+        fit(small_model(), Classification(), few_digits, settings(epochs=4, steps=7))
+    with pytest.raises(ValueError, match="leave out steps"):
+        settings(epochs=4, steps=7, continued_at=(2,))
+
+
 def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
     model = small_model()
     with torch.no_grad():

@@ -22,7 +22,7 @@ SILENT = "the paper is silent"
 OF_THE_ROW = "as the row says"
 NONE = "none"
 """In a note: the paper has no such thing."""
-EMPTY = (None, {}, (), [])
+EMPTY: tuple[Any, ...] = (None, {}, (), [])
 PARTS = ("model.", "data.", "training.", "task.")
 OPTIONS = "model.options"
 """A note of all options of a model at once, but for those that a note names."""
@@ -95,7 +95,7 @@ ACTS_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 """A key, and the other whose value must be one of these (any, if none is named) for it to act."""
 OF_A_SEARCH = ("engine", "iterations", "sweeps", "ridge", "tolerance", "outer")
-"""Options of the task "restoration" that only a generator, which searches for latents, has use for."""
+"""Options of the task "restoration" for a generator alone, which searches for latents."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,13 @@ def full_settings(row: Row) -> dict[str, Any]:
 
     Keys that say nothing are left out: what is off, and what acts only beside another value.
     """
+    return _acting(_all_settings(row))
+
+
+def _acting(known: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         name: value
-        for name, value in _all_settings(row).items()
+        for name, value in known.items()
         if value not in EMPTY and (name not in OFF or OFF[name] != value)
     }
     return {name: value for name, value in found.items() if _acts(name, found)}
@@ -178,7 +182,8 @@ def _acts(name: str, found: Mapping[str, Any]) -> bool:
 def _of_row(row: Row) -> Iterator[tuple[str, str, str, str, bool | None]]:
     if row.full is None:
         return
-    ours, known = _summarized(full_settings(row), row), _all_settings(row)
+    known = _all_settings(row)
+    ours = _summarized(_acting(known), row)
     noted = sorted({name for layer in row.settings for name in layer if "*" not in name})
     absent = [
         name
@@ -223,7 +228,7 @@ def _summarized(ours: dict[str, Any], row: Row) -> dict[str, Any]:
 
 
 def said_of(row: Row, name: str) -> PaperSetting | None:
-    """What the paper says of a setting: by the last layer that knows it, by its name or a pattern."""
+    """What the paper says of a setting: of the last layer that has its name or a pattern of it."""
     for layer in reversed(row.settings):
         if name in layer:
             return layer[name]

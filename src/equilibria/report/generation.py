@@ -15,7 +15,7 @@ from equilibria.inputs import ExplicitGenerator, decode, generator_of
 from equilibria.models import Autoencoder, EquilibriumDecoder
 from equilibria.models.generators.densities import fit_density
 from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
-from equilibria.tasks import latents_of
+from equilibria.tasks import Reconstruction, latents_of
 from equilibria.tasks.image_quality import (
     FeatureNetwork,
     frechet_distance,
@@ -80,6 +80,7 @@ def generate(
     images: int = 500,
     seed: int = 0,
     judge: bool = True,
+    search: Reconstruction | None = None,
 ) -> tuple[Generation, Sheet, Sheet]:
     """Fit a density to the latents of training images, sample from it, reconstruct test images.
 
@@ -89,6 +90,7 @@ def generate(
     density: a name, or a mapping with a name and options; None: what the task of the run says.
     folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
     judge: measure the FID; without it no classifier is needed.
+    search: by which JIIO finds latents of an autoencoder; None: one without a ridge.
     """
     model, task = _checked(experiment), experiment.task
     training = experiment.training
@@ -104,7 +106,8 @@ def generate(
     network = _feature_network(experiment, folder, device) if judge else None
     ways = {"encoder": latents_of(model, task, originals)} if isinstance(model, Autoencoder) else {}
     if not isinstance(generator_of(model), ExplicitGenerator):
-        ways["JIIO"] = latents_of(model, task, originals, searched=True)
+        searching = task if search is None or isinstance(task, Reconstruction) else search
+        ways["JIIO"] = latents_of(model, searching, originals, searched=True)
     rows = [SheetRow("original", originals[:COLUMNS])]
     reconstructions = []
     for way, latents_found in ways.items():

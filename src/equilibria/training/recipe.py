@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -132,17 +133,25 @@ def told_where(place: str) -> Iterator[None]:
 
 def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
     """A recipe checked against its types; an unknown key is an error that names the nearest."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     checked = _checked(data, Recipe, "")
     try:
-        recipe = TypeAdapter(Recipe).validate_python(checked)
+        recipe: Recipe = _types().validate_python(checked)
         recipe.as_data()
     except ValidationError as error:
         raise RecipeError(_explain(error)) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"options hold what no file of a run can: {error}") from None
     return recipe
+
+
+@cache
+def _types() -> Any:
+    """What checks a recipe against its types; making it takes longer than checking."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Recipe)
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:

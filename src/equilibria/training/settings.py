@@ -30,7 +30,7 @@ class TrainingSettings:
         was. A cosine or polynomial, which has come down to zero there, runs again over the epochs
         that follow, without a warm-up and from `decay` times the learning rate; the other schedules
         go on as they are, and so does the final tolerance.
-    steps: of the optimizer, for a run whose last epoch ends with this one; None: that of the epochs.
+    steps: of the optimizer, after which the last epoch ends early; None: all of its steps.
     accumulate: batches whose gradients are averaged for one step of the optimizer.
     clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
     autocast: compute in bfloat16 where that is safe.
