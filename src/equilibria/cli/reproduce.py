@@ -174,6 +174,11 @@ def _show_tables(root: Path | None) -> None:
             data += [", ".join(names), "no" if missing else "yes"]
         rows.append((found.id, found.paper, found.title, *data))
     print_table(headings, rows, unbroken=("ID",))
+    others = [
+        (other.id, other.paper, other.title, other.why or f"run with {other.table}")
+        for other in eq.papers.list_elsewhere()
+    ]
+    print_table(("ID", "Paper", "What else", "Where, or why not"), others, unbroken=("ID",))
     say("Run one: equilibria reproduce ID --quick")
 
 

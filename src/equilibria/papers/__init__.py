@@ -14,17 +14,20 @@ from equilibria.papers.runner import (
 from equilibria.papers.settings import SettingLine, compared_settings
 from equilibria.papers.table import (
     Column,
+    Elsewhere,
     Panel,
     PaperTable,
     Row,
     Setting,
     find_table,
+    list_elsewhere,
     list_tables,
     register_table,
 )
 
 __all__ = [
     "Column",
+    "Elsewhere",
     "Findings",
     "Job",
     "Outcome",
@@ -40,6 +43,7 @@ __all__ = [
     "compared_settings",
     "find_table",
     "findings",
+    "list_elsewhere",
     "list_tables",
     "make_job",
     "model_sizes",

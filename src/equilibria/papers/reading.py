@@ -13,13 +13,15 @@ and a recipe is made of the table's, then the run's, then the row's. The paper's
 measures in the place of the columns' own, stand in the order of the columns. The lines of a table's
 `picture` are those of `Panel`. What the paper sets stands in `settings` of a file, a table, a run
 or a row, and in `settings_of` a model, by keys of the full recipe (`training.epochs`) or patterns
-(`training.*`), the later ones above the earlier: file, model, table, run, row.
+(`training.*`), the later ones above the earlier: file, model, table, run, row. `elsewhere` has what
+the paper numbers besides: the table that draws it, or why there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
@@ -28,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from equilibria.papers.table import (
     Column,
+    Elsewhere,
     Panel,
     PaperSetting,
     PaperTable,
@@ -109,11 +112,18 @@ class _Table(_Recipes):
     extras: tuple[str, ...] = ()
     picture: list[_Panel] = []
     pictures: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
     turned: bool = False
     seeds: int = 3
     full_remarks: list[Any] = []
     quick_remarks: list[Any] = []
+
+
+class _Elsewhere(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    title: str
+    table: str | None = None
+    why: str = ""
 
 
 class _File(BaseModel):
@@ -128,6 +138,7 @@ class _File(BaseModel):
     settings: dict[str, _Setting] = {}
     settings_of: dict[str, dict[str, _Setting]] = {}
     tables: dict[str, dict[str, Any]]
+    elsewhere: dict[str, _Elsewhere] = {}
 
     def part(self, kind: str, given: Part) -> dict[str, Any]:
         """A part with all that it begins with."""
@@ -172,11 +183,23 @@ class _File(BaseModel):
 
 def read_papers() -> list[PaperTable]:
     """The tables of all papers."""
+    shared = _text("shared")
+    return [table for name in FILES for table in read_tables(_text(name), shared)]
+
+
+@cache
+def read_elsewhere() -> list[Elsewhere]:
+    """What the papers number that has no table of its own here."""
+    return [
+        Elsewhere(id=other_id, paper=given["paper"], **dict(_checked(_Elsewhere, other, other_id)))
+        for given in (yaml.safe_load(_text(name)) for name in FILES)
+        for other_id, other in given.get("elsewhere", {}).items()
+    ]
+
+
+def _text(name: str) -> str:
     folder = resources.files("equilibria.papers") / "tables"
-    shared, *papers = (
-        (folder / f"{name}.yaml").read_text(encoding="utf-8") for name in ("shared", *FILES)
-    )
-    return [table for paper in papers for table in read_tables(paper, shared)]
+    return (folder / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
@@ -190,7 +213,7 @@ def read_tables(paper: str, shared: str = "") -> list[PaperTable]:
 
 def _table(file: _File, table_id: str, data: Mapping[str, Any]) -> PaperTable:
     given = _checked(_Table, data, table_id)
-    kept = ("title", "extras", "pictures", "figures", "turned", "seeds")
+    kept = ("title", "extras", "pictures", "turned", "seeds")
     return PaperTable(
         id=table_id,
         paper=file.paper,

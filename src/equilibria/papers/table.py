@@ -95,7 +95,6 @@ class PaperTable:
     extras: measures beyond those of an evaluation: "efficiency", "features" and others.
     picture: what is drawn of the table; nothing given: the first column that is measured.
     pictures: what is drawn of every row's run with the first seed.
-    figures: the ids of the paper's figures that these pictures stand for.
     turned: the columns stand below each other and the rows side by side, in table and picture.
     full_remarks: what the paper leaves open and was chosen here.
     quick_remarks: how the quick setting differs from the paper's.
@@ -109,7 +108,6 @@ class PaperTable:
     extras: tuple[str, ...] = ()
     picture: tuple[Panel, ...] = ()
     pictures: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
     turned: bool = False
     seeds: int = 3
     full_remarks: tuple[str, ...] = ()
@@ -140,6 +138,20 @@ class PaperTable:
         return list(dict.fromkeys(recipe["data"]["name"] for recipe in recipes if recipe))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """What a paper numbers that has no table of its own here.
+
+    table: the one that draws or measures it; None: nothing does, for the reason `why`.
+    """
+
+    id: str
+    paper: str
+    title: str
+    table: str | None = None
+    why: str = ""
+
+
 @cache
 def _tables() -> dict[str, PaperTable]:
     """All that are known, by id; those of the papers are read when the first one is asked for."""
@@ -167,13 +179,23 @@ def list_tables() -> list[PaperTable]:
     return sorted(_tables().values(), key=place)
 
 
+def list_elsewhere() -> list[Elsewhere]:
+    """What the papers number besides, as it stands in their files."""
+    from equilibria.papers.reading import read_elsewhere
+
+    return read_elsewhere()
+
+
 def find_table(table_id: str) -> PaperTable:
-    """The table of this id, or that of a figure; an unknown one is an error with the nearest."""
-    tables = _tables()
-    by_figure = {figure: table for table in tables.values() for figure in table.figures}
-    found = tables.get(table_id) or by_figure.get(table_id)
-    if found is not None:
-        return found
-    near = nearest(table_id.lower(), [*tables, *by_figure], cutoff=0.4)
+    """The table of this id, or the one that draws a figure; an unknown id is an error."""
+    tables, others = _tables(), {other.id: other for other in list_elsewhere()}
+    if table_id in tables:
+        return tables[table_id]
+    if table_id in others:
+        other = others[table_id]
+        if other.table is None:
+            raise ValueError(f"{table_id} ({other.title}) is not run: {other.why}")
+        return tables[other.table]
+    near = nearest(table_id.lower(), [*tables, *others], cutoff=0.4)
     known = ", ".join(table.id for table in list_tables())
     raise ValueError(f"there is no table {table_id!r}{near} There are: {known}.")
