@@ -308,6 +308,24 @@ def test_the_feature_is_the_proximal_point() -> None:
         regularized((5,), L2(), "middle")
 
 
+@pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
+def test_the_papers_feature_is_that_of_a_layer_appended_to_the_network(
+    regularizer: Regularizer,
+) -> None:
+    """w = T_R∘f_L∘…∘f_1(w): of the map as printed, the equilibrium one layer later."""
+    cell, x = regularized((5, 3, 6), regularizer, "paper")
+    plain = DeepOptEqCell(cell.units())
+    layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER)
+    with torch.no_grad():
+        w = layer(x)
+        mapped = plain.step(w, plain.inject(x))
+        assert isinstance(mapped, Tensor)
+        torch.testing.assert_close(regularizer.step(mapped, 0.1), w, rtol=1e-8, atol=1e-9)
+        # R is lower there than at z*, from which the appended layer steps.
+        before, after = (regularizer.value(z).sum() for z in (layer.solve(x).state, w))  # type: ignore[arg-type]
+        assert after < before
+
+
 def test_a_regularized_model_trains() -> None:
     model = eq.create_model(
         "deep-opteq-small", channels=6, widths=(4, 5), regularizer=L2(), gamma=0.05

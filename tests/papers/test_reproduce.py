@@ -203,6 +203,8 @@ def test_extras_are_measured_on_finished_runs_too(tmp_path: Path) -> None:
     for name in ("inference_seconds", "backward_seconds", "images_per_second", "peak_bytes"):
         assert (result[name] or 0) > 0
     assert (result["feature_size"] or 0) ** 2 <= (result["feature_energy"] or 0)
+    assert 0 < (result["feature_correlation"] or 0) < 1
+    assert 0 < (result["feature_dependence"] or 0) < 1
 
 
 def test_a_failing_row_is_named_and_the_rest_goes_on(

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from equilibria.data import Batches
+from equilibria.energies import HSIC, Decorrelation
 from equilibria.equilibrium import solving
 from equilibria.inputs import (
     AttackResult,
@@ -213,20 +214,35 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 # --- Features -----------------------------------------------------------------------------------
 
 
+PAIRS = {
+    "feature_correlation": Decorrelation(scale="batch", epsilon=0.0),
+    "feature_dependence": HSIC(scale="batch", epsilon=0.0),
+}
+"""Sums over pairs of channels."""
+
+
 @torch.no_grad()
 def features(experiment: Experiment, device: torch.device) -> Result:
-    """The means of |z| and z² over the whole feature tensor, as OptEq's Table 3 takes them."""
+    """The means of |z| and z² over the whole feature tensor, as OptEq's Table 3 takes them.
+
+    Also those of cos² and HSIC over pairs of channels, batch by batch as in training.
+    """
     model = experiment.model
+    names = ("feature_size", "feature_energy", *PAIRS)
     if not isinstance(model, EquilibriumClassifier):
-        return {"feature_size": None, "feature_energy": None}
+        return dict.fromkeys(names)
     model.eval()
-    count, size, energy = 0, 0.0, 0.0
+    count, sums = 0, dict.fromkeys(names, 0.0)
     for images, _ in Batches(experiment.test, experiment.recipe.training.batch_size):
         z = model.features(images.to(device)).double()
+        channels = z.shape[1]
         count += z.numel()
-        size += float(z.abs().sum())
-        energy += float(z.square().sum())
-    return {"feature_size": size / count, "feature_energy": energy / count}
+        sums["feature_size"] += float(z.abs().sum())
+        sums["feature_energy"] += float(z.square().sum())
+        for name, regularizer in PAIRS.items():
+            pairs = max(channels * (channels - 1) / 2, 1)
+            sums[name] += z.numel() * float(regularizer.value(z)) / pairs
+    return {name: total / count for name, total in sums.items()}
 
 
 # --- Attacks ------------------------------------------------------------------------------------
