@@ -13,7 +13,7 @@ import equilibria as eq
 from equilibria.data import Batches, load_digits
 from equilibria.inputs import attack
 from equilibria.tasks import AdversarialClassification
-from equilibria.training import TrainingSettings, fit
+from equilibria.training import Experiment, TrainingSettings, fit, recipe_from_data
 
 
 def small_opteq() -> eq.models.EquilibriumClassifier:
@@ -115,6 +115,22 @@ def test_normalized_images_are_refused() -> None:
     images, labels = batch()
     with pytest.raises(ValueError, match="outside the range"):
         AdversarialClassification(eps=1.0).training_step(small_opteq(), 2 * images, labels)
+
+
+def test_a_recipe_may_normalize() -> None:
+    """The model does it, so that the budget is one of pixels: the task sees images in [0, 1]."""
+    recipe = {
+        "model": {"name": "opteq-small", "options": {"channels": 8, "width": 8, "pool": 4}},
+        "data": {"name": "digits", "normalize": True, "options": {"train_samples": 64}},
+        "training": {"epochs": 1},
+        "task": {"name": "adversarial", "options": {"eps": 0.5, "steps": 2, "attack_steps": 2}},
+    }
+    experiment = Experiment.of(recipe_from_data(recipe))
+    images, labels = experiment.some_test_images(16)
+    assert 0 <= images.min() < images.max() <= 1
+    step = experiment.task.training_step(experiment.model, images, labels)
+    assert step.loss.isfinite()
+    assert getattr(experiment.model, "normalize", None) is not None
 
 
 @pytest.mark.slow
