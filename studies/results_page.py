@@ -1,0 +1,156 @@
+"""Makes docs/results.md: every claim of the papers beside what is recorded here.
+
+    python -m studies.results_page            # writes docs/results.md
+    python -m studies.results_page --check    # only says whether it is up to date
+
+The claims are in studies/claims.yaml, what is written by hand in studies/results_page.md, and the
+figures in docs/results: records of `equilibria reproduce` and of `python -m studies`. A study's
+verdict counts before a table's. What a quick table says of times, memory and features is judged by
+the rule of the studies, over its seeds; accuracies after its short trainings are shown and decide
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from equilibria.papers import Column, PaperTable, Row, find_table
+from equilibria.papers.measures import MEASURES, Measure
+from studies._paired import Answer, Difference
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+UNTOLD = "cannot be told here"
+ANSWERS: tuple[Answer, ...] = ("holds", "does not", "cannot be told here")
+POINTS_TO: dict[Answer, str] = {
+    "holds": "as claimed",
+    "does not": "the reverse",
+    "cannot be told here": "neither way",
+}
+"""In which direction accuracies of short trainings point."""
+
+Record = Mapping[str, Any]
+
+
+def page(docs: Path = DOCS) -> str:
+    """The page as it should be."""
+    claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
+    lines = []
+    for paper, some in claims.items():
+        lines += [
+            f"### {paper}",
+            "",
+            "| claim | paper | ours | verdict | command |",
+            "|---|---|---|---|---|",
+            *(f"| {' | '.join(cells(claim, docs))} |" for claim in some),
+            "",
+        ]
+    written = (HERE / "results_page.md").read_text(encoding="utf-8")
+    return written.replace("CLAIMS\n", "\n".join(lines).rstrip() + "\n")
+
+
+def cells(claim: Record, docs: Path) -> list[str]:
+    """Claim, paper, ours, verdict and command."""
+    table = find_table(claim["table"])
+    rows = [_row(table, claim[side]) for side in ("above", "below")]
+    recorded = docs / "results" / f"{table.id}-quick.json"
+    found = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else None
+    finding = _finding(claim, docs)
+    ours, verdict = ("", UNTOLD) if found is None else _of_table(claim, table, rows, found)
+    command = f"`equilibria reproduce {table.id} --quick`"
+    if finding is not None:
+        ours, command = _of_study(finding)
+        verdict = finding["verdict"]
+    elif ours:
+        ours = f"[{ours}](results/{recorded.stem}.md)"
+    answer = next(word for word in ANSWERS if verdict.startswith(word))
+    said = claim.get("paper") or _of_paper(claim, rows)
+    made = [claim["claim"], said, ours or "not recorded", f"*{answer}*{verdict[len(answer) :]}"]
+    return [cell.replace("|", "\\|") for cell in (*made, command)]
+
+
+def _row(table: PaperTable, label: str) -> Row:
+    return next(row for row in table.rows if row.label == label)
+
+
+def _of_paper(claim: Record, rows: Sequence[Row]) -> str:
+    return " and ".join(row.paper.get(claim["column"], "–") for row in rows)
+
+
+def _measure(claim: Record, table: PaperTable, row: Row) -> str:
+    if "measure" in claim:
+        return str(claim["measure"])
+    column: Column = next(c for c in table.columns if c.title == claim["column"])
+    return str(row.measure(column))
+
+
+def _of_table(
+    claim: Record, table: PaperTable, rows: Sequence[Row], found: Record
+) -> tuple[str, str]:
+    """Both figures with their deviations, and what the quick table can tell."""
+    shown, scores = [], []
+    for row in rows:
+        name = _measure(claim, table, row)
+        measure = _of_series(name)
+        kept = [run for one in found["rows"] if one["label"] == row.label for run in one["runs"]]
+        runs = {run["seed"]: run[name] for run in kept if run.get(name) is not None}
+        if not runs:
+            return "", UNTOLD
+        shown.append(measure.show(list(runs.values())))
+        scores.append({seed: measure.scale * value for seed, value in runs.items()})
+    unit = re.search(r"\(([^)]*)\)$", measure.title)
+    text = f"{' and '.join(shown)}{'' if unit is None else f' {unit[1]}'}"
+    first, second = reversed(scores) if claim.get("less") else scores
+    allowed = float(claim.get("level", 0))  # how far behind the first may be
+    first = {seed: value + allowed for seed, value in first.items()}
+    answer = Difference.between(first, second).answer(0.0)
+    return text, answer if claim.get("decides") else f"{UNTOLD} (quick: {POINTS_TO[answer]})"
+
+
+def _of_series(name: str) -> Measure:
+    """The measure of a name; of a series, "residual@10" being that at 10."""
+    return MEASURES[name] if name in MEASURES else MEASURES[name.partition("@")[0]]
+
+
+def _finding(claim: Record, docs: Path) -> Record | None:
+    """What the study of a claim found, once it is recorded."""
+    for name, words in claim.get("study", {}).items():
+        file = docs / "results" / "studies" / f"{name}.json"
+        if file.exists():
+            findings: list[Record] = json.loads(file.read_text(encoding="utf-8"))["findings"]
+            found = next(finding for finding in findings if finding["claim"] == words)
+            return {**found, "study": name}
+    return None
+
+
+def _of_study(finding: Record) -> tuple[str, str]:
+    """A difference with its interval, and the command."""
+    name, interval = finding["study"], f"[{finding['low']:+.2f}, {finding['high']:+.2f}]"
+    text = f"{finding['difference']:+.2f}, 95 % in {interval}, {finding['seeds']} seeds"
+    return f"[study: {text}](results/studies/{name}.md)", f"`python -m studies {name}`"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.results_page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(arguments)
+    file, made = DOCS / "results.md", page()
+    if options.check:
+        return int(file.read_text(encoding="utf-8") != made)
+    file.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
