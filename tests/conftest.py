@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from equilibria.data import registry as data_sets
 
 # Same examples on every run; the time of one example says more about the machine than the code.
 settings.register_profile("equilibria", derandomize=True, deadline=None)
@@ -30,6 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered_data_sets() -> Iterator[None]:
+    """A data set that a file of tests registers is gone after it, in whatever order files run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_sets._loaders, "_factories", dict(data_sets._loaders._factories))
+        patch.setattr(data_sets, "_cards", dict(data_sets._cards))
+        yield
 
 
 @pytest.fixture(params=DEVICES)
