@@ -24,7 +24,7 @@ size they jump where a channel vanishes and ∇R grows without bound near there:
 non-expansive, as the theory asks, and with five samples and γ = 0.1 solves end at residuals of 1e-2
 to 1e-1, by descent on the objective too. With ε, ∇R is Lipschitz, with L at most 2/ε for
 decorrelation and about 1/ε for HSIC (1.5/ε for five samples): by default γL is about 2 at γ = 0.1
-at the most, and 0.4 in the network above. The proximal steps of L1 and L2 need no floor.
+at the most, and 0.6 in the network above. The proximal steps of L1 and L2 need no floor.
 """
 
 from __future__ import annotations
