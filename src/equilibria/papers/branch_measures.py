@@ -32,7 +32,7 @@ STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5)
 DRAWS = 5
 ATTACK_BUDGET = 2 / 255
 ATTACK_ITERATIONS = (1, 2, 3, 5, 10, 20)
-ATTACKED_IMAGES = 500
+ATTACKED_IMAGES = 200
 SIGNIFICANT = 4
 """Digits that are kept of a number in a series."""
 
