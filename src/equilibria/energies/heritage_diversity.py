@@ -52,6 +52,15 @@ class _Pair(NamedTuple):
     name: str
     resample: LinearOperator
     """P_{i:j}, from branch j to the shape of branch i."""
+    is_upward: bool
+    """Whether branch j is the coarser one."""
+
+    def at_coarser(self, features: Features) -> tuple[Tensor, Tensor]:
+        """Two maps of the coarser resolution whose products are those of Pz_j and z_i."""
+        z, other = features[self.i], features[self.j]
+        if self.is_upward:
+            return other, self.resample.adjoint(z)
+        return self.resample(other), z
 
 
 class BranchCoupling(nn.Module):
@@ -61,6 +70,8 @@ class BranchCoupling(nn.Module):
     H = tr M (corresponding channels, to be similar) and D = Σ_{k≠l} |M_kl| (all others, to differ).
     M and its signs S = sign(M), without the diagonal, are computed once a pair, and serve both
     neighbors: with K = ½(I − λS) the pair sends KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
+    Mixing channels and resampling pixels commute, and ⟨Pa, z⟩ = ⟨a, Pᵀz⟩: all of it happens at the
+    coarser of the two resolutions.
 
     D has kinks, and minimizing it drives M there, so that the plain iteration chatters. `sign`:
 
@@ -90,6 +101,7 @@ class BranchCoupling(nn.Module):
         check_positive(tau=tau)
         pairs = zip(scales, (*scales[1:], scales[0]), strict=True)
         self.resample = nn.ModuleList(resampling(*pair, directions) for pair in pairs)
+        self.sizes = tuple(scales)
         self.diversity = diversity
         self.heritage = heritage
         self.sign = sign
@@ -102,8 +114,11 @@ class BranchCoupling(nn.Module):
         """t of every pair."""
         entries: dict[str, Entry] = {}
         for pair in self._pairs():
-            rows, columns = _sizes(pair.resample(features[pair.j])), _sizes(features[pair.i])
-            entries[pair.name] = self.tau * rows[:, :, None] * columns[:, None]
+            # Upsampling multiplies all norms alike, by its own.
+            other = features[pair.j] if pair.is_upward else pair.resample(features[pair.j])
+            scale = self.tau * (pair.resample.norm_limit or 1.0) if pair.is_upward else self.tau
+            rows, columns = _sizes(other), _sizes(features[pair.i])
+            entries[pair.name] = scale * rows[:, :, None] * columns[:, None]
         return entries
 
     @torch.no_grad()
@@ -142,10 +157,11 @@ class BranchCoupling(nn.Module):
                     send(pair.i, 0.5 * pair.resample(other))
                     send(pair.j, 0.5 * pair.resample.adjoint(z))
                 continue
-            A = pair.resample(other)
+            A, z = pair.at_coarser(features)
             K = self._mixing(_products(A, z), kept.get(pair.name))
-            send(pair.i, _mix(A, K))
-            send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
+            to_i, to_j = _mix(A, K), _mix(z, K.mT)
+            send(pair.i, pair.resample(to_i) if pair.is_upward else to_i)
+            send(pair.j, to_j if pair.is_upward else pair.resample.adjoint(to_j))
         return [message for message in h if message is not None]
 
     def curvature(self, channels: int) -> float | None:
@@ -162,11 +178,12 @@ class BranchCoupling(nn.Module):
         count = len(self.resample)
         for i, resample in enumerate(self.resample):
             assert isinstance(resample, LinearOperator)
-            yield _Pair(i, (i + 1) % count, f"pair{i}", resample)
+            j = (i + 1) % count
+            yield _Pair(i, j, f"pair{i}", resample, self.sizes[j] > self.sizes[i])
 
     def _products(self, pair: _Pair, features: Features) -> Tensor:
         """M = A zᵢᵀ."""
-        return _products(pair.resample(features[pair.j]), features[pair.i])
+        return _products(*pair.at_coarser(features))
 
     def _size(self, M: Tensor, kept: Entry | None) -> Tensor:
         """What D sums, with zeros on the diagonal."""

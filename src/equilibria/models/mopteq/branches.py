@@ -6,6 +6,7 @@ Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Appendix A.1
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal, get_args
 
 import torch
@@ -53,11 +54,12 @@ class BranchCell(EnergyCell):
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
         finest = max(feature.shape[2] for feature in features)
-        aligned = [upsample(feature, finest // feature.shape[2]) for feature in features]
+        aligned = (upsample(feature, finest // feature.shape[2]) for feature in features)
         if self.fusion == "none":
-            return torch.cat(aligned, dim=1)
-        total = torch.stack(aligned).sum(dim=0)
-        return total if self.fusion == "sum" else total / len(aligned)
+            return torch.cat(list(aligned), dim=1)
+        # One by one: all of them at the finest resolution are as large as a training step.
+        total = reduce(torch.add, aligned)
+        return total if self.fusion == "sum" else total / len(features)
 
 
 class POptEqCell(BranchCell):
