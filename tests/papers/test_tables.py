@@ -147,8 +147,9 @@ def test_quick_tables_share_runs(tmp_path: Path) -> None:
     assert first["MOptEqs (8.1M)"] == second["MOptEqs"]
     assert first["ResNet-18"] == second["ResNet-18"]
     assert first["MDEQ (10M)"] == second["MDEQ"]
-    characters = [set(folders(t, tmp_path).values()) for t in ("mopteqs-t2a", "geq-t1b", "geq-t5")]
-    assert set.intersection(*characters)
+    branches, table, kernels = (folders(t, tmp_path) for t in ("mopteqs-t2a", "geq-t1b", "geq-t5"))
+    assert branches["MOptEqs (8.1M)"] == table["MOptEqs"] != kernels["MOptEqs"]  # without PE
+    assert table["GEQ (8M)"] == kernels["GEQ (8M)"]
     assert (
         folders("mopteqs-t2b", tmp_path)["MOptEqs (10M)"] == folders("geq-t2a", tmp_path)["MOptEqs"]
     )

@@ -115,7 +115,7 @@ def compared_settings(table: PaperTable) -> list[SettingLine]:
     """The full setting of a table, key by key; rows that have the same in common are one line."""
     lines: dict[tuple[str, str, str, str, bool | None], list[str]] = {}
     for row in table.rows:
-        for line in _of_row(row):
+        for line in _of_row(row, table.seeds):
             lines.setdefault(line, []).append(row.label)
     names = list(dict.fromkeys(name for name, *_ in lines))
     ordered = sorted(lines.items(), key=lambda item: names.index(item[0][0]))
@@ -179,11 +179,11 @@ def _acts(name: str, found: Mapping[str, Any]) -> bool:
     return found.get(other) in values if values else other in found
 
 
-def _of_row(row: Row) -> Iterator[tuple[str, str, str, str, bool | None]]:
+def _of_row(row: Row, seeds: int) -> Iterator[tuple[str, str, str, str, bool | None]]:
     if row.full is None:
         return
     known = _all_settings(row)
-    ours = _summarized(_acting(known), row)
+    ours = {**_summarized(_acting(known), row), "seeds": seeds}
     noted = sorted({name for layer in row.settings for name in layer if "*" not in name})
     absent = [
         name
