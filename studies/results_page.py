@@ -53,7 +53,7 @@ def page(docs: Path = DOCS) -> str:
             "",
         ]
     written = (HERE / "results_page.md").read_text(encoding="utf-8")
-    return written.replace("CLAIMS\n", "\n".join(lines).rstrip() + "\n")
+    return written.replace("CLAIMS\n", "\n".join(lines))
 
 
 def cells(claim: Record, docs: Path) -> list[str]:
