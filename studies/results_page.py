@@ -77,7 +77,10 @@ def cells(claim: Record, docs: Path) -> list[str]:
 
 
 def _row(table: PaperTable, label: str) -> Row:
-    return next(row for row in table.rows if row.label == label)
+    for row in table.rows:
+        if row.label == label:
+            return row
+    raise ValueError(f"{table.id} has no row {label!r}: correct it in studies/claims.yaml")
 
 
 def _of_paper(claim: Record, rows: Sequence[Row]) -> str:
