@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from studies._contestants import (
+    DECORRELATED,
     DEEP_OPTEQ,
     GEQ,
+    INDEPENDENT,
     MONDEQ,
     MOPTEQ,
     MOPTEQ_PE,
@@ -140,6 +142,15 @@ STUDIES = {
             (
                 _accuracy("The Gaussian kernel is ahead of the polynomial one", GEQ, POLYNOMIAL),
                 _accuracy("The Gaussian kernel is ahead of the sigmoid one", GEQ, SIGMOID),
+            ),
+        ),
+        Study(
+            "regularizers",
+            "Regularizers",
+            "OptEq, Tables 3 and 5",
+            (
+                _accuracy("Decorrelation makes Deep OptEq more accurate", DECORRELATED, DEEP_OPTEQ),
+                _accuracy("HSIC makes Deep OptEq more accurate", INDEPENDENT, DEEP_OPTEQ),
             ),
         ),
     )
