@@ -44,7 +44,7 @@ PLAIN = Contestant(
 )
 MONDEQ = Contestant("mondeq", "monDEQ", "mondeq-small", {**STEM, "channels": 16})
 REGULARIZED: dict[str, Any] = {**LAYERS, "gamma": 0.1, "placement": "paper"}
-"""At γ = 0.1 a step of decorrelation is 14 % of z, one of HSIC 0.9 % (as initialized, 100 images)."""
+"""At γ = 0.1 a step of decorrelation is 14 % of z, one of HSIC 0.9 % (as initialized)."""
 DECORRELATED = Contestant(
     "deep-opteq-decorrelation",
     "Deep OptEq, decorrelation",
