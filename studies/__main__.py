@@ -3,12 +3,13 @@
     python -m studies                  # the studies, by name
     python -m studies hhd pe           # carries out two of them
     python -m studies all --seeds 8    # all, with eight seeds
-    python -m studies hhd --full       # twenty times the images
+    python -m studies hhd --full       # many more images, of 16×16
 
 Models of one size are trained on small images of Fashion-MNIST until their validation curves are
 flat, and compared seed by seed (docs/studies.md says how). Every run is kept in OUTPUT/runs as soon
 as it is done: the same command goes on where it was interrupted, more seeds add to those there are,
-and studies share runs. At the end of a study OUTPUT/NAME.json and NAME.md are written.
+and studies share runs. At the end of a study OUTPUT/NAME.json and NAME.md are written, and
+claims.md, a table of all that OUTPUT holds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 from rich.console import Console
 
 from equilibria.data import DataFileError, MissingDataError, load_dataset
-from studies._carry_out import carry_out, planned_runs, write
+from equilibria.training import write_atomically
+from studies._carry_out import carry_out, claims_table, planned_runs, write
 from studies._claims import STUDIES
 from studies._protocol import FULL, QUICK, Runs
 from studies._training import Display, machine
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = f"python -m studies {name} --seeds {options.seeds}"
         text, _ = write(study, results, runs, command + " --full" * options.full, folder)
         console.print(text, markup=False)
+        write_atomically(folder / "claims.md", claims_table(folder, STUDIES.values()).encode())
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,7 @@ def write(
         "command": command,
         **provenance(),
         "protocol": asdict(runs.protocol),
+        "core_minutes": sum(cost(run) for some in results.values() for run in some) / 60,
         "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in findings],
         "runs": [asdict(run) for some in results.values() for run in some],
     }
@@ -167,7 +168,6 @@ def markdown(
 ) -> str:
     everything = [run for some in results.values() for run in some]
     capped = sum(not run.flat for run in everything)
-    minutes = sum(cost(run) for run in everything) / 60
     rows = [["claim", "verdict", "difference", "95 % interval", "n"]]
     for found in findings:
         rows.append(
@@ -186,7 +186,7 @@ def markdown(
             f"    {command}",
             "",
             f"{study.paper}. {facts['date']}, commit {facts['commit']}; {facts['machine']}. "
-            f"{minutes:.0f} core-minutes without the choice of the learning rates; "
+            f"{facts['core_minutes']:.1f} core-minutes without the choice of the learning rates; "
             f"{capped} of {len(everything)} runs met the limit of epochs. How it is decided: "
             "[studies](../../studies.md#how-a-claim-is-decided).",
             "",
@@ -199,6 +199,26 @@ def markdown(
             "",
         ]
     )
+
+
+def claims_table(folder: Path, studies: Iterable[Study]) -> str:
+    """The claims of those studies that are in a folder, a row each, for docs/studies.md."""
+    rows = [["claim", "verdict", "difference, 95 % interval", "n", "core-minutes", "command"]]
+    for study in studies:
+        file = folder / f"{study.name}.json"
+        if not file.exists():
+            continue
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for number, found in enumerate(content["findings"]):
+            span = f"{found['difference']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]"
+            row = [f"[{found['claim']}](#{study.name})", f"**{found['verdict']}**", span]
+            row += [
+                str(found["seeds"]),
+                f"{content['core_minutes']:.1f}",
+                f"`{content['command']}`",
+            ]
+            rows.append(row if number == 0 else [*row[:4], "", ""])
+    return "\n".join(_table(rows)) + "\n"
 
 
 def _models(study: Study, results: Results) -> list[list[str]]:

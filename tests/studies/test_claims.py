@@ -252,6 +252,7 @@ def test_the_command_writes_a_study_and_goes_on(
     content = json.loads((tmp_path / "plain.json").read_text(encoding="utf-8"))
     assert content["findings"][0]["difference"] == 0  # the same model under two names
     assert len(content["runs"]) == 4
+    assert "[A > B](#plain) | **" in (tmp_path / "claims.md").read_text("utf-8")
     assert "4 of 4 runs met the limit of epochs" in (tmp_path / "plain.md").read_text("utf-8")
 
     def untrained(*_: object) -> None:
