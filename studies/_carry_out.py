@@ -107,9 +107,11 @@ def number(run: Run, measure: str) -> float:
     return value
 
 
-def cost(run: Run) -> float:
-    """CPU seconds of a run, its measures included."""
-    return run.seconds + sum(v for key, v in run.measures.items() if key.endswith(".seconds"))
+def cost(run: Run, values: Iterable[Value]) -> float:
+    """CPU seconds of a run, with those of what is measured of it for these values."""
+    wanted = {v.measure.partition(".")[0] for v in values if v.contestant.name == run.name}
+    spent = (run.measures.get(f"{name}.seconds", 0.0) for name in wanted)
+    return run.seconds + sum(spent)
 
 
 def find(comparison: Comparison, results: Results) -> Finding:
@@ -120,8 +122,9 @@ def find(comparison: Comparison, results: Results) -> Finding:
         }
 
     difference = Difference.between(scores(comparison.above), scores(comparison.below))
-    names = {comparison.above.contestant.name, comparison.below.contestant.name}
-    seconds = sum(cost(run) for name in names for run in results[name])
+    values = (comparison.above, comparison.below)
+    names = {value.contestant.name for value in values}
+    seconds = sum(cost(run, values) for name in names for run in results[name])
     count, margin = len(difference.values), comparison.scale * comparison.margin
     needed = difference.seeds_needed(margin)
     low, high = difference.interval
@@ -149,7 +152,8 @@ def write(
         "command": command,
         **provenance(),
         "protocol": asdict(runs.protocol),
-        "core_minutes": sum(cost(run) for some in results.values() for run in some) / 60,
+        "core_minutes": sum(cost(run, study.values) for some in results.values() for run in some)
+        / 60,
         "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in findings],
         "runs": [asdict(run) for some in results.values() for run in some],
     }
@@ -239,7 +243,7 @@ def _models(study: Study, results: Results) -> list[list[str]]:
                 continue
             values = [scales.get(measure, 100.0) * number(run, measure) for run in runs]
             cells.append(f"{_mean(values):.2f} ± {deviation(values):.2f}")
-        rows.append([*cells, f"{_mean([cost(run) for run in runs]):.0f}"])
+        rows.append([*cells, f"{_mean([cost(run, study.values) for run in runs]):.0f}"])
     return rows
 
 
