@@ -116,6 +116,11 @@ def test_no_text_names_a_machine() -> None:
     assert found == []
 
 
+def test_no_text_holds_the_marks_of_a_merge() -> None:
+    found = [name for name, text in tracked_texts() if re.search(r"^(<{7}|>{7}) ", text, re.M)]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
 )
