@@ -1,7 +1,7 @@
 """Makes docs/results.md: every claim of the papers beside what is recorded here.
 
-    python -m studies.results_page            # writes docs/results.md
-    python -m studies.results_page --check    # only says whether it is up to date
+    python -m studies.results_page            # writes it, and the list in docs/tables.md
+    python -m studies.results_page --check    # only says whether they are up to date
 
 The claims are in studies/claims.yaml, what is written by hand in studies/results_page.md, and the
 figures in docs/results: records of `equilibria reproduce` and of `python -m studies`. A study's
@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from equilibria.papers import Column, PaperTable, Row, find_table
+from equilibria.papers import Column, PaperTable, Row, find_table, write_index
 from equilibria.papers.measures import MEASURES, Measure
 from studies._paired import Answer, Difference
 
@@ -54,6 +54,15 @@ def page(docs: Path = DOCS) -> str:
         ]
     written = (HERE / "results_page.md").read_text(encoding="utf-8")
     return written.replace("CLAIMS\n", "\n".join(lines))
+
+
+def tables_page(docs: Path = DOCS) -> str:
+    """docs/tables.md with the list of what is recorded as it should be."""
+    text = (docs / "tables.md").read_text(encoding="utf-8")
+    before, heading, rest = text.partition("| table | what |")
+    _, after = rest.split("\n\n", 1)
+    assert heading
+    return f"{before}{write_index(docs / 'results')}\n{after}"
 
 
 def cells(claim: Record, docs: Path) -> list[str]:
@@ -148,10 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
-    file, made = DOCS / "results.md", page()
+    pages = {DOCS / "results.md": page(), DOCS / "tables.md": tables_page()}
     if options.check:
-        return int(file.read_text(encoding="utf-8") != made)
-    file.write_text(made, encoding="utf-8")
+        return int(any(file.read_text(encoding="utf-8") != text for file, text in pages.items()))
+    for file, text in pages.items():
+        file.write_text(text, encoding="utf-8")
     return 0
 
 

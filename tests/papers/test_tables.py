@@ -168,7 +168,7 @@ def test_the_folder_follows_from_the_resolved_recipe(tmp_path: Path) -> None:
 
 
 def test_the_page_of_tables_lists_all_that_was_recorded() -> None:
-    """Made by `equilibria reproduce --index docs/results`."""
+    """Otherwise: python -m studies.results_page."""
     docs = Path(__file__).resolve().parents[2] / "docs"
     assert write_index(docs / "results") in (docs / "tables.md").read_text(encoding="utf-8")
 
