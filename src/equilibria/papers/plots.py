@@ -314,7 +314,8 @@ class _Line:
                 axis.axhline(points[""].middle, linewidth=1.4, **level)
                 continue
             # Curves at one value are set a little apart, so that their bars can be seen.
-            apart = 0.3 * (place / max(1, len(self.names) - 1) - 0.5)
+            count = len(self.names)
+            apart = 0.3 * (place / (count - 1) - 0.5) if count > 1 else 0.0
             axis.errorbar(
                 [steps.index(value) + apart for value in points],
                 [known.middle for known in points.values()],
