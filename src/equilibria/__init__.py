@@ -45,7 +45,12 @@ if TYPE_CHECKING:
     )
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
     from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
-    from equilibria.models import create_model, list_models, register_model
+    from equilibria.models import (
+        certify,
+        create_model,
+        list_models,
+        register_model,
+    )
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
     from equilibria.solvers import (
         Accelerated,
@@ -97,6 +102,7 @@ __all__ = [
     "Unrolled",
     "__version__",
     "attack",
+    "certify",
     "create_model",
     "energy_term",
     "evaluate",

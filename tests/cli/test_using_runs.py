@@ -317,3 +317,46 @@ def test_a_generator_draws_without_its_data(
     nothing = invoke("generate", run, *options, "--overwrite")
     assert nothing.exit_code == 2
     assert "name its folder with --root" in warned(nothing.stderr)
+
+
+def test_answers_are_certified(run: Path, digits: list[Path], root: Path, tmp_path: Path) -> None:
+    """Of files without the data set, of test images with it; early exits say the same classes."""
+    found = listed("certify", run, *digits)
+    assert [f["image"] for f in found] == [str(path) for path in digits]
+    assert [f["label"] for f in found] == [p["label"] for p in listed("predict", run, *digits)]
+    for f in found:
+        assert f["certified"]
+        assert f["radius"] > 0
+        assert f["margin"] > f["margin_error"] > 0
+        assert (f["true_label"], f["reason"]) == (None, "")
+    table = tmp_path / "certified.csv"
+    written = invoke("certify", run, *digits, "--csv", table)
+    assert written.exit_code == 0, written.output
+    for part in ("Class certified", "Radius, pattern", "Fenchel gap", f"Written: {table}"):
+        assert part in warned(written.output)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [float(row["radius"]) for row in rows] == [f["radius"] for f in found]
+    again = invoke("certify", run, *digits, "--csv", table)
+    assert (again.exit_code, "exists: --overwrite" in again.output) == (2, True)
+
+    tested = listed("certify", run, "--root", root, "--samples", 16, "--quick")
+    assert len(tested) == 16
+    assert {f["true_label"] for f in tested} <= set(NAMES)
+    missing = invoke("certify", run, "--samples", 4)
+    assert (missing.exit_code, "cannot read" in missing.output) == (2, True)
+
+    sure = listed("predict", run, *digits, "--certified")
+    full = listed("predict", run, *digits)
+    assert [p["label"] for p in sure] == [p["label"] for p in full]
+    assert all(p["certified"] for p in sure)
+    assert sum(p["iterations"] for p in sure) < sum(p["iterations"] for p in full)
+    assert full[0]["certified"] is None
+    assert "Certified" in invoke("predict", run, digits[0], "--certified").output
+    plain, quick = (
+        json.loads(invoke("evaluate", run, "--root", root, "--json", *more).stdout)
+        for more in ((), ("--certified",))
+    )
+    assert quick["accuracy"] == plain["accuracy"]
+    assert quick["mean_iterations"] < plain["mean_iterations"]
+    assert quick["share_certified"] > 0.9
+    assert eq.evaluate(run, root=root, certified=True).accuracy == plain["accuracy"]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., None])
 
 Best = Annotated[bool, Option("--best", help="With the weights of the epoch that validated best.")]
+Certified = Annotated[
+    bool, Option("--certified", help="Solve each image only until its class is certain.")
+]
 DataRoot = Annotated[
     Path | None, Option(help="Folder of data sets; what EQUILIBRIA_DATA names if not set.")
 ]

@@ -10,6 +10,7 @@ from typer import Argument, Option
 import equilibria as eq
 from equilibria.cli.app import (
     Best,
+    Certified,
     DataRoot,
     Device,
     JsonObject,
@@ -34,6 +35,7 @@ DRAWN_IMAGES = 4
     "equilibria evaluate runs/cifar10 --best --root data",
     "equilibria evaluate runs/cifar10 --data cifar10-c corruption=fog severity=3",
     "equilibria evaluate runs/cifar10 --data cifar10 corrupted=fog:3 test_samples=1000",
+    "equilibria evaluate runs/opteq --certified",
 )
 def evaluate(
     run: SomeRun,
@@ -52,6 +54,7 @@ def evaluate(
             help="PNG of test images with classes, if the run segments.", callback=writable_file
         ),
     ] = None,
+    certified: Certified = False,
     overwrite: OverwriteFiles = False,
     as_json: JsonObject = False,
     device: Device = "auto",
@@ -65,14 +68,17 @@ def evaluate(
     experiment = _opened_on(run, where, best, root, data, options or [])
     if draw is not None:
         eq.training.write_atomically(draw, _drawn(experiment, where))
-    result = experiment.evaluate()
+    judged = experiment.until_certain() if certified else experiment
+    result = judged.evaluate()
+    certain = judged.model.share_certified if certified else None
     if as_json:
-        print_json(as_data(experiment, result))
+        known = {} if certain is None else {"share_certified": certain}
+        print_json(as_data(experiment, result) | known)
     else:
         title = f"{experiment.recipe.model.name} on the {len(experiment.test)} test images"
         if data is not None:
             title += f" of {experiment.data.name}"
-        print_facts(title, rows(result))
+        print_facts(title, [*rows(result), ("Class certain", shown(certain, ".1%"))])
     complain(
         unanswered(result.figures.get("unanswered"), result.samples, f"{experiment.task.unit}s")
     )

@@ -7,7 +7,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from equilibria.cli.app import Best, Device, JsonList, OverwriteFiles, SomeRun, command
+from equilibria.cli.app import (
+    Best,
+    Certified,
+    Device,
+    JsonList,
+    OverwriteFiles,
+    SomeRun,
+    command,
+)
 
 
 @command(
@@ -15,6 +23,7 @@ from equilibria.cli.app import Best, Device, JsonList, OverwriteFiles, SomeRun, 
     "equilibria predict runs/opteq digit.png",
     "equilibria predict runs/opteq folder-of-images --top 3 --csv predictions.csv",
     "equilibria predict runs/opteq folder-of-images --json",
+    "equilibria predict runs/opteq folder-of-images --certified",
     "equilibria predict runs/camvid street.png --output drawn",
 )
 def predict(
@@ -30,6 +39,7 @@ def predict(
         Path,
         Option(help="Folder for the pictures, if the run segments images."),
     ] = Path("equilibria-predictions"),
+    certified: Certified = False,
     overwrite: OverwriteFiles = False,
     best: Best = False,
     as_json: JsonList = False,
@@ -44,6 +54,7 @@ def predict(
         top=top,
         table=table,
         output=output,
+        certified=certified,
         overwrite=overwrite,
         best=best,
         as_json=as_json,

@@ -45,6 +45,7 @@ def predict_files(
     top: int | None,
     table: Path | None,
     output: Path,
+    certified: bool,
     overwrite: bool,
     best: bool,
     as_json: bool,
@@ -64,15 +65,23 @@ def predict_files(
     problems: list[Exception] = []
     found: Iterable[AnyPrediction]
     if isinstance(opened.task, Segmentation):
+        if certified:
+            raise ValueError("--certified is for runs that classify whole images")
         writable_folder(output)
         found = predict_pixels(
             opened, files, where, output, problems.append, top=top, overwrite=overwrite
         )
         columns = _pixel_columns(opened.images.class_names)
     else:
-        told = predictions(opened.model, files, top=top or 1, on_unreadable=problems.append)
+        told = predictions(
+            opened.model,
+            files,
+            top=top or 1,
+            certified=certified,
+            on_unreadable=problems.append,
+        )
         found = cast(Iterable[AnyPrediction], told)
-        columns = _class_columns(min(top or 1, opened.images.num_classes))
+        columns = _class_columns(min(top or 1, opened.images.num_classes), certified)
     summary = _Summary()
     is_quiet = as_json or table == STANDARD_OUTPUT
     with ExitStack() as stack:
@@ -143,14 +152,22 @@ def _show(predictions: Sequence[AnyPrediction]) -> None:
             said = [p.drawn, ", ".join(named)]
         else:
             said = [p.label or "no answer"]
-        solve = (shown(p.iterations), "yes" * bool(p.converged))
+        solve = (shown(p.iterations), "yes" * bool(p.converged), *_certain(p))
         sure = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
         rows.append((p.file, *said, sure, *_others(p), *solve))
     of_pixels = isinstance(predictions[0], PixelPrediction)
     seen = ("Drawn", "Classes") if of_pixels else ("Class",)
     others = ("Then",) if any(map(_others, predictions)) else ()
     numbers = ("Confidence", "Iterations", "Converged")
-    print_table(("File", *seen, numbers[0], *others, *numbers[1:]), rows, right=numbers)
+    last = ("Certified",) if _certain(predictions[0]) else ()
+    print_table(("File", *seen, numbers[0], *others, *numbers[1:], *last), rows, right=numbers)
+
+
+def _certain(p: AnyPrediction) -> tuple[str, ...]:
+    """Whether the class is certain, where that was asked for."""
+    if isinstance(p, PixelPrediction) or p.certified is None:
+        return ()
+    return ("yes" if p.certified else "no",)
 
 
 def _others(p: AnyPrediction) -> tuple[str, ...]:
@@ -164,14 +181,16 @@ Columns: TypeAlias = "tuple[list[str], Callable[[Any], list[Any]]]"
 """The headings of a CSV file, and the cells of a prediction."""
 
 
-def _class_columns(top: int) -> Columns:
+def _class_columns(top: int, certified: bool) -> Columns:
     names = ["file", "class", "confidence", "iterations", "converged"]
+    names += ["certified"] * certified
     more = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "confidence")]
 
     def cells(p: Prediction) -> list[Any]:
         others = [cell for pair in list(p.top.items())[1:] for cell in pair]
         sure = None if math.isnan(p.confidence) else p.confidence
-        return [p.file, p.label, sure, p.iterations, p.converged, *others]
+        certain = [p.certified] * certified
+        return [p.file, p.label, sure, p.iterations, p.converged, *certain, *others]
 
     return [*names, *more], cells
 

@@ -1,6 +1,14 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
-from equilibria.energies.base import Energy, FunctionEnergy, Scaled, Sum, curvature, energy_term
+from equilibria.energies.base import (
+    Energy,
+    FunctionEnergy,
+    Rounding,
+    Scaled,
+    Sum,
+    curvature,
+    energy_term,
+)
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
     BranchCoupling,
@@ -40,6 +48,7 @@ __all__ = [
     "PolynomialKernel",
     "Quadratic",
     "Regularizer",
+    "Rounding",
     "Scaled",
     "SigmoidKernel",
     "Sum",

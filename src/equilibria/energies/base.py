@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,95 @@ from equilibria.context import (
     unflatten_state,
 )
 from equilibria.energies.local_gradients import gradients_of
+
+
+class UnitBound(NamedTuple):
+    """Of −∇²E = WWᵀ and ∇E linear in x, in shapes that meet that of the state."""
+
+    input: Tensor
+    """The norm of a unit's row of the derivative in x."""
+    state: Tensor
+    """The norm of a unit's row of W."""
+
+
+Extra: TypeAlias = Callable[[Context, Tensor], Tensor]
+"""From the context and ‖y‖ of samples to a bound of an error."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far a computed ∇E(y; x) may be from the true one, with c = Ux + b as computed:
+
+    state·‖y‖ + injected·‖c‖ + feature·‖x‖ + carried·‖error of x‖ + extra
+    """
+
+    state: float = 0.0
+    injected: float = 0.0
+    feature: float = 0.0
+    carried: float = 0.0
+    extra: Extra | None = None
+
+    def at(self, context: Context, state: Tensor, feature: Tensor, error: Tensor) -> Tensor:
+        """The bound for samples of these sizes."""
+        linear = self.state * state + self.injected * injected_size(context)
+        passed = self.feature * feature + self.carried * error
+        more = 0.0 if self.extra is None else self.extra(context, state)
+        return linear + passed + more
+
+    def __add__(self, other: Rounding) -> Rounding:
+        return self._joined(other, operator.add, operator.add, operator.add)
+
+    def __mul__(self, factor: float) -> Rounding:
+        inner = self.extra
+        scaled = None if inner is None else lambda context, y: factor * inner(context, y)
+        shares = (self.state, self.injected, self.feature, self.carried)
+        state, injected, feature, carried = (factor * share for share in shares)
+        return Rounding(state, injected, feature, carried, scaled)
+
+    def beside(self, other: Rounding) -> Rounding:
+        """Of two branches, which share x and have a y and a c each."""
+        return self._joined(other, max, math.hypot, torch.hypot)
+
+    def inside(self, name: str) -> Rounding:
+        """Of a part: what it says of its own context, said of the whole."""
+        inner = self.extra
+        if inner is None:
+            return self
+        return replace(self, extra=lambda context, y: inner(context.parts[name], y))
+
+    def _joined(
+        self,
+        other: Rounding,
+        own: Callable[[float, float], float],
+        shared: Callable[[float, float], float],
+        extra: Callable[[Tensor, Tensor], Tensor],
+    ) -> Rounding:
+        one, two = self.extra, other.extra
+
+        def both(context: Context, y: Tensor) -> Tensor:
+            assert one is not None
+            assert two is not None
+            return extra(one(context, y), two(context, y))
+
+        return Rounding(
+            own(self.state, other.state),
+            own(self.injected, other.injected),
+            shared(self.feature, other.feature),
+            shared(self.carried, other.carried),
+            both if one is not None and two is not None else one or two,
+        )
+
+
+def injected_size(context: Context) -> Tensor:
+    """‖c‖ of each sample, c = Ux + b in all parts."""
+
+    def found(part: Context) -> Iterator[Tensor]:
+        if "c" in part.sample:
+            yield torch.linalg.vector_norm(part["c"].flatten(1), dim=1).double().square()
+        for inner in part.parts.values():
+            yield from found(inner)
+
+    return torch.stack(list(found(context))).sum(dim=0).sqrt()
 
 
 class Energy(nn.Module):
@@ -55,6 +146,9 @@ class Energy(nn.Module):
 
     refresh_until: int = 0
     """For how many iterations `refresh` renews what the term then keeps fixed."""
+
+    is_quadratic: bool = False
+    """Whether ∇²E is the same matrix at every state and every input."""
 
     has_gradient: bool = True
     """Whether `descent` is −∇ of `value`. Not where a scale follows the state and is taken as
@@ -135,6 +229,30 @@ class Energy(nn.Module):
         """
         return None
 
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """An upper bound h of the eigenvalues of −∇²E over all states, or None.
+
+        With L_σ ≤ 1 the objective G is (1 − h)-strongly convex.
+        """
+        return self.curvature_bound(context, layout)
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """A bound of the Lipschitz constant of ∇E in the input, at any state and input, or None."""
+        return None
+
+    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound] | None:
+        """How strongly each unit of a quadratic energy is pulled, a bound a tensor of the state."""
+        return None
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """How far a computed ∇E is from that of `exact`, the term in float64; None: not known.
+
+        context: that of `exact`. unit: the unit roundoff of the type that this term computes in.
+        """
+        return None
+
     def _check(self, value: Tensor, state: State) -> None:
         expected = () if self.couples_batch else (batch_size(state),)
         if tuple(value.shape) != expected and not (self.couples_batch and value.numel() == 1):
@@ -179,6 +297,7 @@ class Composite(Energy):
         self.concave = all(term.concave for term in terms.values())
         self.calibrates = any(term.calibrates for term in terms.values())
         self.refresh_until = max((term.refresh_until for term in terms.values()), default=0)
+        self.is_quadratic = all(term.is_quadratic for term in terms.values())
         self.has_gradient = all(term.has_gradient for term in terms.values())
 
     def states(self, state: State) -> Sequence[State]:
@@ -226,9 +345,21 @@ class Composite(Energy):
     def _curvature_limits(self) -> list[float] | None:
         return all_known(term.curvature_limit for _, term in self.named_terms())
 
-    def _curvature_bounds(self, context: Context, layout: Layout) -> list[Tensor] | None:
+    def _bounds(self, name: str, context: Context, layout: Layout) -> list[Tensor] | None:
+        """What the terms' methods of this name say, unless one of them says nothing."""
         each = self.each(context, self.layouts(layout))
-        return all_known(term.curvature_bound(part, own) for term, part, own in each)
+        return all_known(getattr(term, name)(part, own) for term, part, own in each)
+
+    def _roundings(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> list[Rounding] | None:
+        assert isinstance(exact, Composite)
+        pairs = zip(self.named_terms(), exact.each(context, self.layouts(layout)), strict=True)
+        known = [
+            (name, term.rounding(meant, part, own, unit))
+            for (name, term), (meant, part, own) in pairs
+        ]
+        return all_known(None if found is None else found.inside(name) for name, found in known)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
@@ -301,8 +432,34 @@ class Sum(Composite):
         return None if limits is None else sum(limits)
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        bounds = self._curvature_bounds(context, layout)
+        return self._added("curvature_bound", context, layout)
+
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        return self._added("concavity_bound", context, layout)
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        return self._added("input_bound", context, layout)
+
+    def _added(self, name: str, context: Context, layout: Layout) -> Tensor | None:
+        bounds = self._bounds(name, context, layout)
         return None if bounds is None else functools.reduce(torch.add, bounds)
+
+    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound] | None:
+        each = self.each(context, self.layouts(layout))
+        known = all_known(term.unit_bounds(part, own) for term, part, own in each)
+        if known is None:
+            return None
+
+        def joined(one: UnitBound, other: UnitBound) -> UnitBound:
+            return UnitBound(one.input + other.input, torch.hypot(one.state, other.state))
+
+        return [functools.reduce(joined, bounds) for bounds in zip(*known, strict=True)]
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        known = self._roundings(exact, context, layout, unit)
+        return None if known is None else functools.reduce(operator.add, known)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Weights of before version 0.2 count the terms instead of naming them."""
@@ -335,6 +492,7 @@ class Scaled(Energy):
         self.concave = term.concave and not isinstance(factor, Tensor) and factor >= 0
         self.calibrates = term.calibrates
         self.refresh_until = term.refresh_until
+        self.is_quadratic = term.is_quadratic
         self.has_gradient = term.has_gradient
         self.factor: float | Tensor
         if isinstance(factor, Tensor) and not isinstance(factor, nn.Parameter):
@@ -384,6 +542,35 @@ class Scaled(Energy):
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         bound = self.term.curvature_bound(context, layout)
         return None if bound is None else (self.factor * bound).abs()
+
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        if not self.factor >= 0:
+            return self.curvature_bound(context, layout)
+        bound = self.term.concavity_bound(context, layout)
+        return None if bound is None else self.factor * bound
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        bound = self.term.input_bound(context, layout)
+        return None if bound is None else (self.factor * bound).abs()
+
+    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound] | None:
+        known = self.term.unit_bounds(context, layout)
+        factor = float(self.factor)
+        if known is None or factor < 0:
+            return None
+        return [UnitBound(factor * one.input, math.sqrt(factor) * one.state) for one in known]
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        assert isinstance(exact, Scaled)
+        inner = self.term.rounding(exact.term, context, layout, unit)
+        size = exact.term.curvature_bound(context, layout)
+        if inner is None or size is None:
+            return None
+        # The factor itself may be rounded (1/μ), and the product with it is.
+        own = Rounding(state=4 * unit * float(size), injected=4 * unit)
+        return (inner + own) * abs(float(self.factor))
 
 
 class FunctionEnergy(Energy):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,13 +15,21 @@ from torch.nn import functional as F
 
 from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
 from equilibria.context.state import in_format_of, is_channels_last
-from equilibria.energies.base import Energy
+from equilibria.energies.base import Energy, Rounding, injected_size
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import Dense, OperatorLike, as_operator
+from equilibria.operators.rounding import (
+    accumulated,
+    application_rounding,
+    relative_difference,
+    upper_norm,
+)
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import check_at_least_one
 
+STEEPEST = 2 * math.exp(-1.5)
+"""The most negative eigenvalue of the Hessian of the kernel in q is minus this, for any γ."""
 VANISHED = 1e4
 """e^{−10⁴} is zero in every floating-point type: beyond it nothing depends on the energy."""
 
@@ -214,6 +223,58 @@ class GaussianKernel(Energy):
         if self.W_h is not None:
             bound = bound * self.W_h.norm_bound((self.W_h.in_features,))
         return bound.square()
+
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """2e^{−3/2}(‖W‖‖W_h‖)²."""
+        bound = self.curvature_bound(context, layout)
+        return None if bound is None else STEEPEST * bound
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """‖W‖‖W_h‖²‖U‖ for a γ that does not depend on the input."""
+        if self.scale.follows_input:
+            return None
+        hidden = 1.0 if self.W_h is None else self.W_h.norm_bound((self.W_h.in_features,)).square()
+        injected = self.input.input_bound(context, layout)
+        return self.W.norm_bound(layout[0]) * hidden * injected
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """Of r = c − Wy, then k(r)_p = β_p r_p W_h W_hᵀ, then Wᵀ.
+
+        r_p W_h W_hᵀ is wrong by η‖r_p‖, η = γ_N‖W_h‖_F², and ‖r_p W_h‖² = ⟨r_p, r_p W_h W_hᵀ⟩ by
+        η′‖r_p‖², η′ = η + γ_N‖W_h‖²; hence β_p by γη′‖r_p‖² of itself, where ‖r_p‖ ≤ max‖c_p‖ +
+        ‖W‖‖y‖. k has the Lipschitz constant ‖W_h‖².
+        """
+        assert isinstance(exact, GaussianKernel)
+        injected = self.input.rounding(exact.input, context, layout, unit)
+        own = application_rounding(self.W, exact.W, layout[0], unit)
+        if injected is None or own is None:
+            return None
+        norm = upper_norm(exact.W, layout[0]) + own
+        numbers, hidden, eta = math.prod(self.W.output_shape(layout[0])), 1.0, 8 * unit
+        if self.W_h is not None and exact.W_h is not None:
+            numbers = self.W_h.in_features
+            hidden = upper_norm(exact.W_h, (numbers,)) ** 2
+            terms = accumulated(numbers + self.W_h.out_features + 16, unit)
+            share = 3 * relative_difference(self.W_h.weight, exact.W_h.weight)
+            eta = (terms + share) * float(exact.W_h.weight.square().sum())
+        of_r = Rounding(state=own + 2 * unit * norm, injected=2 * unit) + injected
+        of_k = Rounding(state=eta * norm, injected=eta)
+        of_energy = eta + accumulated(numbers + 8, unit) * hidden
+        of_m = Rounding(state=own * hidden * norm, injected=own * hidden)
+
+        def of_beta(context: Context, y: Tensor) -> Tensor:
+            patches = self.patches.split(context["c"])
+            grid = grid_dimensions(patches)
+            energies = self._energy(patches, patches, grid).double().flatten(1)
+            reach = norm * y
+            peak = energies.amax(dim=1).sqrt() * (1 + 1e-3) + reach
+            gamma = context["gamma"].double().flatten()
+            size = injected_size(context) + reach
+            return gamma * of_energy * peak.square() * (hidden + eta) * size
+
+        return (of_r * hidden + of_k + Rounding(extra=of_beta)) * norm + of_m
 
     def extra_repr(self) -> str:
         return f"{self.patches}" if isinstance(self.patches, Patches) else "patch=None"

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Energy, all_known
+from equilibria.energies.base import Energy, Rounding, all_known
 from equilibria.operators import AveragePool, Identity, LinearOperator, OperatorLike, as_operator
+from equilibria.operators.rounding import accumulated, application_rounding, upper_norm
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative, check_positive
 
 Sign = Literal["smooth", "freeze", "hard"]
@@ -285,6 +286,7 @@ class HeritageDiversity(Energy):
         )
         self.freeze_after = freeze_after
         self.concave = not heritage and not diversity
+        self.is_quadratic = not diversity
         self.calibrates = diversity > 0 and sign != "hard"
         self.refresh_until = freeze_after if diversity > 0 and sign == "freeze" else 0
 
@@ -360,3 +362,31 @@ class HeritageDiversity(Energy):
             return None
         norms = [W.norm_bound(shape) for W, shape in zip(self.operators(), shapes, strict=True)]
         return torch.stack(norms).max().square() * coupling
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """Zero for λ = 0; with it t, or the signs, are taken at a point that the input decides."""
+        if self.coupling.diversity:
+            return None
+        shape = self.operators()[0].input_shape(layout[0])
+        return self.operators()[0].norm_bound(shape) * 0
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """For λ = 0: fl(W fl(P fl(Wᵀy))), with a sum of two messages."""
+        assert isinstance(exact, HeritageDiversity)
+        if self.coupling.diversity:
+            return None
+        norm = error = 0.0
+        triples = zip(self.operators(), exact.operators(), layout, strict=True)
+        for W, meant, shape in triples:
+            own = application_rounding(W, meant, W.input_shape(shape), unit)
+            if own is None:
+                return None
+            norm, error = max(norm, upper_norm(meant, W.input_shape(shape))), max(error, own)
+        pooled = max((getattr(P, "scale", 1) ** 2 for P in self.coupling.modules()), default=1)
+        mixing = 2 * (1 + accumulated(pooled + 8, unit))
+        return Rounding(
+            state=mixing * error * (2 * norm + error)
+            + accumulated(pooled + 8, unit) * 2 * (norm + error) ** 2
+        )

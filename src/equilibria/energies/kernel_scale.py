@@ -27,6 +27,8 @@ class KernelScale(nn.Module, ABC):
     couples_batch: bool = False
     follows_state: bool = False
     """Whether γ changes with the state, at every step."""
+    follows_input: bool = True
+    """Whether γ of a sample depends on its input."""
 
     @abstractmethod
     def at_start(self, energies: Tensor) -> Tensor:
@@ -39,6 +41,8 @@ class KernelScale(nn.Module, ABC):
 
 class FixedScale(KernelScale):
     """A constant γ."""
+
+    follows_input = False
 
     def __init__(self, gamma: float) -> None:
         super().__init__()
@@ -65,6 +69,7 @@ class RunningScale(KernelScale):
     energy: it gets the M it had before, and counts once.
     """
 
+    follows_input = False
     patch_energy: Tensor
     last_used: Tensor
     last_seen: Tensor

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Composite, Energy, all_known
+from equilibria.energies.base import Composite, Energy, Rounding, UnitBound, all_known
 from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators.rounding import application_rounding, upper_norm
 
 
 class Input(Energy):
@@ -22,6 +23,7 @@ class Input(Energy):
     """
 
     concave = True
+    is_quadratic = True
     curvature_limit = 0.0
 
     def __init__(self, U: OperatorLike, bias: bool | Tensor | None = None, *, of: int = 0) -> None:
@@ -69,12 +71,34 @@ class Input(Energy):
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return context["c"].new_zeros(())
 
+    def input_bound(self, context: Context, layout: Layout) -> Tensor:
+        return self.U.norm_bound(self._input_shape(context))
+
+    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound]:
+        rows = self.U.row_norms(self._input_shape(context))
+        return [UnitBound(rows, torch.zeros_like(rows))]
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """c: two additions, of b and to the other terms; Ux."""
+        assert isinstance(exact, Input)
+        shape = self._input_shape(context)
+        own = application_rounding(self.U, exact.U, shape, unit)
+        if own is None:
+            return None
+        return Rounding(injected=4 * unit, feature=own, carried=upper_norm(exact.U, shape))
+
+    def _input_shape(self, context: Context) -> tuple[int, ...]:
+        return self.U.input_shape(tuple(context["c"].shape[1:]))
+
 
 class Quadratic(Energy):
     """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium."""
 
     formula = "−½‖Wᵀy‖²"
     concave = True
+    is_quadratic = True
     vanishes_at_zero = True
 
     def __init__(self, W: OperatorLike) -> None:
@@ -100,6 +124,25 @@ class Quadratic(Energy):
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return self.W.norm_bound(self.W.input_shape(layout[0])).square()
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor:
+        return self.W.norm_bound(self.W.input_shape(layout[0])) * 0
+
+    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound]:
+        rows = self.W.row_norms(self.W.input_shape(layout[0]))
+        return [UnitBound(torch.zeros_like(rows), rows)]
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """fl(W fl(Wᵀy)) and an addition: (‖W‖ + ε)² − ‖W‖² + 4u‖W‖²."""
+        assert isinstance(exact, Quadratic)
+        shape = self.W.input_shape(layout[0])
+        own = application_rounding(self.W, exact.W, shape, unit)
+        if own is None:
+            return None
+        norm = upper_norm(exact.W, shape)
+        return Rounding(state=own * (2 * norm + own) + 4 * unit * (norm + own) ** 2)
 
 
 def one_tensor(state: State, term: Energy) -> Tensor:
@@ -157,8 +200,28 @@ class Branches(Composite):
         return None if limits is None else max(limits)
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        bounds = self._curvature_bounds(context, layout)
+        bounds = self._bounds("curvature_bound", context, layout)
         return None if bounds is None else functools.reduce(torch.maximum, bounds)
+
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        bounds = self._bounds("concavity_bound", context, layout)
+        return None if bounds is None else functools.reduce(torch.maximum, bounds)
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """All branches see the same input: √Σ of squares."""
+        bounds = self._bounds("input_bound", context, layout)
+        return None if bounds is None else functools.reduce(torch.hypot, bounds)
+
+    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound] | None:
+        each = self.each(context, self.layouts(layout))
+        known = all_known(term.unit_bounds(part, own) for term, part, own in each)
+        return None if known is None else [bound for bounds in known for bound in bounds]
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        known = self._roundings(exact, context, layout, unit)
+        return None if known is None else functools.reduce(Rounding.beside, known)
 
 
 def indexed(formula: str) -> str:

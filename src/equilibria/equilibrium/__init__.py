@@ -1,6 +1,6 @@
 """Equilibria as layers: the cell contract, and cell + solver + gradient rule."""
 
-from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium.cell import Cell, EnergyCell, EnergyForm
 from equilibria.equilibrium.function_cell import FunctionCell, fixed_point
 from equilibria.equilibrium.jacobian import jacobian_penalty, random_iterate, spectral_radius
 from equilibria.equilibrium.layer import BatchCouplingWarning, EquilibriumLayer, Inputs
@@ -11,6 +11,7 @@ __all__ = [
     "BatchCouplingWarning",
     "Cell",
     "EnergyCell",
+    "EnergyForm",
     "EnergyObjective",
     "EquilibriumLayer",
     "FunctionCell",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
-from equilibria.energies import Energy, Sum, curvature
+from equilibria.energies import Energy, Rounding, Sum, curvature
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.gradients import Symmetry
 from equilibria.registry import check_share
@@ -35,6 +36,11 @@ class Cell(nn.Module):
     """How many iterations renew the context by `refresh` before the map is fixed."""
     remedy: str = ""
     """What to do where a solve runs out of iterations, if this cell knows better than most."""
+
+    @property
+    def has_linear_output(self) -> bool:
+        """Whether `output` is linear in the state."""
+        return type(self).output is Cell.output
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         """Normalized weights and whatever else depends on parameters only.
@@ -130,6 +136,20 @@ class Cell(nn.Module):
         """
         return None
 
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """A bound of the Lipschitz constant of `step` in the input, at any state, or None."""
+        return None
+
+    def rounding(
+        self, exact: Cell, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """How far a computed `step` is from that of `exact`, the cell in float64, or None."""
+        return None
+
+    def energy_form(self, state: State, context: Context) -> EnergyForm | None:
+        """The hidden objective in its own variables, and the image of a state there, or None."""
+        return None
+
     def diagnosis(self, state: State, context: Context) -> str:
         """What to do where a solve that ended at `state` has failed; empty if nothing is known."""
         return self.remedy
@@ -146,6 +166,16 @@ class Cell(nn.Module):
     def forward(self, state: State, context: Context) -> tuple[State, State | None]:
         """`linearize`, for the backward pass to call on a twin with the saved parameters."""
         return self.linearize(state, context)
+
+
+@dataclass(frozen=True)
+class EnergyForm:
+    """An equilibrium as the minimizer of G = 1ᵀf + ½‖·‖² + E: the fixed point of y ↦ σ(−∇E(y))."""
+
+    cell: EnergyCell
+    context: Context
+    image: State
+    """σ of some pre-activation, which the state that was asked about gave."""
 
 
 class EnergyCell(Cell):
@@ -264,6 +294,35 @@ class EnergyCell(Cell):
             return None
         inner = 1 - self.damping + self.damping * curvature
         return 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        bound = self.energy.input_bound(context, layout)
+        share = self.alpha * self.activation.lipschitz * self.damping
+        return None if bound is None else bound * share
+
+    def rounding(
+        self, exact: Cell, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """That of ∇E; an activation that is not exact, and a relaxed step, round the image too."""
+        assert isinstance(exact, EnergyCell)
+        if self._has_own_step:
+            return None
+        found = self.energy.rounding(exact.energy, context, layout, unit)
+        is_exact = isinstance(self.activation, ReLU | IdentityActivation)
+        if found is None or (is_exact and self.alpha == self.damping == 1):
+            return found
+        curvature = exact.energy.curvature_bound(context, layout)
+        if curvature is None or not self.energy.is_quadratic:
+            return None
+        steepness = max(1.0, self.activation.lipschitz)
+        sizes = Rounding(state=2 + float(curvature.max()), injected=1.0)
+        return found * steepness + sizes * (16 * unit * steepness)
+
+    def energy_form(self, state: State, context: Context) -> EnergyForm | None:
+        if self._has_own_step or not self.energy.has_gradient:
+            return None
+        image = map_state(self.activation, self.energy.descent(state, context))
+        return EnergyForm(self, context, image)
 
     @property
     def potential(self) -> Potential | None:

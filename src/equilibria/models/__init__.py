@@ -16,6 +16,8 @@ from equilibria.models.baselines.inception import Inception
 from equilibria.models.baselines.neural_ode import NeuralODE
 from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
 from equilibria.models.baselines.resnet import ResNet, resnet, resnet_small
+from equilibria.models.certificates import Certificate, Certifier, NoCertificateError, certify
+from equilibria.models.early_exit import CertifiedExit
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators.autoencoders import (
     Autoencoder,
@@ -62,6 +64,9 @@ from equilibria.models.restorers.model import EquilibriumRestorer, deq_restorer
 
 __all__ = [
     "Autoencoder",
+    "Certificate",
+    "CertifiedExit",
+    "Certifier",
     "DeepOptEqCell",
     "EquilibriumClassifier",
     "EquilibriumDecoder",
@@ -74,11 +79,13 @@ __all__ = [
     "MOptEqCell",
     "ModelDescription",
     "MonDEQCell",
+    "NoCertificateError",
     "OptEqCell",
     "POptEqCell",
     "ResNet",
     "UnitLayer",
     "branch_features",
+    "certify",
     "convolutional_autoencoder",
     "create_model",
     "deep_opteq",

@@ -62,6 +62,10 @@ class LinearOperator(nn.Module, ABC):
     def norm_bound(self, input_shape: Shape) -> Tensor:
         """A rigorous upper bound of ‖A‖₂ with its effective weights; differentiable."""
 
+    def row_norms(self, input_shape: Shape) -> Tensor:
+        """Upper bounds of the norms of A's rows, in a shape that meets that of an output."""
+        return self.norm_bound(input_shape)
+
     @property
     def norm_limit(self) -> float | None:
         """A bound of the norm that holds by construction, without computing anything, or None."""

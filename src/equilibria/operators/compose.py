@@ -120,6 +120,14 @@ class Compose(LinearOperator):
             shape = operator.output_shape(shape)
         return functools.reduce(torch.mul, bounds)
 
+    def row_norms(self, input_shape: Shape) -> Tensor:
+        """Those of the factor that is applied last, times the norms of the others."""
+        last, *others = self.factors
+        if not others:
+            return last.row_norms(input_shape)
+        inner = Compose(*others)
+        return last.row_norms(inner.output_shape(input_shape)) * inner.norm_bound(input_shape)
+
     def _split(self, weights: Weights) -> list[tuple[LinearOperator, Weights]]:
         """Each factor with its own weights, in the order in which they are applied."""
         if len(weights) != self.weight_count:

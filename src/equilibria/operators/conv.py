@@ -265,6 +265,12 @@ class PlainConvolution(Convolution):
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
         return self._convolve_adjoint(y, weights[0])
 
+    def row_norms(self, input_shape: Shape) -> Tensor:
+        """Of one kernel a channel; near the edge a part of it is used."""
+        (kernel,) = self.weights(input_shape)
+        norms: Tensor = torch.linalg.vector_norm(kernel.flatten(1), dim=1)
+        return norms.view(self.bias_shape)
+
     def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
         return conv_symbol.symbol(conv_symbol.polyphase(kernels[0], self.stride), frequency)
 

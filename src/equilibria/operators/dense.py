@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -66,6 +67,10 @@ class Dense(KernelOperator):
         if features != self.out_features:
             raise shape_error(self, "output", f"(B, …, {self.out_features})", output_shape)
         return (*before, self.in_features)
+
+    def row_norms(self, input_shape: Shape) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.weight, dim=1)
+        return norms
 
     def _control_shape(self, input_shape: Shape | None) -> Shape:
         return (self.in_features,)

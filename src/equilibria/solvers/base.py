@@ -112,6 +112,8 @@ class Solver(ABC, Generic[M]):
     ) -> Solution:
         """Solve `problem`, each sample to its own end."""
         trace = trace or problem.trace
+        if notes := self.criterion.notes():
+            problem = problem.in_context(problem.context.with_sample(**notes))
         point, problem, warm_up = self.warm_up(problem)
         image = problem.evaluate(point) if len(point) else point
         problem, point, image = problem.in_own_units(point, image)
@@ -210,7 +212,8 @@ class _Progress:
         absolute, relative = residuals.absolute, residuals.relative
         reached = residuals.bounded & self.criterion.reached(Iterate(problem, image, residuals))
         going = residuals.bounded & ~reached
-        improved = residuals.bounded & (relative < rows.residual)
+        # What a criterion of its own is content with is what counts, though its residual be larger.
+        improved = residuals.bounded & ((relative < rows.residual) | reached)
         self.latest = relative
         self.absolute, self.absolute_before = absolute, self.absolute
         if self.running_count < len(absolute):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,8 @@ class Iterate:
     """Of these rows: `problem.unpack(image)` is their state, `problem.context` their context."""
     image: Tensor
     residuals: Residuals
+    is_state: bool = True
+    """Whether the image is the answer for a row that stops here; `Descent` may answer the point."""
 
 
 class StoppingCriterion(ABC):
@@ -136,6 +139,10 @@ class StoppingCriterion(ABC):
     @abstractmethod
     def reached(self, iterate: Iterate) -> Tensor:
         """For each row whether it may stop."""
+
+    def notes(self) -> Mapping[str, Tensor]:
+        """What it has to know of each sample of the batch, to be found in the context."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,9 @@ class _Run:
         image = self.potential.image(point.y, point.descent)
         residuals = self.scale.measure(image, image - point.y, None)
         sound = torch.isfinite(point.value) & residuals.bounded
-        reached = sound & self.settings.criterion.reached(Iterate(self.problem, image, residuals))
+        reached = sound & self.settings.criterion.reached(
+            Iterate(self.problem, image, residuals, is_state=False)
+        )
         over = self.pace.spent >= self.settings.max_iterations
         stalled = self._stalled()
         status = torch.where(stalled, int(Status.STALLED), int(Status.OUT_OF_ITERATIONS))

@@ -26,7 +26,7 @@ from equilibria.data import (
     readable,
 )
 from equilibria.equilibrium import solving
-from equilibria.models import predicted_classes
+from equilibria.models import CertifiedExit, predicted_classes
 from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
 from equilibria.tasks import Classification, Evaluation, Task
@@ -130,6 +130,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     batch_size: int = 256,
     root: str | Path | None = None,
+    certified: bool = False,
     **options: Any,
 ) -> Evaluation:
     """How a model does on samples that it was not trained on.
@@ -145,6 +146,7 @@ def evaluate(
     options: of the data set that is named, as `load_dataset` takes them.
     task: what is judged; by default that of the run, and classification for a model.
     root: the folder of data sets; by default where the run, or EQUILIBRIA_DATA, has it.
+    certified: of a run, solve each image until its class is certain (`CertifiedExit`).
     """
     if isinstance(data, str):
         data = load_dataset(data, root, **options)
@@ -153,16 +155,20 @@ def evaluate(
     if isinstance(run_or_model, nn.Module):
         if data is None:
             raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
+        if certified:
+            raise TypeError("certified is for runs: evaluate eq.models.CertifiedExit(model, shape)")
         batches = _batches(data, run_or_model, batch_size)
         return (task or Classification()).evaluate(run_or_model, batches)
     run: RecipeModel
     if data is None:
-        run = experiment = trained(run_or_model, device=device, weights=weights, root=root)
+        experiment = trained(run_or_model, device=device, weights=weights, root=root)
+        experiment = experiment.until_certain() if certified else experiment
         if task is None:
             return experiment.evaluate()
-        data = experiment.test
+        run, data = experiment, experiment.test
     else:
         run = trained_model(run_or_model, device=device, weights=weights)
+        run = run.until_certain() if certified else run
     batches = _batches(data, run.model, batch_size)
     with run.solving():
         return (task or run.task).evaluate(run.model, batches)
@@ -182,6 +188,8 @@ class Prediction:
     converged: bool | None
     top: dict[str, float]
     """The most likely classes with their confidences, the first one first; as many as asked for."""
+    certified: bool | None = None
+    """Whether the class is certain; None where nobody asked."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,7 @@ def predict(
     device: str | torch.device = "cpu",
     batch_size: int = 64,
     top: int = 1,
+    certified: bool = False,
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> list[Prediction] | list[ClassMap]:
     """The classes of images, or of their pixels where the model segments.
@@ -214,6 +223,7 @@ def predict(
     images: a batch with values in [0, 1], or image files and folders of them, which are framed as
         the images of the training were.
     top: how many of the most likely classes are told with their confidences.
+    certified: solve each image until its class is certain (`CertifiedExit`).
     on_unreadable: is told of a file that cannot be read, which is then left out; without it, that
         is an error.
     """
@@ -224,6 +234,7 @@ def predict(
         device=device,
         batch_size=batch_size,
         top=top,
+        certified=certified,
         on_unreadable=on_unreadable,
     )
     return cast("list[Prediction] | list[ClassMap]", list(found))
@@ -237,6 +248,7 @@ def predictions(
     device: str | torch.device = "cpu",
     batch_size: int = 64,
     top: int = 1,
+    certified: bool = False,
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> Iterator[Prediction | ClassMap]:
     """What `predict` gives, one by one: files are read when their turn comes, and none is kept."""
@@ -247,6 +259,10 @@ def predictions(
         model = load(run_or_model, device=device, weights=weights)
         if not getattr(model, "names_classes", True):
             raise ValueError(f"the task of the run {run_or_model} has no classes to predict")
+    read = None if isinstance(images, Tensor) else _reader(model)
+    if certified:
+        known = images.shape[1:] if isinstance(images, Tensor) else model.image_shape
+        model = CertifiedExit(model, tuple(known))  # type: ignore[arg-type]
     batches: Iterable[tuple[Sequence[str], Tensor]]
     if isinstance(images, Tensor):
         parts = torch.split(images, batch_size) if len(images) else ()
@@ -254,7 +270,8 @@ def predictions(
     else:
         paths = [images] if isinstance(images, str | Path) else images
         files = find_images([Path(path) for path in paths])
-        batches = _read(files, _reader(model), batch_size, on_unreadable)
+        assert read is not None
+        batches = _read(files, read, batch_size, on_unreadable)
     return (said for names, batch in batches for said in _said(model, batch, names, top))
 
 
@@ -299,7 +316,8 @@ def _said(
         label = None if classes[i] < 0 else names[int(classes[i])]
         order = [] if label is None else shares[i].argsort(descending=True, stable=True)[:top]
         likely = {names[int(j)]: float(shares[i, j]) for j in order}
-        found.append(Prediction(file, label, confidence, iterations, converged, likely))
+        sure = bool(model.certified[i]) if isinstance(model, CertifiedExit) else None
+        found.append(Prediction(file, label, confidence, iterations, converged, likely, sure))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -34,7 +34,7 @@ from equilibria.data import (
     usual_workers,
 )
 from equilibria.equilibrium import Record, solving
-from equilibria.models import create_model, model_options
+from equilibria.models import CertifiedExit, create_model, model_options
 from equilibria.tasks import (
     Autoencoding,
     Classification,
@@ -84,6 +84,9 @@ class ImageFacts:
         return len(self.class_names)
 
 
+AnyRun = TypeVar("AnyRun", bound="RecipeModel")
+
+
 @dataclass(frozen=True)
 class RecipeModel:
     """The model of a recipe with its task and what it must know of its images, without any data."""
@@ -96,6 +99,12 @@ class RecipeModel:
     def solving(self) -> AbstractContextManager[Record]:
         """The layers of the model as they solve in an evaluation."""
         return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
+
+    def until_certain(self: AnyRun) -> AnyRun:
+        """The same with a model that solves each image until its class is certain."""
+        if self.images.kind != "classification":
+            raise ValueError("certificates are for runs that classify images")
+        return replace(self, model=CertifiedExit(self.model, tuple(self.images.image_shape)))
 
 
 @dataclass(frozen=True)

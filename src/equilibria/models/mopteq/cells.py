@@ -16,7 +16,7 @@ from torch import Tensor
 from equilibria.activations import Activation
 from equilibria.context import Context, Layout, Packing, State, map_state, numbered, state_tensors
 from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
-from equilibria.equilibrium import Cell
+from equilibria.equilibrium import Cell, EnergyForm
 from equilibria.models.base import MapObjective
 from equilibria.models.mopteq.branches import BranchCell, Fusion
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative
@@ -225,6 +225,10 @@ class MOptEqFeatureCell(Cell):
     def simplify(self, context: Context) -> Context:
         return self.lifted.simplify(context)
 
+    @property
+    def has_linear_output(self) -> bool:
+        return self.lifted.has_linear_output
+
     def output(self, state: State, context: Context) -> Tensor:
         return self.lifted.fuse(state_tensors(state))
 
@@ -236,6 +240,9 @@ class MOptEqFeatureCell(Cell):
         operators = self.lifted.heritage_diversity.operators()
         lifted = tuple(W.output_shape(shape) for W, shape in zip(operators, layout, strict=True))
         return self.lifted.contraction_bound(context, lifted)
+
+    def energy_form(self, state: State, context: Context) -> EnergyForm:
+        return EnergyForm(self.lifted, context, self.lift(state, context))
 
     def objective(self, context: Context) -> LiftedObjective:
         return LiftedObjective(self, context)

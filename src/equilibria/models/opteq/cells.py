@@ -12,13 +12,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.activations import Activation, get_activation
+from equilibria.activations import Activation, ReLU, get_activation
 from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
-from equilibria.equilibrium import Cell, EnergyCell, EnergyObjective, Objective
+from equilibria.energies import Input, Quadratic, Regularizer, Rounding, get_regularizer
+from equilibria.equilibrium import Cell, EnergyCell, EnergyForm, EnergyObjective, Objective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
 from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators.rounding import application_rounding, upper_norm
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
 SMALLEST_ALPHA = 0.01
@@ -55,6 +56,10 @@ class OptEqCell(EnergyCell):
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
+
+    @property
+    def has_linear_output(self) -> bool:
+        return type(self).output is OptEqCell.output
 
     def output(self, state: State, context: Context) -> Tensor:
         """z = Wᵀy/μ."""
@@ -249,6 +254,10 @@ class DeepOptEqCell(Cell):
             pulls[place] = self.regularizer.step(z, self.gamma) - z
         return pulls
 
+    @property
+    def has_linear_output(self) -> bool:
+        return self.regularizer is None
+
     def output(self, state: State, context: Context) -> Tensor:
         """z*, prox_{γR}(z*) or T_R(z*)."""
         assert isinstance(state, Tensor)
@@ -296,6 +305,58 @@ class DeepOptEqCell(Cell):
         pairs = zip(self.units(), context.parts.values(), strict=True)
         bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
         return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
+
+    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """Σ_l (Π_{m>l} q_m) α_l L_σ‖W_l‖‖U_l‖/μ_l; None with a regularizer."""
+        if self.regularizer is not None:
+            return None
+        total: Tensor | None = None
+        for layer, part in zip(self.units(), context.parts.values(), strict=True):
+            steepness = layer.step_size(part) * layer.activation.lipschitz / layer.mu
+            injected = layer.input.input_bound(part, layout) * layer.W.norm_bound(layout[0])
+            kept = 0.0 if total is None else total * layer.lipschitz_bound(part, layout)
+            total = kept + steepness * injected
+        return total
+
+    def rounding(
+        self, exact: Cell, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """The error of each layer and what the next ones make of it, where every σ is ReLU."""
+        assert isinstance(exact, DeepOptEqCell)
+        if self.regularizer is not None or any(
+            type(u.activation) is not ReLU for u in self.units()
+        ):
+            return None
+        # Of z: its size, and the error of what was computed in its place.
+        size, error = Rounding(state=1.0), Rounding()
+        triples = zip(self.units(), exact.units(), context.parts.values(), strict=True)
+        for layer, meant, part in triples:
+            own = application_rounding(layer.W, meant.W, layout[0], unit)
+            injected = layer.input.rounding(meant.input, part, layout, unit)
+            if own is None or injected is None:
+                return None
+            norm, alpha = upper_norm(meant.W, layout[0]), float(meant.step_size(part))
+            lifted = size * norm + Rounding(injected=1.0)
+            in_y = error * norm + size * (own + 4 * unit * norm) + injected
+            in_p = (in_y * (norm + own) + lifted * (own + 4 * unit * norm)) * (1 / layer.mu)
+            image = lifted * (norm / layer.mu)
+            error = error * (1 - alpha) + in_p * alpha + (size + image) * (8 * unit)
+            size = size * (1 - alpha) + image * alpha
+        return error
+
+    def energy_form(self, state: State, context: Context) -> EnergyForm | None:
+        """That of OptEq in y-space, for one layer."""
+        if len(self.layers) > 1 or self.regularizer is not None:
+            return None
+        (layer,), (part,) = self.units(), context.parts.values()
+        assert isinstance(state, Tensor)
+        given = layer.input
+        bias = False if given.bias is None else given.bias
+        cell = OptEqCell(layer.W, given.U, bias=bias, activation=layer.activation, mu=layer.mu)
+        injected = Context(sample={"c": part["c"]})
+        quadratic = Context(shared={"W": part.shared["W"]})
+        lifted = Context(parts={"input": injected, "quadratic": quadratic})
+        return EnergyForm(cell, lifted, layer.lift(state, part))
 
     def objective(self, context: Context) -> DeepOptEqObjective:
         return DeepOptEqObjective(self, context)

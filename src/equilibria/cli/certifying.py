@@ -1,0 +1,234 @@
+"""What `equilibria certify` does, and what it says of it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.cli.app import opened, opened_model
+from equilibria.cli.attacking import classifier
+from equilibria.cli.console import print_facts, print_json, print_table, progress_bar, say
+from equilibria.cli.faults import (
+    check_new,
+    complain,
+    note_frames,
+    printable,
+    unreadable,
+    writable_file,
+)
+from equilibria.data import BRIGHTEST, find_images, read_image, readable
+from equilibria.equilibrium import solving
+from equilibria.models import Certificate, Certifier
+from equilibria.models.certificates import joined
+from equilibria.training import RecipeModel, choose_device, write_atomically
+
+MOST_ROWS = 200
+"""Of a table of files; of more a summary is printed."""
+STANDARD_OUTPUT = Path("-")
+
+
+@dataclass(frozen=True)
+class CertifiedImage:
+    """What is certain of one image."""
+
+    image: str
+    """Its file, or its number among the test images that were looked at."""
+    label: str | None
+    """The class at the equilibrium."""
+    true_label: str | None
+    """What it shows, where that is known."""
+    certified: bool
+    radius: float
+    margin: float | None
+    """The smallest margin to another class."""
+    margin_error: float | None
+    """How far that one may be off."""
+    error: float
+    residual: float
+    contraction: float
+    reason: str
+
+
+def certify_images(
+    run: Path,
+    files: Sequence[Path],
+    *,
+    tolerance: float | None,
+    samples: int,
+    refine: bool,
+    batch_size: int,
+    table: Path | None,
+    overwrite: bool,
+    root: Path | None,
+    best: bool,
+    as_json: bool,
+    device: str,
+) -> None:
+    """The options are those of the command."""
+    if as_json and table == STANDARD_OUTPUT:
+        raise ValueError("--json and --csv - both take the standard output: choose one")
+    if tolerance is not None and not tolerance > 0:
+        raise ValueError(f"--tolerance must be positive, not {tolerance:g}")
+    if table is not None and table != STANDARD_OUTPUT:
+        check_new(writable_file(table), overwrite=overwrite)
+    where = choose_device(device)
+    problems: list[Exception] = []
+    truths: Sequence[int | None]
+    if files:
+        asked: RecipeModel = classifier(opened_model(run, where, best))
+        paths = find_images(files)
+        read = list(readable(paths, _reader(asked), problems.append))
+        names = [str(path) for path, _ in read]
+        images = torch.stack([pixels for _, pixels in read]) if read else torch.zeros(0)
+        truths = [None] * len(names)
+    else:
+        experiment = classifier(opened(run, where, best, root))
+        asked, paths = experiment, []
+        images, labels = experiment.some_test_images(samples)
+        names, truths = [str(i) for i in range(len(images))], labels.tolist()
+    if not len(images):
+        complain(unreadable(problems, len(paths)))
+    found, by = _certified(
+        asked, images.to(where), tolerance, refine, batch_size, as_json or table == STANDARD_OUTPUT
+    )
+    rows = list(_rows(found, names, truths, asked.images.class_names))
+    if as_json:
+        print_json(rows)
+    if table is not None:
+        _write(table, rows)
+    if not as_json and table != STANDARD_OUTPUT:
+        if files and len(rows) <= MOST_ROWS:
+            _show(rows)
+        _summarize(asked, found, rows)
+        if table is not None:
+            say(f"Written: {table}")
+    note_frames(paths)
+    nothing = "" if found.certified_class.any() else _why_nothing(by, found)
+    complain(unreadable(problems, len(paths)), nothing)
+
+
+def _reader(run: RecipeModel) -> Any:
+    frame, is_gray = run.images.frame, run.images.image_shape[0] == 1
+    return lambda path: read_image(path, frame, is_gray=is_gray).float() / BRIGHTEST
+
+
+def _certified(
+    run: RecipeModel,
+    images: Tensor,
+    tolerance: float | None,
+    refine: bool,
+    batch_size: int,
+    is_silent: bool,
+) -> tuple[Certificate, Certifier]:
+    by = Certifier(run.model, tuple(images.shape[1:]))
+    parts = list(torch.split(images, batch_size))
+    found = []
+    with (
+        run.solving(),
+        solving(run.model, tolerance=tolerance),
+        progress_bar(silent=is_silent) as bar,
+    ):
+        for part in bar.track(parts, total=len(parts), description="certifying"):
+            found.append(by(part, refine=refine))
+    return joined(found), by
+
+
+def _why_nothing(by: Certifier, found: Certificate) -> str:
+    common = Counter(found.reasons).most_common(1)
+    return (by.no_class and f"no certificate, because {by.no_class}") or common[0][0]
+
+
+def _rows(
+    found: Certificate, names: Sequence[str], truths: Sequence[int | None], classes: Sequence[str]
+) -> Iterator[CertifiedImage]:
+    for i, (name, truth) in enumerate(zip(names, truths, strict=True)):
+        said = int(found.prediction[i])
+        margin = margin_error = None
+        if found.margin.shape[1] > 1 and said >= 0:
+            rivals = torch.arange(found.margin.shape[1]) != said
+            margins = found.margin[i].cpu()[rivals]
+            nearest = int(margins.argmin())
+            margin = float(margins[nearest])
+            margin_error = float(found.margin_error[i].cpu()[rivals][nearest])
+        yield CertifiedImage(
+            image=name,
+            label=None if said < 0 else classes[said],
+            true_label=None if truth is None else classes[truth],
+            certified=bool(found.certified_class[i]),
+            radius=float(found.radius[i]),
+            margin=margin,
+            margin_error=margin_error,
+            error=float(found.error[i]),
+            residual=float(found.residual[i]),
+            contraction=float(found.contraction[i]),
+            reason=found.reasons[i],
+        )
+
+
+def _write(path: Path, rows: Sequence[CertifiedImage]) -> None:
+    names = [f.name for f in fields(CertifiedImage)]
+    lines = [names, *([asdict(row)[name] for name in names] for row in rows)]
+    if path == STANDARD_OUTPUT:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(
+            [printable(str(c)) if isinstance(c, str) else c for c in line] for line in lines
+        )
+        return
+    from io import StringIO
+
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_atomically(path, text.getvalue().encode())
+
+
+def _show(rows: Sequence[CertifiedImage]) -> None:
+    numbers = ("Margin", "±", "Error", "Radius")
+    lines = [
+        (
+            row.image,
+            row.label or "no answer",
+            "yes" if row.certified else "no",
+            "" if row.margin is None else f"{row.margin:.4g}",
+            "" if row.margin_error is None else f"{row.margin_error:.1e}",
+            f"{row.error:.1e}",
+            f"{row.radius:.3g}" if row.radius else "",
+            row.reason,
+        )
+        for row in rows
+    ]
+    print_table(("Image", "Class", "Certified", *numbers, "Why not"), lines, right=numbers)
+
+
+def _summarize(run: RecipeModel, found: Certificate, rows: Sequence[CertifiedImage]) -> None:
+    count, gains = len(rows), found.gains()
+    known = [row for row in rows if row.true_label is not None]
+    right = [row for row in known if row.certified and row.label == row.true_label]
+    certain = int(found.certified_class.sum())
+
+    def median(values: Tensor) -> str:
+        return f"{float(values.median()):.3g}"
+
+    facts = [
+        ("Class certified", f"{certain / count:.2%} ({certain} of {count})"),
+        ("Certified and right", f"{len(right) / len(known):.2%}" if known else ""),
+        ("Unique equilibrium", f"{float(found.unique.double().mean()):.1%}"),
+        ("Contraction q, largest", f"{float(found.contraction.max()):.4g}"),
+        ("Residual ‖T(y) − y‖, median", median(found.residual)),
+        ("Error by contraction, median", median(found.contraction_error)),
+        ("Error by convexity, median", median(found.convexity_error)),
+        *(
+            (f"Radius, {name}, median", f"{median(radii)} (× {gains.get(name, 1):.2f})")
+            for name, radii in found.radii.items()
+        ),
+        *((name.replace("_", " ").capitalize(), median(v)) for name, v in found.checks.items()),
+    ]
+    print_facts(f"{run.recipe.model.name} on {count} images", facts)
+    for reason, times in Counter(filter(None, found.reasons)).most_common():
+        say(f"{times} of {count}: {reason}")

@@ -1,0 +1,519 @@
+"""What is certain about a prediction: `certify`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.activations import IdentityActivation, ReLU
+from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
+from equilibria.energies.kernel_scale import RunningScale
+from equilibria.equilibrium import Cell, EnergyForm
+from equilibria.equilibrium.certificates import READING, Resolved, Resolvent, flat_rows
+from equilibria.equilibrium.layer import as_inputs
+from equilibria.equilibrium.objective import distance_per_sample
+from equilibria.models.base import EquilibriumModel, predicted_classes
+from equilibria.models.lipschitz import StemBounds, UnboundedError, why_not_affine
+from equilibria.models.opteq.cells import DeepOptEqCell
+from equilibria.models.radii import (
+    GLOBAL,
+    PATTERN,
+    WEIGHTED,
+    InputSide,
+    Pattern,
+    Rivals,
+    weighted_steepness,
+)
+from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
+
+UNIT = unit_roundoff(torch.float64)
+PERTURBATION = 0.01
+"""ε of Proposition 2's check, in the feature g(x)."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is proven of each sample of a batch; tensors are float64 and have the batch first.
+
+    It is a statement about the exact equilibrium: that of the model in exact arithmetic, with the
+    weights it has stored (effective weights as float64 makes them of those). The bounds of norms
+    that it rests on are measured, and rounding is accounted for.
+    """
+
+    contraction: Tensor
+    """q, a bound of the Lipschitz constant of the map; ∞ where none is known."""
+    unique: Tensor
+    """Whether there is exactly one equilibrium."""
+    residual: Tensor
+    """‖T(y) − y‖ at the state y that the model found."""
+    error: Tensor
+    """‖T(y) − y*‖ at most, in the variables of the hidden objective where there is one."""
+    contraction_error: Tensor
+    """q‖T(y) − y‖/(1 − q), for the state; ∞ where nothing is known."""
+    convexity_error: Tensor
+    """‖∂G‖/m, m the modulus of strong convexity, in the variables of G; ∞ likewise."""
+    prediction: Tensor
+    """The class at T(y); −1 where there is none."""
+    certified_class: Tensor
+    """Whether the exact equilibrium has that class, and the model says so."""
+    margin: Tensor
+    """The logit of that class less that of every class, (samples, classes)."""
+    margin_error: Tensor
+    """How far each margin may be from that at the exact equilibrium."""
+    radius: Tensor
+    """No image closer than this (in L2, in pixels) has another class; 0 where nothing is known."""
+    radii: dict[str, Tensor]
+    """The same by each bound: global, weighted, pattern (`models/radii.py`)."""
+    checks: dict[str, Tensor]
+    """What must vanish at an equilibrium: stationarity ‖∂G‖, the Fenchel gap
+    1ᵀ[S*(y) + S(a) − ay] of y and its pre-activation a, by how much σ fails to be firmly
+    nonexpansive (a proximal operator), and of a Deep OptEq the residual of Theorem 2's inclusion.
+    Of MOptEqs also both sides of Proposition 2 as a quotient, at least 1."""
+    reasons: list[str] = field(default_factory=list)
+    """Why a sample has no certified class, or no radius; empty where it has both."""
+
+    def __len__(self) -> int:
+        return len(self.contraction)
+
+    @property
+    def share_certified(self) -> float:
+        return float(self.certified_class.double().mean()) if len(self) else 0.0
+
+    def gains(self) -> dict[str, float]:
+        """How many times larger than the global one the radius by each bound is, in the median."""
+        sure = self.radii[GLOBAL] > 0 if GLOBAL in self.radii else self.certified_class[:0]
+        if not bool(sure.any()):
+            return {}
+        quotients = {
+            name: found[sure] / self.radii[GLOBAL][sure] for name, found in self.radii.items()
+        }
+        return {name: float(quotient.median()) for name, quotient in quotients.items()}
+
+
+def joined(certificates: Sequence[Certificate]) -> Certificate:
+    """The certificates of several batches as one."""
+    if not certificates:
+        raise ValueError("there is nothing to join: no batch was certified")
+
+    def together(name: str) -> Any:
+        values = [getattr(one, name) for one in certificates]
+        if isinstance(values[0], Tensor):
+            return torch.cat(values)
+        if isinstance(values[0], dict):
+            return {key: torch.cat([value[key] for value in values]) for key in values[0]}
+        return [item for value in values for item in value]
+
+    return Certificate(**{f.name: together(f.name) for f in fields(Certificate)})
+
+
+class NoCertificateError(ValueError):
+    """There is nothing that could be certified; the message says why."""
+
+
+def certify(model: nn.Module, images: Tensor, *, refine: bool = True) -> Certificate:
+    """What is certain about what a classifier says of images.
+
+        found = eq.certify(eq.load("runs/opteq"), images)
+        found.certified_class, found.radius, found.reasons
+
+    The model solves as it is set up (`with eq.solving(model, tolerance=1e-3)` for another
+    tolerance); its state is then judged in float64.
+
+    refine: radii by the activation pattern of each sample too, for some hundred evaluations of
+        the map a sample.
+    """
+    return Certifier(model, tuple(images.shape[1:]))(images, refine=refine)
+
+
+class Certifier:
+    """`certify` for many batches of images of one shape: what all samples share is found once."""
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:
+        if not isinstance(model, EquilibriumModel):
+            raise NoCertificateError(
+                f"a {type(model).__name__} has no equilibrium: certificates are for models with a "
+                "stem, an equilibrium layer and a head"
+            )
+        self.model = model
+        self.shape = tuple(image_shape)
+        self.exact = in_float64(model)
+        self.cell: Cell = self.exact.layer.cell
+        self.stem: StemBounds | None = None
+        self.no_radius = ""
+        try:
+            normalize = getattr(self.exact, "normalize", None)
+            self.stem = StemBounds(self.exact.stem, self.exact.stem, normalize, self.shape, UNIT)
+        except UnboundedError as error:
+            self.no_radius = str(error)
+        probe = next(self.exact.parameters()).new_zeros(1, *self.shape)
+        inputs = as_inputs(self.exact.injected(probe))
+        self.feature_shape = tuple(inputs[0].shape[1:])
+        self.context = self.cell.inject(*inputs)
+        self.state = self.cell.initial_state(*inputs, self.context)
+        self.layout = Packing.of(self.state).layout
+        self.form = self._form(self.state, self.context)
+        self.form_layout = self.layout
+        if self.form is not None:
+            self.form_layout = Packing.of(self.form.image).layout
+            energy = self.form.cell.energy
+            self.rounding = energy.rounding(energy, self.form.context, self.form_layout, UNIT)
+        else:
+            self.rounding = self.cell.rounding(self.cell, self.context, self.layout, UNIT)
+        self.no_class = self._why_no_class()
+        self.resolvent: Resolvent | None = None
+        self.resolved: Resolved | None = None
+        if not self.no_class:
+            self._read_off()
+
+    def _form(self, state: State, context: Context) -> EnergyForm | None:
+        """The hidden objective, where its subgradients are computed without rounding σ."""
+        if self.exact.layer.couples_batch:
+            return None
+        form = self.cell.energy_form(state, context)
+        is_exact = form is not None and isinstance(form.cell.activation, ReLU | IdentityActivation)
+        return form if is_exact else None
+
+    def _why_no_class(self) -> str:
+        """Why no class of any sample is certain, as far as the model itself says; or empty."""
+        if self.exact.layer.couples_batch:
+            return "the samples of a batch are coupled: what one shows changes the others"
+        for part in self.model.modules():
+            if isinstance(part, RunningScale) and not float(part.patch_energy) > 0:
+                return "γ of its kernel has seen no data yet: train the model first"
+        if self.has_moving_signs:
+            return (
+                "the signs of its diversity term (λ > 0) may flip between the state and the "
+                "equilibrium: error bars are relative to the signs of the state"
+            )
+        if self.cell.refresh_until:
+            return "its map depends on where the first iterations went"
+        if why := why_not_affine(self.exact.head):
+            return why
+        if not self.cell.has_linear_output:
+            return f"the output of {type(self.cell).__name__} is not linear in the state"
+        if self.rounding is None:
+            return f"no bound of the rounding in {type(self.cell).__name__} is known"
+        return ""
+
+    @property
+    def coupled_branches(self) -> Any:
+        """MOptEqs' coupling between branches, or None."""
+        lifted = getattr(self.cell, "lifted", self.cell)
+        return getattr(lifted, "heritage_diversity", None)
+
+    @property
+    def has_moving_signs(self) -> bool:
+        return self.coupled_branches is not None and bool(self.coupled_branches.coupling.diversity)
+
+    @property
+    def is_unrelaxed(self) -> bool:
+        """Whether the map is y ↦ σ(−∇E(y)) itself."""
+        if isinstance(self.cell, DeepOptEqCell):
+            return all(layer.raw_alpha == 1.0 for layer in self.cell.units())
+        cell = getattr(self.cell, "lifted", self.cell)
+        return bool(getattr(cell, "alpha", 0) == 1 and getattr(cell, "damping", 0) == 1)
+
+    def _read_off(self) -> None:
+        """Logits as a function of the state, or of y, and what their steepness needs."""
+        if self.form is None:
+            found = readout(self.cell, self.exact.head, self.state, self.context)
+            self.readout, self.offset = found
+            return
+        form = self.form
+        self.readout, self.offset = readout(form.cell, self.exact.head, form.image, form.context)
+        energy = form.cell.energy
+        bound = energy.concavity_bound(form.context, self.form_layout)
+        concavity = torch.inf if bound is None else float(bound.max()) * (1 + NORM_SLACK)
+        if energy.is_quadratic and concavity < 1:
+            self.resolvent = Resolvent(energy, form.context, self.form_layout, concavity)
+            self.resolved = self.resolvent.solve(flat_rows(self.readout))
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
+        """The certificate of a batch."""
+        if tuple(images.shape[1:]) != self.shape:
+            raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            solution = self.model.solve(images)
+            said = predicted_classes(self.model.head(self.model.layer.output(solution)))
+        finally:
+            self.model.train(was_training)
+        return _Judged(self, images.double(), solution.state, solution.context).found(said, refine)
+
+
+class _Judged:
+    """One batch, in float64."""
+
+    def __init__(self, by: Certifier, images: Tensor, state: State, context: Context) -> None:
+        self.by = by
+        self.images = images
+        self.state = map_state(lambda tensor: tensor.double(), state)
+        self.inputs = as_inputs(by.exact.injected(images))
+        self.context = by.cell.inject(*self.inputs)
+        if by.cell.refresh_until or by.has_moving_signs:
+            # Signs and scales that a solve keeps are those of the model's own solve.
+            wide = (t.double() if t.is_floating_point() else t for t in context.tensors())
+            self.context = context.replace(list(wide))
+        self.image = by.cell.step(self.state, self.context)
+        self.form = None if by.form is None else by.cell.energy_form(self.state, self.context)
+        self.sizes = (norms(self.inputs), self._stem_error())
+        self.no_radius = by.no_radius
+
+    def _stem_error(self) -> Tensor:
+        return self._filled(0.0) if self.by.stem is None else self.by.stem.run(self.images).error
+
+    def _filled(self, value: float) -> Tensor:
+        return self.images.new_full((len(self.images),), value)
+
+    def _per_sample(self, bound: Tensor | None) -> Tensor:
+        known = self._filled(torch.inf) if bound is None else bound.double()
+        return known.expand(len(self.images)) * (1 + NORM_SLACK)
+
+    def found(self, said: Tensor, refine: bool) -> Certificate:
+        by, cell = self.by, self.by.cell
+        q = self._per_sample(cell.contraction_bound(self.context, by.layout))
+        residual = distance_per_sample(self.state, self.image)
+        by_contraction = self._contraction_error(q, residual)
+        by_convexity, checks = self._filled(torch.inf), {}
+        if self.form is not None:
+            by_convexity = self._convexity_error(self.form)
+            checks = self._checks(self.form)
+        if isinstance(cell, DeepOptEqCell) and not by.exact.layer.couples_batch:
+            checks["inclusion"] = cell.objective(self.context).residual(self.image)
+        error = by_contraction if self.form is None else by_convexity
+        if self.form is not None and self.form.cell is cell:
+            error = torch.minimum(by_contraction, by_convexity)
+        nothing = self.images.new_zeros(len(said), 0)
+        found = Certificate(
+            contraction=q,
+            unique=(q < 1) | by_convexity.isfinite(),
+            residual=residual,
+            error=error,
+            contraction_error=by_contraction,
+            convexity_error=by_convexity,
+            prediction=said,
+            certified_class=torch.zeros_like(said, dtype=torch.bool),
+            margin=nothing,
+            margin_error=nothing,
+            radius=self._filled(0.0),
+            radii={},
+            checks=checks,
+            reasons=[f"no certificate, because {by.no_class}"] * len(said),
+        )
+        return found if by.no_class else self._with_classes(found, said, refine)
+
+    def _contraction_error(self, q: Tensor, residual: Tensor) -> Tensor:
+        """(qr + δ)/(1 − q) for T(y), by Banach's theorem, δ the rounding of T in float64."""
+        rounding = self.by.cell.rounding(self.by.cell, self.context, self.by.layout, UNIT)
+        if rounding is None:
+            return self._filled(torch.inf)
+        delta = rounding.at(self.context, norms(self.state), *self.sizes)
+        return torch.where(q < 1, (q * residual + delta) / (1 - q), torch.inf)
+
+    def _convexity_error(self, form: EnergyForm) -> Tensor:
+        """‖y − y*‖ ≤ ‖p‖/m for p ∈ ∂G(y), G m-strongly convex, at y = σ(…).
+
+        p is the subgradient of least norm: y is the exact equilibrium for c + p.
+        """
+        energy, sigma, layout = form.cell.energy, form.cell.activation, self.by.form_layout
+        self.preactivation = energy.descent(form.image, form.context)
+        pulls = map_state(
+            lambda y, a: sigma.minimal_subgradient(y, y - a), form.image, self.preactivation
+        )
+        self.pull = norms(pulls)
+        self.rounding = self._filled(torch.inf)
+        if self.by.rounding is not None:
+            self.rounding = self.by.rounding.at(form.context, norms(form.image), *self.sizes)
+        self.convexity = 1 - self._per_sample(energy.concavity_bound(form.context, layout))
+        bound = (self.pull + self.rounding) / self.convexity
+        return torch.where(self.convexity > 0, bound, torch.inf)
+
+    def _checks(self, form: EnergyForm) -> dict[str, Tensor]:
+        sigma = form.cell.activation
+        generator = torch.Generator().manual_seed(0)
+        gap, excess = self._filled(0.0), self._filled(0.0)
+        for y, a in zip(state_tensors(form.image), state_tensors(self.preactivation), strict=True):
+            gaps = sigma.conjugate(y) + sigma.primitive(a) - a * y
+            gap += gaps.flatten(1).sum(dim=1)
+            noise = torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a)
+            moved = sigma(a + noise) - sigma(a)
+            excess += (moved.square() - moved * noise).flatten(1).sum(dim=1)
+        found = {"stationarity": self.pull, "fenchel_gap": gap, "firmness": excess.clamp_min(0)}
+        if self.by.coupled_branches is not None and not self.by.no_class:
+            found["proposition_2"] = self._proposition_two(form)
+        return found
+
+    def _proposition_two(self, form: EnergyForm) -> Tensor:
+        """MOptEqs' Proposition 2 at δ = ε sign(Uᵀy*), as left side ÷ right side, at least 1.
+
+        max{G(y′*; g − δ) − G(y*; g), √Nε‖U‖‖y′* − y*‖} ≥ ½(ε‖Uᵀy*‖₁ − Nε²), N the numbers of g, in
+        the variables y = W^{−T}z and without its ‖U‖ ≤ 1.
+        """
+        by = self.by
+        (feature,) = self.inputs
+        pulled = self._pull_back(flat_rows(form.image), at_image=False).view(feature.shape)
+        ends = []
+        for g in (feature, feature - PERTURBATION * pulled.sign()):
+            context = by.cell.inject(g)
+            solution = by.exact.layer.solve(g, solver="picard")
+            end = by.cell.energy_form(solution.state, context)
+            assert end is not None
+            ends.append((end.image, end.cell.objective(end.context).value(end.image)))
+        (y, value), (moved, moved_value) = ends
+        bound = form.cell.energy.input_bound(form.context, by.form_layout)
+        numbers = feature[0].numel()
+        distance = self._per_sample(bound) * distance_per_sample(y, moved)
+        left = torch.maximum(moved_value - value, numbers**0.5 * PERTURBATION * distance)
+        sizes = pulled.flatten(1).abs().sum(dim=1)
+        right = 0.5 * (PERTURBATION * sizes - numbers * PERTURBATION**2)
+        return torch.where(right > 0, left / right, torch.inf)
+
+    def _with_classes(self, found: Certificate, said: Tensor, refine: bool) -> Certificate:
+        by = self.by
+        image = flat_rows(self.image if self.form is None else self.form.image)
+        rows = flat_rows(by.readout)
+        logits = image @ rows.T + by.offset
+        best = logits.argmax(dim=1)
+        margin = logits.gather(1, best[:, None]) - logits
+        direction = torch.linalg.vector_norm(rows[best][:, None] - rows[None], dim=2)
+        is_own = torch.zeros_like(margin, dtype=torch.bool).scatter(1, best[:, None], True)
+        rivals = Rivals(best, margin, direction, is_own)
+        error = self._margin_error(found, rivals)
+        reading = accumulated(8 * READING * image.shape[1], UNIT)
+        error = error + reading * (direction * norms(image)[:, None] + logits.abs())
+        rivals = replace(rivals, room=margin - error)
+        is_finite = logits.isfinite().all(dim=1)
+        safe = ((margin > error) | is_own).all(dim=1) & is_finite
+        certified = safe & (said == best)
+        radii = {
+            name: torch.where(certified, radius, 0.0)
+            for name, radius in self._radii(found, rivals, refine).items()
+        }
+        radius = torch.stack([self._filled(0.0), *radii.values()]).amax(dim=0)
+        samples = zip(safe, said, best, found.unique, radius, strict=True)
+        return replace(
+            found,
+            prediction=torch.where(is_finite, best, -1),
+            certified_class=certified,
+            margin=margin,
+            margin_error=error,
+            radius=radius,
+            radii=radii,
+            reasons=[self._reason(*(one.item() for one in sample)) for sample in samples],
+        )
+
+    def _margin_error(self, found: Certificate, rivals: Rivals) -> Tensor:
+        """‖g‖ times the error, or √(gᵀXg)·‖p‖/√(1 − h) (`equilibrium/certificates.py`)."""
+        if self.form is None:
+            return rivals.direction * found.contraction_error[:, None]
+        error = rivals.direction * found.convexity_error[:, None]
+        if self.by.resolved is None:
+            return error
+        _, squares = rivals.pairs(self.by.resolved).form()
+        pull = (self.pull + self.rounding) / self.convexity.clamp_min(0).sqrt()
+        return torch.minimum(error, squares.sqrt() * pull[:, None]) * (1 + NORM_SLACK)
+
+    def _reason(self, safe: bool, said: int, best: int, unique: bool, radius: float) -> str:
+        if not unique:
+            why = "no bound of the norms makes the equilibrium unique: use norm='bound'"
+        elif not safe:
+            why = "the error bar is wider than the margin: lower the tolerance"
+        elif said != best:
+            why = f"the model says class {said}, and its exact equilibrium {best}"
+        else:
+            missing = self.no_radius or "no Lipschitz constant in the image is known"
+            return "" if radius > 0 else f"no radius, because {missing}"
+        return f"no certificate, because {why}"
+
+    def _radii(self, found: Certificate, rivals: Rivals, refine: bool) -> dict[str, Tensor]:
+        """Radii by the bounds that hold (`radii.py`)."""
+        by = self.by
+        if by.stem is None:
+            return {}
+        if self.form is None:
+            bound = by.cell.input_bound(self.context, by.layout)
+            slope = self._per_sample(bound) * by.stem.lipschitz / (1 - found.contraction)
+            slope = torch.where(found.contraction < 1, slope, torch.inf)
+            known = {GLOBAL: rivals.radius(rivals.direction * slope[:, None])}
+            return {} if bound is None else known
+        energy, layout = self.form.cell.energy, by.form_layout
+        bound = energy.input_bound(self.form.context, layout)
+        if bound is None:
+            self.no_radius = self.no_radius or "a scale of its energy (γ) depends on the image"
+            return {}
+        slope = self._per_sample(bound) * by.stem.lipschitz
+        curvature = self._per_sample(energy.curvature_bound(self.form.context, layout))
+        plain = torch.where(curvature < 1, slope / (1 - curvature), torch.inf)
+        steepness = rivals.direction * plain[:, None]
+        radii = {GLOBAL: rivals.radius(steepness)}
+        if by.resolvent is None or by.resolved is None:
+            convex = torch.where(self.convexity > 0, slope / self.convexity, torch.inf)
+            return {**radii, WEIGHTED: rivals.radius(rivals.direction * convex[:, None])}
+        side = InputSide(by.stem.lipschitz, slope, self._pull_back)
+        weighted = weighted_steepness(rivals, by.resolved, side, self.convexity)
+        steepness = torch.minimum(steepness, weighted)
+        radii[WEIGHTED] = rivals.radius(steepness)
+        bounds = energy.unit_bounds(self.form.context, layout)
+        if refine and bounds is not None:
+            pattern = Pattern(
+                flat_rows(self.preactivation),
+                found.convexity_error,
+                self.rounding,
+                Pattern.unit_norms(bounds, layout),
+            )
+            rows = flat_rows(by.readout)
+            radii[PATTERN] = pattern.radius(
+                rivals, steepness, rows, by.resolvent, side, self.convexity
+            )
+        return radii
+
+    def _pull_back(self, rows: Tensor, at_image: bool = True) -> Tensor:
+        """(US)ᵀu at the image where the stem S is affine; else Uᵀu, times the stem's steepness."""
+        by = self.by
+        whole = at_image and by.stem is not None and by.stem.is_affine
+        with torch.enable_grad():
+            at = rows.new_zeros(len(rows), *(by.shape if whole else by.feature_shape))
+            at.requires_grad_()
+            inputs = as_inputs(by.exact.injected(at) if whole else at)
+            context = by.cell.inject(*inputs)
+            form = by.cell.energy_form(by.cell.initial_state(*inputs, context), context)
+            assert form is not None
+            zero = map_state(torch.zeros_like, form.image)
+            descent = flat_rows(form.cell.energy.descent(zero, form.context))
+            (pulled,) = torch.autograd.grad(descent, at, rows)
+        steep = 1.0 if whole or not at_image or by.stem is None else by.stem.lipschitz
+        return pulled.flatten(1) * steep
+
+
+def readout(cell: Cell, head: nn.Module, state: State, context: Context) -> tuple[State, Tensor]:
+    """Logits as ⟨readout_k, y⟩ + offset_k: a row a class in the shape of the state; the offset."""
+    zero = map_state(lambda t: torch.zeros_like(t[:1]), state)
+    offset: Tensor = head(cell.output(zero, context))[0]
+    with torch.enable_grad():
+        at = map_state(lambda t: t.repeat(len(offset), *[1] * (t.dim() - 1)).requires_grad_(), zero)
+        logits = head(cell.output(at, context))
+        found = torch.autograd.grad(logits.diagonal().sum(), state_tensors(at))
+    return (found[0] if isinstance(state, Tensor) else tuple(found)), offset.detach()
+
+
+def in_float64(model: EquilibriumModel) -> EquilibriumModel:
+    """A twin in float64 and evaluation mode: the same numbers, since float32 is exact there."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        kept = tensor.detach()
+        return kept.to(torch.float64, copy=True) if kept.is_floating_point() else kept
+
+    return twin(model, wide).eval()
+
+
+def norms(state: State) -> Tensor:
+    """‖·‖ of each sample."""
+    squares = [tensor.flatten(1).square().sum(dim=1) for tensor in state_tensors(state)]
+    return torch.stack(squares).sum(dim=0).sqrt()

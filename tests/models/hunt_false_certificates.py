@@ -1,0 +1,53 @@
+"""A long hunt for false certificates: `python -m tests.models.hunt_false_certificates [NAME …]`.
+
+A NAME is a family of random models (all of them by default), with usual norms and with ‖W‖ within
+1e-6 of 1, with usual margins and with one of 1e-7, or the folder of a trained run. Prints how many
+pairs of a sample and a model it has looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+
+import torch
+
+import equilibria as eq
+from equilibria.training import trained
+from tests.models.certified_bank import FAMILIES, Hunt, images, narrow_margins, random_model
+
+SAMPLES = 500
+ATTACKED = 8
+
+
+def main(names: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    total = Hunt()
+    for name in names or FAMILIES:
+        if name in FAMILIES:
+            _random(name, total)
+        else:
+            _trained(name, total)
+        print(f"{name}: {total.pairs} pairs, {total}", flush=True)
+
+
+def _random(family: str, hunt: Hunt) -> None:
+    for seed, zeta in itertools.product(range(2), (0.9, 1 - 1e-6)):
+        model, x = random_model(family, seed, zeta), images(SAMPLES)
+        if seed % 2:
+            narrow_margins(model, x, 1e-7)
+        hunt.look(model, x, attacked=ATTACKED)
+
+
+def _trained(run: str, hunt: Hunt) -> None:
+    experiment = trained(run)
+    x, _ = experiment.some_test_images(SAMPLES)
+    for tolerance in (1e-2, 1e-3, 1e-4):
+        with eq.solving(experiment.model, tolerance=tolerance):
+            hunt.look(experiment.model, x)
+    hunt.look(experiment.model, x[:ATTACKED], attacked=ATTACKED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,326 @@
+"""Certificates hold: none is false, bounds are bounds, and what has none says why."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+from torch import Tensor, nn
+
+import equilibria as eq
+from equilibria.equilibrium.certificates import Resolvent
+from equilibria.models import EquilibriumClassifier, OptEqCell
+from equilibria.models.lipschitz import StemBounds
+from equilibria.operators.rounding import application_rounding, unit_roundoff
+from tests.models.certified_bank import (
+    FAMILIES,
+    SIDE,
+    Hunt,
+    exact,
+    images,
+    narrow_margins,
+    random_model,
+)
+
+SINGLE = unit_roundoff(torch.float32)
+
+
+@settings(max_examples=8)
+@given(
+    family=st.sampled_from(FAMILIES),
+    seed=st.integers(0, 2**16),
+    zeta=st.sampled_from([0.6, 0.9, 1 - 1e-6]),
+    margin=st.sampled_from([None, 1e-7, 1e-4]),
+)
+def test_no_certificate_is_false(family: str, seed: int, zeta: float, margin: float | None) -> None:
+    """Against a float64 solve to 1e-12: certified classes, early exits, attacks within radii."""
+    model, x = random_model(family, seed, zeta), images(16)
+    if margin is not None:
+        narrow_margins(model, x, margin)
+    hunt = Hunt()
+    hunt.look(model, x, attacked=2)
+    assert (hunt.false_classes, hunt.false_exits, hunt.false_radii) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_certified_at_a_usual_tolerance(family: str) -> None:
+    """And not only in theory: with ordinary margins most classes are certain."""
+    model, x = random_model(family, 3, 0.6), images(24)
+    with eq.solving(model, tolerance=1e-6):
+        found = eq.certify(model, x, refine=False)
+    assert found.share_certified > 0.9
+    assert bool(found.unique.all())
+    assert bool((found.radius[found.certified_class] > 0).all())
+
+
+def toy(seed: int, zeta: float = 0.7) -> EquilibriumClassifier:
+    """A dense ReLU OptEq on the plane, in float64."""
+    torch.manual_seed(seed)
+    W = eq.Dense(4, 6, norm="bound", zeta=zeta)
+    with torch.no_grad():
+        W.kernel.mul_(3)
+    cell = OptEqCell(W, eq.Dense(2, 6), bias=torch.randn(6))
+    layer = eq.EquilibriumLayer(cell=cell, tolerance=1e-10, max_iterations=1000)
+    return EquilibriumClassifier(nn.Identity(), layer, nn.Linear(4, 3)).double()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_equilibrium_is_the_solution_of_its_quadratic_program(seed: int) -> None:
+    """min ½yᵀ(I − WWᵀ)y − cᵀy over y ≥ 0, as least squares ‖Lᵀy − L⁻¹c‖ by an active-set method."""
+    model, x = toy(seed), torch.randn(4, 2, dtype=torch.float64)
+    cell = model.layer.cell
+    assert isinstance(cell, OptEqCell)
+    with torch.no_grad():
+        W = cell.W.weights((4,))[0].numpy()
+        c = cell.inject(x).parts["input"]["c"].numpy()
+        y = model.layer.solve(x).state.numpy()
+    L = np.linalg.cholesky(np.eye(len(W)) - W @ W.T)
+    for sample in range(len(x)):
+        solution, _ = nnls(L.T, np.linalg.solve(L, c[sample]))
+        assert np.abs(solution - y[sample]).max() < 1e-6
+    error = eq.certify(model, x).error
+    assert bool((error < 1e-6).all())
+
+
+def test_a_certified_radius_is_below_the_exact_one() -> None:
+    """The exact one by rays over the plane: the first distance at which the class changes."""
+    ratios = []
+    angles = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)[:-1]
+    rays = torch.stack([angles.cos(), angles.sin()], dim=1)
+    for seed in range(4):
+        model, x = toy(seed), torch.randn(6, 2, dtype=torch.float64)
+        found = eq.certify(model, x)
+        for point, radius, label in zip(x, found.radius, found.prediction, strict=True):
+            if not radius > 0:
+                continue
+            lengths = radius * torch.cat([torch.linspace(0.1, 1, 4), torch.logspace(0, 1.3, 24)])
+            grid = point + lengths.double()[:, None, None] * rays
+            with torch.no_grad():
+                classes = model(grid.view(-1, 2)).argmax(dim=1).view(len(lengths), -1)
+            other = (classes != label).any(dim=1)
+            assert not bool(other[:4].any())
+            if bool(other.any()):
+                ratios.append(float(radius / lengths[int(other.int().argmax())]))
+        assert set(found.radii) == {"global", "weighted", "pattern"}
+    # Never above one, and within an order of magnitude of it.
+    assert len(ratios) > 10
+    assert max(ratios) <= 1
+    assert float(np.median(ratios)) > 0.1
+
+
+def test_each_refinement_of_a_radius_is_at_least_as_large_as_the_one_before() -> None:
+    model, x = random_model("opteq-y", 1, 0.9), images(8)
+    with eq.solving(model, tolerance=1e-6):
+        found = eq.certify(model, x)
+    radii = found.radii
+    assert bool((radii["weighted"] >= radii["global"]).all())
+    assert bool((radii["pattern"] >= radii["weighted"]).all())
+    gains = found.gains()
+    assert gains["pattern"] >= gains["weighted"] > gains["global"] == 1
+
+
+def test_error_bars_hold_and_are_tight() -> None:
+    """Margins at the exact equilibrium lie within their error bars, which are not huge."""
+    for family in ("opteq-y", "opteq-z", "deep-opteq", "popteq", "mopteq", "geq"):
+        model, x = random_model(family, 5, 0.8), images(12)
+        with eq.solving(model, tolerance=1e-2):
+            found = eq.certify(model, x, refine=False)
+        true = exact(model, x).logits
+        margins = true.gather(1, found.prediction[:, None]) - true
+        off = (found.margin - margins).abs()
+        assert bool((off <= found.margin_error).all()), family
+        assert float(found.margin_error.amax()) < 100 * float(off.amax()) + 1e-9, family
+
+
+def test_error_bounds_hold_for_the_state_itself() -> None:
+    for family in ("opteq-y", "deep-opteq", "geq"):
+        model, x = random_model(family, 2, 0.8), images(6)
+        with eq.solving(model, tolerance=1e-2):
+            found = eq.certify(model, x, refine=False)
+            state = model.solve(x).state
+        wide = copy.deepcopy(model).double()
+        with torch.no_grad(), eq.solving(wide, tolerance=1e-12, max_iterations=3000):
+            solution = wide.solve(x.double())
+            context = solution.context
+            start = tuple(t.double() for t in state) if isinstance(state, tuple) else state.double()
+            image = wide.layer.cell.step(start, context)
+        pairs = (
+            [(image, solution.state)]
+            if isinstance(image, Tensor)
+            else zip(image, solution.state, strict=True)
+        )
+        off = sum((a - b).flatten(1).square().sum(dim=1) for a, b in pairs).sqrt()
+        assert bool((off <= found.error * (1 + 1e-9) + 1e-14).all())
+        assert bool((off <= found.contraction_error * (1 + 1e-9) + 1e-14).all())
+
+
+def test_what_has_no_certificate_says_why() -> None:
+    x = images(3)
+    options = {"channels": 4, "in_channels": 1, "num_classes": 4, "pool": 2}
+    signs = eq.create_model("mopteq-small", widths=(2, 3), scales=(1, 2), diversity=0.05, **options)
+    found = eq.certify(signs.eval(), x)
+    assert not found.certified_class.any()
+    assert not found.radius.any()
+    assert "signs" in found.reasons[0]
+
+    scaled = eq.create_model(
+        "geq-small", widths=(4,), scales=(1,), channel_split=2, hidden=5, gamma="per-sample",
+        zeta=0.5, tolerance=1e-6, **options
+    ).eval()  # fmt: skip
+    found = eq.certify(scaled, x)
+    assert found.certified_class.all()
+    assert not found.radius.any()
+    assert "depends on the image" in found.reasons[0]
+
+    free = eq.create_model("opteq-small", width=3, norm=None, init_scale=9.0, **options).eval()
+    with pytest.warns(eq.ConvergenceWarning):
+        found = eq.certify(free, x)
+    assert not found.unique.any()
+    assert "unique" in found.reasons[0]
+
+    coupled = eq.create_model(
+        "deep-opteq-small", widths=(2,), regularizer="decorrelation", gamma=1e-3, **options
+    ).eval()
+    with pytest.warns(eq.equilibrium.BatchCouplingWarning):
+        assert "coupled" in eq.certify(coupled, x).reasons[0]
+
+    grouped = random_model("opteq-y", 0)
+    grouped.head = nn.Sequential(nn.GroupNorm(2, 4), grouped.head)
+    assert "GroupNorm" in eq.certify(grouped, x).reasons[0]
+    stem = random_model("opteq-y", 0, 0.6)
+    stem.stem.append(nn.GroupNorm(2, 4))
+    found = eq.certify(stem, x)
+    assert "GroupNorm" in found.reasons[0]
+    assert not found.radius.any()
+    with pytest.raises(ValueError, match="no certificate"):
+        eq.models.CertifiedExit(signs, (1, SIDE, SIDE))
+    with pytest.raises(ValueError, match="no equilibrium"):
+        eq.certify(nn.Linear(2, 3), torch.zeros(1, 2))
+
+
+def test_checks_vanish_at_the_equilibrium() -> None:
+    for family in ("opteq-y", "opteq-z", "mopteq", "geq"):
+        model, x = random_model(family, 4, 0.7).double(), images(4).double()
+        with eq.solving(model, tolerance=1e-12, max_iterations=2000):
+            checks = eq.certify(model, x, refine=False).checks
+        for name in ("stationarity", "fenchel_gap", "firmness"):
+            assert float(checks[name].abs().amax()) < 1e-8, (family, name)
+        if family == "mopteq":
+            assert bool((checks["proposition_2"] >= 1 - 1e-9).all())
+    deep = random_model("deep-opteq", 4, 0.7).double()
+    with eq.solving(deep, tolerance=1e-12, max_iterations=2000):
+        assert float(eq.certify(deep, images(4).double()).checks["inclusion"].amax()) < 1e-9
+
+
+def test_early_exits_have_the_classes_of_full_solves_for_fewer_evaluations() -> None:
+    for family in ("opteq-y", "opteq-z", "deep-opteq", "popteq", "geq-fixed"):
+        model, x = random_model(family, 7, 0.8), images(40)
+        quick = eq.models.CertifiedExit(model, tuple(x.shape[1:]))
+        with torch.no_grad(), eq.solving(model, tolerance=1e-5, record=True) as record:
+            full = model(x).argmax(dim=1)
+            early = quick(x).argmax(dim=1)
+        costs = [solution.sample_evaluations for solution in record.solutions]
+        assert bool((full == early).all()), family
+        assert costs[1] < costs[0], family
+        assert quick.share_certified > 0.5, family
+        # A sample alone stops where it stops in a batch.
+        alone = quick(x[:1])
+        assert int(alone.argmax()) == int(early[0])
+
+
+def test_rounding_of_operators_is_bounded_and_not_by_much_more() -> None:
+    torch.manual_seed(0)
+    for operator in (
+        eq.Dense(50, 30, norm="bound", zeta=0.9),
+        eq.Conv2d(8, 16, 3, norm="bound", zeta=0.9),
+        eq.Conv2d(8, 16, 3) @ eq.AveragePool(2),
+    ):
+        shape = (50,) if isinstance(operator, eq.Dense) else (8, 12, 12)
+        wide = copy.deepcopy(operator).double()
+        bound = application_rounding(operator, wide, shape, SINGLE)
+        assert bound is not None
+        with torch.no_grad():
+            z = torch.randn(16, *shape)
+            off = (operator(z).double() - wide(z.double())).flatten(1).norm(dim=1)
+            assert bool((off <= bound * z.double().flatten(1).norm(dim=1)).all())
+            y = torch.randn(16, *operator.output_shape(shape))
+            back = (operator.adjoint(y).double() - wide.adjoint(y.double())).flatten(1).norm(dim=1)
+            assert bool((back <= bound * y.double().flatten(1).norm(dim=1)).all())
+
+
+def test_bounds_of_a_stem_hold() -> None:
+    """Its steepness against the Jacobian, its rounding against float64."""
+    model = random_model("opteq-y", 0)
+    wide = copy.deepcopy(model).double()
+    stem = StemBounds(model.stem, wide.stem, model.normalize, (1, SIDE, SIDE), SINGLE)
+    x = images(5)
+    with torch.no_grad():
+        found = stem.run(x)
+        true = wide.stem(x.double())
+        assert torch.equal(found.values, model.stem(x))
+    assert bool(((found.values.double() - true).flatten(1).norm(dim=1) <= found.error).all())
+    assert bool((true.flatten(1).norm(dim=1) <= found.size).all())
+    J = torch.autograd.functional.jacobian(lambda one: wide.stem(one), x[:1].double())
+    largest = torch.linalg.matrix_norm(J.reshape(true[0].numel(), SIDE**2), 2)
+    assert float(largest) <= stem.lipschitz
+    assert not stem.is_affine
+
+
+def test_resolvents_agree_with_dense_inverses() -> None:
+    model = toy(0)
+    cell = model.layer.cell
+    context = cell.inject(torch.randn(1, 2, dtype=torch.float64))
+    H = (lambda W: W @ W.T)(cell.W.weights((4,))[0].detach())
+    resolvent = Resolvent(cell.energy, context, ((6,),), 0.49)
+    rows = torch.randn(3, 6, dtype=torch.float64)
+    mask = (torch.rand(3, 6) > 0.4).double()
+    with torch.no_grad():
+        found = resolvent.solve(rows, mask)
+        low, high = found.form()
+    for i in range(3):
+        P = torch.diag(mask[i])
+        X = P @ torch.linalg.inv(torch.eye(6).double() - P @ H @ P) @ P
+        value = rows[i] @ X @ rows[i]
+        assert low[i] - 1e-12 <= value <= high[i] + 1e-12
+        assert (found.solution[i] - X @ rows[i]).norm() <= found.error()[i] + 1e-12
+
+
+def test_bounds_of_energies_hold_at_random_states() -> None:
+    """Eigenvalues of −∇²E and the steepness of ∇E in the input, against Jacobians."""
+    for family in ("opteq-y", "popteq", "mopteq", "geq", "geq-fixed"):
+        model = random_model(family, 6, 0.9).double()
+        cell = model.layer.cell
+        feature = torch.randn(1, 4, SIDE, SIDE, dtype=torch.float64)
+        with torch.no_grad():
+            context = cell.inject(feature)
+            state = cell.initial_state(feature, context)
+            form = cell.energy_form(state, context)
+        assert form is not None
+        energy, packing = form.cell.energy, eq.context.Packing.of(form.image)
+        y = 3 * torch.rand_like(packing.pack(form.image))
+
+        def descent(y: Tensor, x: Tensor, cell=cell, energy=energy, packing=packing) -> Tensor:
+            inner = cell.inject(x)
+            form = cell.energy_form(cell.initial_state(x, inner), inner)
+            return packing.pack(energy.descent(packing.unpack(y), form.context))[0]
+
+        in_y, in_x = torch.autograd.functional.jacobian(descent, (y, feature))
+        size = y.shape[1]
+        with torch.no_grad():
+            h = float(energy.concavity_bound(form.context, packing.layout))
+            steep = float(energy.input_bound(form.context, packing.layout))
+            units = energy.unit_bounds(form.context, packing.layout)
+        assert float(torch.linalg.eigvalsh(in_y.view(size, size)).amax()) <= h * (1 + 1e-9)
+        matrix = in_x.reshape(size, -1)
+        assert float(torch.linalg.matrix_norm(matrix, 2)) <= steep * (1 + 1e-9)
+        assert (units is None) == (family in ("mopteq", "geq", "geq-fixed"))
+        if units is not None:
+            pairs = zip(units, packing.layout, strict=True)
+            rows = torch.cat([unit.input.expand(shape).flatten() for unit, shape in pairs])
+            assert bool((matrix.norm(dim=1) <= rows * (1 + 1e-9)).all())
