@@ -108,13 +108,15 @@ def image_classifier(
     stem_depth: int = 1,
     stem_strides: int = 0,
     downsample: int = 1,
+    recompute: bool = False,
     pool: int = 2,
     solving: Solving | None = None,
 ) -> EquilibriumClassifier:
     """A classifier around any cell, whose input (and feature) has `channels` channels.
 
     The stem is an `ImageStem`; with stem_depth=0 a cell of the images' own channels takes them as
-    they are. The head is made by `head(feature_channels, num_classes, pool=pool)`.
+    they are. `recompute`: training keeps nothing of the stem, and computes it twice. The head is
+    made by `head(feature_channels, num_classes, pool=pool)`.
     """
     stem: nn.Module
     if stem_depth == 0 and channels == in_channels:
@@ -123,7 +125,12 @@ def image_classifier(
         stem = ImageLayers(in_channels)  # none
     else:
         stem = ImageStem(
-            in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
+            in_channels,
+            channels,
+            depth=stem_depth,
+            downsample=downsample,
+            strides=stem_strides,
+            recompute=recompute,
         )
     return EquilibriumClassifier(
         stem,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from equilibria.context import twin
 from equilibria.operators import LinearOperator
 from equilibria.registry import check_at_least_one
 
@@ -81,7 +84,8 @@ class ImageStem(ImageLayers):
 
     The first `strides` convolutions halve the resolution; an average pooling by `downsample` may
     follow. The norms have no trainable `affine` part by default, as the papers' parameter counts
-    require; in evaluation they fold into their convolutions.
+    require; in evaluation they fold into their convolutions. `recompute`: a training step keeps
+    nothing of what is in between, and computes it again in its backward pass.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class ImageStem(ImageLayers):
         downsample: int = 1,
         strides: int = 0,
         affine: bool = False,
+        recompute: bool = False,
     ) -> None:
         check_at_least_one(depth=depth, downsample=downsample)
         if not 0 <= strides <= depth:
@@ -111,6 +116,26 @@ class ImageStem(ImageLayers):
         if downsample > 1:
             layers.append(nn.AvgPool2d(downsample))
         super().__init__(in_channels, layers)
+        self.recompute = recompute
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not (self.recompute and self.training and torch.is_grad_enabled()):
+            return super().forward(images)
+        calls = count()
+        forward = super().forward
+
+        def run(images: Tensor) -> Tensor:
+            if next(calls) == 0:
+                return forward(images)
+            # The norms have counted this batch: again, they do so in copies that are thrown away.
+            return ImageLayers.forward(twin(self, _copied), images)
+
+        features: Tensor = checkpoint(run, images, use_reentrant=False)
+        return features
+
+
+def _copied(held: Tensor) -> Tensor:
+    return held if isinstance(held, nn.Parameter) else held.clone()
 
 
 Norm = Literal["group", "batch"]
