@@ -61,6 +61,7 @@ OFF: Mapping[str, Any] = {
     "model.options.gamma": 0.0,
     "model.options.learnable_alpha": False,
     "model.options.stem_strides": 0,
+    "model.options.recompute": False,
 }
 """With these values there is nothing to set."""
 RULES = (None, "implicit", "phantom", "one_step")
