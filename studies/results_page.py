@@ -36,24 +36,32 @@ POINTS_TO: dict[Answer, str] = {
 }
 """In which direction accuracies of short trainings point."""
 
+VERDICT = 3
+"""Its place among the cells of a claim."""
+
 Record = Mapping[str, Any]
 
 
 def page(docs: Path = DOCS) -> str:
     """The page as it should be."""
     claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
-    lines = []
+    lines, verdicts = [], []
     for paper, some in claims.items():
+        rows = [cells(claim, docs) for claim in some]
+        verdicts += [row[VERDICT] for row in rows]
         lines += [
             f"### {paper}",
             "",
             "| claim | paper | ours | verdict | command |",
             "|---|---|---|---|---|",
-            *(f"| {' | '.join(cells(claim, docs))} |" for claim in some),
+            *(f"| {' | '.join(row)} |" for row in rows),
             "",
         ]
+    counts = [sum(said.startswith(f"*{answer}*") for said in verdicts) for answer in ANSWERS]
+    words = f"{len(verdicts)} claims with figures: {counts[0]} hold, {counts[1]} do not, "
+    words += f"{counts[2]} cannot be told here."
     written = (HERE / "results_page.md").read_text(encoding="utf-8")
-    return written.replace("CLAIMS\n", "\n".join(lines))
+    return written.replace("COUNTS\n", f"{words}\n").replace("CLAIMS\n", "\n".join(lines))
 
 
 def tables_page(docs: Path = DOCS) -> str:
