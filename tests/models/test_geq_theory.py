@@ -231,9 +231,18 @@ def test_the_expected_similarity_of_opteqs_is_below_its_bound() -> None:
 
 @given(log_d=st.floats(0.01, 50), gamma=st.floats(0.001, 10), smallest=st.floats(0.01, 10))
 def test_remark_3(log_d: float, gamma: float, smallest: float) -> None:
-    distance = remark_3(math.exp(log_d), gamma, smallest)
+    distance = remark_3(log_d, gamma, smallest)
     assert log_d - gamma / 4 * (smallest * distance) ** 2 == pytest.approx(0, abs=1e-6 * log_d)
     assert remark_3(2.0, 0.1, 0.0) == math.inf
+
+
+def test_long_inputs_have_bounds_too() -> None:
+    """D = e^{2γB²‖W‖²} is not a number here; it was an error."""
+    W, U = of_norm(normal(5, 4), 0.9), 0.01 * normal(5, 3, seed=1)
+    (facts,) = layer_facts(whole(W, U, 1.0), 100 * vectors(3, 3))
+    found = similarity_bounds(facts)
+    assert bool((found.measured <= found.bound * (1 + 1e-9)).all())
+    assert math.isfinite(found.remark_3)
 
 
 # --- Proposition 2 ------------------------------------------------------------------------------

@@ -46,17 +46,19 @@ def similarity_bounds(facts: BranchFacts) -> SimilarityBounds:
     pulled = adjoint(facts.apply_W, facts.states, weights * c).flatten(1).relu().norm(dim=1)
     smallest = least_singular(facts.apply_U, tuple(facts.inputs.shape[1:]))
     variance = frobenius(facts.apply_U, tuple(facts.inputs.shape[1:])) / (c.shape[1] * x.shape[1])
-    decay = torch.exp(-facts.gamma / 4 * smallest**2 * torch.cdist(x, x).square())
-    corrected = math.exp(2 * facts.gamma * facts.radius**2 * facts.norm_w**2)
+    decay = facts.gamma / 4 * smallest**2 * torch.cdist(x, x).square()
+    # As logarithms: D itself is beyond all numbers where inputs are long.
+    corrected = 2 * facts.gamma * facts.radius**2 * facts.norm_w**2
+    as_printed = facts.gamma * facts.radius * facts.norm_w**2
     sizes = c.norm(dim=1)
     kernel, mu = arc_cosine(x, x, variance), facts.norm_w
-    printed = math.exp(facts.gamma * facts.radius * mu**2) * mu**2 * decay * kernel
+    printed = mu**2 * torch.exp(as_printed - decay) * kernel
     return SimilarityBounds(
         measured=z @ z.mT,
         bound=torch.outer(pulled, pulled),
         decaying=None
         if facts.betas.shape[1] > 1
-        else corrected * mu**2 * decay * torch.outer(sizes, sizes),
+        else mu**2 * torch.exp(corrected - decay) * torch.outer(sizes, sizes),
         printed=printed / (1 - facts.beta_max * mu**2) ** 2,
         printed_opteq=kernel / (1 - mu**2) ** 2,
         remark_3=remark_3(corrected, facts.gamma, smallest),
@@ -86,9 +88,12 @@ def expected_opteq_similarity(
     return units * variance * sizes / (2 * (1 - mu**2) ** 2)
 
 
-def remark_3(D: float, gamma: float, smallest: float) -> float:
-    """The distance from which D e^{−¼γσ_min²d²} ≤ 1, and so κ̄ of GEQ is below that of OptEq."""
-    return quotient(2 * math.sqrt(math.log(D) / gamma), smallest)
+def remark_3(log_d: float, gamma: float, smallest: float) -> float:
+    """The distance from which D e^{−¼γσ_min²d²} ≤ 1, and so κ̄ of GEQ is below that of OptEq.
+
+    log_d: log D.
+    """
+    return quotient(2 * math.sqrt(log_d / gamma), smallest)
 
 
 def _weights_of_numbers(facts: BranchFacts) -> Tensor:
