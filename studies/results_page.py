@@ -61,7 +61,7 @@ def page(docs: Path = DOCS) -> str:
     words = f"{len(verdicts)} claims with figures: {counts[0]} hold, {counts[1]} do not, "
     words += f"{counts[2]} cannot be told here."
     written = (HERE / "results_page.md").read_text(encoding="utf-8")
-    return written.replace("COUNTS\n", f"{words}\n").replace("CLAIMS\n", "\n".join(lines))
+    return written.replace("COUNTS\n", f"{words}\n").replace("CLAIMS\n", "\n".join(lines) + "\n")
 
 
 def tables_page(docs: Path = DOCS) -> str:
