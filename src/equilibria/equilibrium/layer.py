@@ -245,6 +245,7 @@ class EquilibriumLayer(nn.Module):
             contraction=self.cell.contraction_limit,
             solved_once=True,
             remedy=self.cell.remedy,
+            compiled=bool(self.compile_step),
             potential=self.cell.potential,
             trace="states" if active.records_iterates else False,
         )

@@ -30,6 +30,10 @@ class Accelerated(Solver[Momentum]):
 
     drop_share: float = 0.25
 
+    @property
+    def steady(self) -> bool:
+        return False
+
     def begin(self, start: Tensor) -> Momentum:
         return Momentum(previous=start, time=start.new_ones(start.shape[0]))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equilibria.context import Context, State, map_state
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
@@ -43,8 +44,9 @@ class Auto(Anderson):
     come from the table in docs/benchmarks.md; `equilibria tune` measures your own model.
 
     A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
-    if there is a hidden objective: a convex one is minimized in any case. That may cost many times
-    `max_iterations`; below fifty of them there is no descent.
+    if there is a hidden objective: a convex one is minimized in any case. It begins with what the
+    plain steps have seen. That may cost many times `max_iterations`; below fifty of them there is
+    no descent.
     """
 
     @property
@@ -65,9 +67,13 @@ class Auto(Anderson):
     ) -> Solution:
         may_descend = problem.potential is not None and self.max_iterations >= LONG_BUDGET
         if may_descend and self.patience is None:
-            solution = dataclasses.replace(self, patience=PATIENCE).solve(problem, trace=trace)
+            watched = Watched(problem)
+            patient = dataclasses.replace(self, patience=PATIENCE)
+            solution = patient.solve(watched.problem, trace=trace)
             rows = (~solution.converged).nonzero().squeeze(1)
-            return self._descend(problem, solution, rows, trace) if len(rows) else solution
+            if not len(rows):
+                return solution
+            return self._descend(problem, solution, rows, trace, watched.points(rows))
         chosen = self.choose(problem)
         solve = super().solve if chosen is None else chosen.solve
         return solve(problem, trace=trace)
@@ -78,6 +84,7 @@ class Auto(Anderson):
         first: Solution,
         rows: Tensor,
         trace: bool | Literal["states"],
+        visited: list[tuple[Tensor, Tensor]],
     ) -> Solution:
         """The solution, with these rows solved to their end by `Descent`."""
         found = problem.pack(first.state)
@@ -87,7 +94,7 @@ class Auto(Anderson):
             max_iterations=DESCENT_BUDGET * self.max_iterations,
             stop=self.stop,
         )
-        second = descent.solve(rest, trace=trace)
+        second = descent.solve(rest, trace=trace, visited=visited)
 
         def merged(name: str) -> Tensor:
             before: Tensor = getattr(first, name)
@@ -105,6 +112,40 @@ class Auto(Anderson):
             solver=f"{first.solver}, then {second.solver}",
             trace=_joined(problem, first, second, rows),
         )
+
+
+class Watched:
+    """A problem whose evaluations are remembered as far as a descent can go on from them.
+
+    That is y and d = −∇E(y) where the map is σ(d), the states are small, and until samples are
+    dropped. `step` computes what the cell's own step computes.
+    """
+
+    def __init__(self, problem: FixedPointProblem) -> None:
+        self.problem = problem
+        self.seen: list[tuple[State, State]] = []
+        potential = problem.potential
+        if (
+            potential is not None
+            and potential.is_plain
+            and not problem.compiled
+            and problem.refresh is None
+            and problem.packing.size <= SMALL_STATE
+            and not torch.is_autocast_enabled(problem.device_type)
+        ):
+            self.potential = potential
+            self.problem = problem.with_step(self.step)
+
+    def step(self, state: State, context: Context) -> State:
+        descent = self.potential.energy.descent(state, context)
+        self.seen.append((state, descent))
+        return map_state(self.potential.activation, descent)
+
+    def points(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What is known of these samples."""
+        found = [(self.problem.pack(y), self.problem.pack(d)) for y, d in self.seen]
+        count = len(found[0][0]) if found else 0
+        return [(y[rows], d[rows]) for y, d in found if len(y) == count]
 
 
 def _joined(

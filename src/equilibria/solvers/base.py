@@ -49,8 +49,8 @@ class Solver(ABC, Generic[M]):
     tolerance: relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
     max_iterations: evaluations of the map after which a sample is given up.
     patience: every so many iterations samples are given up whose residual has fallen too little to
-        reach the tolerance in time, and after the first step those whose residual has grown: the
-        map does not contract (None: never).
+        reach the tolerance in time, and before the first of these looks any whose residual does
+        not fall in a step: the map does not contract (None: never).
     stop: when a sample has converged, if not by the tolerance.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
@@ -66,6 +66,14 @@ class Solver(ABC, Generic[M]):
         check_positive(tolerance=self.tolerance)
         check_at_least_one(max_iterations=self.max_iterations)
         check_share(drop_share=self.drop_share)
+
+    @property
+    def steady(self) -> bool:
+        """Whether on a map that contracts its residual falls in every step, to first order.
+
+        So it is for plain steps, and for T of the mixture with the smallest residual.
+        """
+        return True
 
     @property
     def couples_batch(self) -> bool:
@@ -135,8 +143,8 @@ class Solver(ABC, Generic[M]):
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
                 break
-            if self.patience is not None and iteration == 2:
-                progress.give_up_growing()
+            if self.patience is not None and 1 < iteration < self.patience and self.steady:
+                progress.give_up_level()
                 if not progress.running_count:
                     break
             if self.patience is not None and iteration % self.patience == 0:
@@ -235,9 +243,9 @@ class _Progress:
             rows.status[ended & reached] = int(Status.CONVERGED)
             self.running, self.running_count = going, count
 
-    def give_up_growing(self) -> None:
-        """End the rows whose residual has grown since the last iteration."""
-        self.running = self.running & ~(self.absolute > self.absolute_before)
+    def give_up_level(self) -> None:
+        """End the rows whose residual has not fallen since the last iteration."""
+        self.running = self.running & (self.absolute < self.absolute_before)
         self.running_count = int(self.running.sum())
 
     def give_up_stalled(self, tolerance: float, periods: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Literal
@@ -33,12 +34,16 @@ PATIENCE = 30
 PROGRESS, FALL = 0.9, 1e-3
 """Progress: a distance to stationary of at most this share of what it was, or a fall of G by at
 least this share of all that it has fallen since the start."""
-QUASI_BUDGET = 100
-"""Evaluations after which Newton steps follow, which cost more and bear any condition number."""
+QUASI_BUDGET = 200
+"""Evaluations after which Newton steps follow, which bear any condition number."""
 LARGEST_MEMORY = 2**30
 """Bytes of remembered steps beyond which there are Newton steps only."""
-SHORTEST_SHARE = 0.02
+SHORTEST_SHARE = 1e-3
 """Of a quasi-Newton step, before a gradient step takes its place."""
+LEAST_CUT, MOST_CUT = 0.66, 0.1
+"""What is left of a quasi-Newton step that failed, wherever the cubic has its minimum."""
+FLAT_END = 1e-6
+"""A slope σ′ below this, and above zero, is at an end of σ where a says little about y."""
 LOOSEST, TIGHTEST = 0.1, 1e-8
 """Relative residuals of the linear solve of a Newton step."""
 
@@ -62,8 +67,9 @@ class Point:
         return self.descent - self.a
 
     def step_to(self, other: Point) -> tuple[Tensor, Tensor]:
-        """The step Δa to another point, and the change of a − d along it."""
-        return other.a - self.a, self.gap - other.gap
+        """The step Δy to another point, and the change of y − d along it."""
+        step = other.y - self.y
+        return step, step + self.descent - other.descent
 
     def keep(self, rows: Tensor) -> Point:
         return Point(*(getattr(self, f.name)[rows] for f in fields(self)))
@@ -106,8 +112,8 @@ class Pace(Memory):
 class Descent(Solver[Memory]):
     """Newton's method on the hidden objective, safeguarded by proximal gradient steps.
 
-    It begins with a hundred evaluations of a quasi-Newton method, BFGS with a limited memory in
-    the pre-activations, in the inner product of the Newton steps that follow.
+    It begins with two hundred evaluations of a quasi-Newton method: Newton steps with an
+    approximation of ∇²E by BFGS (`Pairs`), shortened by cubic interpolation.
 
     Stationary is a = d(σ(a)), d = −∇E. With S = σ′(a) a Newton step solves (I + ∇²E S) w = d − a
     by conjugate gradients in ⟨·,·⟩_S, the products with ∇²E coming from autograd, and shortens w
@@ -132,15 +138,23 @@ class Descent(Solver[Memory]):
 
     @torch.no_grad()
     def solve(
-        self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
+        self,
+        problem: FixedPointProblem,
+        *,
+        trace: bool | Literal["states"] = False,
+        visited: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Solution:
+        """Solve `problem`, each sample to its own end.
+
+        visited: states y and d = −∇E(y) that are known, packed, the first of them the start.
+        """
         if problem.potential is None:
             raise ValueError(
                 "descent needs a hidden objective, and this map has none: use 'auto' or 'anderson'"
             )
         start, warmed_up, warm_up = self.warm_up(problem)
         lifted = warmed_up.lifted()
-        run = _Run(self, lifted, start, trace or problem.trace)
+        run = _Run(self, lifted, start, trace or problem.trace, visited)
         while len(run.rows):
             run.observe()
             if len(run.rows):
@@ -158,6 +172,7 @@ class _Run:
         problem: FixedPointProblem,
         start: Tensor,
         trace: bool | Literal["states"],
+        visited: Sequence[tuple[Tensor, Tensor]],
     ) -> None:
         assert problem.potential is not None
         self.settings = settings
@@ -189,7 +204,7 @@ class _Run:
         self.gentle = torch.zeros_like(self.pace.quasi)
         """Rows along whose steps the plain map may have contracted."""
         self.pairs = Pairs(y) if bool(self.pace.quasi.any()) else None
-        self.point = self._first_point(y)
+        self.point = self._first_point(y, visited)
         self.pace.first = self.point.value
         self.result = Solution(
             state=y.clone(),
@@ -252,32 +267,39 @@ class _Run:
     def _quasi_newton_step(self, rows: Tensor, pairs: Pairs) -> None:
         """One trial in these rows, shorter than the last if that failed, or a gradient step."""
         pace = self.pace
-        at = self._opened(self.point)
         short = rows[pace.share[rows] == 0]
         if len(short):
-            new = self._gradient_step(at, short)
-            pairs.add(short, *at.keep(short).step_to(new.keep(short)))
+            at = self._opened(self._valued(self.point, short))
+            self.point = self._gradient_step(at, short)
+            pairs.add(short, *at.keep(short).step_to(self.point.keep(short)))
             pace.share[short] = 1.0
-            self.point = new
             rows = rows[~torch.isin(rows, short)]
             if not len(rows):
                 return
-            at = self._opened(new)
+        at = self._opened(self.point)
         here, share = at.keep(rows), pace.share[rows]
         weight = self.activation.derivative(here.a)
-        direction = pairs.direction(rows, here.gap, weight, pace.length[rows])
+        direction, length = pairs.direction(rows, here.gap, weight, pace.length[rows])
         # Units that are off stay off in a shorter step: they may be why the whole one failed.
         shortened = (share < 1)[:, None] & (weight == 0)
-        direction = torch.where(shortened, 0.0, direction)
-        slope = -torch.linalg.vecdot(weight * here.gap, direction)
-        trial = self._evaluate(here.a + share[:, None] * direction, rows)
-        good = self._good(here, trial, share * slope, self._noise(at)[rows])
-        pairs.add(rows, *here.step_to(trial))
-        halved = torch.where(share / 2 > SHORTEST_SHARE, share / 2, 0.0)
-        pace.share[rows] = torch.where(good, 1.0, halved)
-        lost = rows[~good & (halved == 0)]
-        pairs.valid[lost] = False
-        self.point = at.with_rows(rows[good], trial.keep(good.nonzero().squeeze(1)))
+        path = share[:, None] * torch.where(shortened, 0.0, direction)
+        trial = self._evaluate(here.a + path, rows)
+        slope = -torch.linalg.vecdot(weight * here.gap, path)
+        steepness = -torch.linalg.vecdot(self.activation.derivative(trial.a) * trial.gap, path)
+        # A convex function that still falls at the trial has fallen all the way.
+        falling = here.value.isnan() & (steepness <= 0) & torch.isfinite(trial.value)
+        at = self._valued(at, rows[~falling])
+        here.value = at.value[rows]
+        good = falling | self._good(here, trial, slope, self._noise(at)[rows])
+        left = share * _minimum_of_cubic(trial.value - here.value, slope, steepness)
+        left = torch.where(left > SHORTEST_SHARE, left, 0.0)
+        pace.share[rows] = torch.where(good, 1.0, left)
+        pace.length[rows] = length.clamp(SHORTEST, 1.0)
+        pairs.forget(rows[~good & (left == 0)])
+        taken = good.nonzero().squeeze(1)
+        trial = trial.keep(taken)
+        pairs.add(rows[taken], *here.keep(taken).step_to(trial))
+        self.point = at.with_rows(rows[taken], trial)
 
     def _good(self, at: Point, trial: Point, predicted: Tensor, noise: Tensor) -> Tensor:
         """Whether a trial lowers G by enough of what was predicted."""
@@ -371,8 +393,16 @@ class _Run:
         progress = fell | (distance < PROGRESS * pace.nearest)
         pace.lowest = torch.where(progress, torch.minimum(value, pace.lowest), pace.lowest)
         pace.nearest = torch.where(progress, torch.minimum(distance, pace.nearest), pace.nearest)
-        pace.idle = torch.where(progress, 0, pace.idle + 1)
-        return (pace.idle >= PATIENCE) | (pace.length < SHORTEST)
+        # Newton steps wait until no row takes quasi-Newton steps.
+        moved = pace.quasi | ~pace.quasi.any()
+        pace.idle = torch.where(progress, 0, pace.idle + moved.to(pace.idle.dtype))
+        stalled = (pace.idle >= PATIENCE) | (pace.length < SHORTEST)
+        # Where quasi-Newton steps bring nothing, Newton steps may.
+        again = stalled & pace.quasi
+        pace.quasi = pace.quasi & ~again
+        pace.idle = torch.where(again, 0, pace.idle)
+        pace.length = torch.where(again, 1.0, pace.length)
+        return stalled & ~again
 
     def _record(self, residuals: Residuals) -> None:
         if self.traced is not None:
@@ -382,29 +412,82 @@ class _Run:
             assert isinstance(self.result.state, Tensor)
             self.states.append(self.result.state.clone())
 
-    def _first_point(self, y: Tensor) -> Point:
-        """A gradient step from the start, or from zero where the objective is lower there.
+    def _first_point(self, y: Tensor, visited: Sequence[tuple[Tensor, Tensor]]) -> Point:
+        """A step from the best of the points visited before, which are its first memory.
 
-        The pre-activations of these two are not known.
+        What is not known of these is G.
         """
-        given, zero = (self._unprepared(start) for start in (y, torch.zeros_like(y)))
-        # The curvature between the two says how long a step may be.
-        curvature = row_norms(given.descent - zero.descent) / row_norms(y).clamp_min(
-            torch.finfo(y.dtype).tiny
-        )
+        points = [self._prepared(at.to(y), descent.to(y)) for at, descent in visited]
+        points = points if len(points) > 1 else self._plain_step(y)
+        for before, after in pairwise(points):
+            if self.pairs is not None:
+                self.pairs.add(self.rows, *before.step_to(after))
+            image = self.activation(before.descent)
+            mapped = (image == after.y).all(dim=1)[:, None]
+            after.a = torch.where(mapped, before.descent, after.a)
+        step, change = points[0].step_to(points[1])
+        curvature = row_norms(change - step) / row_norms(step)
         self.pace.length = 1 / (1 + curvature.nan_to_num(0.0, posinf=0.0))
-        lower = (zero.value < given.value).nonzero().squeeze(1)
-        start = given.with_rows(lower, zero.keep(lower))
-        start = replace(start, a=self._argument(start))
-        first = self._gradient_step(start, self.rows)
-        if self.pairs is not None:
-            self.pairs.add(self.rows, *start.step_to(first))
-        return first
+        self.point = self._best(points)
+        if self.pairs is None:
+            return self._gradient_step(self._valued(self.point, self.rows), self.rows)
+        while len(unknown := self.point.value.isnan().nonzero().squeeze(1)):
+            self._quasi_newton_step(unknown, self.pairs)
+        return self.point
 
-    def _unprepared(self, y: Tensor) -> Point:
+    def _plain_step(self, y: Tensor) -> list[Point]:
+        """The start, or zero where nothing is finite at the start, and its image."""
         value, descent = self._energy(y, self.rows)
-        value = value + self.activation.conjugate(y).sum(dim=1)
-        return Point(y, y, descent, value.nan_to_num(nan=torch.inf), torch.zeros_like(value))
+        broken = (~torch.isfinite(value + descent.sum(dim=1))).nonzero().squeeze(1)
+        if len(broken):
+            y = y.index_fill(0, broken, 0.0)
+            _, other = self._energy(y[broken], broken)
+            descent = descent.index_copy(0, broken, other)
+        image = self.activation(descent)
+        return [
+            self._prepared(y, descent),
+            self._prepared(image, self._energy(image, self.rows)[1]),
+        ]
+
+    def _prepared(self, y: Tensor, descent: Tensor) -> Point:
+        """A point where G is not known; infinite where nothing is finite."""
+        nothing = torch.zeros_like(y[:, 0])
+        value = torch.full_like(nothing, torch.nan)
+        value = value.masked_fill(~torch.isfinite(row_norms(descent)), torch.inf)
+        point = Point(y, y, descent, value, nothing)
+        point.a = self._argument(point)
+        return point
+
+    def _best(self, points: list[Point]) -> Point:
+        """Of each row the point where G seems to be least, not at an end of σ.
+
+        By the slopes of the smooth part at the ends of each way from the best so far. That of the
+        far end counts more: where a gradient saturates, G has risen early.
+        """
+        best = points[0]
+        ends = self._at_an_end(best)
+        for point in points[1:]:
+            way = point.y - best.y
+            slopes = best.y - best.descent + 3 * (point.y - point.descent)
+            change = torch.linalg.vecdot(slopes, way) / 4 + (
+                self.activation.penalty(point.y) - self.activation.penalty(best.y)
+            ).sum(dim=1)
+            lower = (change <= 0) & ~self._at_an_end(point)
+            rows = (lower | ends).nonzero().squeeze(1)
+            best = best.with_rows(rows, point.keep(rows))
+            ends = self._at_an_end(best)
+        return best
+
+    def _at_an_end(self, point: Point) -> Tensor:
+        weight = self.activation.derivative(point.a)
+        return ((weight > 0) & (weight < FLAT_END)).any(dim=1)
+
+    def _valued(self, at: Point, rows: Tensor) -> Point:
+        """The same, with G known in these rows."""
+        unknown = rows[at.value[rows].isnan()]
+        if not len(unknown):
+            return at
+        return at.with_rows(unknown, self._evaluate(at.a[unknown], unknown))
 
     def _evaluate(self, a: Tensor, rows: Tensor) -> Point:
         """G(σ(a)) = Σ aσ(a) − S(a) + E(σ(a)), and what goes with it."""
@@ -412,7 +495,8 @@ class _Run:
         value, descent = self._energy(y, rows)
         separable = a * y - self.activation.primitive(a)
         size = separable.abs().sum(dim=1) + value.abs()
-        return Point(a, y, descent, separable.sum(dim=1) + value, size)
+        value = separable.sum(dim=1) + value
+        return Point(a, y, descent, torch.where(value.isnan(), torch.inf, value), size)
 
     def _energy(self, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """E and −∇E at the states y of some rows."""
@@ -479,3 +563,12 @@ class _Run:
             new = new.with_rows(pending[good], trial.keep(good.nonzero().squeeze(1)))
             pending = pending[~good]
         return new
+
+
+def _minimum_of_cubic(rise: Tensor, slope: Tensor, slope_there: Tensor) -> Tensor:
+    """Where in (0, 1) the cubic with φ(1) − φ(0) = rise and these slopes at 0 and 1 is least."""
+    middle = slope + slope_there - 3 * rise
+    root = (middle.square() - slope * slope_there).clamp_min(0.0).sqrt()
+    share = 1 - (slope_there + root - middle) / (slope_there - slope + 2 * root)
+    # NaN where something is not finite.
+    return share.nan_to_num(MOST_CUT).clamp(MOST_CUT, LEAST_CUT)

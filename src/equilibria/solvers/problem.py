@@ -28,6 +28,11 @@ class Potential:
     alpha: float = 1.0
     damping: float = 1.0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the map is σ(−∇E) itself."""
+        return self.alpha == 1 and self.damping == 1
+
     def evaluate(self, problem: FixedPointProblem, y: Tensor) -> tuple[Tensor, Tensor]:
         """E(y; x) of each row, and −∇E(y; x)."""
         state = problem.unpack(y)
@@ -84,6 +89,8 @@ class FixedPointProblem:
     """What is to be recorded of every iteration."""
     unit: Tensor | None = None
     """What the numbers of each row are counted in, shape (rows, 1); None: in ones."""
+    compiled: bool = False
+    """Whether `step` is compiled: nothing else is computed in its place then."""
     potential: Potential | None = None
     """The hidden objective whose stationary points the fixed points are, if there is one."""
 
@@ -154,6 +161,12 @@ class FixedPointProblem:
         """The same problem in another context."""
         other = copy(self)
         other.context = context
+        return other
+
+    def with_step(self, step: Callable[[State, Context], State]) -> FixedPointProblem:
+        """The same problem, its map computed in another way."""
+        other = copy(self)
+        other.step = step
         return other
 
     def lifted(self) -> FixedPointProblem:
