@@ -81,6 +81,8 @@ class Patches:
             merged = merged.movedim(-1, 1)
         else:
             merged = patches.permute(0, groups, last, *pairs).reshape(len(like), mid, *sizes)
+        if merged.shape == like.shape:
+            return merged
         return merged[tuple(slice(n) for n in like.shape)]
 
     def as_map(self, values: Tensor) -> Tensor:

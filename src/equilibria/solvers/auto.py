@@ -16,7 +16,7 @@ from equilibria.solvers.base import Solver
 from equilibria.solvers.descent import Descent
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
-from equilibria.solvers.solution import Solution, Trace
+from equilibria.solvers.solution import Solution, Status, Trace
 
 STRONG_CONTRACTION = 0.35
 """With a proven factor below this, plain steps need no help: 1e-4 takes nine at the most."""
@@ -56,6 +56,7 @@ class Auto(Anderson):
     def choose(self, problem: FixedPointProblem) -> Solver[Any] | None:
         """The solver for this problem, or None for Anderson's method."""
         limits: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Solver)}
+        limits["patience"] = self.patience_with(problem)
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
         if problem.monotone and problem.packing.size <= SMALL_STATE:
@@ -65,18 +66,23 @@ class Auto(Anderson):
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        may_descend = problem.potential is not None and self.max_iterations >= LONG_BUDGET
-        if may_descend and self.patience is None:
-            watched = Watched(problem)
-            patient = dataclasses.replace(self, patience=PATIENCE)
-            solution = patient.solve(watched.problem, trace=trace)
-            rows = (~solution.converged).nonzero().squeeze(1)
-            if not len(rows):
-                return solution
-            return self._descend(problem, solution, rows, trace, watched.points(rows))
         chosen = self.choose(problem)
         solve = super().solve if chosen is None else chosen.solve
-        return solve(problem, trace=trace)
+        if not self._may_descend(problem):
+            return solve(problem, trace=trace)
+        watched = Watched(problem)
+        solution = solve(watched.problem, trace=trace)
+        rows = (solution.status != int(Status.CONVERGED)).nonzero().squeeze(1)
+        if not len(rows):
+            return solution
+        return self._descend(problem, solution, rows, trace, watched.points(rows))
+
+    def patience_with(self, problem: FixedPointProblem) -> int | None:
+        return PATIENCE if self._may_descend(problem) else self.patience
+
+    def _may_descend(self, problem: FixedPointProblem) -> bool:
+        long = self.max_iterations >= LONG_BUDGET and self.patience is None
+        return long and problem.potential is not None
 
     def _descend(
         self,

@@ -67,6 +67,10 @@ class Solver(ABC, Generic[M]):
         check_at_least_one(max_iterations=self.max_iterations)
         check_share(drop_share=self.drop_share)
 
+    def patience_with(self, problem: FixedPointProblem) -> int | None:
+        """The patience with this problem: less where there is another way to solve it."""
+        return self.patience
+
     @property
     def steady(self) -> bool:
         """Whether on a map that contracts its residual falls in every step, to first order.
@@ -129,6 +133,7 @@ class Solver(ABC, Generic[M]):
         recorder = _Recorder(problem, states=trace == "states") if trace else None
         may_drop = recorder is None or not recorder.wants_states
         memory = self.begin(point)
+        patience = self.patience_with(problem)
         propose = self.propose
         if torch.is_autocast_enabled(problem.device_type):
             # The map computes in half precision; what is made of its images stays in single.
@@ -138,17 +143,14 @@ class Solver(ABC, Generic[M]):
         sample_evaluations = (warm_up + 1) * point.shape[0]
         while True:
             change = image - point
-            progress.observe(current, image, change)
+            must_fall = 1 < iteration < (patience or 0) and (iteration == 2 or self.steady)
+            progress.observe(current, image, change, must_fall=must_fall)
             if recorder is not None:
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
                 break
-            if self.patience is not None and 1 < iteration < self.patience and self.steady:
-                progress.give_up_level()
-                if not progress.running_count:
-                    break
-            if self.patience is not None and iteration % self.patience == 0:
-                periods = (self.max_iterations - iteration) / self.patience
+            if patience is not None and iteration % patience == 0:
+                periods = (self.max_iterations - iteration) / patience
                 progress.give_up_stalled(self.tolerance, periods)
                 if not progress.running_count:
                     break
@@ -210,11 +212,13 @@ class _Progress:
         """The best residual of each row when `give_up_stalled` last looked, or at first."""
         self.latest = infinite
         """The relative residual of this iteration; NaN for rows that had stopped before it."""
-        self.absolute = self.absolute_before = infinite
-        """‖T(y) − y‖ of this iteration and the one before."""
+        self.absolute = infinite
+        """‖T(y) − y‖ of this iteration."""
 
-    def observe(self, problem: FixedPointProblem, image: Tensor, change: Tensor) -> None:
-        """Take in T(y) and T(y) − y of every row."""
+    def observe(
+        self, problem: FixedPointProblem, image: Tensor, change: Tensor, *, must_fall: bool
+    ) -> None:
+        """Take in T(y) and T(y) − y of every row; end those whose residual must fall, and rose."""
         rows = self.rows
         residuals = self.scale.measure(image, change, problem.rounding)
         absolute, relative = residuals.absolute, residuals.relative
@@ -222,8 +226,9 @@ class _Progress:
         going = residuals.bounded & ~reached
         # What a criterion of its own is content with is what counts, though its residual be larger.
         improved = residuals.bounded & ((relative < rows.residual) | reached)
-        self.latest = relative
-        self.absolute, self.absolute_before = absolute, self.absolute
+        if must_fall:
+            going &= absolute < self.absolute
+        self.latest, self.absolute = relative, absolute
         if self.running_count < len(absolute):
             self.latest = torch.where(self.running, relative, torch.nan)
             going &= self.running
@@ -239,14 +244,10 @@ class _Progress:
         count = int(going.sum())
         if count < self.running_count:
             ended = self.running & ~going
-            rows.status[ended] = int(Status.DIVERGED)
+            lost = ended & ~residuals.bounded if must_fall else ended
+            rows.status[lost] = int(Status.DIVERGED)
             rows.status[ended & reached] = int(Status.CONVERGED)
             self.running, self.running_count = going, count
-
-    def give_up_level(self) -> None:
-        """End the rows whose residual has not fallen since the last iteration."""
-        self.running = self.running & (self.absolute < self.absolute_before)
-        self.running_count = int(self.running.sum())
 
     def give_up_stalled(self, tolerance: float, periods: float) -> None:
         """End the rows whose best residual has fallen too little since the last call.

@@ -52,7 +52,7 @@ def weighted_run(
     running = ~(square <= threshold)
     broken = ~torch.isfinite(square)
     iterations = torch.zeros(residual.shape[0], dtype=torch.int64, device=residual.device)
-    largest = torch.ones_like(square)
+    steps: list[Tensor] = []
     evaluations = 0
     for _ in range(limit):
         active = running & ~broken
@@ -64,10 +64,10 @@ def weighted_run(
         curvature = inner(direction, image)
         broken = broken | (active & ~(curvature > 0))
         active = active & ~broken
-        step = torch.where(active, square / curvature, 0.0)
-        largest = torch.where(active, torch.maximum(largest, 1 / step), largest)
-        torch.addcmul(solution, step[:, None], direction, out=solution)
-        torch.addcmul(residual, step[:, None], image, value=-1, out=residual)
+        step = torch.where(active, square / curvature, 0.0)[:, None]
+        steps.append(step)
+        torch.addcmul(solution, step, direction, out=solution)
+        torch.addcmul(residual, step, image, value=-1, out=residual)
         following = inner(residual, residual)
         following = torch.where(active, following, square)
         broken = broken | ~torch.isfinite(following)
@@ -75,7 +75,11 @@ def weighted_run(
         torch.addcmul(residual, conjugacy, direction, out=direction)
         square = following
         running = running & ~(square <= threshold)
-    if bool((largest > 1).any()):
-        share = 1 / (largest[:, None] if weight is None else largest[:, None] * weight)
-        residual = residual.mul_(share.clamp_max_(1.0))
+    if steps:
+        taken = torch.stack(steps)
+        shortest = torch.where(taken > 0, taken, 1.0).amin(dim=0)
+        if bool((shortest < 1).any()):
+            share = shortest if weight is None else shortest / weight
+            torch.addcmul(solution, share.clamp_max(1.0), residual, out=solution)
+            return Run(solution, iterations, evaluations, broken)
     return Run(solution.add_(residual), iterations, evaluations, broken)
