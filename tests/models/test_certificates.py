@@ -324,3 +324,17 @@ def test_bounds_of_energies_hold_at_random_states() -> None:
             pairs = zip(units, packing.layout, strict=True)
             rows = torch.cat([unit.input.expand(shape).flatten() for unit, shape in pairs])
             assert bool((matrix.norm(dim=1) <= rows * (1 + 1e-9)).all())
+
+
+@pytest.mark.parametrize("method", ["fgsm", "pgd", "jiio"])
+def test_no_attack_within_a_certified_radius_changes_a_class(method: str) -> None:
+    for family in ("opteq-y", "deep-opteq", "geq"):
+        model, x = random_model(family, 8, 0.7).double(), images(6).double()
+        with eq.solving(model, tolerance=1e-9):
+            found = eq.certify(model, x)
+            sure = found.radius > 0
+            assert int(sure.sum()) > 3
+            eps = float(found.radius[sure].min())
+            labels = found.prediction[sure]
+            attacked = eq.attack(model, x[sure], labels, eps=eps, method=method, clip=None)
+        assert attacked.robust_accuracy == 1
