@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from equilibria.models import EquilibriumClassifier, create_model
-from equilibria.papers.measures import peak_bytes
+from equilibria.papers.memory import peak_bytes
 
 SIZE = 256
 FEATURES = 64

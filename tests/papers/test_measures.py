@@ -13,9 +13,9 @@ from equilibria.papers.measures import (
     MEASURES,
     UNROLLED_STEP,
     collect,
-    peak_bytes,
     unrolled_search,
 )
+from equilibria.papers.memory import peak_bytes
 from equilibria.papers.plots import Printed, printed
 from tests.inputs.small_generator import HIDDEN, LATENTS, SIDE, decoder
 

@@ -17,12 +17,12 @@ from equilibria.cli.app import opened, opened_model
 from equilibria.cli.attacking import classifier
 from equilibria.cli.console import print_facts, print_json, print_table, progress_bar, say
 from equilibria.cli.faults import (
-    check_new,
+    STANDARD_OUTPUT,
+    check_table,
     complain,
     note_frames,
     printable,
     unreadable,
-    writable_file,
 )
 from equilibria.data import BRIGHTEST, find_images, read_image, readable
 from equilibria.equilibrium import solving
@@ -32,7 +32,6 @@ from equilibria.training import RecipeModel, choose_device, write_atomically
 
 MOST_ROWS = 200
 """Of a table of files; of more a summary is printed."""
-STANDARD_OUTPUT = Path("-")
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,9 @@ def certify_images(
     device: str,
 ) -> None:
     """The options are those of the command."""
-    if as_json and table == STANDARD_OUTPUT:
-        raise ValueError("--json and --csv - both take the standard output: choose one")
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"--tolerance must be positive, not {tolerance:g}")
-    if table is not None and table != STANDARD_OUTPUT:
-        check_new(writable_file(table), overwrite=overwrite)
+    check_table(table, as_json=as_json, overwrite=overwrite)
     where = choose_device(device)
     problems: list[Exception] = []
     truths: Sequence[int | None]

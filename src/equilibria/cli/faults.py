@@ -159,6 +159,17 @@ def check_new(*paths: Path | None, overwrite: bool) -> None:
         raise FileExistsError(f"{there} exists: --overwrite replaces it, or name another place")
 
 
+STANDARD_OUTPUT = Path("-")
+
+
+def check_table(table: Path | None, *, as_json: bool, overwrite: bool) -> None:
+    """`--csv` before the work starts: a place that can be written, or the standard output alone."""
+    if as_json and table == STANDARD_OUTPUT:
+        raise ValueError("--json and --csv - both take the standard output: choose one")
+    if table is not None and table != STANDARD_OUTPUT:
+        check_new(writable_file(table), overwrite=overwrite)
+
+
 def note_frames(files: Iterable[Path]) -> None:
     """Say which of the files hold more than the one picture that is looked at."""
     from equilibria.data import has_several_frames

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias, cast
 from equilibria.cli.app import opened_model
 from equilibria.cli.console import json_list, print_table, progress_bar, say, shown
 from equilibria.cli.faults import (
-    check_new,
+    STANDARD_OUTPUT,
+    check_table,
     complain,
     note_frames,
     printable,
     unanswered,
     unreadable,
-    writable_file,
     writable_folder,
 )
 from equilibria.data import find_images
@@ -35,7 +35,6 @@ LEAST_SHARE = 0.01
 """Of the pixels, for a class to be named in the table."""
 MOST_ROWS = 200
 """Of a table of files; of more files a summary is printed."""
-STANDARD_OUTPUT = Path("-")
 
 
 def predict_files(
@@ -52,10 +51,7 @@ def predict_files(
     device: str,
 ) -> None:
     """The options are those of the command."""
-    if as_json and table == STANDARD_OUTPUT:
-        raise ValueError("--json and --csv - both take the standard output: choose one")
-    if table is not None and table != STANDARD_OUTPUT:
-        check_new(writable_file(table), overwrite=overwrite)
+    check_table(table, as_json=as_json, overwrite=overwrite)
     where = choose_device(device)
     files = find_images(images)
     opened = opened_model(run, where, best)

@@ -3,12 +3,12 @@
 from equilibria.energies.base import (
     Energy,
     FunctionEnergy,
-    Rounding,
     Scaled,
     Sum,
     curvature,
     energy_term,
 )
+from equilibria.energies.bounds import Rounding
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
     BranchCoupling,

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
 from equilibria.context.state import in_format_of, is_channels_last
-from equilibria.energies.base import Energy, Rounding, injected_size
+from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Rounding, injected_size
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import Dense, OperatorLike, as_operator

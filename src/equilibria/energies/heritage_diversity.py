@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Energy, Rounding, all_known
+from equilibria.energies.base import Energy, all_known
+from equilibria.energies.bounds import Rounding
 from equilibria.operators import AveragePool, Identity, LinearOperator, OperatorLike, as_operator
 from equilibria.operators.rounding import accumulated, application_rounding, upper_norm
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative, check_positive

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Composite, Energy, Rounding, UnitBound, all_known
+from equilibria.energies.base import Composite, Energy, all_known
+from equilibria.energies.bounds import Rounding, UnitBound
 from equilibria.operators import OperatorLike, as_operator
 from equilibria.operators.rounding import application_rounding, upper_norm
 

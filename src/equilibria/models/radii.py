@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.energies.base import UnitBound
+from equilibria.energies.bounds import UnitBound
 from equilibria.equilibrium.certificates import Resolved, Resolvent
 from equilibria.operators.rounding import NORM_SLACK
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +13,6 @@ from typing import Any, TypeVar
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from equilibria.data import Batches
 from equilibria.energies import HSIC, Decorrelation
@@ -44,6 +41,7 @@ from equilibria.papers.branch_measures import (
     solve_trace,
 )
 from equilibria.papers.image_measures import corruptions, saliency, unseen
+from equilibria.papers.memory import peak_bytes
 from equilibria.report.generation import generate
 from equilibria.tasks import (
     AdversarialClassification,
@@ -161,54 +159,6 @@ def efficiency(experiment: Experiment, device: torch.device) -> Result:
         "images_per_second": len(images) / total,
         "peak_bytes": float(peak),
     }
-
-
-def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """How many bytes tensors that `run` makes hold at its peak, what autograd saves included.
-
-    On CUDA it is the allocator's count; elsewhere the storages of all results of operations are
-    counted from when they are made until they are freed. Working memory inside an operation is
-    not seen there, and the numbers are the same in every run.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    counter = _StorageCounter()
-    with counter:
-        run()
-    return counter.peak
-
-
-class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the result of every operation."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = 0
-        self.peak = 0
-        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {id(storage) for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            if id(storage) not in before and storage not in self._known:
-                self._known.add(storage)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._free, storage.nbytes())
-        return result
-
-    def _free(self, size: int) -> None:
-        self.now -= size
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 # --- Features -----------------------------------------------------------------------------------
