@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import equilibria as eq
 from equilibria.context import Context, Packing
-from equilibria.energies import FunctionEnergy, Scaled, Sum
+from equilibria.energies import DataFidelity, FunctionEnergy, RidgePrior, Scaled, Sum
 from equilibria.operators import GraphConv, Incidence
 from tests.operators.bank import EDGES
 
@@ -43,6 +43,7 @@ def smoothness(y: Tensor, x: Tensor) -> Tensor:
 
 
 VECTOR, IMAGE, SEQUENCE, TOKENS, NODES = (5,), (2, 4, 4), (2, 7), (4, 3), (6, 3)
+PICTURE = (2, 5, 6)
 
 TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "input": (VECTOR, lambda: eq.Input(eq.Dense(5, 5))),
@@ -57,6 +58,12 @@ TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "quadratic-tokens": (TOKENS, lambda: eq.Quadratic(eq.Dense(4, 3, norm="bound", zeta=0.5))),
     "quadratic-graph": (NODES, lambda: eq.Quadratic(GraphConv(EDGES, 4, 3))),
     "laplacian": (NODES, lambda: -0.5 * eq.Quadratic(Incidence(EDGES).T)),
+    "ridge": (PICTURE, lambda: RidgePrior((12,), (3,), noise=0.5)),
+    "ridge-composed": (PICTURE, lambda: RidgePrior((2, 4), (2, 2), noise=0.5)),
+    "ridge-convex": (PICTURE, lambda: RidgePrior((2, 5), (2, 2), concavity=0, noise=0.5)),
+    "fidelity": (PICTURE, DataFidelity),
+    "fidelity-blur": (PICTURE, lambda: DataFidelity(eq.operators.Blur(0.5), box=0.4)),
+    "fidelity-function": (PICTURE, lambda: DataFidelity(torch.tanh)),
     "bump": (VECTOR, Bump),
     "bump-image": (IMAGE, Bump),
     "function": (IMAGE, lambda: FunctionEnergy(smoothness)),

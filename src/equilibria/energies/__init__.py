@@ -9,6 +9,7 @@ from equilibria.energies.base import (
     energy_term,
 )
 from equilibria.energies.bounds import Rounding
+from equilibria.energies.fidelity import DataFidelity
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
     BranchCoupling,
@@ -29,6 +30,7 @@ from equilibria.energies.regularizers import (
     list_regularizers,
     register_regularizer,
 )
+from equilibria.energies.ridge import RidgePrior
 from equilibria.energies.terms import Branches, Input, Quadratic
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "L2",
     "BranchCoupling",
     "Branches",
+    "DataFidelity",
     "Decorrelation",
     "Energy",
     "FeatureRegularizer",
@@ -48,6 +51,7 @@ __all__ = [
     "PolynomialKernel",
     "Quadratic",
     "Regularizer",
+    "RidgePrior",
     "Rounding",
     "Scaled",
     "SigmoidKernel",

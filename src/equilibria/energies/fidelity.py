@@ -1,0 +1,94 @@
+"""How well an image explains what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.energies.base import Energy
+from equilibria.energies.terms import one_tensor
+from equilibria.operators import Identity, LinearOperator
+from equilibria.registry import check_not_negative, check_positive
+
+
+class DataFidelity(Energy):
+    """(w/2)·‖Ay − x‖², or w/2 times the squared distance of Ay to the box |Ay − x| ≤ box/2.
+
+    A: a linear operator, such as a mask, a blur or a lower resolution, or any differentiable map of
+        images. The state has the shape that A takes: that of x unless A says otherwise.
+    noise: the standard deviation ν of x. With σ the noise level that the layer is given as its last
+        input, w = (σ/ν)²: the weight that a prior for noise σ leaves to the data. None: w = 1.
+    box: the step of a quantization that x went through; of Ay nothing more is known than that it
+        was rounded to x.
+    """
+
+    def __init__(
+        self,
+        A: LinearOperator | Callable[[Tensor], Tensor] | None = None,
+        noise: float | None = None,
+        *,
+        box: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if noise is not None:
+            check_positive(noise=noise)
+        check_not_negative(box=box)
+        self.A = Identity() if A is None else A
+        self.noise = noise
+        self.box = box
+
+    @property
+    def formula(self) -> str:
+        weight = "½" if self.noise is None else f"(σ²/2·{self.noise:g}²)"
+        return f"{weight}‖Ay − x‖²" if not self.box else f"{weight}dist²(Ay, x ± {self.box / 2:g})"
+
+    @property
+    def is_linear(self) -> bool:
+        return isinstance(self.A, LinearOperator)
+
+    def inject(self, *inputs: Tensor) -> Context:
+        x = inputs[0]
+        if self.noise is None:
+            weight = x.new_ones(len(x))
+        elif len(inputs) < 2:
+            raise ValueError("DataFidelity with a noise needs that of the prior: (image, noise)")
+        else:
+            weight = (inputs[-1].reshape(-1).to(x) / self.noise).square().expand(len(x))
+        return Context(sample={"x": x, "weight": weight})
+
+    def initial_state(self, context: Context) -> State:
+        x = context["x"]
+        if isinstance(self.A, LinearOperator):
+            return x.new_zeros(len(x), *self.A.input_shape(tuple(x.shape[1:])))
+        return torch.zeros_like(x)
+
+    def value(self, state: State, context: Context) -> Tensor:
+        y = one_tensor(state, self)
+        return 0.5 * context["weight"] * sum_per_sample(self._outside(y, context).square())
+
+    def descent(self, state: State, context: Context) -> State:
+        if not isinstance(self.A, LinearOperator):
+            return super().descent(state, context)
+        left = self._outside(one_tensor(state, self), context)
+        weight = context["weight"].reshape(-1, *(1,) * (left.dim() - 1))
+        return -self.A.adjoint(weight * left)
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        if not isinstance(self.A, LinearOperator):
+            return None
+        return context["weight"] * self.A.norm_bound(layout[0]).square()
+
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        """−w where A is the identity and there is no box; a convex term otherwise."""
+        if not self.is_linear:
+            return None
+        known = isinstance(self.A, Identity) and not self.box
+        return -context["weight"] if known else torch.zeros_like(context["weight"])
+
+    def _outside(self, y: Tensor, context: Context) -> Tensor:
+        """Ay − x, less what the box forgives."""
+        left: Tensor = self.A(y) - context["x"]
+        return left if not self.box else left - left.clamp(-self.box / 2, self.box / 2)

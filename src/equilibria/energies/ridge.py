@@ -1,0 +1,289 @@
+"""A learned prior of pictures: a sum of ridge functions of what filters see of them.
+
+After Goujon, Neumayer, Unser, "A neural-network-based convex regularizer for inverse problems"
+(2022) and "Learning weakly convex regularizers for convergent image-reconstruction algorithms"
+(2023), whose regularizers have this form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.energies.base import Energy
+from equilibria.energies.terms import one_tensor
+from equilibria.registry import check_at_least_one, check_not_negative, check_positive
+
+LEVELS = (2 / 255, 5 / 255, 10 / 255, 20 / 255, 35 / 255, 60 / 255)
+"""Noise levels at which the scales of a prior are learned; between them they are interpolated."""
+KNOTS = tuple(0.2 * 1.7**place for place in range(10))
+"""Where a profile bends, on the scale of a filter's own noise."""
+GRID = 128
+"""Frequencies a side on which the norm of filters is bounded."""
+AT_ONCE = 2**18
+"""Responses that are computed together where nothing is differentiated: they stay in the cache."""
+
+
+class RidgePrior(Energy):
+    """R(y; σ) = Σ_c Σ_pixels α_c(σ)⁻² ψ(α_c(σ) (W y)_c), of each channel of an image on its own.
+
+    W is a composition of convolutions, zero-mean and without padding, of norm 1. ψ is even, and ψ′
+    a linear spline, of slopes between −`concavity` and `steepness`, which is constant beyond its
+    last knot:
+
+        ψ = Σ_k (s_k − s_{k+1}) h_k,  h_k(t) = ½ min(|t|, τ_k)² + τ_k max(|t| − τ_k, 0),
+
+    with s_k the slope before the knot τ_k. Scaling leaves slopes as they are, so that −concavity ≤
+    ∇²R ≤ steepness holds at every noise level: with ½‖y − x‖² the whole is strongly convex where
+    concavity < 1, and R itself is convex where it is 0.
+
+    noise: the level σ; if None, the last input of the layer, a number a sample.
+    channels, kernel_sizes: of the convolutions, one after the other. One convolution starts as the
+        cosines of its size, without the constant, as far as there are channels.
+    unit: in which an image of noise σ is measured: 1/√3 for a luminance that is √3 times as bright.
+    """
+
+    vanishes_at_zero = True
+    levels: Tensor
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (48,),
+        kernel_sizes: Sequence[int] = (7,),
+        *,
+        concavity: float = 0.9,
+        steepness: float = 7.2,
+        noise: float | None = None,
+        unit: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_not_negative(concavity=concavity)
+        check_positive(steepness=steepness, unit=unit)
+        if noise is not None:
+            check_positive(noise=noise)
+        if not channels or len(channels) != len(kernel_sizes):
+            raise ValueError(
+                f"give as many kernel sizes as channels, not {len(kernel_sizes)} for "
+                f"{len(channels)} convolutions"
+            )
+        for count, size in zip(channels, kernel_sizes, strict=True):
+            check_at_least_one(channels=count, kernel_size=size)
+        self.concavity = concavity
+        self.steepness = steepness
+        self.noise = noise
+        self.unit = unit
+        self.size = 1 + sum(size - 1 for size in kernel_sizes)
+        """Pixels a side that a response sees."""
+        if self.size < 2:
+            raise ValueError("a zero-mean filter has more than one pixel: raise the kernel size")
+        self.kernels = nn.ParameterList(_first_kernels(channels, kernel_sizes))
+        # A cosine has the norm 1/size in W: noise is then 2 on the scale of the knots.
+        first = math.log(2.0 * self.size)
+        self.log_scales = nn.Parameter(torch.full((channels[-1], len(LEVELS)), first))
+        self.slopes = nn.Parameter(self._first_slopes())
+        self.register_buffer("levels", torch.tensor(LEVELS).log(), persistent=False)
+
+    @property
+    def formula(self) -> str:
+        return "Σ α⁻²ψ(αWy)"
+
+    def extra_repr(self) -> str:
+        return f"concavity={self.concavity:g}, steepness={self.steepness:g}"
+
+    def inject(self, *inputs: Tensor) -> Context:
+        """α of each sample and filter."""
+        image, *others = inputs
+        if self.noise is not None:
+            noise = image.new_full((len(image),), self.noise)
+        elif others:
+            noise = others[-1].reshape(-1).to(image)
+        else:
+            raise ValueError("a RidgePrior needs a noise level: call the layer with (image, noise)")
+        if not bool((noise > 0).all()):
+            raise ValueError("a noise level must be positive: without noise there is nothing to do")
+        return Context(sample={"scales": self._scales(noise.expand(len(image)))})
+
+    def prepare(self, layout: Layout) -> Mapping[str, Entry]:
+        _, *sides = layout[0]
+        if len(sides) != 2 or min(sides) < self.size:
+            raise ValueError(
+                f"a prior of {self.size}×{self.size} filters takes images (B, C, H, W) at least as "
+                f"large, not {tuple(layout[0])}"
+            )
+        slopes = self.slope_values()
+        return {"W": self.filters(), "steps": slopes - F.pad(slopes[1:], (0, 1))}
+
+    def filters(self) -> Tensor:
+        """W as one convolution, (filters, 1, size, size), of zero mean and norm 1 at the most."""
+        whole = cast(Tensor, self.kernels[0])
+        for kernel in list(self.kernels)[1:]:
+            reach = kernel.shape[2] - 1
+            padded = F.pad(whole.transpose(0, 1), (reach, reach, reach, reach))
+            whole = F.conv2d(padded, kernel.flip(2, 3)).transpose(0, 1)
+        whole = whole - whole.mean(dim=(2, 3), keepdim=True)
+        return whole / norm_of_filters(whole)
+
+    def slope_values(self) -> Tensor:
+        """The slopes of ψ′ between its knots, from the middle outwards."""
+        return self.slopes.sigmoid() * (self.steepness + self.concavity) - self.concavity
+
+    def value(self, state: State, context: Context) -> Tensor:
+        scales, W, steps = context["scales"], context["W"], context["steps"]
+        responses = self._responses(one_tensor(state, self), W)
+        arguments = responses * scales[:, None, :, None]
+        profile = _profile(arguments, steps) / scales.square()[:, None, :, None]
+        return sum_per_sample(profile)
+
+    def descent(self, state: State, context: Context) -> State:
+        y = one_tensor(state, self)
+        tensors = (y, *context.tensors())
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            scales, W, steps = context["scales"], context["W"], context["steps"]
+            alphas = scales[:, None, :, None]
+            pulled = _differentiable_slope(self._responses(y, W) * alphas, steps) / alphas
+            columns = W.flatten(1).T @ pulled
+            folded = F.fold(columns.flatten(0, 1), y.shape[2:], self.size)
+            return -folded.reshape(y.shape)
+        return self._descent_in_pieces(y, context)
+
+    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
+        return self.slope_values().abs().amax()
+
+    def concavity_bound(self, context: Context, layout: Layout) -> Tensor:
+        return (-self.slope_values()).amax().clamp_min(0)
+
+    @property
+    def curvature_limit(self) -> float:
+        return max(self.steepness, self.concavity)
+
+    def _scales(self, noise: Tensor) -> Tensor:
+        """α: exp of what is learned at the levels, interpolated in log σ, over σ."""
+        place = (noise * self.unit).log().to(self.log_scales)
+        right = torch.bucketize(place.contiguous(), self.levels[1:-1].contiguous()) + 1
+        below, above = self.levels[right - 1], self.levels[right]
+        share = ((place - below) / (above - below)).clamp(0, 1)
+        log_scales = self.log_scales.T
+        learned = torch.lerp(log_scales[right - 1], log_scales[right], share[:, None])
+        return learned.exp() / noise[:, None].to(learned)
+
+    def _responses(self, y: Tensor, W: Tensor) -> Tensor:
+        """(Wy)_c as (samples, image channels, filters, pixels)."""
+        columns = F.unfold(y.reshape(-1, 1, *y.shape[2:]), self.size)
+        responses: Tensor = W.flatten(1) @ columns
+        return responses.reshape(*y.shape[:2], len(W), -1)
+
+    @torch.no_grad()
+    def _descent_in_pieces(self, y: Tensor, context: Context) -> Tensor:
+        """−∇R in strips that stay in the cache: nothing of the responses is kept."""
+        scales, W = context["scales"], context["W"]
+        steps = context["steps"].tolist()
+        reach = self.size - 1
+        width = y.shape[3] - reach
+        rows = max(1, AT_ONCE // (len(W) * width))
+        descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
+        for image, row, scale in zip(y, descent, scales, strict=True):
+            into = W * scale[:, None, None, None]
+            back = (W / scale[:, None, None, None]).flatten(1).T.contiguous()
+            for channel, target in zip(image, row, strict=True):
+                for top in range(0, y.shape[2] - reach, rows):
+                    strip = channel[top : top + rows + reach]
+                    seen = F.conv2d(strip[None, None], into)
+                    pulled = _slope_of(seen, steps).reshape(len(W), -1)
+                    shape = (len(strip), y.shape[3])
+                    target[top : top + rows + reach] -= F.fold(
+                        (back @ pulled)[None], shape, self.size
+                    )[0, 0]
+        return descent
+
+    def _first_slopes(self) -> Tensor:
+        """Those of Student's t, steepness · t/(1 + t²), within the bounds."""
+        knots = torch.tensor((0.0, *KNOTS), dtype=torch.float64)
+        slopes = self.steepness * (knots / (1 + knots.square())).diff() / knots.diff()
+        share = (slopes + self.concavity) / (self.steepness + self.concavity)
+        return share.clamp(0.002, 0.998).logit().float()
+
+
+def norm_of_filters(filters: Tensor) -> Tensor:
+    """An upper bound of the norm of a convolution of one channel with `filters` (c, 1, k, k).
+
+    ‖W‖² is the largest value of P = Σ_c |ŵ_c|², a trigonometric polynomial of degree d = k − 1 that
+    is not negative. On N points a side let it be at most g: then |P − g/2| ≤ g/2 there, and at most
+    (g/2)/cos²(πd/N) between them (Ehlich and Zeller, 1964).
+    """
+    degree = filters.shape[2] - 1
+    points = max(GRID, 8 * degree)
+    symbol = torch.fft.rfft2(filters[:, 0], s=(points, points))
+    power = (symbol.real.square() + symbol.imag.square()).sum(dim=0).amax()
+    between = (1 + math.cos(math.pi * degree / points) ** -2) / 2
+    norm: Tensor = (power * between).sqrt()
+    return norm
+
+
+def _first_kernels(channels: Sequence[int], sizes: Sequence[int]) -> list[nn.Parameter]:
+    seen = [1, *channels[:-1]]
+    if len(channels) == 1:
+        return [nn.Parameter(_cosines(channels[0], sizes[0]))]
+    return [
+        nn.Parameter(torch.randn(count, before, size, size) / (size * math.sqrt(before)))
+        for count, before, size in zip(channels, seen, sizes, strict=True)
+    ]
+
+
+def _cosines(count: int, size: int) -> Tensor:
+    """The first `count` cosines of size×size pixels after the constant, of rising frequency.
+
+    Those beyond the number of pixels are random.
+    """
+    place = torch.arange(size, dtype=torch.float64)
+    waves = torch.cos(math.pi / size * place[:, None] * (place[None, :] + 0.5))
+    waves = waves / waves.norm(dim=1, keepdim=True)
+    planes = torch.einsum("ai,bj->abij", waves, waves).reshape(-1, 1, size, size)
+    order = (place[:, None] + place[None, :]).flatten().argsort(stable=True)[1:]
+    kernels = planes[order[:count]].float()
+    more = torch.randn(max(0, count - len(kernels)), 1, size, size) / size
+    return torch.cat([kernels, more])
+
+
+def _differentiable_slope(t: Tensor, steps: Tensor) -> Tensor:
+    """ψ′(t) in the graph, with the derivatives of every order that a linear spline has.
+
+    Those in t come from a summand that is zero, so that a backward solve, which asks for them in
+    every iteration, multiplies by ψ″ and does nothing else.
+    """
+    fixed = t.detach()
+    clamped = torch.stack([fixed.clamp(-knot, knot).flatten() for knot in KNOTS])
+    slope = (steps.to(t) @ clamped).reshape(t.shape)
+    return slope + (t - fixed) * _curvature_of(fixed, steps)
+
+
+def _slope_of(t: Tensor, steps: Sequence[float]) -> Tensor:
+    """ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k)."""
+    total = torch.clamp(t, -KNOTS[0], KNOTS[0]).mul_(steps[0])
+    clamped = torch.empty_like(total)
+    for knot, step in zip(KNOTS[1:], steps[1:], strict=True):
+        torch.clamp(t, -knot, knot, out=clamped)
+        total.add_(clamped, alpha=step)
+    return total
+
+
+def _curvature_of(t: Tensor, steps: Tensor) -> Tensor:
+    """ψ″(t) between the knots: the slope before the first knot that |t| does not pass."""
+    slopes = F.pad(steps.flip(0).cumsum(0).flip(0), (0, 1))
+    place = torch.bucketize(t.abs(), torch.tensor(KNOTS, dtype=t.dtype, device=t.device))
+    return slopes.index_select(0, place.flatten()).reshape(t.shape).to(t)
+
+
+def _profile(t: Tensor, steps: Tensor) -> Tensor:
+    """ψ(t)."""
+    size = t.abs()
+    total = torch.zeros_like(t)
+    for knot, step in zip(KNOTS, steps.unbind(), strict=True):
+        near = size.clamp_max(knot)
+        total = total + step * near * (size - 0.5 * near)
+    return total
