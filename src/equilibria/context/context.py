@@ -54,7 +54,7 @@ class Context:
     def with_shared(self, entries: Mapping[str, Entry]) -> Context:
         return Context(self.sample, {**self.shared, **entries}, self.parts)
 
-    def keep(self, index: Tensor) -> Context:
+    def keep(self, index: Tensor | slice) -> Context:
         """The context of the samples at `index`."""
         return Context(
             {name: _map_entry(lambda t: t[index], entry) for name, entry in self.sample.items()},
@@ -70,6 +70,13 @@ class Context:
         """The same context with its tensors replaced, in the order of `tensors()`."""
         remaining = iter(tensors)
         return self._map(lambda _: next(remaining))
+
+    def is_per_sample(self) -> list[bool]:
+        """For each of `tensors()` whether it has a row a sample."""
+        own = [len(_tuple(e)) * [True] for e in self.sample.values()]
+        shared = [len(_tuple(e)) * [False] for e in self.shared.values()]
+        parts = [part.is_per_sample() for part in self.parts.values()]
+        return [flag for flags in (*own, *shared, *parts) for flag in flags]
 
     def skeleton(self) -> Context:
         """The structure alone, without the memory of its tensors, for a later `replace`."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.activations import Activation
 from equilibria.context import (
@@ -39,6 +40,7 @@ from equilibria.solvers import (
     Solver,
     Status,
 )
+from equilibria.solvers.blocks import solve_in_blocks
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 """One tensor, or several: image and task vector, measurement and noise level, nodes and graph."""
@@ -178,7 +180,8 @@ class EquilibriumLayer(nn.Module):
         with torch.inference_mode(False):
             chosen = active.solving.changed(solver=solver).solver
             start = active.start() if start is None else start
-            solution = chosen.solve(self._problem(_usable(x), start, active), trace=trace)
+            problem = self._problem(_usable(x), start, active)
+            solution = solve_in_blocks(chosen, problem, trace=trace)
         return self._note(solution, active)
 
     def report_equilibrium(self, x: Inputs, state: State) -> None:
@@ -239,6 +242,7 @@ class EquilibriumLayer(nn.Module):
             context=context,
             start=self._start(inputs, context, start, rule is not None and rule.from_zero),
             couples_batch=self.couples_batch,
+            separable=self._is_separable(),
             refresh=self._refresh() if self.cell.refresh_until else None,
             refresh_until=self.cell.refresh_until,
             monotone=self.cell.monotone,
@@ -248,6 +252,15 @@ class EquilibriumLayer(nn.Module):
             compiled=bool(self.compile_step),
             potential=self.cell.potential,
             trace="states" if active.records_iterates else False,
+        )
+
+    def _is_separable(self) -> bool:
+        """Whether samples can be solved in blocks: a compiled step would be compiled for each."""
+        return not (
+            self.couples_batch
+            or self.cell.refresh_until
+            or self.compile_step
+            or any(isinstance(m, _BatchNorm) and m.training for m in self.cell.modules())
         )
 
     def _refresh(self) -> Callable[[State, Context], Context]:

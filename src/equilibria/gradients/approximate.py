@@ -11,6 +11,7 @@ from equilibria.context import Context, State, map_state
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.registry import check_at_least_one, check_share
 from equilibria.solvers import FixedPointProblem, Solution, Solver
+from equilibria.solvers.blocks import solve_in_blocks
 from equilibria.solvers.convergence import solution_of_last_iterate
 
 
@@ -35,7 +36,7 @@ class Phantom(GradientRule):
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
-        solution = solver.solve(problem)
+        solution = solve_in_blocks(solver, problem)
         return _record_steps(cell, solution, self.steps, self.damping), solution
 
 
@@ -52,7 +53,7 @@ class OneStep(GradientRule):
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
-        solution = solver.solve(problem)
+        solution = solve_in_blocks(solver, problem)
         return _record_steps(cell, solution, steps=1, damping=1.0), solution
 
 

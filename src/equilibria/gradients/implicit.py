@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -9,12 +10,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Packing, State, state_tensors, unflatten_state
+from equilibria.context import Packing, State, batch_size, state_tensors, unflatten_state
 from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, needs_graph
 from equilibria.gradients.local_step import LocalStep, StepRecipe
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import check_at_least_one, check_choice, check_positive
 from equilibria.solvers import FixedPointProblem, Solution, Solver
+from equilibria.solvers.blocks import joined, sample_blocks, solve_in_blocks
 from equilibria.solvers.linear import (
     LinearMap,
     LinearSolution,
@@ -61,7 +63,7 @@ class Implicit(GradientRule):
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
-        solution = solver.solve(problem)
+        solution = solve_in_blocks(solver, problem)
         context = solution.context
         if not needs_graph(cell, context):
             return solution.state, solution
@@ -75,6 +77,7 @@ class Implicit(GradientRule):
             packing=Packing.of(solution.state, problem.couples_batch),
             parameter_names=tuple(parameters),
             symmetry=self._symmetry(cell),
+            separable=problem.separable and not self.warm_start,
             autocast=partial(
                 torch.autocast,
                 device,
@@ -106,7 +109,8 @@ class _LinearSolver:
     backward: Backward
     epsilon: float
 
-    def solve(self, local: LocalStep, rhs: Tensor, *, transposed: bool) -> Tensor:
+    def solve(self, local: LocalStep, rhs: Tensor, *, transposed: bool) -> LinearSolution:
+        """The solution of one system, which its caller reports by `backward.record`."""
         if is_wrapped(rhs):
             raise NotImplementedError(
                 "the backward pass of an equilibrium takes one cotangent at a time: leave out "
@@ -119,10 +123,55 @@ class _LinearSolver:
             return vector - jacobian(vector).to(vector.dtype)
 
         found = self._run(operator, local, rhs, transposed)
-        self.backward.record(found)
         if self.rule.warm_start:
             self.backward.log.remember(found.value, transposed=transposed)
-        return found.value
+        return found
+
+    def pulled_back(
+        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """(∂T/∂θ)ᵀu of the saved tensors that are wanted, u the solution for these gradients.
+
+        In blocks of samples, like the forward solve; what samples share is summed over them.
+        """
+        recipe = self.recipe
+        state = recipe.state(tensors)
+        blocks = sample_blocks(state) if recipe.separable else [slice(0, batch_size(state))]
+        if len(blocks) == 1:
+            pulled, found = self._pulled_back(tensors, gradients, wanted)
+            self.backward.record(found)
+            return pulled
+        per_sample = recipe.is_per_sample()
+        totals: list[Tensor | None] = [None] * len(tensors)
+        solutions = []
+        for rows in blocks:
+            pairs = zip(tensors, per_sample, strict=True)
+            block = [tensor[rows] if own else tensor for tensor, own in pairs]
+            pulled, found = self._pulled_back(block, [g[rows] for g in gradients], wanted)
+            solutions.append(found)
+            for i, piece in enumerate(pulled):
+                total = totals[i]
+                if piece is None:
+                    continue
+                if per_sample[i]:
+                    total = torch.zeros_like(tensors[i]) if total is None else total
+                    total[rows] = piece
+                else:
+                    total = piece if total is None else total + piece
+                totals[i] = total
+        self.backward.record(_joined(solutions))
+        return totals
+
+    def _pulled_back(
+        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> tuple[list[Tensor | None], LinearSolution]:
+        """The same for one block, and how its solve went."""
+        recipe = self.recipe
+        local = LocalStep(recipe, tensors, create_graph=False)
+        rhs = recipe.packing.pack(unflatten_state(recipe.state(tensors), gradients))
+        found = self.solve(local, rhs, transposed=True)
+        pulled = local.pull_back(_unpack(recipe, found.value, gradients), wanted)
+        return pulled, replace(found, value=found.value.new_empty(0))
 
     def _run(
         self, operator: LinearMap, local: LocalStep, rhs: Tensor, transposed: bool
@@ -176,14 +225,11 @@ class _FixedPoint(torch.autograd.Function):
         solver: _LinearSolver = ctx.solver
         tensors = ctx.saved_tensors
         recipe = solver.recipe
-        create_graph = torch.is_grad_enabled()
-        local = LocalStep(recipe, tensors, create_graph=create_graph)
-        if create_graph:
-            solution = _apply(_LinearSolve, solver, True, *gradients, *tensors)
-        else:
-            rhs = recipe.packing.pack(unflatten_state(recipe.state(tensors), gradients))
-            solution = _unpack(recipe, solver.solve(local, rhs, transposed=True), gradients)
         wanted = [False] * recipe.state_count + list(ctx.needs_input_grad[1 + recipe.state_count :])
+        if not torch.is_grad_enabled():
+            return None, *solver.pulled_back(tensors, gradients, wanted)
+        local = LocalStep(recipe, tensors, create_graph=True)
+        solution = _apply(_LinearSolve, solver, True, *gradients, *tensors)
         return None, *local.pull_back(solution, wanted)
 
 
@@ -199,7 +245,8 @@ class _LinearSolve(torch.autograd.Function):
         local = LocalStep(recipe, point, create_graph=False)
         packed = recipe.packing.pack(unflatten_state(recipe.state(point), rhs))
         solution = solver.solve(local, packed, transposed=transposed)
-        outputs = tuple(piece.clone() for piece in _unpack(recipe, solution, rhs))
+        solver.backward.record(solution)
+        outputs = tuple(piece.clone() for piece in _unpack(recipe, solution.value, rhs))
         ctx.solver, ctx.transposed = solver, transposed
         ctx.save_for_backward(*outputs, *point)
         return outputs
@@ -237,6 +284,17 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple
     return outputs
 
 
-def _unpack(recipe: StepRecipe, flat: Tensor, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _joined(solutions: Sequence[LinearSolution]) -> LinearSolution:
+    """The solves of several blocks as one, without their values."""
+    return replace(
+        max(solutions, key=lambda one: len(one.method)),
+        status=joined(solutions, "status"),
+        residual=joined(solutions, "residual"),
+        iterations=joined(solutions, "iterations"),
+        evaluations=max(one.evaluations for one in solutions),
+    )
+
+
+def _unpack(recipe: StepRecipe, flat: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
     pieces = state_tensors(recipe.packing.unpack(flat))
     return tuple(piece.to(tensor.dtype) for piece, tensor in zip(pieces, like, strict=True))

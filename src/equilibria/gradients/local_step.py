@@ -28,6 +28,8 @@ class StepRecipe:
     packing: Packing
     parameter_names: tuple[str, ...]
     symmetry: Symmetry
+    separable: bool
+    """Whether the samples of a batch can be differentiated in blocks."""
     autocast: Callable[[], AbstractContextManager[Any]]
     """Enters the autocast state of the forward pass."""
 
@@ -38,6 +40,11 @@ class StepRecipe:
     def state(self, tensors: Sequence[Tensor]) -> State:
         states = tuple(tensors[: self.state_count])
         return states[0] if self.packing.single else states
+
+    def is_per_sample(self) -> list[bool]:
+        """For each saved tensor whether it has a row a sample."""
+        states, parameters = [True] * self.state_count, [False] * len(self.parameter_names)
+        return [*states, *self.context.is_per_sample(), *parameters]
 
     def linearize(self, tensors: Sequence[Tensor]) -> tuple[State, State | None]:
         """T(y; θ) and S, the saved tensors in the places of the cell's own."""

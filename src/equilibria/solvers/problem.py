@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Packing, State, state_tensors, unflatten_state
+from equilibria.context import (
+    Context,
+    Packing,
+    State,
+    map_state,
+    state_tensors,
+    unflatten_state,
+)
 from equilibria.energies import Energy
 from equilibria.solvers.convergence import row_rounding, row_units
 
@@ -74,6 +81,8 @@ class FixedPointProblem:
     start: State
     """Where to start."""
     couples_batch: bool = False
+    separable: bool = False
+    """Whether some samples can be solved without the others, to the same end."""
     refresh: Callable[[State, Context], Context] | None = None
     refresh_until: int = 0
     monotone: bool = False
@@ -191,6 +200,11 @@ class FixedPointProblem:
         if self.refresh is None:
             return self
         return self.in_context(self.refresh(self.unpack(image), self.context))
+
+    def block(self, rows: slice) -> FixedPointProblem:
+        """The problem of some samples, from their starts."""
+        start = map_state(lambda tensor: tensor[rows], self.start)
+        return replace(self, context=self.context.keep(rows), start=start)
 
     def keep(self, rows: Tensor) -> FixedPointProblem:
         """The problem of some rows only."""

@@ -67,7 +67,8 @@ class Solution:
     """‖T(y) − y‖ at that point: with a contraction bound q, ‖state − y*‖ ≤ q/(1−q) times it."""
     iterations: Tensor
     evaluations: int
-    """Calls of the map; each evaluates all samples that are still in the batch."""
+    """Calls of the map; each evaluates all samples that are still in the batch. Where that is
+    solved in blocks: of the block that needed most."""
     sample_evaluations: int
     """Evaluations of the map counted per sample: what the solve cost."""
     tolerance: float
