@@ -111,12 +111,14 @@ def test_a_record_is_drawn_as_it_is_whatever_its_table_has_become() -> None:
 
 def test_curves_go_along_the_values_of_labels() -> None:
     figure = table_figure(find_table("opteq-t5"), record_of("opteq-t5-quick"))
-    ((ours, papers),) = (part.axes for part in figure.subfigs)
+    (ours, papers), *measured = (part.axes for part in figure.subfigs)
     for axis in (ours, papers):
         ticks = [label.get_text() for label in axis.get_xticklabels()]
         assert ticks == ["0.01", "0.1", "0.4", "0.8", "1"]
     assert [len(line.get_xdata()) for line in ours.lines] == [3] * 8
     assert [len(line.get_xdata()) for line in papers.lines] == [5] * 8
+    # Of z², cos² and HSIC the rows whose regularizer is about them, and none.
+    assert [len(axis.lines) for (axis,) in measured] == [4, 3, 3]
 
 
 def test_a_table_without_a_picture_of_its_own_shows_its_first_measure() -> None:
