@@ -26,7 +26,7 @@ from equilibria.cli.faults import (
 )
 from equilibria.data import BRIGHTEST, find_images, read_image, readable
 from equilibria.equilibrium import solving
-from equilibria.models import Certificate, Certifier
+from equilibria.models import Certificate, certifier
 from equilibria.models.certificates import joined
 from equilibria.training import RecipeModel, choose_device, write_atomically
 
@@ -92,7 +92,7 @@ def certify_images(
         names, truths = [str(i) for i in range(len(images))], labels.tolist()
     if not len(images):
         complain(unreadable(problems, len(paths)))
-    found, by = _certified(
+    found = _certified(
         asked, images.to(where), tolerance, refine, batch_size, as_json or table == STANDARD_OUTPUT
     )
     rows = list(_rows(found, names, truths, asked.images.class_names))
@@ -107,7 +107,7 @@ def certify_images(
         if table is not None:
             say(f"Written: {table}")
     note_frames(paths)
-    nothing = "" if found.certified_class.any() else _why_nothing(by, found)
+    nothing = "" if found.certified_class.any() else _why_nothing(found)
     complain(unreadable(problems, len(paths)), nothing)
 
 
@@ -123,8 +123,8 @@ def _certified(
     refine: bool,
     batch_size: int,
     is_silent: bool,
-) -> tuple[Certificate, Certifier]:
-    by = Certifier(run.model, tuple(images.shape[1:]))
+) -> Certificate:
+    by = certifier(run.model, tuple(images.shape[1:]))
     parts = list(torch.split(images, batch_size))
     found = []
     with (
@@ -134,12 +134,11 @@ def _certified(
     ):
         for part in bar.track(parts, total=len(parts), description="certifying"):
             found.append(by(part, refine=refine))
-    return joined(found), by
+    return joined(found)
 
 
-def _why_nothing(by: Certifier, found: Certificate) -> str:
-    common = Counter(found.reasons).most_common(1)
-    return (by.no_class and f"no certificate, because {by.no_class}") or common[0][0]
+def _why_nothing(found: Certificate) -> str:
+    return Counter(found.reasons).most_common(1)[0][0]
 
 
 def _rows(

@@ -9,6 +9,7 @@ from equilibria.energies.base import (
     energy_term,
 )
 from equilibria.energies.bounds import Rounding
+from equilibria.energies.convex_potential import ConvexPotential
 from equilibria.energies.fidelity import DataFidelity
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
@@ -39,6 +40,7 @@ __all__ = [
     "L2",
     "BranchCoupling",
     "Branches",
+    "ConvexPotential",
     "DataFidelity",
     "Decorrelation",
     "Energy",

@@ -16,7 +16,13 @@ from equilibria.models.baselines.inception import Inception
 from equilibria.models.baselines.neural_ode import NeuralODE
 from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
 from equilibria.models.baselines.resnet import ResNet, resnet, resnet_small
-from equilibria.models.certificates import Certificate, Certifier, NoCertificateError, certify
+from equilibria.models.certificates import (
+    Certificate,
+    Certifier,
+    NoCertificateError,
+    certifier,
+    certify,
+)
 from equilibria.models.early_exit import CertifiedExit
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators.autoencoders import (
@@ -46,6 +52,11 @@ from equilibria.models.opteq.models import (
     equilibrium_segmenter,
     opteq,
     opteq_imagenet,
+)
+from equilibria.models.reflection.model import (
+    ReflectionCell,
+    ReflectionNetwork,
+    reflection_network,
 )
 from equilibria.models.registry import (
     ModelDescription,
@@ -82,9 +93,12 @@ __all__ = [
     "NoCertificateError",
     "OptEqCell",
     "POptEqCell",
+    "ReflectionCell",
+    "ReflectionNetwork",
     "ResNet",
     "UnitLayer",
     "branch_features",
+    "certifier",
     "certify",
     "convolutional_autoencoder",
     "create_model",
@@ -116,6 +130,7 @@ __all__ = [
     "perturbed_logits",
     "popteq",
     "predicted_classes",
+    "reflection_network",
     "register_model",
     "resnet_small",
 ]
@@ -138,6 +153,7 @@ for _family, _factories in {
     "mondeq": (mondeq,),
     "mopteq": (popteq, mopteq),
     "opteq": (opteq, deep_opteq, opteq_imagenet, deep_opteq_segmentation, few_shot_opteq),
+    "reflection": (reflection_network,),
     "restorers": (deq_restorer,),
 }.items():
     register_presets(_family, *_factories)

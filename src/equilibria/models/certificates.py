@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,19 @@ def certify(model: nn.Module, images: Tensor, *, refine: bool = True) -> Certifi
     refine: radii by the activation pattern of each sample too, for some hundred evaluations of
         the map a sample.
     """
-    return Certifier(model, tuple(images.shape[1:]))(images, refine=refine)
+    return certifier(model, tuple(images.shape[1:]))(images, refine=refine)
+
+
+class Certifying(Protocol):
+    """What certifies batches of images of one shape."""
+
+    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate: ...
+
+
+def certifier(model: nn.Module, image_shape: tuple[int, ...]) -> Certifying:
+    """`certify` for many batches: a model's own, or a `Certifier`."""
+    own: Callable[[tuple[int, ...]], Certifying] | None = getattr(model, "certifier", None)
+    return Certifier(model, image_shape) if own is None else own(image_shape)
 
 
 class Certifier:

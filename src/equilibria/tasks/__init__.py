@@ -1,6 +1,7 @@
 """What networks are trained to do: losses and measures sample by sample, and one evaluation."""
 
 from equilibria.tasks.base import Task, create_task, list_tasks, register_task
+from equilibria.tasks.certified import CertifiedClassification
 from equilibria.tasks.classification import (
     AdversarialClassification,
     BranchClassification,
@@ -21,6 +22,7 @@ __all__ = [
     "AdversarialClassification",
     "Autoencoding",
     "BranchClassification",
+    "CertifiedClassification",
     "Classification",
     "EpisodeBatch",
     "Evaluation",
@@ -46,6 +48,7 @@ for _name, _factory in {
     "segmentation": Segmentation,
     "adversarial": AdversarialClassification,
     "branches": BranchClassification,
+    "certified": CertifiedClassification,
     "generator": Reconstruction,
     "autoencoder": Autoencoding,
     "restoration": ImageRestoration,

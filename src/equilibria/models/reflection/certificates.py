@@ -1,0 +1,148 @@
+"""What is certain about what a reflection network says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Packing
+from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium.certificates import READING
+from equilibria.models.base import predicted_classes
+from equilibria.models.certificates import UNIT, Certificate, in_float64, norms
+from equilibria.models.radii import GLOBAL
+from equilibria.operators.rounding import NORM_SLACK, accumulated
+
+
+class ReflectionCertifier:
+    """`certify` for batches of one shape.
+
+    A reflection is solved at û instead of the exact input u, and not to the end. At any z
+
+        ‖z − prox(û)‖ ≤ ‖∇G(z; û)‖,        G is 1-strongly convex
+
+    so that û′ = 2z − û is at most 2‖∇G(z; û)‖ + ‖û − u‖ away from R(u), which is nonexpansive:
+    errors add up from layer to layer and nothing makes them larger. States are the model's own; all
+    else is computed in float64, with a bound of what that rounds.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Any, image_shape: tuple[int, ...]) -> None:
+        self.model = model
+        self.shape = tuple(image_shape)
+        self.exact: Any = in_float64(model)
+        self.slopes = self.exact.margin_slopes() * (1 + NORM_SLACK)
+        normalize = getattr(self.exact, "normalize", None)
+        self.steepness = 1.0 if normalize is None else float((1 / normalize.std).max())
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
+        """The certificate of a batch; there is nothing to refine."""
+        if tuple(images.shape[1:]) != self.shape:
+            raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
+        states, said = self._solved(images)
+        return self._judged(images.double(), states, said)
+
+    def _solved(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The states that the model finds, layer by layer, and the classes that it says."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            states: list[Tensor] = []
+            feature = images
+            normalize = getattr(self.model, "normalize", None)
+            feature = feature if normalize is None else normalize(feature)
+            for part in self._parts(self.model):
+                if isinstance(part, EquilibriumLayer):
+                    solution = part.solve(feature)
+                    assert isinstance(solution.state, Tensor)
+                    states.append(solution.state.double())
+                    feature = part.output(solution)
+                else:
+                    feature = part(feature)
+            return states, predicted_classes(self.model.head(feature))
+        finally:
+            self.model.train(was_training)
+
+    @staticmethod
+    def _parts(model: Any) -> list[nn.Module]:
+        return [*model.stem, model.layer]
+
+    def _judged(self, images: Tensor, states: list[Tensor], said: Tensor) -> Certificate:
+        exact = self.exact
+        feature = images if getattr(exact, "normalize", None) is None else exact.normalize(images)
+        # (x − mean)/std rounds twice; 1 more than covers |x| where x = mean.
+        sizes = norms(feature) + self.steepness * (norms(images) + norms(torch.ones_like(images)))
+        error = 8 * UNIT * sizes if self.steepness != 1 else torch.zeros_like(sizes)
+        residual, contraction = torch.zeros_like(error), torch.zeros_like(error)
+        left = list(states)
+        for part in self._parts(exact):
+            if not isinstance(part, EquilibriumLayer):
+                feature = part(feature)
+                continue
+            z, cell = left.pop(0), part.cell
+            context = cell.inject(feature)
+            layout = Packing.of(z).layout
+            pull = z - cell.energy.descent(z, context)  # type: ignore[union-attr, operator]
+            found = cell.energy.rounding(cell.energy, context, layout, UNIT)  # type: ignore[union-attr, operator]
+            delta = torch.full_like(error, torch.inf)
+            size = norms(z)
+            if found is not None:
+                delta = found.at(context, size, norms(feature), torch.zeros_like(size))
+            delta = delta + 8 * UNIT * (size + norms(feature) + norms(pull))
+            slope = norms(pull) * (1 + accumulated(2 * z[0].numel(), UNIT))
+            error = error + 2 * (slope + delta)
+            residual = residual + slope
+            bound = cell.contraction_bound(context, layout)
+            if bound is not None:
+                contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
+            feature = 2 * z - feature
+        return self._with_classes(feature, error, residual, contraction, said)
+
+    def _with_classes(
+        self, feature: Tensor, error: Tensor, residual: Tensor, contraction: Tensor, said: Tensor
+    ) -> Certificate:
+        logits = self.exact.head(feature)
+        best = logits.argmax(dim=1)
+        margin = logits.gather(1, best[:, None]) - logits
+        slope = self.slopes[best] / self.steepness
+        reading = accumulated(8 * READING * feature[0].numel(), UNIT)
+        own = self.exact.head.bias.abs().max()
+        read = reading * (2 * norms(feature)[:, None] + logits.abs() + 2 * own)
+        margin_error = slope * error[:, None] + read
+        is_own = torch.zeros_like(margin, dtype=torch.bool).scatter(1, best[:, None], True)
+        is_finite = logits.isfinite().all(dim=1) & error.isfinite()
+        room = torch.where(is_own, torch.inf, (margin - margin_error) / self.slopes[best])
+        radius = room.amin(dim=1) * (1 - NORM_SLACK)
+        safe = (radius > 0) & is_finite
+        certified = safe & (said == best)
+        radius = torch.where(certified, radius, 0.0)
+        unknown = torch.full_like(error, torch.inf)
+        return Certificate(
+            contraction=contraction,
+            unique=torch.ones_like(certified),
+            residual=residual,
+            error=error,
+            contraction_error=unknown,
+            convexity_error=error,
+            prediction=torch.where(is_finite, best, -1),
+            certified_class=certified,
+            margin=margin,
+            margin_error=margin_error,
+            radius=radius,
+            radii={GLOBAL: radius},
+            checks={"stationarity": residual},
+            reasons=[
+                _reason(*pair) for pair in zip(safe.tolist(), (said == best).tolist(), strict=True)
+            ],
+        )
+
+
+def _reason(safe: bool, agrees: bool) -> str:
+    if not safe:
+        return "no certificate, because the error bar is wider than the margin: lower the tolerance"
+    if not agrees:
+        return "no certificate, because the model says another class than its exact equilibria"
+    return ""
