@@ -11,11 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.models import EquilibriumClassifier, OptEqCell
+from equilibria.models import (
+    EquilibriumClassifier,
+    OptEqCell,
+    ReflectionNetwork,
+    reflection_network,
+)
 
 FAMILIES = (
     *("dense", "opteq-y", "opteq-z", "opteq-skip", "deep-opteq", "deep-opteq-five", "popteq"),
-    *("mopteq", "geq", "geq-fixed", "leaky"),
+    *("mopteq", "geq", "geq-fixed", "leaky", "reflection"),
 )
 CLASSES = 4
 SIDE = 4
@@ -50,6 +55,9 @@ def random_model(family: str, seed: int, zeta: float = 0.9) -> EquilibriumClassi
         layer = eq.EquilibriumLayer(cell=cell, tolerance=1e-3)
         model = EquilibriumClassifier(nn.Flatten(), layer, nn.Linear(5, CLASSES))
         return model.eval()
+    if family == "reflection":
+        sizes = {"image_size": SIDE, "in_channels": 1, "num_classes": CLASSES, "units": (9, 7)}
+        return reflection_network(**sizes, zeta=4 * zeta, solving=eq.Solving(tolerance=1e-3)).eval()
     name, options = OPTIONS[family]
     made = eq.create_model(
         name, **CONV, **options, zeta=zeta, tolerance=1e-3, normalize=((0.3,), (0.4,))
@@ -107,8 +115,14 @@ def narrow_margins(model: EquilibriumClassifier, x: Tensor, margin: float) -> No
     """Move the biases of the head so that the first image is this close to another class."""
     logits = exact(model, x[:1]).logits[0]
     first, second = logits.topk(2).indices
-    head = model.head if isinstance(model.head, nn.Linear) else model.head.classifier
+    head = getattr(model.head, "classifier", model.head)
     head.bias[second] += (logits[first] - logits[second] - margin).float()
+
+
+def _early_exit(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The classes that an early exit says, and of which it is sure."""
+    quick = eq.models.CertifiedExit(model, tuple(x.shape[1:]))
+    return quick(x).argmax(dim=1), quick.certified
 
 
 @dataclass
@@ -128,8 +142,7 @@ class Hunt:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", eq.ConvergenceWarning)
             found = eq.certify(model, x, refine=False)
-            quick = eq.models.CertifiedExit(model, tuple(x.shape[1:]))
-            early = quick(x).argmax(dim=1)
+            quick = None if isinstance(model, ReflectionNetwork) else _early_exit(model, x)
         true = exact(model, x)
         # What is closer to a tie than the exact solve is to its solution is not decided by it.
         distance = 1e-11 / (1 - found.contraction).clamp(1e-12, 1)
@@ -137,9 +150,11 @@ class Hunt:
         wrong = decided & (found.prediction != true.classes)
         self.pairs += len(x)
         self.certified += int(found.certified_class.sum())
-        self.exits += int(quick.certified.sum())
         self.false_classes += int((found.certified_class & wrong).sum())
-        self.false_exits += int((quick.certified & decided & (early != true.classes)).sum())
+        if quick is not None:
+            early, sure = quick
+            self.exits += int(sure.sum())
+            self.false_exits += int((sure & decided & (early != true.classes)).sum())
         if attacked:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", eq.ConvergenceWarning)

@@ -1,0 +1,204 @@
+"""Reflection networks: nonexpansive for any weights, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+import equilibria as eq
+from equilibria.models import ReflectionCell, ReflectionNetwork, reflection_network
+from equilibria.models.reflection.model import Isometry
+from tests.models.certified_bank import Hunt, narrow_margins
+
+SOLVED = eq.Solving(tolerance=1e-11, max_iterations=1000, gradient=eq.Implicit(tolerance=1e-12))
+
+
+def reflection(matrix: Tensor, bias: Tensor) -> eq.EquilibriumLayer:
+    norm = float(torch.linalg.matrix_norm(matrix, 2))
+    cell = ReflectionCell(
+        eq.Dense.from_tensor(nn.Parameter(matrix)), bias=nn.Parameter(bias), zeta=norm
+    )
+    return eq.EquilibriumLayer(cell, solving=SOLVED)
+
+
+def network(seed: int = 0, **options: object) -> ReflectionNetwork:
+    torch.manual_seed(seed)
+    given = {"image_size": 4, "units": (7, 5), "in_channels": 1, "num_classes": 4, "zeta": 3.0}
+    model = reflection_network(**{**given, **options})  # type: ignore[arg-type]
+    with torch.no_grad():
+        for layer in model.reflections():
+            layer.cell.energy["convex_potential"].bias.normal_()  # type: ignore[index, union-attr]
+    return model.eval()
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.floats(0.01, 5), seed=st.integers(0, 2**31))
+def test_reflections_are_nonexpansive_whatever_the_weights(size: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    W, b = size * torch.randn(6, 4).double(), torch.randn(6).double()
+    layer = reflection(W, b)
+    u, v = torch.randn(2, 8, 4).double()
+    with torch.no_grad():
+        moved = (layer(u) - layer(v)).norm(dim=1)
+    assert (moved <= (u - v).norm(dim=1) * (1 + 1e-9) + 1e-8).all()
+
+
+def test_the_equilibrium_is_the_proximal_operator() -> None:
+    torch.manual_seed(0)
+    W, b, u = torch.randn(6, 4).double(), torch.randn(6).double(), torch.randn(1, 4).double()
+
+    def objective(z: list[float]) -> float:
+        at = torch.tensor(z, dtype=torch.float64)
+        return float(0.5 * (at - u[0]).square().sum() + 0.5 * (W @ at + b).relu().square().sum())
+
+    layer = reflection(W, b)
+    found = minimize(objective, u[0].numpy(), method="L-BFGS-B", options={"ftol": 1e-15}).x
+    solution = layer.solve(u)
+    torch.testing.assert_close(solution.state[0], torch.tensor(found), rtol=0, atol=1e-6)
+    value = layer.objective(u).value(solution.state)
+    expected = objective(solution.state[0].tolist()) - 0.5 * float(u.square().sum())
+    torch.testing.assert_close(value, value.new_tensor([expected]))
+
+
+@pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 10.0])
+def test_one_unit_mirrors_a_half_space(size: float) -> None:
+    layer = reflection(torch.tensor([[size, 0.0]]).double(), torch.zeros(1).double())
+    with torch.no_grad():
+        mirrored = layer(torch.tensor([[2.0, 1.0], [-2.0, 1.0]]).double())
+    factor = (1 - size**2) / (1 + size**2)
+    expected = torch.tensor([[2 * factor, 1.0], [-2.0, 1.0]]).double()
+    torch.testing.assert_close(mirrored, expected)
+
+
+def test_gradients_against_differences() -> None:
+    torch.manual_seed(0)
+    W, b = 2 * torch.randn(5, 3).double(), torch.randn(5).double()
+    u = torch.randn(2, 3).double().requires_grad_()
+
+    layer = reflection(W, b)
+    assert gradcheck(layer, (u,), atol=1e-6)
+    potential = layer.cell.energy["convex_potential"]
+    layer(u.detach()).square().sum().backward()
+    for parameter in potential.parameters():
+        slope = torch.randn_like(parameter)
+        values = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                parameter.add_(step * slope)
+                values.append(layer(u.detach()).square().sum())
+                parameter.sub_(step * slope)
+        difference = (values[0] - values[1]) / 2e-6
+        torch.testing.assert_close((parameter.grad * slope).sum(), difference, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("channels", "downsample"), [(None, 1), (5, 1), (None, 2), (12, 2)])
+def test_the_embedding_keeps_distances(channels: int | None, downsample: int) -> None:
+    one, other = torch.rand(2, 3, 2, 6, 4)
+    embed = Isometry(2, channels, downsample, flatten=False)
+    gap = embed(one) - embed(other)
+    expected = (one - other).flatten(1).norm(dim=1)
+    torch.testing.assert_close(gap.flatten(1).norm(dim=1), expected)
+
+
+NETWORKS = {
+    "dense": {},
+    "steep": {"zeta": 8.0},
+    "conv": {"filters": (3,), "units": (), "channels": 4},
+    "both": {"filters": (6,), "units": (5,), "channels": 4, "downsample": 2, "norm": "bound"},
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_margins_are_no_steeper_than_they_say(kind: str) -> None:
+    model = network(**NETWORKS[kind]).double()  # type: ignore[arg-type]
+    x, y = torch.rand(2, 16, 1, 4, 4).double()
+    with torch.no_grad(), eq.solving(model, tolerance=1e-11, max_iterations=1000):
+        one, other = model(x), model(y)
+    margins = [logits[:, :, None] - logits[:, None] for logits in (one, other)]
+    moved = (margins[0] - margins[1]).abs()
+    reach = model.margin_slopes()[None] * (x - y).flatten(1).norm(dim=1)[:, None, None]
+    assert (moved <= reach * (1 + 1e-9) + 1e-9).all()
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-3])
+def test_errors_are_below_their_bounds(kind: str, tolerance: float) -> None:
+    model, x = network(**NETWORKS[kind]), torch.rand(32, 1, 4, 4)  # type: ignore[arg-type]
+    with eq.solving(model, tolerance=tolerance):
+        found = eq.certify(model, x)
+    exact = network(**NETWORKS[kind]).double()  # type: ignore[arg-type]
+    with torch.no_grad(), eq.solving(exact, tolerance=1e-11, max_iterations=1000):
+        logits = exact(x.double())
+    best = found.prediction
+    margin = logits.gather(1, best[:, None]) - logits
+    assert ((margin - found.margin).abs() <= found.margin_error + 1e-9).all()
+    assert (found.error > 0).all()
+    assert found.unique.all()
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("margin", [None, 1e-7])
+def test_no_certificate_is_false(kind: str, margin: float | None) -> None:
+    model, x = network(1, **NETWORKS[kind]), torch.rand(48, 1, 4, 4)  # type: ignore[arg-type]
+    if margin is not None:
+        narrow_margins(model, x, margin)
+    hunt = Hunt()
+    hunt.look(model, x, attacked=8)
+    assert hunt.certified > 0
+    assert hunt.attacked > 0
+    assert hunt.false_classes == hunt.false_radii == 0
+
+
+def test_radii_on_a_toy_are_below_the_exact_ones() -> None:
+    """Two pixels: the nearest point of another class, by a fine grid in every direction."""
+    torch.manual_seed(3)
+    model = reflection_network(
+        image_size=1, units=(6, 6), in_channels=2, num_classes=3, zeta=3.0
+    ).eval()
+    x = torch.rand(6, 2, 1, 1)
+    found = eq.certify(model, x)
+    angles = torch.linspace(0, 2 * math.pi, 49)[:-1]
+    directions = torch.stack([angles.cos(), angles.sin()], dim=1)
+    lengths = torch.linspace(0, 2, 33)[1:]
+    ratios = []
+    for image, said, radius in zip(x, found.prediction, found.radius, strict=True):
+        around = image.flatten() + lengths[:, None, None] * directions
+        with torch.no_grad(), eq.solving(model, tolerance=1e-4):
+            classes = model(around.reshape(-1, 2, 1, 1)).argmax(dim=1).reshape(len(lengths), -1)
+        changed = (classes != said).any(dim=1)
+        nearest = float(lengths[changed.int().argmax()]) if bool(changed.any()) else math.inf
+        assert float(radius) <= nearest
+        ratios.append(float(radius) / nearest)
+    assert max(ratios) > 0.3
+
+
+def test_normalization_counts() -> None:
+    options = {"image_size": 4, "units": (7,), "in_channels": 1, "num_classes": 4}
+    torch.manual_seed(0)
+    plain = reflection_network(**options).eval()  # type: ignore[arg-type]
+    normalized = eq.create_model("reflection-digits", **options, normalize=((0.0,), (0.5,))).eval()
+    normalized.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.rand(8, 1, 4, 4)
+    one, other = eq.certify(plain, x), eq.certify(normalized, x / 2)
+    torch.testing.assert_close(one.radius, 2 * other.radius, rtol=1e-4, atol=1e-6)
+
+
+def test_bad_input_gets_a_sentence() -> None:
+    with pytest.raises(ValueError, match="at least so many channels"):
+        reflection_network(channels=2, downsample=2)
+    with pytest.raises(ValueError, match="needs filters, units, or both"):
+        reflection_network(units=())
+    with pytest.raises(ValueError, match="does not divide"):
+        reflection_network(image_size=28, downsample=3)
+    model = network()
+    with pytest.raises(ValueError, match="image_size"):
+        model.head(torch.rand(2, 9))
+    with pytest.raises(ValueError, match="expected images of shape"):
+        model.certifier((1, 4, 4))(torch.rand(2, 1, 5, 5))
