@@ -87,6 +87,8 @@ def fraction(name: str) -> torch.nn.Module:
     shrink = {key: SHRUNK[key](value) for key, value in options.items() if key in SHRUNK}
     if name.startswith(("resnet", "node", "anode", "conv4", "dncnn", "deq-restorer")):
         shrink = {"channels": 4} if "depth" in options else {}
+    if name.startswith("reflection"):
+        shrink = {key: (5,) * len(options[key]) for key in ("filters", "units")}
     if "final_channels" in options:
         shrink |= {"final_channels": 8, "head_channels": 2}
     if "num_classes" in options:
@@ -102,8 +104,9 @@ def assert_finite_gradients(model: torch.nn.Module) -> None:
 @pytest.mark.parametrize("name", [n for n in CLASSIFIERS if "imagenet" not in n])
 def test_all_presets_run_at_a_fraction_of_their_width(name: str) -> None:
     """One forward and one backward pass."""
-    model = fraction(name)
-    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    model, options = fraction(name), eq.models.model_options(name)
+    size = options.get("image_size") or 32
+    model(torch.randn(2, options["in_channels"], size, size)).square().sum().backward()
     assert_finite_gradients(model)
 
 
