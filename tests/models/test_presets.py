@@ -84,7 +84,8 @@ CLASSIFIERS = [
 def fraction(name: str) -> torch.nn.Module:
     """The structure of a preset, with few channels."""
     options = eq.models.model_options(name)
-    shrink = {key: SHRUNK[key](value) for key, value in options.items() if key in SHRUNK}
+    given = {key: value for key, value in options.items() if value is not None}
+    shrink = {key: SHRUNK[key](value) for key, value in given.items() if key in SHRUNK}
     if name.startswith(("resnet", "node", "anode", "conv4", "dncnn", "deq-restorer")):
         shrink = {"channels": 4} if "depth" in options else {}
     if name.startswith("reflection"):
