@@ -32,8 +32,9 @@ class ReflectionCertifier:
     def __init__(self, model: Any, image_shape: tuple[int, ...]) -> None:
         self.model = model
         self.shape = tuple(image_shape)
-        self.exact: Any = in_float64(model)
-        self.slopes = self.exact.margin_slopes() * (1 + NORM_SLACK)
+        exact: Any = in_float64(model)
+        self.exact = exact
+        self.slopes: Tensor = exact.margin_slopes() * (1 + NORM_SLACK)
         normalize = getattr(self.exact, "normalize", None)
         self.steepness = 1.0 if normalize is None else float((1 / normalize.std).max())
 
