@@ -140,7 +140,7 @@ class Side:
 
 def table_png(table: PaperTable, record: Mapping[str, Any]) -> bytes:
     """The picture as a file."""
-    return figure_png(table_figure(table, record))
+    return figure_png(table_figure(table, record), is_drawing=True)
 
 
 @drawing()
