@@ -23,6 +23,11 @@ from equilibria.models.certificates import (
     certifier,
     certify,
 )
+from equilibria.models.contributions import (
+    Contributions,
+    NoContributionsError,
+    contributions,
+)
 from equilibria.models.early_exit import CertifiedExit
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators.autoencoders import (
@@ -78,6 +83,7 @@ __all__ = [
     "Certificate",
     "CertifiedExit",
     "Certifier",
+    "Contributions",
     "DeepOptEqCell",
     "EquilibriumClassifier",
     "EquilibriumDecoder",
@@ -91,6 +97,7 @@ __all__ = [
     "ModelDescription",
     "MonDEQCell",
     "NoCertificateError",
+    "NoContributionsError",
     "OptEqCell",
     "POptEqCell",
     "ReflectionCell",
@@ -100,6 +107,7 @@ __all__ = [
     "branch_features",
     "certifier",
     "certify",
+    "contributions",
     "convolutional_autoencoder",
     "create_model",
     "deep_opteq",
