@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         register_model,
     )
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
+    from equilibria.report import explain
     from equilibria.solvers import (
         Accelerated,
         Anderson,
@@ -106,6 +107,7 @@ __all__ = [
     "create_model",
     "energy_term",
     "evaluate",
+    "explain",
     "fixed_point",
     "list_models",
     "load",

@@ -101,10 +101,9 @@ def diversity(model: EquilibriumModel, h: float) -> None:
 
 
 def all_of_the_coupling(model: EquilibriumModel, h: float) -> None:
-    for term in model.modules():
-        if isinstance(term, HeritageDiversity):
-            plain = term.descent
-            term.descent = lambda y, c: map_state(lambda d: (1 + h) * d, plain(y, c))  # type: ignore[method-assign]
+    (term,) = (t for t in model.modules() if isinstance(t, HeritageDiversity))
+    plain = term.descent
+    term.descent = lambda y, c: map_state(lambda d: (1 + h) * d, plain(y, c))  # type: ignore[method-assign]
 
 
 MOPTEQ = {"space": "y", "widths": (3, 4), "scales": (1, 2)}

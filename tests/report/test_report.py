@@ -3,103 +3,42 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
 import equilibria as eq
-from equilibria.data import Split
 from equilibria.report import (
-    ClassifierReport,
-    Example,
+    RunReport,
     choose_examples,
+    convergence_charts,
     follow_solve,
-    model_formula,
+    report_page,
+    run_report,
+    themed,
 )
-from equilibria.report.figures import convergence_figure
 from equilibria.report.sheets import image_png
-from equilibria.tasks import Classification, Evaluation
-from equilibria.training import EpochMetrics
+from equilibria.training import Experiment, recipe_from_data
+from tests.report.pages import Checker, experiment, history, report
 
-SIZE = re.compile(r"font-size: ([\d.]+)px")
-VOID = {"meta", "br", "img", "source"}
-
-
-class Checker(HTMLParser):
-    """Collects what a page refers to and sees that its tags are balanced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.references: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.references += [v or "" for k, v in attrs if k in ("src", "srcset", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def check(html: str) -> Checker:
-    checker = Checker()
-    checker.feed(html)
-    checker.close()
-    assert checker.open == []
-    return checker
-
-
-def make_report(name: str = "opteq-small", title: str = "a model", **options: object) -> str:
-    model = eq.create_model(name, in_channels=1, channels=8, num_classes=3, **options)
-    split = Split(torch.rand(12, 1, 8, 8), torch.arange(12) % 3)
-    batches = [(split.images, split.labels)]
-    evaluation = Classification().evaluate(model, batches)
-    metrics = EpochMetrics(
-        epoch=1,
-        loss=1.0,
-        accuracy=0.5,
-        share_converged=1.0,
-        mean_iterations=8.0,
-        gradient_norm=1.0,
-        learning_rate=0.1,
-        seconds=1.0,
-    )
-    bound = model.contraction_bound(split.images)
-    report = ClassifierReport(
-        model_name=title,
-        data_name="<digits>",
-        class_names=["zero", "one & only", "<two>"],
-        formula=model_formula(model),
-        evaluation=evaluation,
-        parameters=1234,
-        contraction=None if bound is None else float(bound.max()),
-        picard=follow_solve(model, split.images, eq.Picard(tolerance=1e-6, max_iterations=300)),
-        comparison=follow_solve(model, split.images, eq.Anderson(tolerance=1e-6)),
-        examples=choose_examples(split, evaluation),
-        history=[metrics],
-        footer="seed 0",
-    )
-    return report.html()
+SIZE = re.compile(r"font-size:([\d.]+)px")
 
 
 @pytest.fixture(scope="module")
-def html() -> str:
-    torch.manual_seed(0)
-    return make_report(width=8)
+def found() -> RunReport:
+    return report(width=8)
+
+
+@pytest.fixture(scope="module")
+def html(found: RunReport) -> str:
+    return report_page([found], "seed 0")
 
 
 def test_report_needs_nothing_beside_itself(html: str) -> None:
-    page = check(html)
-    assert re.search(r"https?://", html) is None
+    page = Checker(html)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
     assert "url(" not in html
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert page.references
@@ -107,72 +46,172 @@ def test_report_needs_nothing_beside_itself(html: str) -> None:
 
 
 def test_report_holds_its_pieces(html: str) -> None:
-    page = check(html)
+    page = Checker(html)
     for piece in (
-        "a model on <digits>",
+        "opteq-small on digits",
         "G(y; x) = 1ᵀf(y) + ½‖y‖²",
         "falls at every iteration",
-        "Confusion matrix",
+        "What is certain",
+        "class certified",
+        "margin over",
+        "what pulled it",
+        "add up to the margin",
+        "Confusion",
+        "Calibration",
+        "Grad-CAM",
+        "Features at the equilibrium",
+        "Training loss",
         "Test accuracy",
         "Contraction bound q",
         "Hidden objective, equilibrium",
-        "predicted",
-        "iterations",
-        "1,234",
+        "seed 0",
     ):
+        assert piece in page.text, piece
+    assert html.count("<article") == 9
+    # Image, saliency and gradient of each; the correlation of channels.
+    assert len(page.references) == 3 * 9 + 1
+
+
+def test_what_was_not_measured_is_said_with_the_command_that_does(html: str) -> None:
+    said = Checker(html).text
+    assert "Accuracy under attack: equilibria report a run" in said
+    assert "Radii by activation patterns" in said
+
+
+def test_report_escapes_what_it_is_given(found: RunReport) -> None:
+    name = '<script>alert("x")</script>'
+    names = [name] + [f"<{place}> & co" for place in range(9)]
+    assert found.explanation is not None
+    changed = replace(
+        found,
+        name=name,
+        model_name=name,
+        class_names=names,
+        explanation=replace(found.explanation, class_names=tuple(names)),
+    )
+    for reports in ([changed], [changed, found]):
+        page = Checker(report_page(reports, name))
+        assert "script" not in page.tags
+        assert name in page.text
+        assert "<3> & co" in page.text
+
+
+def test_runs_stand_side_by_side(found: RunReport) -> None:
+    others = [
+        replace(found, name="the second"),
+        report("geq-small", title="a third", widths=(8, 8)),
+        report("mopteq-small", title="a fourth", widths=(8, 8), scales=(1, 2)),
+        run_report(plain(), history(1), name="a plain one"),
+    ]
+    html = report_page([found, *others])
+    page = Checker(html)
+    for name in ("a run", "the second", "a third", "a fourth", "a plain one"):
+        assert name in page.text
+    for piece in ("β, branch 1", "average H", "gaussian kernel of branch 1", "diversity"):
         assert piece in page.text
-    pictures = sum(reference.startswith("data:image/png") for reference in page.references)
-    assert pictures == html.count('class="example ') >= 8
-    assert sum(reference.startswith("data:image/svg") for reference in page.references) == 8
+    assert html.count('class="confusion"') == 5
+    assert html.count("What the network computes") == 1
 
 
-def test_report_escapes_what_it_is_given() -> None:
-    html = make_report(title='<script>alert("x")</script>', width=8)
-    page = check(html)
-    assert "script" not in page.tags
-    assert '<script>alert("x")</script>' in page.text
-    assert "<two>" in page.text
-    assert "one & only" in page.text
+def plain() -> Experiment:
+    recipe = {
+        "model": {"name": "resnet-small"},
+        "data": {"name": "digits", "options": {"train_samples": 20, "test_samples": 20}},
+        "training": {"epochs": 1},
+    }
+    return Experiment.of(recipe_from_data(recipe))
+
+
+def test_a_model_without_an_equilibrium_has_a_report_without_one() -> None:
+    page = Checker(report_page([run_report(plain(), history())]))
+    for piece in ("resnet-small on digits", "Confusion", "Calibration", "Training loss"):
+        assert piece in page.text
+    for piece in ("equilibrium of one layer", "What is certain", "The way to"):
+        assert piece not in page.text
+
+
+def test_a_run_that_names_no_classes_has_a_short_report() -> None:
+    recipe = {
+        "model": {"name": "dncnn"},
+        "data": {
+            "name": "digits",
+            "options": {"train_samples": 8, "test_samples": 8},
+            "normalize": False,
+        },
+        "task": {"name": "restoration", "options": {"corruption": "denoise"}},
+        "training": {"epochs": 1},
+    }
+    made = run_report(Experiment.of(recipe_from_data(recipe)), history(1))
+    page = Checker(report_page([made]))
+    assert "PSNR, mean (dB)" in page.text
+    assert "Confusion" not in page.text
+
+
+def test_adversarial_training_has_confusion_too() -> None:
+    made = experiment(width=8)
+    recipe = replace(
+        made.recipe,
+        task=replace(made.recipe.task, name="adversarial", options={"eps": 0.1, "steps": 1}),
+    )
+    found = run_report(Experiment.of(recipe), history(1))
+    page = Checker(report_page([found]))
+    for piece in ("Robust accuracy", "Confusion", "Calibration"):
+        assert piece in page.text
+
+
+@pytest.mark.slow
+def test_everything_is_measured_where_there_is_time() -> None:
+    made = experiment(width=8, test_samples=10)
+    whole = run_report(made, history(), name="a run", quick=False)
+    assert whole.robustness is not None
+    assert set(whole.robustness.over_eps) == {"pgd", "jiio", "fgsm"}
+    assert whole.certified is not None
+    assert "pattern" in whole.certified.certificate.radii
+    assert whole.left_out == []
+    page = Checker(report_page([whole]))
+    assert "Accuracy over the distance" in page.text
+    assert "What is not here" not in page.text
+    given = run_report(made, history(), robustness=whole.robustness)
+    assert given.robustness == whole.robustness
 
 
 def test_report_of_a_model_without_objective_says_so() -> None:
-    page = check(make_report("deep-opteq-small", widths=(4, 4, 4)))
+    page = Checker(report_page([report("deep-opteq-small", widths=(4, 4, 4))]))
     assert "no objective exists" in page.text
     assert "Hidden objective, equilibrium" not in page.text
     assert "The objective falls" not in page.text
+    assert "input of layer 2" in page.text
+    page = Checker(report_page([report("mdeq-small", channels=(4, 4))]))
+    assert "Terms of the objective cannot be weighed" in page.text
+    assert "Nothing is certain" in page.text
 
 
-def test_figures_are_the_same_on_every_run() -> None:
+def test_charts_are_the_same_on_every_run_and_on_files() -> None:
     model = eq.create_model("opteq-small", in_channels=1, channels=8, width=8)
     convergence = follow_solve(model, torch.rand(3, 1, 8, 8), eq.Picard())
-    first, second = convergence_figure(convergence), convergence_figure(convergence)
+    first, second = (themed(convergence_charts(convergence)) for _ in range(2))
     assert first == second
     assert first.light != first.dark
-
-
-def test_a_figure_says_what_it_shows_and_can_be_read_on_a_phone() -> None:
-    model = eq.create_model("opteq-small", in_channels=1, channels=8, width=8)
-    convergence = follow_solve(model, torch.rand(3, 1, 8, 8), eq.Picard())
-    for kind, svg in vars(convergence_figure(convergence)).items():
+    for kind, svg in vars(first).items():
         root = ElementTree.fromstring(svg)
         texts = [e for e in root.iter() if e.tag.endswith("}text")]
         said = ["".join(text.itertext()).strip() for text in texts]
         for piece in ("Hidden objective above its minimum", "Residual", "iteration k", "Picard"):
             assert piece in said
-        counts = [text for text in said if re.fullmatch(r"\d+", text)]
-        assert "0" in counts, "iterations are whole numbers"
         if kind.startswith("narrow"):
-            # In points; such a page is 300 pixels wide at least, but for its margins.
-            scale = 300 / float(root.attrib["width"].removesuffix("pt"))
+            # Such a page is 300 pixels wide at least, but for its margins.
+            scale = 300 / float(root.attrib["width"])
             sizes = [float(found) for t in texts for found in SIZE.findall(t.get("style") or "")]
             assert min(sizes) * scale > 9.5
 
 
 def test_every_picture_has_a_description(html: str) -> None:
     described = re.findall(r'<img [^>]*alt="([^"]*)"', html)
+    drawn = re.findall(r'<svg [^>]*role="img" aria-label="([^"]*)"', html)
     assert len(described) == html.count("<img ")
-    assert all(len(text) > 20 for text in described)
-    assert any("hidden objective" in text and "Picard" in text for text in described)
+    assert len(drawn) == html.count("<svg ") >= 6
+    assert all(len(text) > 20 for text in [*described, *drawn])
+    assert any("hidden objective" in text and "Picard" in text for text in drawn)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -180,19 +219,12 @@ def test_images_become_png(channels: int) -> None:
     assert image_png(torch.rand(channels, 4, 4)).startswith(b"\x89PNG")
 
 
-def evaluation_of(labels: torch.Tensor, predictions: torch.Tensor) -> Evaluation:
-    logits = torch.nn.functional.one_hot(predictions, 2).float()
-    return Classification().evaluate(torch.nn.Identity(), [(logits, labels)])
-
-
-def test_gallery_shows_mistakes_first_then_class_after_class() -> None:
+def test_examples_are_mistakes_first_then_class_after_class() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 0, 1])
     predictions = torch.tensor([0, 0, 1, 1, 1, 1, 0])
-    split = Split(torch.arange(7.0).reshape(7, 1, 1, 1), labels)
 
     def shown(**limits: int) -> list[int]:
-        chosen: list[Example] = choose_examples(split, evaluation_of(labels, predictions), **limits)
-        return [int(example.image) for example in chosen]
+        return choose_examples(labels, predictions, **limits).tolist()
 
     assert shown(count=6, mistakes=2) == [2, 5, 0, 3, 1, 4]
     assert shown(count=4, mistakes=6) == [2, 5, 6, 0]

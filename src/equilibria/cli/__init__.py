@@ -16,8 +16,9 @@ from equilibria.cli.faults import warn
 __all__ = ["app", "main"]
 
 COMMANDS = (
-    *("demo", "models", "train", "evaluate", "predict", "certify", "attack", "generate"),
-    *("restore", "datasets", "recipes", "runs", "compare", "reproduce", "tune", "bench"),
+    *("demo", "models", "train", "evaluate", "predict", "certify", "explain", "attack"),
+    *("generate", "restore", "datasets", "recipes", "runs", "report", "compare", "reproduce"),
+    *("tune", "bench"),
 )
 """In the order of `equilibria --help`; each module adds its command to the program."""
 for _name in COMMANDS:

@@ -23,10 +23,15 @@ Best = Annotated[bool, Option("--best", help="With the weights of the epoch that
 Certified = Annotated[
     bool, Option("--certified", help="Solve each image only until its class is certain.")
 ]
+Classifier = Annotated[Path, Argument(help="Run of a classifier.")]
 DataRoot = Annotated[
     Path | None, Option(help="Folder of data sets; what EQUILIBRIA_DATA names if not set.")
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
+ImagesOrTests = Annotated[
+    list[Path] | None,
+    Argument(help="Image files, or folders of them; test images of the run if not given."),
+]
 JsonList = Annotated[bool, Option("--json", help="A JSON list.")]
 JsonObject = Annotated[bool, Option("--json", help="One JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the run that the folder holds.")]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from typer import Argument, Option
+from typer import Option
 
 import equilibria as eq
 from equilibria.cli.app import (
     Best,
+    Classifier,
     DataRoot,
     Device,
+    ImagesOrTests,
     JsonList,
     OverwriteFiles,
     command,
@@ -35,16 +37,14 @@ from equilibria.cli.faults import (
     "attack",
     "equilibria attack runs/opteq --eps 1",
     "equilibria attack runs/opteq --norm linf --eps 0.1 --method all --draw attack.png",
+    "equilibria attack runs/opteq --eps 1 --curve --draw curve.svg",
     "equilibria attack runs/opteq digit.png --eps 1 --output attacked",
     "equilibria attack runs/opteq digit.png --eps 1 --label 3 --method jiio --json",
 )
 def attack(
-    run: Annotated[Path, Argument(help="Run of a classifier.")],
+    run: Classifier,
     eps: Annotated[float, Option(help="How far a pixel image may be moved.")],
-    files: Annotated[
-        list[Path] | None,
-        Argument(help="Image files, or folders of them; test images of the run if not given."),
-    ] = None,
+    files: ImagesOrTests = None,
     label: Annotated[
         str | None, Option(help="Class that the FILES show; what the model says if not set.")
     ] = None,
@@ -63,11 +63,24 @@ def attack(
         bool, Option("--warm-start", help="pgd: go on from the last equilibrium.")
     ] = False,
     loss: Annotated[str, Option(help="cross_entropy or margin.")] = "cross_entropy",
-    samples: Annotated[int, Option(min=1, help="Test images to attack.")] = 1000,
+    samples: Annotated[
+        int | None, Option(min=1, help="Test images to attack; 1000, or 200 for a --curve.")
+    ] = None,
     batch_size: Annotated[int, Option(min=1, help="Of them at a time.")] = 250,
+    curve: Annotated[
+        bool,
+        Option(
+            "--curve",
+            help="Accuracy over distances up to --eps and over steps, by all methods and those of "
+            "Foolbox if it is installed, with what is certified; kept in the run for its report.",
+        ),
+    ] = False,
     draw: Annotated[
         Path | None,
-        Option(help="PNG of test images, perturbations and predictions.", callback=writable_file),
+        Option(
+            help="PNG of test images, perturbations and predictions; SVG of the --curve.",
+            callback=writable_file,
+        ),
     ] = None,
     overwrite: OverwriteFiles = False,
     root: DataRoot = None,
@@ -82,6 +95,7 @@ def attack(
     from equilibria.cli.attacking import (
         attack_images,
         classifier,
+        draw_curves,
         refusal,
         show,
         show_files,
@@ -94,6 +108,11 @@ def attack(
         raise ValueError("--draw is for test images: --output writes the attacked FILES")
     if not files and (label is not None or output is not None):
         raise ValueError("--label and --output are for FILES: name the images to attack")
+    if curve and (files or step_size is not None or warm_start or method != "pgd"):
+        raise ValueError(
+            "--curve attacks test images by all methods: leave out FILES, --method, --step-size "
+            "and --warm-start"
+        )
     writable_folder(output)
     check_new(draw, overwrite=overwrite)
     wants_all = method == "all"
@@ -110,6 +129,19 @@ def attack(
             warm_start=warm_start and (name == "pgd" or not wants_all),
         )
 
+    if curve:
+        draw_curves(
+            run,
+            eq.inputs.AttackSettings(**common, steps=steps),
+            samples=samples or 200,
+            batch_size=batch_size,
+            draw=draw,
+            as_json=as_json,
+            device=device,
+            best=best,
+            root=root,
+        )
+        return
     asked = [settings_of(name) for name in methods if wants_all or name == method]
     where = eq.training.choose_device(device)
     if files:
@@ -134,7 +166,7 @@ def attack(
         complain(unreadable(problems, len(found)))
     else:
         experiment = classifier(opened(run, where, best, root))
-        images, labels = experiment.some_test_images(samples)
+        images, labels = experiment.some_test_images(samples or 1000)
         some = attack_images(
             experiment.model, images.to(where), labels.to(where), asked, batch_size, as_json
         )

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor, nn
 
-from equilibria.cli.console import print_json, print_table, progress_bar
+from equilibria.cli.app import opened
+from equilibria.cli.console import print_json, print_table, progress_bar, say
 from equilibria.cli.faults import warn
-from equilibria.inputs import AttackResult, AttackSettings, measure_attack
-from equilibria.report import AttackedFile
-from equilibria.training import RecipeModel
+from equilibria.inputs import (
+    AttackResult,
+    AttackSettings,
+    RobustnessCurves,
+    curve_methods,
+    measure_attack,
+    measure_robustness,
+)
+from equilibria.inputs.robustness import SHARES, STEP_COUNTS
+from equilibria.report import (
+    AttackedFile,
+    robustness_charts,
+    store_robustness,
+    themed,
+    with_certified,
+)
+from equilibria.training import RecipeModel, choose_device, write_atomically
 
 AnyRun = TypeVar("AnyRun", bound=RecipeModel)
 
@@ -111,3 +127,70 @@ def show(title: str, results: Sequence[AttackResult]) -> None:
             )
         )
     print_table(("Attack", *columns), rows, right=columns, title=title)
+
+
+def draw_curves(
+    run: Path,
+    settings: AttackSettings,
+    *,
+    samples: int,
+    batch_size: int,
+    draw: Path | None,
+    as_json: bool,
+    device: str,
+    best: bool,
+    root: Path | None,
+) -> None:
+    """Accuracy over the distance and the steps, with what is certified below it."""
+    where = choose_device(device)
+    experiment = classifier(opened(run, where, best, root))
+    images, labels = (some.to(where) for some in experiment.some_test_images(samples))
+    methods = curve_methods(settings.norm)
+    with progress_bar(silent=as_json) as progress:
+        task = progress.add_task("attacking", total=len(methods) * (len(SHARES) + len(STEP_COUNTS)))
+
+        def tell(method: str) -> None:
+            progress.update(task, description=method, advance=1)
+
+        curves = measure_robustness(
+            experiment.model, images, labels, settings, batch_size=batch_size, on_measured=tell
+        )
+        progress.update(task, description="certifying")
+        with experiment.solving():
+            curves = with_certified(experiment.model, images, labels, curves)
+    if not best:
+        store_robustness(run, curves)
+    if draw is not None:
+        charts = robustness_charts(curves)
+        write_atomically(draw, themed(charts).light)
+    if as_json:
+        print_json(curves)
+        return
+    _show_curves(experiment.recipe.model.name, curves)
+    for line in curves.passed_over:
+        warn(f"passed over: {line}")
+    if curves.why_not_certified:
+        say(f"Nothing is certified: {curves.why_not_certified}")
+    if draw is not None:
+        say(f"Drawn: {draw}")
+
+
+def _show_curves(model: str, curves: RobustnessCurves) -> None:
+    tables = {
+        f"{model} on {curves.samples} test images, {curves.norm}, over eps": curves.over_eps,
+        f"over steps, at eps {curves.step_eps:g}": curves.over_steps,
+    }
+    for title, found in tables.items():
+        if not found:
+            continue
+        over_eps = found is curves.over_eps
+        points = next(iter(found.values()))
+        headings = [f"{p.eps:g}" if over_eps else f"{p.steps}" for p in points]
+        rows = [
+            (method, *(f"{p.accuracy:.1%}" for p in places)) for method, places in found.items()
+        ]
+        if over_eps:
+            held = [max((s for e, s in curves.certified if e > p.eps), default=0.0) for p in points]
+            rows.append(("certified", *(f"{share:.1%}" for share in held)))
+        print_table(("Attack", *headings), rows, right=headings, title=title)
+    say(f"Without an attack: {curves.accuracy:.1%}")

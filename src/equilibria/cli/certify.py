@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from equilibria.cli.app import Best, DataRoot, Device, JsonList, OverwriteFiles, command
+from equilibria.cli.app import (
+    Best,
+    Classifier,
+    DataRoot,
+    Device,
+    ImagesOrTests,
+    JsonList,
+    OverwriteFiles,
+    command,
+)
 
 
 @command(
@@ -18,11 +27,8 @@ from equilibria.cli.app import Best, DataRoot, Device, JsonList, OverwriteFiles,
     "equilibria certify runs/opteq digit.png --json",
 )
 def certify(
-    run: Annotated[Path, Argument(help="Run of a classifier.")],
-    files: Annotated[
-        list[Path] | None,
-        Argument(help="Image files, or folders of them; test images of the run if not given."),
-    ] = None,
+    run: Classifier,
+    files: ImagesOrTests = None,
     tolerance: Annotated[
         float | None, Option(help="Of the solves; that of the run's evaluation if not set.")
     ] = None,

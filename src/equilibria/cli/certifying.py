@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.cli.app import opened, opened_model
-from equilibria.cli.attacking import classifier
+from equilibria.cli.asked_images import asked_images
 from equilibria.cli.console import print_facts, print_json, print_table, progress_bar, say
 from equilibria.cli.faults import (
     STANDARD_OUTPUT,
@@ -22,12 +20,11 @@ from equilibria.cli.faults import (
     complain,
     note_frames,
     printable,
-    unreadable,
 )
-from equilibria.data import BRIGHTEST, find_images, read_image, readable
 from equilibria.equilibrium import solving
 from equilibria.models import Certificate, certifier
 from equilibria.models.certificates import joined
+from equilibria.report import certificate_reasons, certificate_rows, nearest_rival
 from equilibria.training import RecipeModel, choose_device, write_atomically
 
 MOST_ROWS = 200
@@ -75,27 +72,18 @@ def certify_images(
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"--tolerance must be positive, not {tolerance:g}")
     check_table(table, as_json=as_json, overwrite=overwrite)
-    where = choose_device(device)
-    problems: list[Exception] = []
-    truths: Sequence[int | None]
-    if files:
-        asked: RecipeModel = classifier(opened_model(run, where, best))
-        paths = find_images(files)
-        read = list(readable(paths, _reader(asked), problems.append))
-        names = [str(path) for path, _ in read]
-        images = torch.stack([pixels for _, pixels in read]) if read else torch.zeros(0)
-        truths = [None] * len(names)
-    else:
-        experiment = classifier(opened(run, where, best, root))
-        asked, paths = experiment, []
-        images, labels = experiment.some_test_images(samples)
-        names, truths = [str(i) for i in range(len(images))], labels.tolist()
-    if not len(images):
-        complain(unreadable(problems, len(paths)))
-    found = _certified(
-        asked, images.to(where), tolerance, refine, batch_size, as_json or table == STANDARD_OUTPUT
+    asked = asked_images(
+        run, files, samples=samples, device=choose_device(device), best=best, root=root
     )
-    rows = list(_rows(found, names, truths, asked.images.class_names))
+    found = _certified(
+        asked.run,
+        asked.images,
+        tolerance,
+        refine,
+        batch_size,
+        as_json or table == STANDARD_OUTPUT,
+    )
+    rows = list(_rows(found, asked.names, asked.truths, asked.run.images.class_names))
     if as_json:
         print_json(rows)
     if table is not None:
@@ -103,17 +91,12 @@ def certify_images(
     if not as_json and table != STANDARD_OUTPUT:
         if files and len(rows) <= MOST_ROWS:
             _show(rows)
-        _summarize(asked, found, rows)
+        _summarize(asked.run, found, asked.truths)
         if table is not None:
             say(f"Written: {table}")
-    note_frames(paths)
+    note_frames(asked.paths)
     nothing = "" if found.certified_class.any() else _why_nothing(found)
-    complain(unreadable(problems, len(paths)), nothing)
-
-
-def _reader(run: RecipeModel) -> Any:
-    frame, is_gray = run.images.frame, run.images.image_shape[0] == 1
-    return lambda path: read_image(path, frame, is_gray=is_gray).float() / BRIGHTEST
+    complain(asked.unreadable, nothing)
 
 
 def _certified(
@@ -146,13 +129,7 @@ def _rows(
 ) -> Iterator[CertifiedImage]:
     for i, (name, truth) in enumerate(zip(names, truths, strict=True)):
         said = int(found.prediction[i])
-        margin = margin_error = None
-        if found.margin.shape[1] > 1 and said >= 0:
-            rivals = torch.arange(found.margin.shape[1]) != said
-            margins = found.margin[i].cpu()[rivals]
-            nearest = int(margins.argmin())
-            margin = float(margins[nearest])
-            margin_error = float(found.margin_error[i].cpu()[rivals][nearest])
+        margin, margin_error = nearest_rival(found, i) or (None, None)
         yield CertifiedImage(
             image=name,
             label=None if said < 0 else classes[said],
@@ -201,29 +178,7 @@ def _show(rows: Sequence[CertifiedImage]) -> None:
     print_table(("Image", "Class", "Certified", *numbers, "Why not"), lines, right=numbers)
 
 
-def _summarize(run: RecipeModel, found: Certificate, rows: Sequence[CertifiedImage]) -> None:
-    count, gains = len(rows), found.gains()
-    known = [row for row in rows if row.true_label is not None]
-    right = [row for row in known if row.certified and row.label == row.true_label]
-    certain = int(found.certified_class.sum())
-
-    def median(values: Tensor) -> str:
-        return f"{float(values.median()):.3g}"
-
-    facts = [
-        ("Class certified", f"{certain / count:.2%} ({certain} of {count})"),
-        ("Certified and right", f"{len(right) / len(known):.2%}" if known else ""),
-        ("Unique equilibrium", f"{float(found.unique.double().mean()):.1%}"),
-        ("Contraction q, largest", f"{float(found.contraction.max()):.4g}"),
-        ("Residual ‖T(y) − y‖, median", median(found.residual)),
-        ("Error by contraction, median", median(found.contraction_error)),
-        ("Error by convexity, median", median(found.convexity_error)),
-        *(
-            (f"Radius, {name}, median", f"{median(radii)} (× {gains.get(name, 1):.2f})")
-            for name, radii in found.radii.items()
-        ),
-        *((name.replace("_", " ").capitalize(), median(v)) for name, v in found.checks.items()),
-    ]
-    print_facts(f"{run.recipe.model.name} on {count} images", facts)
-    for reason, times in Counter(filter(None, found.reasons)).most_common():
-        say(f"{times} of {count}: {reason}")
+def _summarize(run: RecipeModel, found: Certificate, truths: Sequence[int | None]) -> None:
+    print_facts(f"{run.recipe.model.name} on {len(found)} images", certificate_rows(found, truths))
+    for line in certificate_reasons(found):
+        say(line)

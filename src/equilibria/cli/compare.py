@@ -14,7 +14,6 @@ from typer import Argument, Option
 import equilibria as eq
 from equilibria.cli.app import DataRoot, JsonList, command
 from equilibria.cli.console import (
-    figure_rows,
     output_console,
     print_json,
     print_table,
@@ -115,7 +114,7 @@ def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
         "Seconds": number("seconds", ",.1f"),
         "CPU seconds": number("cpu_seconds", ",.1f"),
     }
-    figures = figure_rows(run["test_figures"])
+    figures = eq.report.figure_rows(run["test_figures"])
     return facts | {f"Test: {label}": value for label, value in figures}
 
 

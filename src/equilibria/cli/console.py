@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
@@ -121,29 +121,9 @@ def progress_bar(
     )
 
 
-FIGURES: dict[str, tuple[str, str]] = {
-    "accuracy": ("Accuracy", ".2%"),
-    "top5_accuracy": ("Top-5 accuracy", ".2%"),
-    "mean_iou": ("mIoU", ".2%"),
-    "mean_accuracy": ("mAcc", ".2%"),
-    "robust_accuracy": ("Robust accuracy", ".2%"),
-    "interval": ("95 % interval, ±", ".2%"),
-    "psnr": ("PSNR, mean (dB)", ".2f"),
-    "median_psnr": ("PSNR, median (dB)", ".2f"),
-    "measured_psnr": ("PSNR of what was measured, median (dB)", ".2f"),
-}
-"""How the measures of an evaluation are called and printed; others by their own name."""
-
-
 def shown(value: Any, form: str = "", unit: str = "") -> str:
     """A cell of a table; empty where there is no value."""
     return "" if value is None else f"{value:{form}}{unit}"
-
-
-def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """The measures of an evaluation as (label, value)."""
-    usual = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
-    return [(usual[name][0], shown(value, usual[name][1])) for name, value in figures.items()]
 
 
 class TrainingDisplay:

@@ -34,9 +34,7 @@ def demo(
     overwrite: Overwrite = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
-    import torch
-
-    from equilibria.cli.training import follow, keeping
+    from equilibria.cli.training import follow, footer, keeping
     from equilibria.training.recipe import PACKAGED
 
     console = output_console()
@@ -63,10 +61,14 @@ def demo(
         ) from None
     with keeping(run):
         history = follow(experiment, run, where, console)
-        footer = f"equilibria {eq.__version__} · torch {torch.__version__} · seed {seed}"
-        report = eq.report.classifier_report(experiment, history, where, footer)
-        eq.training.write_atomically(run.report, report.html().encode())
-        for name, content in report.convergence_figure().files("convergence").items():
+        report = eq.report.run_report(experiment, history, name=str(output))
+        page = eq.report.report_page([report], footer(experiment))
+        eq.training.write_atomically(run.report, page.encode())
+        assert report.explanation is not None
+        drawn = eq.report.convergence_charts(
+            report.explanation.convergence, report.explanation.comparison
+        )
+        for name, content in eq.report.themed(drawn).files("convergence").items():
             eq.training.write_atomically(run.report.with_name(name), content)
     title = f"{model} on the {len(experiment.test)} test images"
     print_facts(title, report.rows(), console)

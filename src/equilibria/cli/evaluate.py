@@ -20,7 +20,7 @@ from equilibria.cli.app import (
     opened,
     opened_model,
 )
-from equilibria.cli.console import figure_rows, print_facts, print_json, shown
+from equilibria.cli.console import print_facts, print_json, shown
 from equilibria.cli.faults import check_new, complain, unanswered, warn, writable_file
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def as_data(experiment: eq.training.Experiment, result: eq.tasks.Evaluation) -> 
 
 def rows(result: eq.tasks.Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
-    found = dict(figure_rows(result.figures))
+    found = dict(eq.report.figure_rows(result.figures))
     if result.correct is not None and "Accuracy" in found:
         found["Accuracy"] += f" ({result.correct} of {result.samples})"
     return [

@@ -16,8 +16,6 @@ from typer import Argument, Option
 import equilibria as eq
 from equilibria.cli.app import DataRoot, Device, command
 from equilibria.cli.console import (
-    FIGURES,
-    figure_rows,
     output_console,
     print_table,
     progress_bar,
@@ -151,9 +149,9 @@ class _Display:
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
         measured = outcome.result or {}
-        figures = {n: v for n, v in measured.items() if n in FIGURES and v is not None}
+        figures = {n: v for n, v in measured.items() if n in eq.report.FIGURES and v is not None}
         facts = outcome.error or ", ".join(
-            f"{label} {value}" for label, value in figure_rows(figures)
+            f"{label} {value}" for label, value in eq.report.figure_rows(figures)
         )
         if outcome.error or not self.console.is_terminal:
             line = f"{self.done}/{self.total} {place}: {facts}"

@@ -63,6 +63,9 @@ def train(
     tensorboard: Annotated[
         bool, Option("--tensorboard", help="Log to the folder `tensorboard` of the run too.")
     ] = False,
+    report: Annotated[
+        bool, Option(help="End with report.html in the folder of the run, in some seconds.")
+    ] = True,
 ) -> None:
     """Train a model as a recipe says, or on images of your own."""
     from equilibria.cli.training import Asked, launch, train_as_asked, train_in_group
@@ -80,6 +83,7 @@ def train(
         epochs=epochs,
         start_from=start_from,
         tensorboard=tensorboard,
+        report=report,
     )
     work = partial(train_as_asked, asked)
     place = eq.training.Place.from_environment()

@@ -22,7 +22,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from equilibria import plugins
+from equilibria import __version__, plugins
 from equilibria.cli import faults
 from equilibria.cli.console import TrainingDisplay, output_console, print_facts
 from equilibria.cli.evaluate import as_data, rows
@@ -39,7 +39,8 @@ from equilibria.cli.faults import (
 )
 from equilibria.data.workers import end_with_parent
 from equilibria.models import parameter_count
-from equilibria.report.compare import store_evaluation
+from equilibria.report import store_evaluation, write_report
+from equilibria.tasks import Evaluation
 from equilibria.training import (
     ALONE,
     Checkpoints,
@@ -50,6 +51,7 @@ from equilibria.training import (
     Plan,
     Processes,
     ProcessLostError,
+    RecipeModel,
     RunFolder,
     denormals_as_zero,
     joined_group,
@@ -91,6 +93,7 @@ class Asked:
     epochs: str | None
     start_from: Path | None
     tensorboard: bool
+    report: bool
 
     def plan(self) -> Plan:
         return plan_run(
@@ -144,8 +147,27 @@ def train_as_asked(asked: Asked, device: torch.device, processes: Processes) -> 
     console.print(printable(_left_out(experiment)), markup=False, soft_wrap=True, end="")
     console.print(printable(f"Run: {asked.output}"), markup=False, soft_wrap=True)
     if processes.leads:
+        if asked.report:
+            _report(asked.output, experiment, result, console)
         unit = f"{experiment.task.unit}s"
         complain(unanswered(result.figures.get("unanswered"), result.samples, unit))
+
+
+def _report(folder: Path, experiment: Experiment, result: Evaluation, console: Console) -> None:
+    """Write the page of the run; if that fails, the run is what it was."""
+    try:
+        page = write_report(folder, experiment, result, footer(experiment))
+    except (*MISTAKES, *FAILURES) as error:
+        faults.show_traceback()
+        faults.warn(f"the report could not be written: {sentence(error)}")
+    else:
+        console.print(printable(f"Report: {page}"), markup=False, soft_wrap=True)
+
+
+def footer(run: RecipeModel) -> str:
+    """What a page says of where it comes from."""
+    seed = run.recipe.training.seed
+    return f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
 
 
 def _left_out(experiment: Experiment) -> str:

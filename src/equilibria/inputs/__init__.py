@@ -32,6 +32,13 @@ from equilibria.inputs.latents import (
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.inputs.outer import Outer, optimal_input, optimal_value
 from equilibria.inputs.restore import Restoration, restore
+from equilibria.inputs.robustness import (
+    CurvePoint,
+    RobustnessCurves,
+    certified_curve,
+    curve_methods,
+    measure_robustness,
+)
 from equilibria.inputs.tiles import answer_in_tiles, takes_any_size
 
 __all__ = [
@@ -41,6 +48,7 @@ __all__ = [
     "Constraint",
     "Corrupted",
     "Corruption",
+    "CurvePoint",
     "Deblurring",
     "Denoising",
     "Engine",
@@ -55,11 +63,14 @@ __all__ = [
     "Norm",
     "Outer",
     "Restoration",
+    "RobustnessCurves",
     "SuperResolution",
     "adversarial_images",
     "answer",
     "answer_in_tiles",
     "attack",
+    "certified_curve",
+    "curve_methods",
     "decode",
     "entries",
     "find_latents",
@@ -70,6 +81,7 @@ __all__ = [
     "list_corruptions",
     "list_engines",
     "measure_attack",
+    "measure_robustness",
     "misfit",
     "optimal_input",
     "optimal_value",

@@ -7,12 +7,12 @@ equilibrium, (I − Jᵀ)u = ∂m/∂y, and v = σ′u, which is how m changes w
     pull:    ∂m/∂s_t = ⟨v, d_t(y*)⟩                       exact, by the implicit function theorem
     source:  ⟨v, d_t(y*) − (∂d_t/∂y) y*⟩                   the part of it that needs no feature
 
-For ReLU, leaky or not, and the identity σ(a) = σ′a, hence y* = (I − σ′Σ∂d_t)⁻¹ σ′ Σ(d_t − (∂d_t/∂y)y*): where
-the logits are affine in the state the sources add up to the margin, less what the biases of the
-head say. A term of degree 1 in y, −⟨Ux + b, y⟩, is all source; one of degree 2, −½‖Wᵀy‖², is none:
-it amplifies what others bring. Then, as in OptEq, POptEqs and MOptEqs without diversity, the pulls
-of the linear terms alone are the margin (Euler's theorem). Of the kernels of GEQ each does both.
-With another σ its curvature leaves a remainder.
+For ReLU, leaky or not, and the identity σ(a) = σ′a, hence y* = (I − σ′Σ∂d_t)⁻¹ σ′ Σ(d_t −
+(∂d_t/∂y)y*): where the logits are affine in the state the sources add up to the margin, less what
+the biases of the head say. A term of degree 1 in y, −⟨Ux + b, y⟩, is all source; one of degree 2,
+−½‖Wᵀy‖², is none: it amplifies what others bring. Then, as in OptEq, POptEqs and MOptEqs without
+diversity, the pulls of the linear terms alone are the margin (Euler's theorem). Of the kernels of
+GEQ each does both. With another σ its curvature leaves a remainder.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ def _named_descents(
                 whole = (*zeros[:place], descent, *zeros[place + 1 :])
                 yield f"{name} of branch {place + 1}", whole
     elif isinstance(energy, Input):
-        for name, part in _parts_of(energy, context["c"]):
-            yield name, (part,)
+        for name, added in _parts_of(energy, context["c"]):
+            yield name, (added,)
     elif isinstance(energy, HeritageDiversity) and energy.coupling.diversity:
         whole = state_tensors(energy.descent(state, context))
         alike = copy.copy(energy)

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import SupportsFloat
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from equilibria.data import Batches
-from equilibria.energies import diversity, heritage
 from equilibria.inputs import AttackSettings, measure_attack
 from equilibria.models import (
     EquilibriumClassifier,
@@ -19,6 +18,7 @@ from equilibria.models import (
     predicted_classes,
 )
 from equilibria.models.mopteq.models import Direction
+from equilibria.report.features import relations
 from equilibria.solvers import Anderson
 from equilibria.training import Experiment
 
@@ -41,21 +41,14 @@ SIGNIFICANT = 4
 def branch_relations(experiment: Experiment, device: torch.device) -> Numbers:
     """Average H and D of test images, and the channels' correlations for one of them (Figure 2).
 
-    Over the pairs of neighbors, Σ H(zᵢ, zⱼ) / LC and Σ D(zᵢ, zⱼ) / L(C² − C). A model that scales
-    its features scales both, so their ratio is what can be compared.
+    Their ratio is what can be compared (`report/features.py`).
     """
     model = _classifier(experiment)
     images, _ = experiment.some_test_images(RELATED_IMAGES)
     solution = model.solve(images.to(device))
     z = branch_features(model.layer.cell, solution.state, solution.context)
-    count, channels = len(z), z[0].shape[1]
-    pairs = [(z[i], z[j]) for i in range(count) for j in {(i - 1) % count, (i + 1) % count}]
-    similar = sum(heritage(*pair) for pair in pairs) / (count * channels)
-    diverse = sum(diversity(*pair) for pair in pairs) / (count * (channels**2 - channels))
-    assert isinstance(similar, Tensor)
-    assert isinstance(diverse, Tensor)
-    products = (z[1][0].flatten(1) @ z[0][0].flatten(1).T).abs()
-    products = products / products.max()
+    found = relations(z)
+    similar, diverse, products = found.heritage, found.diversity, found.correlation
     entries = {f"{k},{j}": v for k, row in enumerate(products) for j, v in enumerate(row)}
     return {
         "average_heritage": float(similar.mean()),

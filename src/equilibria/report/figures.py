@@ -1,41 +1,33 @@
-"""Figures of a report, as SVG for light and dark, wide and narrow pages; pictures of attacks."""
+"""The charts of a page, and as files for light, dark, wide and narrow ones; pictures of attacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from equilibria.inputs import AttackResult
+from equilibria.inputs import AttackResult, RobustnessCurves
+from equilibria.report.calibration import Calibration
+from equilibria.report.charts import Chart, Series, side_by_side
 from equilibria.report.convergence import Convergence
+from equilibria.report.features import Relations
 from equilibria.report.style import (
     DARK,
+    LEAST_FACTOR,
     LIGHT,
-    SMALL,
+    SERIES,
     TEXT,
     TITLE,
-    Theme,
-    count_along,
     drawing,
-    dress_axes,
     figure_png,
-    figure_svg,
-    plain_axis,
-    plain_log_axis,
     wrapped,
 )
 from equilibria.training import EpochMetrics
 
 MOST_THIN_LINES = 24
-PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.5
-"""Of a wide page, in inches; panels stand side by side."""
-NARROW_WIDTH, NARROW_HEIGHT = 3.8, 3.1
-"""Of a page on a phone, where they stand below each other: there a point is a pixel about."""
 ATTACKED_IMAGES = 8
 WRONG = "#c62828"
 
@@ -56,64 +48,178 @@ class ThemedFigure:
         }
 
 
-def convergence_figure(picard: Convergence, other: Convergence | None = None) -> ThemedFigure:
+def convergence_charts(picard: Convergence, other: Convergence | None = None) -> list[Chart]:
     """Objective (where there is one) and residual along a Picard solve; `other` for comparison."""
-
-    def draw(axes: list[Any], theme: Theme) -> None:
-        excess = picard.excess()
-        if excess is not None:
-            _bundle(axes[0], excess, picard.stops, theme.first, picard.solver)
-            axes[0].set_title("Hidden objective above its minimum")
-            axes[0].set_ylabel("objective − minimum")
-        axis = axes[-1]
-        _bundle(axis, picard.residual, picard.stops, theme.first, picard.solver)
-        if other is not None:
-            _mean_line(axis, other.residual, other.stops, theme.second, other.solver)
-        proven = picard.proven_residual()
-        if proven is not None:
-            label = f"proven: qᵏ, q = {picard.contraction:.2f}"
-            axis.plot(proven, color=theme.third, linestyle="--", linewidth=1.4, label=label)
-        axis.set_title("Residual")
-        axis.set_ylabel("‖yₖ − T(yₖ)‖")
-        for axis in axes:
-            axis.set_yscale("log")
-            count_along(axis, "iteration k")
-            axis.legend(
-                frameon=False,
-                labelcolor=theme.ink,
-                fontsize=SMALL,
-                loc="upper center",
-                bbox_to_anchor=(0.5, -0.2),
-                ncols=3,
-                columnspacing=1.0,
-                handlelength=1.4,
+    count = picard.residual.shape[1]
+    charts = []
+    excess = picard.excess()
+    if excess is not None:
+        charts.append(
+            Chart(
+                title="Hidden objective above its minimum",
+                x="iteration k",
+                y="objective − minimum",
+                series=_bundle(excess, picard.stops, picard.solver),
+                description=f"The hidden objective less its minimum over the iterations of "
+                f"{picard.solver}, for {count} images, on a logarithmic axis.",
+                log=True,
+                whole=True,
             )
+        )
+    series = _bundle(picard.residual, picard.stops, picard.solver)
+    if other is not None:
+        mean = _mean(other.residual, other.stops)
+        series.append(Series(mean, other.solver, "second"))
+    proven = picard.proven_residual()
+    if proven is not None:
+        label = f"proven: qᵏ, q = {picard.contraction:.2f}"
+        series.append(Series(list(enumerate(proven.tolist())), label, "third", "dashed"))
+    beside = "" if other is None else f", beside that of {other.solver}"
+    charts.append(
+        Chart(
+            title="Residual",
+            x="iteration k",
+            y="‖yₖ − T(yₖ)‖",
+            series=series,
+            description=f"The residual over the iterations of {picard.solver}, for {count} "
+            f"images, on a logarithmic axis{beside}.",
+            log=True,
+            whole=True,
+        )
+    )
+    return charts
 
-    return _themed(1 if picard.objective is None else 2, draw)
 
-
-def training_figure(history: Sequence[EpochMetrics]) -> ThemedFigure:
+def training_charts(history: Sequence[EpochMetrics]) -> list[Chart]:
     """Loss and, for equilibrium models, the mean number of iterations over the epochs."""
+    losses = [(metrics.epoch, metrics.loss) for metrics in history]
+    values = [loss for _, loss in losses]
+    charts = [
+        Chart(
+            title="Training loss",
+            x="epoch",
+            y="of the batches as they were used",
+            series=[Series(losses)],
+            description=f"The training loss over {len(history)} epochs, from {values[0]:.3g} to "
+            f"{values[-1]:.3g}.",
+            log=min(values) > 0 and max(values) > LEAST_FACTOR * min(values),
+            whole=True,
+        )
+    ]
+    counts = [(m.epoch, m.mean_iterations) for m in history if m.mean_iterations is not None]
+    if counts:
+        most = max(value for _, value in counts)
+        charts.append(
+            Chart(
+                title="Iterations to the equilibrium",
+                x="epoch",
+                y="mean",
+                series=[Series(counts, color="second")],
+                description=f"The mean number of iterations of a solve over {len(history)} epochs, "
+                f"from {counts[0][1]:.1f} to {counts[-1][1]:.1f}.",
+                whole=True,
+                limits=(0.0, 1.15 * most or 1.0),
+            )
+        )
+    return charts
 
-    def draw(axes: list[Any], theme: Theme) -> None:
-        epochs = [metrics.epoch for metrics in history]
-        # A single epoch is a point, which a line does not show.
-        style = {"linewidth": 2.2, "marker": "o" if len(history) == 1 else None}
-        axes[0].plot(epochs, [metrics.loss for metrics in history], color=theme.first, **style)
-        axes[0].set_title("Training loss")
-        axes[0].set_ylabel("cross-entropy")
-        plain_log_axis(axes[0])
-        if len(axes) > 1:
-            iterations = [metrics.mean_iterations or 0.0 for metrics in history]
-            axes[1].plot(epochs, iterations, color=theme.second, **style)
-            axes[1].set_title("Iterations to the equilibrium")
-            axes[1].set_ylabel("mean")
-            axes[1].set_ylim(0, 1.15 * max(iterations))
-            plain_axis(axes[1])
-        for axis in axes:
-            count_along(axis, "epoch")
 
-    return _themed(1 if history[0].mean_iterations is None else 2, draw)
+def calibration_chart(calibration: Calibration) -> Chart:
+    """How often the model is right where it is that sure."""
+    series = [
+        Series([(0.0, 0.0), (1.0, 1.0)], "as sure as right", "third", "dashed"),
+        Series(calibration.points, "the model"),
+        Series(calibration.points, kind="dots"),
+    ]
+    return Chart(
+        title="Calibration",
+        x="how sure the model is",
+        y="how often it is right",
+        series=series,
+        description=f"How often the model is right over how sure it is; expected calibration "
+        f"error {calibration.error:.3f}.",
+        limits=(0.0, 1.0),
+    )
+
+
+def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
+    """Accuracy over the distance and over the steps, with what is certain below."""
+    norm = {"l2": "L2", "linf": "L∞"}[curves.norm]
+    colors = dict(zip(curves.over_eps, SERIES, strict=False))
+    clean = (0.0, curves.accuracy)
+    certain = [Series(curves.certified, "certified", "fourth", "area")] if curves.certified else []
+    distances = [
+        Series([clean, *((p.eps, p.accuracy) for p in points)], method, colors[method])
+        for method, points in curves.over_eps.items()
+    ]
+    lowest = {m: points[-1].accuracy for m, points in curves.over_eps.items()}
+    said = ", ".join(f"{method} {share:.0%}" for method, share in lowest.items())
+    charts = [
+        Chart(
+            title="Accuracy over the distance",
+            x=f"ε in {norm}, in pixels of [0, 1]",
+            y=f"share of {curves.samples} test images",
+            series=[*certain, *distances],
+            description=f"The accuracy under attack over the distance in {norm}, from "
+            f"{curves.accuracy:.0%} without an attack; at the largest distance: {said}.",
+            limits=(0.0, 1.0),
+        )
+    ]
+    if curves.over_steps:
+        steps = [
+            Series([(p.steps, p.accuracy) for p in points], method, colors[method])
+            for method, points in curves.over_steps.items()
+        ]
+        charts.append(
+            Chart(
+                title="Accuracy over the steps",
+                x="steps of the attack",
+                y=f"at ε = {curves.step_eps:g}",
+                series=steps,
+                description="The accuracy under attack over the steps of each search, at a "
+                f"distance of {curves.step_eps:g}.",
+                whole=True,
+                limits=(0.0, 1.0),
+            )
+        )
+    return charts
+
+
+def radius_chart(certified: Sequence[tuple[float, float]], samples: int) -> Chart:
+    """How far classes are certain."""
+    return Chart(
+        title="Certified accuracy",
+        x="distance in L2, in pixels of [0, 1]",
+        y=f"share of {samples} images, right for certain",
+        series=[Series(certified, color="fourth", kind="area")],
+        description="The share of test images whose right class is certain up to a distance: "
+        f"{certified[0][1]:.0%} close to the image, none beyond {certified[-1][0]:.3g}.",
+        limits=(0.0, 1.0),
+    )
+
+
+def relation_chart(relations: Relations) -> Chart:
+    """MOptEqs' Figure 2: heritage and diversity, an image a dot."""
+    points = list(zip(relations.heritage.tolist(), relations.diversity.tolist(), strict=True))
+    return Chart(
+        title="Heritage and diversity of neighboring branches",
+        x="average H, to be large",
+        y="average D, to be small",
+        series=[Series(points, kind="dots")],
+        description=f"Average heritage and diversity between neighboring branches, a dot an image: "
+        f"means {float(relations.heritage.mean()):.3g} and "
+        f"{float(relations.diversity.mean()):.3g}.",
+    )
+
+
+def themed(charts: Sequence[Chart]) -> ThemedFigure:
+    """Charts as files: side by side, and below each other for a phone."""
+    drawn = {
+        f"{shape}{name}": side_by_side(charts, theme, columns=columns)
+        for shape, columns in (("", len(charts)), ("narrow_", 1))
+        for name, theme in (("light", LIGHT), ("dark", DARK))
+    }
+    return ThemedFigure(**drawn)
 
 
 @drawing()
@@ -182,44 +288,16 @@ def drawn_files(
     return found
 
 
-def _bundle(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
+def _bundle(values: Tensor, stops: Tensor, label: str) -> list[Series]:
     """A thin line a sample, up to where it converged, and their mean."""
     columns = list(zip(values.unbind(dim=1), stops.tolist(), strict=True))
-    for column, stop in columns[:MOST_THIN_LINES]:
-        axis.plot(column[:stop], color=color, linewidth=0.6, alpha=0.25)
-    _mean_line(axis, values, stops, color, label)
+    thin = [
+        Series(list(enumerate(column[:stop].tolist())), kind="thin")
+        for column, stop in columns[:MOST_THIN_LINES]
+    ]
+    return [*thin, Series(_mean(values, stops), label)]
 
 
-def _mean_line(axis: Any, values: Tensor, stops: Tensor, color: str, label: str) -> None:
+def _mean(values: Tensor, stops: Tensor) -> list[tuple[float, float]]:
     """The mean as long as all samples run: after that it would mix values of different times."""
-    mean = values[: int(stops.min())].nanmean(dim=1)
-    axis.plot(mean, color=color, linewidth=2.2, label=label)
-
-
-@torch.no_grad()
-def _themed(panels: int, draw: Callable[[list[Any], Theme], None]) -> ThemedFigure:
-    wide = (PANEL_WIDTH * panels if panels > 1 else 1.4 * PANEL_WIDTH, PANEL_HEIGHT)
-    light = _svg((1, panels), wide, draw)
-    narrow = _svg((panels, 1), (NARROW_WIDTH, NARROW_HEIGHT * panels), draw)
-    return ThemedFigure(light, _darkened(light), narrow, _darkened(narrow))
-
-
-def _svg(
-    grid: tuple[int, int], size: tuple[float, float], draw: Callable[[list[Any], Theme], None]
-) -> bytes:
-    from matplotlib.figure import Figure
-
-    with drawing():
-        figure = Figure(figsize=size, layout="constrained")
-        axes = list(figure.subplots(*grid, squeeze=False).flat)
-        draw(axes, LIGHT)
-        for axis in axes:
-            dress_axes(axis)
-        return figure_svg(figure)
-
-
-def _darkened(svg: bytes) -> bytes:
-    """The same figure in the colors of a dark page."""
-    for name, color in vars(LIGHT).items():
-        svg = svg.replace(color.encode(), getattr(DARK, name).encode())
-    return svg
+    return list(enumerate(values[: int(stops.min())].nanmean(dim=1).tolist()))

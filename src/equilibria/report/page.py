@@ -1,200 +1,285 @@
-"""The report of a trained classifier: what it minimizes, how it did, and the page that shows it.
+"""The report of a run: what it minimizes, how it did, what is certain, and examples.
 
-The page itself is the template `page.html.jinja`.
+The page itself is made by `html.py` of the templates beside it.
 """
 
 from __future__ import annotations
 
-import base64
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from equilibria.data import Split
-from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell, parameter_count
-from equilibria.report.convergence import Convergence, follow_solve
-from equilibria.report.figures import ThemedFigure, convergence_figure, training_figure
-from equilibria.report.sheets import image_png
-from equilibria.solvers import Picard
-from equilibria.tasks import Evaluation
+from equilibria.data import Batches, DataSet
+from equilibria.inputs import (
+    AttackSettings,
+    Method,
+    RobustnessCurves,
+    certified_curve,
+    measure_robustness,
+)
+from equilibria.models import (
+    Certificate,
+    EquilibriumClassifier,
+    NoCertificateError,
+    certifier,
+    parameter_count,
+    predicted_classes,
+)
+from equilibria.models.certificates import joined
+from equilibria.report.calibration import Calibration, calibration
+from equilibria.report.convergence import Convergence
+from equilibria.report.explanation import Explanation, affordable, explain
+from equilibria.report.labels import certificate_rows, figure_rows
+from equilibria.tasks import Classification, Evaluation
 from equilibria.training import EpochMetrics, Experiment
 
-FORMULAS = Path(__file__).with_name("formulas.yaml")
 UNKNOWN = "not known"
-FOLLOWED_IMAGES = 64
-FOLLOWED: dict[str, Any] = {"tolerance": 1e-6, "max_iterations": 500}
-"""Of the solves that the report follows step by step."""
+LOOKED_AT, CERTIFIED, FOLLOWED, ATTACKED = 360, 64, 64, 100
+"""Test images: that examples are chosen of, that are certified, whose solves are followed, and that
+are attacked."""
+NUMBERS = 2**23
+"""In the states of the images that are looked at: of large models there are fewer of them."""
+CERTIFIED_AT_ONCE = 32
+EXAMPLES, MISTAKES = 9, 4
+DISTANCE = 1.0
+"""Up to which robustness is measured, in L2, for images of up to a thousand numbers."""
 
 
 @dataclass(frozen=True)
-class Formula:
-    """What a model minimizes, where it stops, and how to read this."""
+class Certified:
+    """What is certain of some test images."""
 
-    objective: str
-    equilibrium: str
-    reading: str
-
-
-@dataclass(frozen=True)
-class Example:
-    """One image with what the model says of it."""
-
-    image: Tensor
-    label: int
-    prediction: int
-    confidence: float
-    iterations: int | None
+    certificate: Certificate
+    labels: Tensor
 
     @property
-    def is_right(self) -> bool:
-        return self.label == self.prediction
+    def rows(self) -> list[tuple[str, str]]:
+        return certificate_rows(self.certificate, self.labels.tolist())
+
+    def curve(self, norm: str = "l2", numbers: int = 1) -> tuple[tuple[float, float], ...]:
+        """The share of images that are right for certain, over the distance."""
+        right = self.certificate.prediction.cpu() == self.labels.cpu()
+        return certified_curve(norm, self.certificate.radius, right, numbers)
+
+    def under(self, curves: RobustnessCurves, numbers: int) -> RobustnessCurves:
+        """The curves of attacks with this one, or with why there is none."""
+        if not bool(self.certificate.radius.any()):
+            reasons = Counter(self.certificate.reasons).most_common(1)
+            return replace(curves, why_not_certified=reasons[0][0])
+        return replace(curves, certified=self.curve(curves.norm, numbers))
 
 
 @dataclass(frozen=True)
-class ClassifierReport:
-    """Everything that the report shows."""
+class RunReport:
+    """Everything that the page shows of a run; what does not apply to it is None or empty."""
 
+    name: str
     model_name: str
     data_name: str
     class_names: Sequence[str]
-    formula: Formula
-    evaluation: Evaluation
     parameters: int
-    contraction: float | None
-    picard: Convergence
-    comparison: Convergence | None
-    examples: Sequence[Example]
+    evaluation: Evaluation
     history: Sequence[EpochMetrics]
-    footer: str = ""
+    calibration: Calibration | None = None
+    explanation: Explanation | None = None
+    """Of some test images."""
+    certified: Certified | None = None
+    robustness: RobustnessCurves | None = None
+    left_out: Sequence[str] = ()
+    """What was not measured, and how to get it."""
 
-    def html(self) -> str:
-        """One self-contained HTML page."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+    @property
+    def confusion(self) -> list[list[int]]:
+        found = self.evaluation.counts.get("confusion")
+        return [] if found is None else found.tolist()
 
-        environment = Environment(
-            loader=PackageLoader("equilibria", "report"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.filters |= {"data_uri": _data_uri, "image_png": image_png}
-        return environment.get_template("page.html.jinja").render(
-            report=self,
-            evaluation=self.evaluation,
-            picard=self.picard,
-            convergence_figure=self.convergence_figure(),
-            training_figure=training_figure(self.history),
-        )
-
-    def convergence_figure(self) -> ThemedFigure:
-        """Of the solves that were followed; README.md shows that of the demonstration."""
-        return convergence_figure(self.picard, self.comparison)
+    @property
+    def convergence(self) -> Convergence | None:
+        return None if self.explanation is None else self.explanation.convergence
 
     def rows(self) -> list[tuple[str, str]]:
         """The table: what, and how much."""
         evaluation, solves = self.evaluation, self.evaluation.solves
-        right = f"{evaluation.accuracy:.2%} ({evaluation.correct} of {evaluation.samples})"
-        facts: list[tuple[str, Any, str]] = [
-            ("Test accuracy", right, ""),
-            ("Parameters", self.parameters, ","),
-            ("Iterations, mean", solves.mean_iterations, ".1f"),
-            ("Share converged", solves.share_converged, ".1%"),
-            ("Relative residual, max", solves.max_residual, ".1e"),
-            ("Contraction bound q", self.contraction, ".3f"),
+        right = f"{evaluation.correct} of {evaluation.samples}"
+        rows = [
+            ("Test accuracy", f"{value} ({right})") if label == "Accuracy" else (label, value)
+            for label, value in figure_rows(evaluation.figures)
+            if value
         ]
-        if self.picard.objective is not None:
-            first, last = (float(self.picard.objective[place].mean()) for place in (0, -1))
-            facts.append(("Hidden objective, first step", first, ",.2f"))
-            facts.append(("Hidden objective, equilibrium", last, ",.2f"))
-        seconds = sum(metrics.seconds for metrics in self.history)
-        facts.append(("Training time", f"{seconds:.1f} s", ""))
-        return [(what, UNKNOWN if v is None else format(v, form)) for what, v, form in facts]
+        facts: list[tuple[str, Any, str]] = [
+            ("Loss", evaluation.loss, ".4f"),
+            ("Parameters", self.parameters, ","),
+        ]
+        if solves.mean_iterations is not None:
+            facts += [
+                ("Iterations, mean", solves.mean_iterations, ".1f"),
+                ("Share converged", solves.share_converged, ".1%"),
+                ("Relative residual, max", solves.max_residual, ".1e"),
+            ]
+        if self.convergence is not None:
+            facts.append(("Contraction bound q", self.convergence.contraction, ".3f"))
+            if self.convergence.objective is not None:
+                for label, place in (("first step", 0), ("equilibrium", -1)):
+                    mean = float(self.convergence.objective[place].mean())
+                    facts.append((f"Hidden objective, {label}", mean, ",.2f"))
+        if self.calibration is not None:
+            facts.append(("Expected calibration error", self.calibration.error, ".3f"))
+        if self.certified is not None:
+            facts.append(("Class certified", self.certified.certificate.share_certified, ".1%"))
+            radius = float(self.certified.certificate.radius.median())
+            facts.append(("Certified radius (L2), median", radius or None, ".3g"))
+        if self.history:
+            seconds = sum(metrics.seconds for metrics in self.history)
+            facts.append(("Training time", f"{seconds:,.1f} s", ""))
+        return rows + [(what, UNKNOWN if v is None else format(v, form)) for what, v, form in facts]
 
 
-def classifier_report(
-    experiment: Experiment, history: Sequence[EpochMetrics], device: torch.device, footer: str = ""
-) -> ClassifierReport:
-    """Evaluate a trained equilibrium classifier on its test images, and follow some solves."""
-    model, name = experiment.model, experiment.recipe.model.name
-    if not isinstance(model, EquilibriumClassifier) or experiment.data.kind != "classification":
-        raise TypeError(
-            f"the report is of a classifier with an equilibrium layer, which {name!r} is not"
-        )
-    test = Split(*experiment.test.fetch(torch.arange(len(experiment.test))))
-    evaluation = experiment.evaluate()
-    bound = model.contraction_bound(test.images[:1].to(device))
-    followed, own = test.images[:FOLLOWED_IMAGES], model.layer.solver
-    return ClassifierReport(
-        model_name=name,
-        data_name=experiment.data.name,
-        class_names=experiment.data.class_names,
-        formula=model_formula(model),
-        evaluation=evaluation,
+def certified_images(
+    model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool
+) -> Certified:
+    """Certificates, some images at a time."""
+    by = certifier(model, tuple(images.shape[1:]))
+    found = joined([by(part, refine=refine) for part in torch.split(images, CERTIFIED_AT_ONCE)])
+    return Certified(found, labels.cpu())
+
+
+def with_certified(
+    model: nn.Module, images: Tensor, labels: Tensor, curves: RobustnessCurves
+) -> RobustnessCurves:
+    """The curves with what is certain of the same images, or why nothing is."""
+    try:
+        certified = certified_images(model, images, labels, refine=True)
+    except NoCertificateError as error:
+        return replace(curves, why_not_certified=str(error))
+    return certified.under(curves, images[0].numel())
+
+
+def run_report(
+    experiment: Experiment,
+    history: Sequence[EpochMetrics],
+    *,
+    name: str = "",
+    evaluation: Evaluation | None = None,
+    robustness: RobustnessCurves | None = None,
+    quick: bool = True,
+) -> RunReport:
+    """Look at a trained model on its test images.
+
+    name: of the run, for whoever looks for more.
+    evaluation: of all test images; done anew if not given.
+    robustness: as measured before, by `equilibria attack --curve`.
+    quick: in seconds; otherwise radii by activation patterns, more images, and accuracy under
+        attack.
+    """
+    evaluation = experiment.evaluate() if evaluation is None else evaluation
+    model, data = experiment.model.eval(), experiment.data
+    bare = RunReport(
+        name=name,
+        model_name=experiment.recipe.model.name,
+        data_name=data.name,
+        class_names=data.class_names,
         parameters=parameter_count(model),
-        contraction=None if bound is None else float(bound.max()),
-        picard=follow_solve(model, followed, Picard(**FOLLOWED)),
-        comparison=(
-            None
-            if isinstance(own, Picard)
-            else follow_solve(model, followed, replace(own, **FOLLOWED))
-        ),
-        examples=choose_examples(test, evaluation),
+        evaluation=evaluation,
         history=history,
-        footer=footer,
     )
+    if data.kind != "classification" or not experiment.task.names_classes:
+        return bare
+    if "confusion" not in evaluation.counts:
+        bare = replace(bare, evaluation=_with_confusion(experiment, evaluation))
+    values = bare.evaluation.values
+    bare = replace(bare, calibration=calibration(values["confidence"], values["correct"]))
+    with warnings.catch_warnings(), experiment.solving():
+        # What the page says of solves that failed is in its figures.
+        warnings.simplefilter("ignore")
+        return _Looking(experiment, model, data, quick).filled(bare, robustness)
+
+
+def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluation:
+    """Of a task that does not say which classes are confused, such as adversarial training."""
+    batches = Batches(experiment.test, experiment.recipe.training.evaluation_batch_size)
+    with experiment.solving():
+        plain = Classification().evaluate(experiment.model, batches)
+    return replace(evaluation, counts=plain.counts, values=plain.values)
+
+
+@dataclass(frozen=True)
+class _Looking:
+    experiment: Experiment
+    model: nn.Module
+    data: DataSet
+    quick: bool
+
+    def filled(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
+        device = next(self.model.parameters()).device
+        first, _ = self.experiment.some_test_images(1)
+        most = affordable(self.model, first.to(device), NUMBERS)
+        images, labels = self.experiment.some_test_images(min(LOOKED_AT, max(EXAMPLES, most)))
+        images, labels = images.to(device), labels.to(device)
+        left_out = []
+        command = f"equilibria report {report.name}".rstrip()
+        if robustness is None and not self.quick:
+            robustness = self._robustness(images[: min(ATTACKED, most)], labels)
+        if robustness is None:
+            left_out.append(f"accuracy under attack: {command}")
+        certified = explanation = None
+        if isinstance(self.model, EquilibriumClassifier):
+            chosen = self._examples(images, labels)
+            count = min(most, CERTIFIED if self.quick else LOOKED_AT)
+            certified = certified_images(
+                self.model, images[:count], labels[:count], refine=not self.quick
+            )
+            explanation = explain(
+                self.model,
+                images[chosen],
+                follow=images[:FOLLOWED],
+                class_names=self.data.class_names,
+            )
+            explanation = replace(explanation, truths=tuple(labels[chosen].tolist()))
+            if self.quick and certified.certificate.certified_class.any():
+                left_out.append(f"radii by activation patterns, which are larger: {command}")
+        if robustness is not None and certified is not None and not robustness.certified:
+            robustness = certified.under(robustness, first[0].numel())
+        return replace(
+            report,
+            explanation=explanation,
+            certified=certified,
+            robustness=robustness,
+            left_out=left_out,
+        )
+
+    def _robustness(self, images: Tensor, labels: Tensor) -> RobustnessCurves:
+        eps = DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
+        methods = get_args(Method)
+        return measure_robustness(
+            self.model, images, labels[: len(images)], AttackSettings(eps=eps), methods=methods
+        )
+
+    @torch.no_grad()
+    def _examples(self, images: Tensor, labels: Tensor) -> Tensor:
+        said = torch.cat(
+            [predicted_classes(self.model(part)) for part in torch.split(images, CERTIFIED_AT_ONCE)]
+        )
+        return choose_examples(labels.cpu(), said.cpu()).to(images.device)
 
 
 def choose_examples(
-    split: Split, evaluation: Evaluation, *, count: int = 12, mistakes: int = 6
-) -> list[Example]:
-    """Mistakes first, up to `mistakes` of them, then right ones, class after class."""
-    predictions, confidences = (evaluation.values[n] for n in ("prediction", "confidence"))
-    right = predictions == split.labels
-    wrong = (~right).nonzero().squeeze(1).tolist()[:mistakes]
+    labels: Tensor, predictions: Tensor, *, count: int = EXAMPLES, mistakes: int = MISTAKES
+) -> Tensor:
+    """Places of mistakes first, up to `mistakes` of them if there are enough right ones, then of
+    right ones, class after class."""
+    right = predictions == labels
     # The first of every class, then the second of every class, and so on.
     seen: dict[int, int] = {}
     keyed = []
     for index in right.nonzero().squeeze(1).tolist():
-        label = int(split.labels[index])
+        label = int(labels[index])
         seen[label] = seen.get(label, 0) + 1
         keyed.append((seen[label], label, index))
+    wrong = (~right).nonzero().squeeze(1).tolist()[: max(mistakes, count - len(keyed))]
     chosen = wrong + [index for _, _, index in sorted(keyed)][: count - len(wrong)]
-    iterations = evaluation.solves.iterations
-    # A batch whose samples are coupled is one problem: it has no iterations of a single sample.
-    per_sample = len(iterations) == len(split)
-    return [
-        Example(
-            image=split.images[index],
-            label=int(split.labels[index]),
-            prediction=int(predictions[index]),
-            confidence=float(confidences[index]),
-            iterations=int(iterations[index]) if per_sample else None,
-        )
-        for index in chosen
-    ]
-
-
-def model_formula(model: EquilibriumClassifier) -> Formula:
-    """What is said of this model's cell in `formulas.yaml`."""
-    import yaml
-
-    cell = model.layer.cell
-    layers = len(cell.units()) if isinstance(cell, DeepOptEqCell) else 0
-    if isinstance(cell, OptEqCell):
-        kind = "opteq" if cell.mu == 1 else "opteq with mu"
-    elif layers:
-        kind = {1: "one layer", 2: "two layers"}.get(layers, "more layers")
-    else:
-        kind = "map" if cell.formula is None else "energy"
-    texts = yaml.safe_load(FORMULAS.read_text(encoding="utf-8"))[kind]
-    facts = {"layers": layers, "objective": cell.formula}
-    return Formula(**{name: text.format(**facts) for name, text in texts.items()})
-
-
-def _data_uri(content: bytes, media_type: str) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+    return torch.tensor(chosen, dtype=torch.int64)

@@ -48,6 +48,29 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
     return (weights * feature).sum(dim=1).relu().detach()
 
 
+def input_gradient(model: nn.Module, images: Tensor, classes: Tensor, rivals: Tensor) -> Tensor:
+    """∂(w_k − w_j)/∂image, through the equilibrium; k of `classes` and j of `rivals`, a sample.
+
+    As exact as the model's gradient rule is.
+    """
+    with torch.enable_grad():
+        leaf = images.detach().clone().requires_grad_()
+        logits = model(leaf)
+        of, over = (logits.gather(1, one[:, None]).sum() for one in (classes, rivals))
+        (gradient,) = torch.autograd.grad(of - over, leaf)
+    return gradient
+
+
+def signed(values: Tensor) -> Tensor:
+    """Maps (…, h, w) as colored ones (…, 3, h, w): blue below zero, white at it, red above."""
+    most = values.abs().amax(dim=(-2, -1), keepdim=True)
+    even = values / most.where(most > 0, 1)
+    ends = torch.tensor([[0.02, 0.44, 0.69], [0.82, 0.26, 0.12]], dtype=values.dtype)
+    red = even.clamp_min(0)[..., None, :, :] * (1 - ends[1])[:, None, None]
+    blue = (-even).clamp_min(0)[..., None, :, :] * (1 - ends[0])[:, None, None]
+    return 1 - red - blue
+
+
 def overlaid(images: Tensor, maps: Tensor) -> Tensor:
     """Images, in color, under their maps: each map from its own zero (blue) to its most (red)."""
     from matplotlib import colormaps

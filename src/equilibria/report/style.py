@@ -48,10 +48,19 @@ class Theme:
     first: str
     second: str
     third: str
+    fourth: str
+    fifth: str
+    sixth: str
 
 
-LIGHT = Theme(ink="#24292f", faint="#d0d7de", first="#0072b2", second="#d55e00", third="#57606a")
-DARK = Theme(ink="#d6dde6", faint="#3a424d", first="#56b4e9", second="#ff9e64", third="#9aa5b1")
+LIGHT = Theme(
+    *("#24292f", "#d0d7de", "#0072b2", "#d55e00", "#57606a", "#009e73", "#cc79a7", "#b37700")
+)
+DARK = Theme(
+    *("#d6dde6", "#3a424d", "#56b4e9", "#ff9e64", "#9aa5b1", "#3fd0a4", "#e6a3cb", "#f2c14e")
+)
+SERIES = ("first", "second", "fourth", "fifth", "sixth", "third")
+"""Colors of series side by side, in their order."""
 
 
 @contextmanager

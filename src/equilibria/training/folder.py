@@ -51,6 +51,7 @@ class RunFolder:
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
         self.evaluation = path / "evaluation.json"
+        self.robustness = path / "robustness.json"
         self.tensorboard = path / "tensorboard"
         self._is_open = self._made_folder = False
         self._unlock: Callable[[], object] = lambda: None

@@ -1,0 +1,113 @@
+"""What `equilibria explain` and `equilibria report` do, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from equilibria.cli.asked_images import asked_images
+from equilibria.cli.console import print_json, print_table, say
+from equilibria.cli.faults import check_new, complain, note_frames, writable_file
+from equilibria.cli.training import footer
+from equilibria.report import Explanation, explain, read_runs, report_of, report_page
+from equilibria.training import RunFolder, choose_device, trained_model, write_atomically
+
+PAGE = "explanation.html"
+NAMED_TERMS = 3
+"""Of an image, in a table."""
+SEVERAL = Path("report.html")
+"""Where the page of several runs goes if no place is named."""
+
+
+def explain_images(
+    run: Path,
+    files: Sequence[Path],
+    *,
+    output: Path | None,
+    samples: int,
+    overwrite: bool,
+    root: Path | None,
+    best: bool,
+    as_json: bool,
+    device: str,
+) -> None:
+    """The options are those of the command."""
+    check_new(writable_file(output), overwrite=overwrite)
+    asked = asked_images(
+        run, files, samples=samples, device=choose_device(device), best=best, root=root
+    )
+    with Console(stderr=True).status("explaining"), asked.run.solving():
+        found = explain(asked.run.model, asked.images, class_names=asked.run.images.class_names)
+        found = replace(found, truths=tuple(asked.truths))
+    page = None if as_json and output is None else output or run / PAGE
+    if page is not None:
+        title = f"{asked.run.recipe.model.name} on {asked.run.recipe.data.name}"
+        write_atomically(page, found.html(title, footer(asked.run)).encode())
+    if as_json:
+        named = zip(asked.names, found.as_data(), strict=True)
+        print_json([{"image": name, **said} for name, said in named])
+    else:
+        _show(asked.names, found)
+        if found.no_contributions:
+            say(f"Terms cannot be weighed: {found.no_contributions}")
+        say(f"Written: {page}")
+    note_frames(asked.paths)
+    complain(asked.unreadable)
+
+
+def _show(names: Sequence[str], found: Explanation) -> None:
+    rows = []
+    for place, name in enumerate(names):
+        error = found.margin_error(place)
+        terms = found.pulls(place)
+        brought = sorted(terms, key=lambda term: -abs(term[2]))[:NAMED_TERMS]
+        pulled = max(terms, key=lambda term: abs(term[1]), default=None)
+        rows.append(
+            (
+                name,
+                found.name(int(found.prediction[place])),
+                found.name(int(found.rival[place])),
+                f"{float(found.margin[place]):.4g}",
+                "" if error is None else f"{error:.1e}",
+                "yes" if found.certificate.certified_class[place] else "no",
+                ", ".join(f"{term} {source:+.3g}" for term, _, source in brought),
+                "" if pulled is None else f"{pulled[0]} {pulled[1]:+.3g}",
+            )
+        )
+    numbers = ("Margin", "±")
+    headings = ("Image", "Class", "Over", *numbers, "Certified", "Brought by", "Largest ∂/∂term")
+    print_table(headings, rows, right=numbers)
+
+
+def write_reports(
+    runs: Sequence[Path],
+    *,
+    output: Path | None,
+    quick: bool,
+    overwrite: bool,
+    root: Path | None,
+    best: bool,
+    device: str,
+) -> None:
+    """The options are those of the command."""
+    place = output
+    if place is None:
+        place = RunFolder(runs[0]).report if len(runs) == 1 else SEVERAL
+    # The report of a run is its own to renew.
+    check_new(writable_file(place), overwrite=overwrite or (output is None and len(runs) == 1))
+    where = choose_device(device)
+    names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
+    found = []
+    for run, name in zip(runs, names, strict=True):
+        with Console(stderr=True).status(f"looking at {escape(name)}"):
+            one = report_of(
+                run, device=where, weights="best" if best else "last", root=root, quick=quick
+            )
+        found.append(replace(one, name=name))
+    said = footer(trained_model(runs[0])) if len(runs) == 1 else ""
+    write_atomically(place, report_page(found, said).encode())
+    say(f"Report: {place}")

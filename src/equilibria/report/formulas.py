@@ -1,0 +1,36 @@
+"""What a model minimizes, as its report says it: the texts are in `formulas.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell
+
+FORMULAS = Path(__file__).with_suffix(".yaml")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a model minimizes, where it stops, and how to read this."""
+
+    objective: str
+    equilibrium: str
+    reading: str
+
+
+def model_formula(model: EquilibriumClassifier) -> Formula:
+    """What is said of this model's cell in `formulas.yaml`."""
+    import yaml
+
+    cell = model.layer.cell
+    layers = len(cell.units()) if isinstance(cell, DeepOptEqCell) else 0
+    if isinstance(cell, OptEqCell):
+        kind = "opteq" if cell.mu == 1 else "opteq with mu"
+    elif layers:
+        kind = {1: "one layer", 2: "two layers"}.get(layers, "more layers")
+    else:
+        kind = "map" if cell.formula is None else "energy"
+    texts = yaml.safe_load(FORMULAS.read_text(encoding="utf-8"))[kind]
+    facts = {"layers": layers, "objective": cell.formula}
+    return Formula(**{name: text.format(**facts) for name, text in texts.items()})

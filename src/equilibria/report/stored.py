@@ -1,0 +1,89 @@
+"""What a run folder keeps for its report: metrics of the epochs, and robustness once measured."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from equilibria.inputs import RobustnessCurves
+from equilibria.report.html import report_page
+from equilibria.report.page import RunReport, run_report
+from equilibria.tasks import Evaluation
+from equilibria.training import (
+    CheckpointWarning,
+    EpochMetrics,
+    Experiment,
+    RunFolder,
+    sealed_json,
+    trained,
+    unsealed,
+    write_atomically,
+)
+from equilibria.training.experiment import Weights
+
+
+def stored_history(run: RunFolder) -> list[EpochMetrics]:
+    """The metrics of all epochs, as far as they can be read."""
+    known = {f.name for f in fields(EpochMetrics)}
+    needed = {"epoch", "loss", "accuracy", "share_converged", "mean_iterations"}
+    usual = {"gradient_norm": 0.0, "learning_rate": 0.0}
+    entries = [entry for entry in run.read_metrics() if needed <= entry.keys()]
+    return [
+        EpochMetrics(**usual | {name: entry[name] for name in known & entry.keys()})
+        for entry in entries
+    ]
+
+
+def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
+    """Keep what `equilibria attack --curve` has measured."""
+    text = sealed_json(asdict(curves))
+    write_atomically(RunFolder(folder).robustness, text.encode())
+
+
+def stored_robustness(run: RunFolder) -> RobustnessCurves | None:
+    """None if there is none to be read, or if it is older than the weights, so not of them."""
+    file = run.robustness
+    if not (file.is_file() and run.weights.is_file()):
+        return None
+    if file.stat().st_mtime < run.weights.stat().st_mtime:
+        return None
+    try:
+        data = unsealed(file.read_text(encoding="utf-8"), file)
+        return TypeAdapter(RobustnessCurves).validate_python(data)
+    except (ValueError, ValidationError) as error:
+        warnings.warn(f"{file} cannot be used: {error}", CheckpointWarning, stacklevel=2)
+        return None
+
+
+def report_of(
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    weights: Weights = "last",
+    root: Path | None = None,
+    quick: bool = False,
+) -> RunReport:
+    """The report of a run folder (`run_report`); what takes long is measured unless `quick`."""
+    run = RunFolder(folder)
+    experiment = trained(folder, device=device, weights=weights, root=root)
+    return run_report(
+        experiment,
+        stored_history(run),
+        name=str(folder),
+        robustness=stored_robustness(run),
+        quick=quick,
+    )
+
+
+def write_report(folder: Path, experiment: Experiment, evaluation: Evaluation, footer: str) -> Path:
+    """What `train` ends with: the page of the run in its folder, in seconds."""
+    run = RunFolder(folder)
+    found = run_report(
+        experiment, stored_history(run), name=str(folder), evaluation=evaluation, quick=True
+    )
+    write_atomically(run.report, report_page([found], footer).encode())
+    return run.report

@@ -1,0 +1,86 @@
+"""Charts: points where they belong, in any range."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equilibria.report.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Series
+from equilibria.report.style import DARK, LIGHT
+
+
+def chart(points: list[tuple[float, float]], **options: object) -> Chart:
+    return Chart(
+        title="a < b & c",
+        x="along",
+        y="up",
+        series=[Series(points, "one")],
+        description="what it shows",
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def curve(drawn: str, color: str = LIGHT.first) -> list[tuple[float, float]]:
+    """The points of the longest path of a color."""
+    found = re.findall(rf'<path d="M([^"]+)" style="fill:none;stroke:{color}', drawn)
+    pairs = max(found, key=len).split("L")
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in pairs)]
+
+
+def test_points_are_where_they_belong() -> None:
+    drawn = chart([(0, 0), (1, 0.5), (2, 1)], limits=(0.0, 1.0)).svg()
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    expected = [(LEFT, TOP + HEIGHT), (middle, TOP + HEIGHT / 2), (WIDTH - RIGHT, TOP)]
+    assert curve(drawn) == [pytest.approx(point) for point in expected]
+
+
+def test_a_logarithmic_axis_is_even_in_factors() -> None:
+    drawn = chart([(0, 1e-6), (1, 1e-3), (2, 1.0)], log=True).svg()
+    heights = [y for _, y in curve(drawn)]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+    for power in ("10⁻⁶", "10⁰"):
+        assert power in drawn or "10⁻⁵" in drawn
+
+
+def test_what_cannot_be_drawn_is_left_out() -> None:
+    points = [(0, 1.0), (1, math.nan), (2, 0.0), (3, -1.0), (4, math.inf), (5, 0.1)]
+    assert len(curve(chart(points, log=True).svg())) == 2
+    assert len(curve(chart(points).svg())) == 4
+
+
+def test_every_kind_is_drawn_and_named_and_text_is_escaped() -> None:
+    kinds = ("line", "dashed", "thin", "dots", "area")
+    series = [Series([(0, 1), (1, 2)], f"kind {k}", "second", k) for k in kinds]  # type: ignore[arg-type]
+    drawn = Chart("<b>", "x", "y", series, "described").svg(DARK)
+    root = ElementTree.fromstring(drawn)
+    said = ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
+    assert "<b>" in said
+    assert {f"kind {kind}" for kind in kinds} <= {*said}
+    assert root.attrib["aria-label"] == "described"
+    assert "stroke-dasharray" in drawn
+    assert drawn.count("<circle") == 3
+    assert LIGHT.second not in drawn
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-1e6, 1e6, allow_subnormal=False), st.floats(-1e9, 1e9, allow_subnormal=False)
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_numbers_give_a_picture(
+    points: list[tuple[float, float]], log: bool, whole: bool
+) -> None:
+    drawn = chart(points, log=log, whole=whole).svg()
+    ElementTree.fromstring(drawn)
+    assert "nan" not in drawn
+    assert "inf" not in drawn.replace("info", "")
