@@ -19,11 +19,8 @@ from equilibria.report.style import (
 METHODS: dict[str, tuple[str, float | None, tuple[int, ...]]] = {
     "Adam, cold": ("adam", 0.1, (5, 10, 20, 40)),
     "Adam, warm": ("adam-warm", 0.1, (5, 10, 20, 40)),
-    "official (type I, memory 40)": ("official", None, (10, 20, 40, 80)),
+    "the paper's (type I, memory 40)": ("official", None, (10, 20, 40, 80)),
     "type I, safeguarded": ("anderson", None, (5, 10, 20, 40)),
-    "type II": ("anderson2", None, (5, 10, 20, 40)),
-    "Broyden": ("broyden", None, (5, 10, 20, 40)),
-    "damped": ("damped", None, (5, 10, 20, 40)),
     "secant (the default)": ("secant", None, (3, 6, 10, 14, 20, 40)),
 }
 

@@ -29,6 +29,8 @@ class Setting:
     data: str | None
     cache: Path
     images: int = 64
+    image_set: int = 1
+    """Which of the test images (a seed)."""
     training_images: int = 6000
     steps: dict[str, int] = field(
         default_factory=lambda: {
@@ -40,7 +42,7 @@ class Setting:
     )
 
     def load_images(self) -> Images:
-        return load_images(self.data, self.training_images, self.images)
+        return load_images(self.data, self.training_images, self.images, self.image_set)
 
 
 @dataclass(frozen=True)

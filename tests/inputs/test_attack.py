@@ -311,11 +311,13 @@ def test_a_segmenter_is_no_classifier() -> None:
 
 
 def test_joint_options_reach_the_engine() -> None:
+    def joint(sweeps: int) -> dict[str, Any]:
+        """Without those that a lag asks for."""
+        return {"sweeps": sweeps, "engine_options": {"lag_limit": 1e9}}
+
     model, (images, labels) = digit_classifier("opteq"), digits(5)
     two, three = (
-        attack(
-            model, images, labels, eps=0.3, method="jiio", steps=5, joint_options={"sweeps": sweeps}
-        )
+        attack(model, images, labels, eps=0.3, method="jiio", steps=5, joint_options=joint(sweeps))
         for sweeps in (2, 3)
     )
     assert three.vjps == two.vjps + 5

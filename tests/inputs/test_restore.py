@@ -15,6 +15,7 @@ from equilibria.inputs import (
     Inpainting,
     LatentSearch,
     Measured,
+    Prior,
     SuperResolution,
     generator_of,
     misfit,
@@ -184,3 +185,30 @@ def test_a_measurement_of_another_shape_is_refused() -> None:
 
     with pytest.raises(ValueError, match="the measured values have shape"):
         restore(decoder(), torch.zeros(1, 1, SIDE, SIDE).double(), halved)
+
+
+def test_a_normal_prior_is_a_ridge() -> None:
+    """−w ln N(x; 0, s²) is w ‖x‖²/2s² but for a constant."""
+    generator = decoder()
+    seen = Denoising(noise=0.1).corrupt(generator(latents()).detach(), chance())
+
+    def normal(x: Tensor) -> Tensor:
+        return -0.5 * (x / 2).square().sum(dim=1)
+
+    prior = Prior(normal, weight=0.2)
+    given = restore(generator, seen.measured, seen.measurement, prior=prior, **TIGHT)
+    same = restore(generator, seen.measured, seen.measurement, ridge=0.2 / 8, **TIGHT)
+    torch.testing.assert_close(given.latents, same.latents, rtol=1e-4, atol=1e-5)
+    free = restore(generator, seen.measured, seen.measurement, **TIGHT)
+    assert bool((given.misfit > free.misfit).all())
+    with pytest.raises(ValueError, match="weight must be positive"):
+        Prior(normal, weight=0.0)
+
+
+def test_a_prior_decides_what_a_window_hides() -> None:
+    """Nothing was measured: the most probable latent is the answer."""
+    generator, center = decoder(), latents()[:1]
+    hidden = Mask(torch.zeros(1, 1, SIDE, SIDE, dtype=torch.bool))
+    prior = Prior(lambda x: -(x - center).square().sum(dim=1), weight=1.0)
+    found = restore(generator, torch.zeros(1, 1, SIDE, SIDE).double(), hidden, prior=prior, **TIGHT)
+    torch.testing.assert_close(found.latents, center, rtol=1e-4, atol=1e-4)

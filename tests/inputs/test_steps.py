@@ -1,4 +1,4 @@
-"""The default engine: prediction of z and μ, quasi-Newton steps, and leaving checks out."""
+"""The engine of free inputs: prediction of z and μ, quasi-Newton steps, and leaving checks out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from equilibria.inputs import L2Ball, optimize_input
-from equilibria.inputs.steps import QuasiNewton, Secants
+from equilibria.inputs.engines.secant import Secants
+from equilibria.inputs.steps import QuasiNewton
 from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
 
 
@@ -73,6 +74,7 @@ def test_prediction_follows_x_more_closely() -> None:
             normalize=True,
             step_size=0.2,
             iterations=8,
+            engine="secant",
             engine_options={"memory": memory, "decay": "none"},
             verify=False,
             polish=False,
@@ -147,6 +149,6 @@ def test_a_poor_conditioning_takes_fewer_steps_than_plain_ones() -> None:
     assert int(newton.iterations.max()) < 0.7 * int(plain.iterations.max())
 
 
-def test_the_default_engine_has_its_name() -> None:
+def test_free_inputs_have_this_engine_by_default() -> None:
     found = optimize_input(smooth_model(), squared_distance(), inputs(), iterations=2)
     assert found.engine == "secant"

@@ -119,3 +119,23 @@ def test_wrong_latents_are_refused() -> None:
 def test_decoders_by_name(name: str) -> None:
     decoder = eq.create_model(name, image_size=16, in_channels=3, latent_dim=7)
     assert decoder(torch.zeros(1, 7)).shape == (1, 3, 16, 16)
+
+
+@pytest.mark.parametrize("kind", list(FACTORIES))
+@pytest.mark.parametrize("downsample", [2, 4])
+def test_transposed_convolutions_draw_the_image_too(kind: str, downsample: int) -> None:
+    options = {"downsample": downsample, "in_channels": 3, "readout": "deconvolution"}
+    decoder = small_decoder(kind, **options)
+    images = decoder(torch.randn(2, 5))
+    assert images.shape == (2, 3, 16, 16)
+    shown = images.detach()
+    assert 0 <= float(shown.min()) <= float(shown.max()) <= 1
+    images.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in decoder.parameters())
+
+
+def test_a_readout_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="readout='deconvolution' raises the resolution"):
+        small_decoder("opteq", downsample=1, readout="deconvolution")
+    with pytest.raises(ValueError, match="readout must be one of shuffle, deconvolution"):
+        small_decoder("opteq", readout="bilinear")

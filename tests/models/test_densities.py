@@ -74,3 +74,32 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit_density("gmm", torch.full((10, 2), torch.nan))
     with pytest.raises(ValueError, match="at least two latent vectors"):
         fit_density("gmm", torch.randn(1, 2))
+
+
+def test_the_likelihood_of_a_mixture_is_the_sum_over_its_parts_and_differentiable() -> None:
+    """By torch's own distributions, in units that are not those of the fit."""
+    latents = 7 * two_clusters(300).double() + 2
+    density = fit_density("gmm", latents, components=3, ridge=0.05)
+    mixture, shift, unit = density.mixture, density.mean, density.spread  # type: ignore[attr-defined]
+    parts = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(torch.as_tensor(mixture.weights_)),
+        torch.distributions.MultivariateNormal(
+            torch.as_tensor(mixture.means_ * unit + shift),
+            torch.as_tensor(mixture.covariances_ * unit**2),
+        ),
+    )
+    points = latents[:6].clone().requires_grad_()
+    found = density.log_likelihood(points)
+    torch.testing.assert_close(found, parts.log_prob(points))
+    (slope,) = torch.autograd.grad(found.sum(), points)
+    (exact,) = torch.autograd.grad(parts.log_prob(points).sum(), points)
+    torch.testing.assert_close(slope, exact)
+
+
+def test_a_ridge_widens_every_component() -> None:
+    latents = two_clusters().double()
+    narrow, wide = (fit_density("gmm", latents, components=2, ridge=r) for r in (1e-4, 0.5))
+    far = latents + 1.0
+    assert wide.log_likelihood(far).mean() > narrow.log_likelihood(far).mean()
+    with pytest.raises(ValueError, match="ridge must be positive"):
+        fit_density("gmm", latents, ridge=0.0)

@@ -15,7 +15,7 @@ import equilibria as eq
 from equilibria.context import state_tensors
 from equilibria.data import Split
 from equilibria.equilibrium import jacobian_penalty
-from equilibria.inputs import optimize_input
+from equilibria.inputs import Engine, optimize_input
 from equilibria.tasks import (
     AdversarialClassification,
     FewShot,
@@ -29,8 +29,12 @@ from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_dist
 
 def test_what_was_visited_is_any_iterate_of_the_search() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
-    options: dict[str, Any] = {"penalty": ridge, "engine": "damped", "tolerance": 1e-300}
-    options |= {"verify": False, "step_size": 0.1, "engine_options": {"decay": "none"}}
+    options: dict[str, Any] = {
+        "penalty": ridge,
+        "engine": Engine(decay="none"),
+        "tolerance": 1e-300,
+    }
+    options |= {"verify": False, "step_size": 0.1}
     way = [x0]
     for iterations in (1, 2, 3):
         way.append(optimize_input(model, loss, x0, iterations=iterations, **options).x)

@@ -47,6 +47,7 @@ from equilibria.cli.faults import (
     "equilibria restore runs/generator old.png --task inpaint --mask scratches.png --resize",
     "equilibria restore runs/generator digits --task denoise --noise 0.4 --stop-at-noise",
     "equilibria restore runs/generator --test 200 --task denoise --noise 0.2",
+    "equilibria restore runs/generator --test 200 --task inpaint --prior 0.1",
 )
 def restore(
     run: Annotated[Path, Argument(help="Run of a generator, autoencoder or restorer.")],
@@ -90,6 +91,13 @@ def restore(
     ridge: Annotated[
         float | None, Option(min=0, help="Weight of the latent's squared norm.")
     ] = None,
+    prior: Annotated[
+        float | None,
+        Option(
+            help="Weight of a mixture of Gaussians on the run's latents, in place of the ridge; "
+            "twice the variance of the noise gives the most probable latent."
+        ),
+    ] = None,
     engine: Annotated[str | None, Option(help="Of the search: secant, adam, …")] = None,
     stop_at_noise: Annotated[
         bool, Option("--stop-at-noise", help="End where noise explains what is left.")
@@ -131,6 +139,7 @@ def restore(
         stop_at_noise=stop_at_noise,
         seed=seed,
         tile=tile,
+        prior=None if prior is None else eq.report.fitted_prior(run, prior, seed=seed),
     )
     if isinstance(chosen, eq.training.Experiment) and test is not None:
         check_new(output / eq.report.TEST_IMAGES, overwrite=overwrite)

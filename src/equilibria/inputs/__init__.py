@@ -21,6 +21,7 @@ from equilibria.inputs.engines import Engine, get_engine, list_engines, register
 from equilibria.inputs.latents import (
     ExplicitGenerator,
     LatentSearch,
+    Prior,
     decode,
     entries,
     find_latents,
@@ -62,6 +63,7 @@ __all__ = [
     "Method",
     "Norm",
     "Outer",
+    "Prior",
     "Restoration",
     "RobustnessCurves",
     "SuperResolution",

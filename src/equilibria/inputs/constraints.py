@@ -168,7 +168,7 @@ class Region:
             )
         if self.ball is not None:
             center, radius = self.ball
-            missed = _distance(self._clamp(center), center) > radius.double()
+            missed = _distance(self.clamp(center), center) > radius.double()
             if bool(missed.any()):
                 raise ValueError(
                     f"the ball misses the box for {int(missed.sum())} of {len(missed)} inputs: no "
@@ -193,14 +193,14 @@ class Region:
 
     def project(self, y: Tensor) -> Tensor:
         """The nearest point of the region, differentiable in `y`; in it to the last bit."""
-        clamped = self._clamp(y)
+        clamped = self.clamp(y)
         if self.ball is None:
             return clamped
         center, radius = self.ball
         outside = _distance(clamped.detach(), center) > radius.double()
         offset = y - center
         share = self._share(offset, outside)[:, None]
-        point = torch.where(outside[:, None], self._clamp(center + share * offset), clamped)
+        point = torch.where(outside[:, None], self.clamp(center + share * offset), clamped)
         with torch.no_grad():
             correction = self._pulled_in(point) - point
         return point + correction if bool(correction.any()) else point
@@ -249,7 +249,7 @@ class Region:
         """Rows that rounding has left outside the ball, moved in by as little as it takes."""
         assert self.ball is not None
         center, radius = self.ball
-        anchor = self._clamp(center)
+        anchor = self.clamp(center)
         step = torch.finfo(point.dtype).eps
         while True:
             # The norm in the format of the numbers must agree, where it has one.
@@ -260,10 +260,11 @@ class Region:
                 return point
             if step >= 1:
                 return torch.where(outside, anchor, point)
-            point = torch.where(outside, self._clamp(anchor + (1 - step) * (point - anchor)), point)
+            point = torch.where(outside, self.clamp(anchor + (1 - step) * (point - anchor)), point)
             step *= 2
 
-    def _clamp(self, y: Tensor) -> Tensor:
+    def clamp(self, y: Tensor) -> Tensor:
+        """The nearest point within the bounds, whatever the ball."""
         return torch.clamp(y, self.low, self.high)
 
 

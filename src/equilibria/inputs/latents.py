@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,11 +14,30 @@ from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.operators import Mask
-from equilibria.registry import check_not_negative, check_values
+from equilibria.registry import check_not_negative, check_positive, check_values
 from equilibria.solvers import Picard
 
 ADAM = Engine(name="adam", rule="adam", sweeps=3)
 """Adam on the latents of an explicit generator: after three sweeps z and μ are exact."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """−weight · ln p(x): what is known of latents beside a measurement.
+
+    With noise of variance σ² and a weight of 2σ² the search ends at the most probable latent (MAP).
+
+    log_density: ln p of each latent, differentiable, as `Density.log_likelihood` is.
+    """
+
+    log_density: Callable[[Tensor], Tensor]
+    weight: float
+
+    def __post_init__(self) -> None:
+        check_positive(weight=self.weight)
+
+    def __call__(self, latents: Tensor) -> Tensor:
+        return -self.weight * self.log_density(latents).to(latents.dtype)
 
 
 class ExplicitGenerator(nn.Module):
@@ -133,15 +153,22 @@ class LatentSearch:
         start: Tensor | None = None,
         *,
         noise: float = 0.0,
+        prior: Prior | None = None,
         **options: Any,
     ) -> InputResult:
         """Search from the latents `start` (by default zero); `options` go to `optimize_input`.
 
         measurement: A; None where the images themselves are given.
+        prior: of the latents, added to the misfit.
         noise: the standard deviation of the noise in the measurements. The search ends once the
             misfit is what such noise explains (the discrepancy principle): to go on would fit it.
         """
         check_not_negative(noise=noise)
+
+        def penalty(latents: Tensor) -> Tensor:
+            ridge = self.ridge * latents.square().sum(dim=1)
+            return ridge if prior is None else ridge + prior(latents)
+
         first = zero_latents(generator, measured)
         if start is not None:
             if start.shape != first.shape:
@@ -165,7 +192,7 @@ class LatentSearch:
             generator,
             loss,
             first,
-            penalty=(lambda x: self.ridge * x.square().sum(dim=1)) if self.ridge else None,
+            penalty=penalty if self.ridge or prior is not None else None,
             engine=engine,
             iterations=self.iterations,
             sweeps=self.sweeps,

@@ -132,7 +132,7 @@ def optimize_input(
     *,
     constraint: Constraint | None = None,
     penalty: Penalty | None = None,
-    engine: str | Engine = "secant",
+    engine: str | Engine = "auto",
     engine_options: Mapping[str, Any] | None = None,
     groups: Tensor | None = None,
     sweeps: int | None = None,
@@ -160,11 +160,11 @@ def optimize_input(
         independent of each other (no BatchNorm in training mode).
     loss: from the outputs to one number a sample, shape (B,).
     penalty: from x to one number a row of x0, added to the loss (a ridge on latents, say).
-    engine: "secant" (the default), "anderson" (type I with safeguards), "anderson2", "broyden",
-        "damped", "official" (the paper's algorithm and settings, those of attacks and few-shot
-        learning by `engine_options={"task": "mnist"}`, "cifar10" or "few-shot"), and the baselines
-        "gradient", "gradient-warm", "adam", "adam-warm", which solve for z and μ at every step;
-        `engine_options` go to it.
+    engine: "auto" is "momentum" for normalized steps, which suit a constraint, and "secant" for
+        others. "official" is the paper's algorithm with its settings (those of attacks and few-shot
+        learning by `engine_options={"task": "mnist"}`, "cifar10" or "few-shot"), "anderson" one
+        with safeguards. The baselines "gradient", "gradient-warm", "adam" and "adam-warm" solve for
+        z and μ at every step. `engine_options` go to the engine.
     groups: the row of x0 that each sample uses; the samples of a group share their x.
     sweeps: updates of (z, μ) for each step of x; by default 1 with `normalize` and 3 without.
     step_size: α. With `normalize` the length of the first step, by default 8 times the ball's
@@ -190,6 +190,8 @@ def optimize_input(
     _check(x0)
     check_at_least_one(sweeps=sweeps, iterations=iterations)
     check_positive(step_size=step_size, tolerance=tolerance, check_tolerance=check_tolerance)
+    if engine == "auto":
+        engine = "momentum" if normalize else "secant"
     chosen = get_engine(engine, **dict(engine_options or {}))
     with torch.inference_mode(False):
         x0 = x0.detach().clone()
@@ -204,6 +206,7 @@ def optimize_input(
             rule=chosen.rule,
             decay=chosen.decay,
             late_factor=chosen.late_factor,
+            share=chosen.share,
             iterations=iterations,
         )
         # A step on a ball is short and may lag; one that measures curvature must be exact.

@@ -152,29 +152,17 @@ class InputProblem:
 class FixedInput:
     """The problem at one x: `inject` runs once, however often z and μ are swept.
 
-    scale: what the loss is multiplied by, for each problem.
+    scale: what the loss is multiplied by, for each problem; None: 1/‖∂ℓ/∂z‖ where it is linearized
+        first, which makes μ of the order of 1 whatever the loss's unit.
     """
 
-    def __init__(self, problem: InputProblem, x: Tensor, scale: Tensor) -> None:
+    def __init__(self, problem: InputProblem, x: Tensor, scale: Tensor | None) -> None:
         self.problem = problem
         self.scale = scale
         with torch.enable_grad():
             self.rows = x.detach().requires_grad_()
             self.x = self.rows.reshape(problem.input_shape)
             self.context = problem.inject(self.x)
-
-    def unit_scale(self, z: Tensor) -> Tensor:
-        """1/‖∂ℓ/∂z‖ of each problem, which makes μ of the order of 1 whatever the loss's unit."""
-        problem = self.problem
-        with torch.enable_grad():
-            state = problem.leaves(z)
-            total = problem.losses(state, self.context, self.x).sum()
-        slope = torch.autograd.grad(
-            total, state_tensors(state), retain_graph=True, materialize_grads=True
-        )
-        size = problem.groups.norm(problem.packing.pack(slope))
-        usable = (size > 0) & torch.isfinite(size)
-        return torch.where(usable, 1 / torch.where(usable, size, 1.0), 1.0)
 
     @torch.no_grad()
     def image(self, z: Tensor) -> Tensor:
@@ -185,23 +173,33 @@ class FixedInput:
 
 
 class Linearization:
-    """T and the loss at one (z, x): any number of pull-backs share the evaluation."""
+    """T and the loss at one (z, x): any number of pull-backs share the evaluation.
 
-    def __init__(self, here: FixedInput, z: Tensor) -> None:
+    fresh: the loss and its slope are those at T(z; x), which is nearer to the equilibrium.
+    """
+
+    def __init__(self, here: FixedInput, z: Tensor, *, fresh: bool = False) -> None:
         self.problem = problem = here.problem
         self.z, self.x = z, here.rows
         problem.evaluations += 1
         with torch.enable_grad():
             state = problem.leaves(z)
             self.states = state_tensors(state)
-            self.images = state_tensors(problem.layer.cell.step(state, here.context))
+            image = problem.layer.cell.step(state, here.context)
+            self.images = state_tensors(image)
+            if fresh:
+                state = map_state(lambda t: t.detach().requires_grad_(), image)
             losses = problem.losses(state, here.context, here.x)
-            total = (losses * here.scale).sum()
+            total = losses.sum() if here.scale is None else (losses * here.scale).sum()
         *slope, self.direct = torch.autograd.grad(
-            total, (*self.states, self.x), retain_graph=True, materialize_grads=True
+            total, (*state_tensors(state), self.x), retain_graph=True, materialize_grads=True
         )
         self.slope = problem.packing.pack(tuple(slope))
         """∂ℓ/∂z, one row a sample."""
+        if here.scale is None:
+            here.scale = _unit_scale(problem.groups.norm(self.slope))
+            self.slope *= problem.groups.to_samples(here.scale)[:, None]
+            self.direct *= here.scale[:, None]
         self.image = problem.packing.pack(self.images).detach()
         self.loss = losses.detach()
 
@@ -253,6 +251,12 @@ class Linearization:
         )
         count = len(self.states)
         return packing.pack(found[:count]), found[count] if len(found) > count else None
+
+
+def _unit_scale(size: Tensor) -> Tensor:
+    """1/size, or 1 where that is no number."""
+    usable = (size > 0) & torch.isfinite(size)
+    return torch.where(usable, 1 / torch.where(usable, size, 1.0), 1.0)
 
 
 def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.inputs.corruptions import Measurement
-from equilibria.inputs.latents import LatentSearch, entries, generator_of, misfit, zero_latents
+from equilibria.inputs.latents import (
+    LatentSearch,
+    Prior,
+    entries,
+    generator_of,
+    misfit,
+    zero_latents,
+)
 from equilibria.inputs.optimize import InputResult
 from equilibria.inputs.problem import as_constant
 from equilibria.operators import Mask
@@ -58,6 +65,7 @@ def restore(
     spread: float = 1.0,
     seed: int = 0,
     noise: float = 0.0,
+    prior: Prior | None = None,
     **search: Any,
 ) -> Restoration:
     """The images of a generator that best explain measurements (Eq. 22).
@@ -72,6 +80,7 @@ def restore(
     starts: how many searches; all but the first start at random, `spread` times N(0, I), and the
         best answer counts for each image.
     noise: of the measurements; the search ends where it explains the misfit (`LatentSearch.run`).
+    prior: of the latents: a density that was fitted to those of training images, with a weight.
     search: the options of `LatentSearch`: engine, iterations, ridge, …
     """
     check_at_least_one(starts=starts)
@@ -87,8 +96,9 @@ def restore(
     for count in range(starts):
         drawn = torch.randn(first.shape, generator=chance).to(first) * spread
         begin = drawn if count else first
-        found = settings.run(chosen, measured, measurement, begin, noise=noise)
-        result = _restoration(found, measured, measurement, noise, bool(settings.ridge))
+        found = settings.run(chosen, measured, measurement, begin, noise=noise, prior=prior)
+        penalized = bool(settings.ridge) or prior is not None
+        result = _restoration(found, measured, measurement, noise, penalized)
         loss = found.loss.nan_to_num(nan=torch.inf)
         best = result if best is None else _better(loss < lowest, result, best)
         lowest = loss if count == 0 else torch.minimum(loss, lowest)

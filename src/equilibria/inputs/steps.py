@@ -1,4 +1,4 @@
-"""How x moves, and what z and μ will be there: step lengths, Adam, quasi-Newton, secants."""
+"""How x moves: step lengths, Adam, quasi-Newton steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from equilibria.solvers.convergence import row_norms
 Rule = Literal["gradient", "quasi-newton", "adam"]
 Decay = Literal["cosine", "linear", "late", "none"]
 
-SHARE_OF_REGION = 8.0
-"""The default length of a normalized step, in units of the region's scale.
-
-So long a step ends where the gradient points, as in the power method; the decay makes it finer.
-"""
 LONGEST_SHARE = 0.25
-"""The longest step of a measured length, as such a share."""
+"""The longest step of a measured length, in units of the region's scale."""
 FIRST_SHARE = 0.02
 """The first step of a measured length, before anything is known of the curvature."""
 TRUSTED_LAG = 1.0
@@ -37,11 +32,6 @@ LOWEST_DECAY = 0.05
 """What a decaying step length ends at."""
 CURVED = 1e-3
 """The smallest cosine of a step with its change of the gradient that counts as curvature."""
-SECANT_RIDGE = 1e-6
-"""Relative to each secant: two that point the same way share their weight."""
-SECANT_CAP = 10.0
-"""The largest sum of weights; beyond it nothing is predicted."""
-
 Pair = tuple[Tensor, Tensor, Tensor]
 """A step, the change of the gradient over it, and one over their product, or 0 to leave it out."""
 
@@ -75,6 +65,8 @@ class Steps:
     rule: Rule
     decay: Decay
     late_factor: float
+    share: float
+    """The default length of a normalized step, in units of the region's scale."""
     iterations: int
 
     def __post_init__(self) -> None:
@@ -127,7 +119,7 @@ class Steps:
         norm = row_norms(direction)
         safe = torch.where(norm > 0, norm, 1.0)
         if self.normalize:
-            length = SHARE_OF_REGION * self.length if self.step_size is None else self.step_size
+            length = self.share * self.length if self.step_size is None else self.step_size
             return direction * (length / safe)[:, None]
         if self.step_size is not None:
             # The step size is that of the loss as it was given; `gradient` is of the scaled one.
@@ -240,52 +232,3 @@ class QuasiNewton:
 
 def _scaled(factor: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     return torch.where((weight > 0)[:, None], factor[:, None] * rows, 0.0)
-
-
-class Secants:
-    """(z, μ) as a function of x, linear through its last values, one row a problem.
-
-    A step of x leaves z and μ behind by O(‖Δx‖). Their prediction v + ΔV c, with c the weights of
-    the last steps ΔX that come nearest to the new one, leaves them behind by O(‖Δx‖²) in the span
-    of those steps, for a few vector operations.
-    """
-
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
-        self.steps: list[Tensor] = []
-        self.changes: list[tuple[Tensor, ...]] = []
-        self.last: tuple[Tensor, tuple[Tensor, ...]] | None = None
-
-    def observe(self, x: Tensor, values: tuple[Tensor, ...]) -> None:
-        """`values` are z and μ after the sweeps at `x`."""
-        if self.last is not None:
-            change = tuple(now - then for now, then in zip(values, self.last[1], strict=True))
-            self.steps = [*self.steps, x - self.last[0]][-self.memory :]
-            self.changes = [*self.changes, change][-self.memory :]
-        self.last = (x, values)
-
-    def predict(self, x: Tensor) -> tuple[Tensor, ...]:
-        """z and μ at a new x."""
-        assert self.last is not None
-        before, values = self.last
-        if not self.steps:
-            return values
-        steps = torch.stack(self.steps, dim=1)
-        sizes = torch.linalg.vector_norm(steps, dim=2)
-        inverse = torch.where(sizes > 0, 1 / torch.where(sizes > 0, sizes, 1.0), 0.0)
-        units = steps * inverse[:, :, None]
-        double = torch.float32 if x.device.type == "mps" else torch.float64
-        gram = torch.bmm(units, units.transpose(1, 2)).to(double)
-        gram.diagonal(dim1=1, dim2=2).copy_(torch.full_like(sizes, 1 + SECANT_RIDGE))
-        target = torch.bmm((x - before)[:, None], units.transpose(1, 2))[:, 0].to(double)
-        solved, _ = torch.linalg.solve_ex(gram, target)
-        weights = solved.to(x.dtype) * inverse
-        # A NaN sum compares false.
-        sound = weights.abs().sum(dim=1, keepdim=True) <= SECANT_CAP
-        weights = torch.where(sound, weights, 0.0)
-        for i, change in enumerate(self.changes):
-            values = tuple(
-                torch.addcmul(value, weights[:, i, None], moved)
-                for value, moved in zip(values, change, strict=True)
-            )
-        return values

@@ -31,7 +31,7 @@ from equilibria.inputs import (
     measure_attack,
     restore,
 )
-from equilibria.inputs.engines import PAPER_SETTINGS
+from equilibria.inputs.engines import PAPER_SETTINGS, Engine
 from equilibria.inputs.latents import squared_error, zero_latents
 from equilibria.models import Autoencoder, EquilibriumClassifier
 from equilibria.papers.branch_measures import (
@@ -301,11 +301,11 @@ def timed_searches(
     experiment: Experiment,
     device: torch.device,
     images: int,
-    searches: Sequence[tuple[str, int]],
+    searches: Sequence[tuple[str | Engine, int]],
     *,
     at_once: int | None = None,
-) -> dict[tuple[str, int], tuple[float, float]]:
-    """By engine and iterations: seconds an image of a search for latents, and the loss reached.
+) -> list[tuple[float, float]]:
+    """For each engine with its iterations: seconds an image of a search for latents, and the loss.
 
     Of so many test images `at_once`; None: all of them.
     """
@@ -315,15 +315,15 @@ def timed_searches(
         for some in torch.split(shown, at_once or len(shown))
     ]
 
-    def losses(engine: str, iterations: int) -> Tensor:
+    def losses(engine: str | Engine, iterations: int) -> Tensor:
         return torch.cat([search(engine=engine, iterations=iterations).loss for search in parts])
 
     # Whoever comes first pays for what torch sets up once: not one of those that are compared.
     parts[0](engine=searches[0][0], iterations=2)
-    found = {}
+    found = []
     for engine, iterations in searches:
         seconds, reached = timed(device, partial(losses, engine, iterations))
-        found[engine, iterations] = seconds / len(shown), float(reached.mean())
+        found.append((seconds / len(shown), float(reached.mean())))
     return found
 
 
@@ -349,8 +349,8 @@ def latent_times(experiment: Experiment, device: torch.device) -> Result:
     searches = [*LATENT_SEARCHES.values()]
     times = timed_searches(experiment, device, count, searches, at_once=at_once)
     found: Result = {}
-    for name, search in LATENT_SEARCHES.items():
-        found[f"{name}_seconds"], found[f"{name}_loss"] = times[search]
+    for name, time_and_loss in zip(LATENT_SEARCHES, times, strict=True):
+        found[f"{name}_seconds"], found[f"{name}_loss"] = time_and_loss
     return found
 
 

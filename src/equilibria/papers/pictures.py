@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from equilibria.data import Batches
-from equilibria.inputs import answer, is_generator, picture_of, restore
+from equilibria.inputs import Engine, answer, get_engine, is_generator, picture_of, restore
 from equilibria.models import Autoencoder, predicted_classes
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.generation import generate
@@ -27,7 +27,22 @@ from equilibria.training import Experiment
 SHOWN = 10
 TIMED = 16
 BUDGETS = (2, 5, 10, 20, 40, 80)
-ENGINES = ("secant", "anderson", "anderson2", "broyden", "damped", "official", "adam", "adam-warm")
+ENGINES: dict[str, str | Engine] = {
+    "this library's": "secant",
+    "type I, safeguarded": "anderson",
+    **{
+        f"the paper's, {words}": get_engine("official", acceleration=acceleration)
+        for words, acceleration in {
+            "type I": "type-1",
+            "type II": "type-2",
+            "Broyden": "broyden",
+            "unmixed": "none",
+        }.items()
+    },
+    "Adam": "adam",
+    "Adam, warm": "adam-warm",
+}
+"""By what the figure calls them."""
 
 
 def generated(experiment: Experiment, device: torch.device) -> bytes:
@@ -69,12 +84,12 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     """The true loss over processor time and over iterations, engine by engine (3 and 4)."""
     from matplotlib.figure import Figure
 
-    searches = [(engine, iterations) for engine in ENGINES for iterations in BUDGETS]
-    found = timed_searches(experiment, device, TIMED, searches)
+    searches = [(engine, iterations) for engine in ENGINES.values() for iterations in BUDGETS]
+    found = iter(timed_searches(experiment, device, TIMED, searches))
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for place, engine in enumerate(ENGINES):
-        seconds, losses = zip(*(found[engine, iterations] for iterations in BUDGETS), strict=True)
+        seconds, losses = zip(*(next(found) for _ in BUDGETS), strict=True)
         look = {**series(place), "markersize": 5, "linewidth": 1.8}
         left.plot([1000 * value for value in seconds], losses, label=engine, **look)
         right.plot(BUDGETS, losses, **look)

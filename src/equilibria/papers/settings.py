@@ -11,6 +11,7 @@ from typing import Any
 
 from equilibria.equilibrium import Solving
 from equilibria.inputs import get_engine
+from equilibria.inputs.engines import Mixing
 from equilibria.models import model_options
 from equilibria.models.registry import SOLVING
 from equilibria.papers.table import PaperSetting, PaperTable, Row
@@ -92,7 +93,7 @@ ACTS_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "task.options.decoder_weight": ("task.options.kind", ("rae",)),
     "task.options.outer_iterations": ("task.options.outer", ("implicit",)),
     # The paper's algorithm has one.
-    "task.options.sweeps": ("task.options.engine", ("secant", "anderson", "damped", "auto")),
+    "task.options.sweeps": ("task.options.engine", ("secant", "anderson", "auto")),
 }
 """A key, and the other whose value must be one of these (any, if none is named) for it to act."""
 OF_A_SEARCH = ("engine", "iterations", "sweeps", "ridge", "tolerance", "outer")
@@ -164,6 +165,7 @@ def _search(options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("engine") != "official":
         return {}
     engine = get_engine("official", **options.get("engine_options", {}))
+    assert isinstance(engine, Mixing)
     assert isinstance(engine.mixing, AndersonTypeOne)
     assert engine.alpha_x is not None
     return {

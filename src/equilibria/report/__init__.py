@@ -23,7 +23,13 @@ from equilibria.report.labels import (
     nearest_rival,
 )
 from equilibria.report.page import RunReport, choose_examples, run_report, with_certified
-from equilibria.report.restoration import TEST_IMAGES, RestoredTestImages, Restorer, chosen_damage
+from equilibria.report.restoration import (
+    TEST_IMAGES,
+    RestoredTestImages,
+    Restorer,
+    chosen_damage,
+    fitted_prior,
+)
 from equilibria.report.restored_files import FileRestoration, RestoredImage
 from equilibria.report.saliency import grad_cam
 from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
@@ -56,6 +62,7 @@ __all__ = [
     "differing_settings",
     "explain",
     "figure_rows",
+    "fitted_prior",
     "follow_solve",
     "generate",
     "generate_without_data",

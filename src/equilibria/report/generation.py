@@ -135,6 +135,18 @@ def generate(
 
 
 @torch.no_grad()
+def kept_latents(folder: Path) -> Tensor:
+    """Of training images, as the run in `folder` keeps them."""
+    file = RunFolder(folder).latents
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} is missing: without the latents that a run of a generator or an autoencoder "
+            "keeps there is nothing to fit a density to; name the folder of its data set with "
+            "--root, or train it again"
+        )
+    return read_weights(file)["latents"]
+
+
 def generate_without_data(
     run: RecipeModel,
     device: torch.device,
@@ -146,13 +158,8 @@ def generate_without_data(
     seed: int = 0,
 ) -> tuple[Generation, Sheet]:
     """Samples alone: the density is fitted to latents that the run in `folder` keeps."""
-    model, file = _checked(run), RunFolder(folder).latents
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} is missing: without the data set of the run there is nothing to fit a density "
-            "to; name its folder with --root"
-        )
-    known = read_weights(file)["latents"][:latents].to(device)
+    model = _checked(run)
+    known = kept_latents(folder)[:latents].to(device)
     chosen = _chosen_density(run, density)
     fitted = fit_density(chosen, known, seed=seed)
     drawn = decode(model, fitted.sample(samples, seed=seed).to(device))

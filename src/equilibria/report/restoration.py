@@ -14,6 +14,7 @@ from equilibria.equilibrium import solving
 from equilibria.inputs import (
     Corrupted,
     Corruption,
+    Prior,
     answer,
     answer_in_tiles,
     generator_of,
@@ -23,7 +24,9 @@ from equilibria.inputs import (
     restore,
     takes_any_size,
 )
+from equilibria.models.generators.densities import fit_density
 from equilibria.operators import Mask
+from equilibria.report.generation import kept_latents
 from equilibria.report.sheets import Sheet, SheetRow, compared
 from equilibria.solvers import Status
 from equilibria.tasks import ImageRestoration, Reconstruction
@@ -34,6 +37,8 @@ BATCH = 64
 TEST_IMAGES = "test-images.png"
 COLUMNS = 10
 """Test images in a row of their sheet."""
+PRIOR_DENSITY = {"name": "gmm", "ridge": 0.01}
+"""Wider than what samples are drawn from: a latent between two of training is no less likely."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,12 @@ def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -
     return chosen
 
 
+def fitted_prior(folder: Path, weight: float, *, seed: int = 0) -> Prior:
+    """A mixture of Gaussians on the latents that a run keeps of training images."""
+    known = kept_latents(folder)
+    return Prior(fit_density(PRIOR_DENSITY, known, seed=seed).log_likelihood, weight)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Restorer:
     """A trained model, and what it is to undo.
@@ -112,6 +123,7 @@ class Restorer:
     stop_at_noise: end a search where noise explains what is left.
     seed: of the damage and of the searches.
     tile: the side of the pieces that large pictures are restored in (`answer_in_tiles`).
+    prior: of the latents that are searched for, in the place of the run's ridge.
     """
 
     run: RecipeModel
@@ -121,6 +133,7 @@ class Restorer:
     stop_at_noise: bool = False
     seed: int = 0
     tile: int | None = None
+    prior: Prior | None = None
 
     @property
     def searches(self) -> bool:
@@ -137,6 +150,7 @@ class Restorer:
         model, task = self.run.model, self.run.task
         if not self.searches:
             given = [*self.search, *["stop_at_noise"] * self.stop_at_noise]
+            given += ["prior"] * (self.prior is not None)
             if given:
                 raise ValueError(
                     f"{type(model).__name__} restores without a search: leave out "
@@ -157,6 +171,8 @@ class Restorer:
                 own = {"ridge": task.ridge}
             if self.stop_at_noise:
                 own = {**own, "ridge": 0.0, "noise": seen.noise}
+            if self.prior is not None:
+                own = {**own, "ridge": 0.0, "prior": self.prior}
             search = {**own, **self.search}
             found = restore(
                 generator_of(model), seen.measured, seen.measurement, seed=self.seed, **search

@@ -7,6 +7,7 @@ Section 4.1 and Appendix C.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,10 @@ from equilibria.models.mdeq.cell import MDEQCell, unpack_branches
 from equilibria.models.opteq.cells import OptEqCell, opteq_cell, optimal_space
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
-from equilibria.registry import check_at_least_one
+from equilibria.registry import check_at_least_one, check_choice
+
+Readout = Literal["shuffle", "deconvolution"]
+"""How a head goes from the equilibrium's maps to the pixels."""
 
 
 class EquilibriumDecoder(EquilibriumModel):
@@ -85,11 +89,60 @@ class ImageHead(nn.Module):
         self.shuffle = nn.PixelShuffle(upsample)
 
     def forward(self, features: Tensor) -> Tensor:
-        finest, *coarser = unpack_branches(features, self.channels)
-        size = finest.shape[2:]
-        maps = [finest, *(F.interpolate(z, size, mode="nearest") for z in coarser)]
-        merged = F.relu(self.norm(self.merge(torch.cat(maps, dim=1))))
+        merged = F.relu(self.norm(self.merge(at_finest_size(features, self.channels))))
         return torch.sigmoid(self.shuffle(self.draw(merged)))
+
+
+class DeconvolutionHead(nn.Module):
+    """As `ImageHead`, but transposed convolutions lead from the finest branch to the image.
+
+    Each doubles the side and halves the channels: an edge is drawn with what its neighbors know,
+    where pixel shuffling draws every block of pixels from one place.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        width: int,
+        image_channels: int,
+        *,
+        upsample: int,
+        groups: int,
+    ) -> None:
+        super().__init__()
+        doublings = upsample.bit_length() - 1
+        if doublings < 1:
+            raise ValueError(
+                "readout='deconvolution' raises the resolution: give downsample=2 or 4, or "
+                "readout='shuffle'"
+            )
+        self.channels = tuple(channels)
+        self.merge = nn.Conv2d(sum(channels), width, 1)
+        widths = [max(width // 2**i, 1) for i in range(doublings)]
+        self.norms = nn.ModuleList(nn.GroupNorm(fitting_groups(w, groups), w) for w in widths)
+        self.draw = nn.ModuleList(
+            nn.ConvTranspose2d(before, after, 4, 2, padding=1)
+            for before, after in pairwise([*widths, image_channels])
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        maps = self.merge(at_finest_size(features, self.channels))
+        for norm, double in zip(self.norms, self.draw, strict=True):
+            maps = double(F.relu(norm(maps)))
+        return torch.sigmoid(maps)
+
+
+def at_finest_size(features: Tensor, channels: Sequence[int]) -> Tensor:
+    """All branches side by side, the coarser ones repeated."""
+    finest, *coarser = unpack_branches(features, tuple(channels))
+    size = finest.shape[2:]
+    return torch.cat([finest, *(F.interpolate(z, size, mode="nearest") for z in coarser)], dim=1)
+
+
+HEADS: dict[Readout, type[ImageHead | DeconvolutionHead]] = {
+    "shuffle": ImageHead,
+    "deconvolution": DeconvolutionHead,
+}
 
 
 def equilibrium_size(image_size: int, downsample: int, branches: int) -> int:
@@ -106,6 +159,11 @@ def equilibrium_size(image_size: int, downsample: int, branches: int) -> int:
     return image_size // downsample
 
 
+def _head(readout: Readout) -> type[ImageHead | DeconvolutionHead]:
+    check_choice(HEADS, readout=readout)
+    return HEADS[readout]
+
+
 @with_options_of(MDEQCell, without=("norm", "dropout"))
 def mdeq_decoder(
     *,
@@ -116,6 +174,7 @@ def mdeq_decoder(
     expansion: int = 2,
     downsample: int = 2,
     head_channels: int = 32,
+    readout: Readout = "shuffle",
     groups: int = 8,
     solving: Solving | None = None,
     **cell: Any,
@@ -123,8 +182,9 @@ def mdeq_decoder(
     """An MDEQ decoder: a linear map of the latent into each branch, and all branches to the image.
 
     `in_channels` are those of the images. `channels` has one number a branch, the finest first;
-    the finest works at 1/`downsample` of the resolution, and the head makes up for it. All norms
-    are group norms: inputs are optimized sample by sample.
+    the finest works at 1/`downsample` of the resolution, and the head makes up for it, by pixel
+    shuffling or transposed convolutions (`readout`). All norms are group norms: inputs are
+    optimized sample by sample.
     """
     widths = channels_of(channels, "branch")
     size = equilibrium_size(image_size, downsample, len(widths))
@@ -132,7 +192,7 @@ def mdeq_decoder(
     return EquilibriumDecoder(
         LatentStem(latent_dim, widths, size),
         EquilibriumLayer(made, solving=solving),
-        ImageHead(widths, head_channels, in_channels, upsample=downsample, groups=groups),
+        _head(readout)(widths, head_channels, in_channels, upsample=downsample, groups=groups),
         latent_dim=latent_dim,
     )
 
@@ -148,6 +208,7 @@ def opteq_decoder(
     kernel_size: int = 5,
     downsample: int = 2,
     head_channels: int = 32,
+    readout: Readout = "shuffle",
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.9,
     init_scale: float = 1.0,
@@ -163,6 +224,6 @@ def opteq_decoder(
     return EquilibriumDecoder(
         LatentStem(latent_dim, (channels,), size),
         EquilibriumLayer(cell, solving=solving),
-        ImageHead((channels,), head_channels, in_channels, upsample=downsample, groups=groups),
+        _head(readout)((channels,), head_channels, in_channels, upsample=downsample, groups=groups),
         latent_dim=latent_dim,
     )

@@ -26,24 +26,30 @@ class Density(Protocol):
     def sample(self, count: int, *, seed: int = 0) -> Tensor: ...
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """ln p of each vector, where that is known; a bound below it otherwise."""
+        """ln p of each vector, where that is known; a bound below it otherwise. Differentiable."""
         ...
 
 
 class MixtureDensity:
-    """A mixture of Gaussians with full covariances."""
+    """A mixture of Gaussians with full covariances.
 
-    def __init__(self, latents: Tensor, *, components: int = 20, seed: int = 0) -> None:
+    ridge: added to the variances, in units of the latents' spread squared.
+    """
+
+    def __init__(
+        self, latents: Tensor, *, components: int = 20, ridge: float = 1e-4, seed: int = 0
+    ) -> None:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
 
+        check_positive(ridge=ridge)
         rows = _checked(latents).double().cpu().numpy()
         self.like = latents.new_empty(0)
         # In units of the latents' spread, so that the regularization of covariances suits any.
         self.mean = rows.mean(axis=0)
         self.spread = float(rows.std()) or 1.0
         self.mixture = GaussianMixture(
-            n_components=min(components, len(rows)), reg_covar=1e-4, random_state=seed
+            n_components=min(components, len(rows)), reg_covar=ridge, random_state=seed
         )
         with warnings.catch_warnings():
             # A mixture that has not quite converged is as good a density as one that has.
@@ -58,9 +64,17 @@ class MixtureDensity:
         return self.like.new_tensor(drawn[order] * self.spread + self.mean)
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        rows = (latents.double().cpu().numpy() - self.mean) / self.spread
-        values = self.mixture.score_samples(rows) - rows.shape[1] * np.log(self.spread)
-        return torch.as_tensor(values)
+        """ln Σ_k w_k N(x; m_k, C_k), with C_k⁻¹ = P_k P_kᵀ."""
+        mixture, size = self.mixture, latents.shape[1]
+        weights, means, roots = (
+            torch.as_tensor(part, device=latents.device)
+            for part in (mixture.weights_, mixture.means_, mixture.precisions_cholesky_)
+        )
+        rows = (latents.double() - torch.as_tensor(self.mean, device=latents.device)) / self.spread
+        whitened = torch.einsum("bki,kij->bkj", rows[:, None] - means, roots)
+        volume = roots.diagonal(dim1=1, dim2=2).log().sum(dim=1) - size * math.log(self.spread)
+        exponent = -(whitened.square().sum(dim=2) + size * math.log(2 * math.pi)) / 2
+        return torch.logsumexp(weights.log() + volume + exponent, dim=1)
 
 
 class VAEMixtureDensity:

@@ -1,0 +1,67 @@
+"""Engines that mix the joint iterates (z, μ, x), as Anderson's and Broyden's methods do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from equilibria.inputs.engines.base import Engine, JointIterate, Run
+from equilibria.inputs.problem import InputProblem
+from equilibria.solvers import AndersonTypeOne, Solver
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing(Engine):
+    """Sweeps and steps whose iterates a solver extrapolates, z, μ and x together.
+
+    mixing: that solver; None: none does.
+    mix_below: the residual below which a problem is mixed. Far from the optimum an extrapolated x
+        is worse than a plain step; infinity mixes always.
+    project_mixed: whether x is projected after mixing; otherwise the map is evaluated at its
+        projection, every step is mixed, and the steps that Broyden's updates rely on are kept.
+    """
+
+    mixing: Solver[Any] | None
+    mix_below: float = 0.05
+    project_mixed: bool = True
+
+    def begin(self, problem: InputProblem, sweeps: int) -> MixingRun:
+        return MixingRun(self, problem, sweeps)
+
+
+@dataclass
+class MixingRun(Run[Mixing]):
+    def __post_init__(self) -> None:
+        self.memory: Any = None
+        """The mixing solver's."""
+        self.mixed: Tensor | None = None
+        """The joint iterate as the mixing solver proposed it, where it is not projected."""
+
+    @property
+    def residual_limit(self) -> float:
+        return 0.0 if self.engine.mixing is None else self.engine.mix_below
+
+    def extrapolated(
+        self, now: JointIterate, updated: JointIterate, residual: Tensor
+    ) -> JointIterate:
+        mixing, groups = self.engine.mixing, self.problem.groups
+        if mixing is None:
+            return updated
+        point = groups.join_all(now.z, now.mu, now.x) if self.mixed is None else self.mixed
+        image = groups.join_all(updated.z, updated.mu, updated.x)
+        if self.memory is None:
+            self.memory = mixing.begin(point)
+        proposed = mixing.propose(self.memory, point, image, image - point)
+        z, mu, x = groups.split_all(proposed, now.x.shape[1])
+        mixed = JointIterate(z, mu, self.problem.region.project(x))
+        if not self.engine.project_mixed:
+            self.mixed = proposed
+            return mixed
+        return mixed.where(residual <= self.engine.mix_below, updated, groups)
+
+
+def anderson(memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any) -> Mixing:
+    """Type I with a ridge, a cap on its weights, and only near the optimum."""
+    return Mixing(mixing=AndersonTypeOne(memory=memory, ridge=ridge, cap=cap), **options)
