@@ -330,6 +330,18 @@ def test_the_images_alone() -> None:
     assert torch.equal(adversarial_images(model, images, labels, settings), found.images)
 
 
+def test_the_images_of_a_search_alone_are_as_strong_as_those_it_reports_on() -> None:
+    """Training takes them without the solves that only tell how good they are."""
+    model, (images, labels) = digit_classifier("opteq"), digits(16)
+    settings = AttackSettings(eps=0.6, method="jiio", steps=10)
+    alone = adversarial_images(model, images, labels, settings)
+    assert float(settings.distance(images, alone).max()) <= float(torch.tensor(0.6))
+    reported = attack(model, images, labels, settings)
+    with torch.no_grad():
+        losses = F.cross_entropy(model.eval()(alone), labels, reduction="none")
+    assert float(losses.mean()) >= 0.98 * float(reported.loss.mean())
+
+
 def test_batches_join_to_the_whole() -> None:
     model, (images, labels) = digit_classifier("opteq"), digits(8)
     parts = [attack(model, images[i : i + 4], labels[i : i + 4], eps=0.3, steps=4) for i in (0, 4)]

@@ -209,14 +209,15 @@ def adversarial_images(
 ) -> Tensor:
     """The adversarial images alone, as `attack` finds them: what adversarial training needs.
 
-    Of JIIO's last search an iterate is told to `solving` blocks that record equilibria of the model
+    JIIO's images are those that its search ends at: what it would take to report on them is saved.
+    Of its last search an iterate is told to `solving` blocks that record equilibria of the model
     (`InputResult.report_visited`).
     """
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
         layer = getattr(model, "layer", None)
         heard = isinstance(layer, EquilibriumLayer) and layer.is_heard
-        search = _Search(attacked, images, labels, settings, visit=heard)
+        search = _Search(attacked, images, labels, settings, visit=heard, verify=False)
         found = search.run(generator)
     if search.joint is not None:
         search.joint.report_visited(model)
@@ -266,6 +267,8 @@ class _Search:
     labels: Tensor
     settings: AttackSettings
     visit: bool = False
+    verify: bool = True
+    """Whether JIIO's losses are to be true, and an image no better than the start not taken."""
 
     def __post_init__(self) -> None:
         self.joint: InputResult | None = None
@@ -320,6 +323,7 @@ class _Search:
             "check_tolerance": min([COARSEST_CHECK, *tolerances]),
             # μ is for gradients of the optimum in the parameters; an attack needs the image alone.
             "polish": False,
+            "verify": self.verify,
             **settings.joint_options,
         }
         found = optimize_input(
