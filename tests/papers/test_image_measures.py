@@ -118,6 +118,14 @@ def test_maps_are_drawn() -> None:
     assert PICTURES["saliency"](experiment("digits"), CPU).startswith(b"\x89PNG")
 
 
+def test_a_column_in_which_rows_measure_different_things_has_its_own_name(tmp_path: Path) -> None:
+    made = plan(find_table("mopteqs-f3a"), "quick", [0], tmp_path)
+    for job in made.jobs.values():
+        _pretend(job, {})
+    heading, *_ = cells(made, findings(made, []))
+    assert heading[1:3] == ["ε = 0", "ε = 0.1"]
+
+
 def test_a_turned_table_has_its_columns_below_each_other(tmp_path: Path) -> None:
     table = find_table("geq-f2")
     made = plan(table, "quick", [0, 1], tmp_path)

@@ -77,6 +77,9 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     for column in made.table.columns:
         if column.measure is not None:
             title, at = measure_of(column.measure).title, "@" in column.measure
+            own = {row.measure(column) for row in made.table.rows if not row.missing}
+            if len(own) > 1:  # Each row measures something else there.
+                title, at = column.title, False
             heading.append(f"{title}, {column.title}" if at else title)
         if column.title in printed:
             heading.append(f"paper: {column.title}")
