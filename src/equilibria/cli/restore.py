@@ -42,6 +42,8 @@ from equilibria.cli.faults import (
 
 @command(
     "restore",
+    "equilibria restore --model photo noisy.jpg --output clean",
+    "equilibria restore --model photo raw.png --task demosaic --compare",
     "equilibria restore runs/denoiser photo.jpg --output clean",
     "equilibria restore runs/denoiser photo.jpg --simulate",
     "equilibria restore runs/generator old.png --task inpaint --mask scratches.png --resize",
@@ -52,6 +54,10 @@ from equilibria.cli.faults import (
 def restore(
     run: Annotated[Path, Argument(help="Run of a generator, autoencoder or restorer.")],
     images: Annotated[list[Path] | None, Argument(help="Image files, or folders of them.")] = None,
+    model: Annotated[
+        str | None,
+        Option(help="photo: the prior that comes with the program, in the place of RUN."),
+    ] = None,
     simulate: Annotated[
         bool, Option("--simulate", help="Damage the images first, to compare with them.")
     ] = False,
@@ -61,7 +67,10 @@ def restore(
     ] = None,
     task: Annotated[
         str | None,
-        Option(help="inpaint, denoise, deblur or superres; what the run learned if not set."),
+        Option(
+            help="inpaint, denoise, deblur or superres (photo: demosaic); what the run learned if "
+            "not set."
+        ),
     ] = None,
     output: Annotated[
         Path, Option(help="Folder for the pictures.", callback=writable_folder)
@@ -99,6 +108,12 @@ def restore(
         ),
     ] = None,
     engine: Annotated[str | None, Option(help="Of the search: secant, adam, …")] = None,
+    strength: Annotated[
+        float | None, Option(help="Of the photo prior; 1, or as the noise asks for.")
+    ] = None,
+    compare: Annotated[
+        bool, Option("--compare", help="Draw total variation beside the photo prior.")
+    ] = False,
     stop_at_noise: Annotated[
         bool, Option("--stop-at-noise", help="End where noise explains what is left.")
     ] = False,
@@ -113,6 +128,40 @@ def restore(
 
     Pictures are taken as they are, and keep their size where the model permits.
     """
+    if model is not None:
+        refused = _given(
+            test=test,
+            window=window,
+            iterations=iterations,
+            starts=starts,
+            ridge=ridge,
+            engine=engine,
+            resize=resize or None,
+            damaged=damaged or None,
+            stop_at_noise=stop_at_noise or None,
+            best=best or None,
+        )
+        if model != "photo" or refused:
+            what = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
+            raise ValueError(
+                f"--model takes photo, not {model!r}: name the folder of a run instead"
+                if model != "photo"
+                else f"{what} is for runs: the photo prior has no such option"
+            )
+        asked = _given(blur=blur, factor=factor, noise=noise, mask=mask)
+        settings = _given(strength=strength, tile=tile)
+        _restore_photos(
+            [run, *(images or [])],
+            output,
+            asked | {"task": task or "denoise", "simulate": simulate, "compare": compare},
+            settings,
+            seed=seed,
+            overwrite=overwrite,
+            as_json=as_json,
+        )
+        return
+    if strength is not None or compare:
+        raise ValueError("--strength and --compare are for --model photo")
     options = _given(noise=noise, window=window, width=blur, factor=factor)
     search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
     found: list[eq.report.RestoredImage] = []
@@ -173,6 +222,53 @@ def restore(
     note_frames(files)
     silent = [image for image in found if not math.isfinite(image.misfit)]
     complain(unreadable(problems, len(files)), unanswered(len(silent), len(found)))
+
+
+def _restore_photos(
+    paths: list[Path],
+    output: Path,
+    asked: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """By the prior that comes with the package."""
+    problems: list[Exception] = []
+    chosen = eq.inputs.PhotoSettings(**settings)
+    work = eq.report.PhotoFiles(eq.models.photo_prior(), settings=chosen, seed=seed, **asked)
+    files = eq.data.find_images(paths)
+    with progress_bar(silent=as_json) as bar:
+        some = work.run(
+            files,
+            output,
+            overwrite=overwrite,
+            on_unreadable=problems.append,
+            progress=partial(bar.track, description="pieces"),
+        )
+        found = list(bar.track(some, total=len(files), description="restoring"))
+    if as_json:
+        print_json(found)
+    elif found:
+        columns = ("Noise", "PSNR before", "after", "Total variation", "Iterations")
+        rows = [
+            (
+                photo.file,
+                photo.restored,
+                f"{photo.noise:.3f}",
+                shown(photo.measured_psnr, ".2f", " dB"),
+                shown(photo.restored_psnr, ".2f", " dB"),
+                shown(photo.variation_psnr, ".2f", " dB"),
+                shown(photo.iterations),
+            )
+            for photo in found
+        ]
+        print_table(("File", "Restored", *columns), rows, right=columns)
+        for photo in found:
+            say(f"{photo.file}: {photo.proven}. Drawn: {photo.sheet}")
+    note_frames(files)
+    complain(unreadable(problems, len(files)))
 
 
 def _given(**options: Any) -> dict[str, Any]:

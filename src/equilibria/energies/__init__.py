@@ -19,6 +19,7 @@ from equilibria.energies.heritage_diversity import (
     heritage,
 )
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
+from equilibria.energies.opponent import OpponentPrior
 from equilibria.energies.regularizers import (
     HSIC,
     L1,
@@ -50,6 +51,7 @@ __all__ = [
     "HeritageDiversity",
     "Incay",
     "Input",
+    "OpponentPrior",
     "PolynomialKernel",
     "Quadratic",
     "Regularizer",

@@ -46,7 +46,6 @@ class RidgePrior(Energy):
     noise: the level σ; if None, the last input of the layer, a number a sample.
     channels, kernel_sizes: of the convolutions, one after the other. One convolution starts as the
         cosines of its size, without the constant, as far as there are channels.
-    unit: in which an image of noise σ is measured: 1/√3 for a luminance that is √3 times as bright.
     """
 
     vanishes_at_zero = True
@@ -60,11 +59,10 @@ class RidgePrior(Energy):
         concavity: float = 0.9,
         steepness: float = 7.2,
         noise: float | None = None,
-        unit: float = 1.0,
     ) -> None:
         super().__init__()
         check_not_negative(concavity=concavity)
-        check_positive(steepness=steepness, unit=unit)
+        check_positive(steepness=steepness)
         if noise is not None:
             check_positive(noise=noise)
         if not channels or len(channels) != len(kernel_sizes):
@@ -77,7 +75,6 @@ class RidgePrior(Energy):
         self.concavity = concavity
         self.steepness = steepness
         self.noise = noise
-        self.unit = unit
         self.size = 1 + sum(size - 1 for size in kernel_sizes)
         """Pixels a side that a response sees."""
         if self.size < 2:
@@ -98,16 +95,9 @@ class RidgePrior(Energy):
 
     def inject(self, *inputs: Tensor) -> Context:
         """α of each sample and filter."""
-        image, *others = inputs
         if self.noise is not None:
-            noise = image.new_full((len(image),), self.noise)
-        elif others:
-            noise = others[-1].reshape(-1).to(image)
-        else:
-            raise ValueError("a RidgePrior needs a noise level: call the layer with (image, noise)")
-        if not bool((noise > 0).all()):
-            raise ValueError("a noise level must be positive: without noise there is nothing to do")
-        return Context(sample={"scales": self._scales(noise.expand(len(image)))})
+            inputs = (*inputs, inputs[0].new_full((1,), self.noise))
+        return Context(sample={"scales": self.scales(noise_level(*inputs))})
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         _, *sides = layout[0]
@@ -162,9 +152,12 @@ class RidgePrior(Energy):
     def curvature_limit(self) -> float:
         return max(self.steepness, self.concavity)
 
-    def _scales(self, noise: Tensor) -> Tensor:
-        """α: exp of what is learned at the levels, interpolated in log σ, over σ."""
-        place = (noise * self.unit).log().to(self.log_scales)
+    def scales(self, noise: Tensor, unit: float = 1.0) -> Tensor:
+        """α: exp of what is learned at the levels, interpolated in log σ, over σ.
+
+        unit: 1/√3 for a luminance that is √3 times as bright as a gray picture of noise σ/√3.
+        """
+        place = (noise * unit).log().to(self.log_scales)
         right = torch.bucketize(place.contiguous(), self.levels[1:-1].contiguous()) + 1
         below, above = self.levels[right - 1], self.levels[right]
         share = ((place - below) / (above - below)).clamp(0, 1)
@@ -207,6 +200,16 @@ class RidgePrior(Energy):
         slopes = self.steepness * (knots / (1 + knots.square())).diff() / knots.diff()
         share = (slopes + self.concavity) / (self.steepness + self.concavity)
         return share.clamp(0.002, 0.998).logit().float()
+
+
+def noise_level(image: Tensor, *others: Tensor) -> Tensor:
+    """σ of each sample, the last input of a layer."""
+    if not others:
+        raise ValueError("a RidgePrior needs a noise level: call the layer with (image, noise)")
+    noise = others[-1].reshape(-1).to(image)
+    if not bool((noise > 0).all()):
+        raise ValueError("a noise level must be positive: without noise there is nothing to do")
+    return noise.expand(len(image))
 
 
 def norm_of_filters(filters: Tensor) -> Tensor:

@@ -7,11 +7,14 @@ from equilibria.inputs.corruptions import (
     Corrupted,
     Corruption,
     Deblurring,
+    Demosaicing,
     Denoising,
     Inpainting,
     Measured,
+    Scattering,
     SuperResolution,
     answer,
+    bayer_mosaic,
     get_corruption,
     list_corruptions,
     picture_of,
@@ -30,8 +33,10 @@ from equilibria.inputs.latents import (
     misfit,
     squared_error,
 )
+from equilibria.inputs.noise_level import noise_level
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.inputs.outer import Outer, optimal_input, optimal_value
+from equilibria.inputs.photos import PhotoSettings, discrepancy, proven, restore_photo
 from equilibria.inputs.restore import Restoration, restore
 from equilibria.inputs.robustness import (
     CurvePoint,
@@ -41,6 +46,7 @@ from equilibria.inputs.robustness import (
     measure_robustness,
 )
 from equilibria.inputs.tiles import answer_in_tiles, takes_any_size
+from equilibria.inputs.total_variation import least_variation
 
 __all__ = [
     "AttackResult",
@@ -51,6 +57,7 @@ __all__ = [
     "Corruption",
     "CurvePoint",
     "Deblurring",
+    "Demosaicing",
     "Denoising",
     "Engine",
     "ExplicitGenerator",
@@ -63,35 +70,43 @@ __all__ = [
     "Method",
     "Norm",
     "Outer",
+    "PhotoSettings",
     "Prior",
     "Restoration",
     "RobustnessCurves",
+    "Scattering",
     "SuperResolution",
     "adversarial_images",
     "answer",
     "answer_in_tiles",
     "attack",
+    "bayer_mosaic",
     "certified_curve",
     "curve_methods",
     "decode",
+    "discrepancy",
     "entries",
     "find_latents",
     "generator_of",
     "get_corruption",
     "get_engine",
     "is_generator",
+    "least_variation",
     "list_corruptions",
     "list_engines",
     "measure_attack",
     "measure_robustness",
     "misfit",
+    "noise_level",
     "optimal_input",
     "optimal_value",
     "optimize_input",
     "picture_of",
+    "proven",
     "register_corruption",
     "register_engine",
     "restore",
+    "restore_photo",
     "squared_error",
     "takes_any_size",
 ]

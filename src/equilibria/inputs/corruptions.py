@@ -161,6 +161,53 @@ class SuperResolution(Corruption):
 
 
 @dataclass(frozen=True)
+class Scattering(Corruption):
+    """A share of the pixels of every image is missing, here and there, and noise on the others."""
+
+    share: float = 0.7
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_values(self, not_negative=("noise",))
+        if not 0 < self.share < 1:
+            raise ValueError(f"the share of missing pixels is between 0 and 1, not {self.share:g}")
+
+    @property
+    def words(self) -> str:
+        return f"{self.share:.0%} of the pixels missing{self._and_noise}"
+
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+        samples, _, height, width = images.shape
+        drawn = _drawn(torch.rand, (samples, 1, height, width), images.device, generator)
+        return Mask((drawn >= self.share).to(images.dtype))
+
+
+@dataclass(frozen=True)
+class Demosaicing(Corruption):
+    """One color a pixel, as a camera's sensor sees it (Bayer's pattern, red first), and noise."""
+
+    noise: float = 0.0
+
+    @property
+    def words(self) -> str:
+        return f"one color a pixel{self._and_noise}"
+
+    def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
+        _, channels, height, width = images.shape
+        if channels != 3:
+            raise ValueError(f"a mosaic is made of a picture of three colors, not {channels}")
+        return bayer_mosaic(height, width, images)
+
+
+def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
+    """Red and green in even rows, green and blue in odd ones."""
+    known = like.new_zeros(1, 3, height, width)
+    for row, column, color in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)):
+        known[:, color, row::2, column::2] = 1
+    return Mask(known)
+
+
+@dataclass(frozen=True)
 class Measured(Corruption):
     """Any differentiable measurement, with noise."""
 
@@ -179,6 +226,8 @@ _corruptions: Registry[Corruption] = Registry(
         "denoise": Denoising,
         "deblur": Deblurring,
         "superres": SuperResolution,
+        "scatter": Scattering,
+        "demosaic": Demosaicing,
     },
 )
 

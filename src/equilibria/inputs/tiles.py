@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +27,19 @@ def takes_any_size(model: nn.Module) -> bool:
     return callable(getattr(model, "reach", None))
 
 
-def answer_in_tiles(model: nn.Module, seen: Corrupted, side: int | None = None) -> Tensor:
+def answer_in_tiles(
+    model: nn.Module,
+    seen: Corrupted,
+    side: int | None = None,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Tensor:
     """What `answer` gives, in overlapping pieces where the picture is larger than one.
 
     A pixel is taken only from pieces whose cut edges are out of its reach (`model.reach`, at the
     tolerance of the model's solves), and fades from one piece into the next.
 
     side: of a piece, in pixels of the restored image; by default 512, or what the reach asks for.
+    progress: goes through the pieces, to show how many are done.
     """
     if not getattr(model, "takes_measurement", False):
         seen = pictured(model, seen)
@@ -53,7 +61,7 @@ def answer_in_tiles(model: nn.Module, seen: Corrupted, side: int | None = None) 
     total: Tensor | None = None
     weight = seen.measured.new_zeros(height * scale, width * scale)
     rows, columns = (_starts(size, tile, overlap) for size in (height, width))
-    for top, left in product(rows, columns):
+    for top, left in progress([*product(rows, columns)]):
         bottom, right = min(top + tile, height), min(left + tile, width)
         part = answer(model, _part(seen, slice(top, bottom), slice(left, right), scale))
         fades = [

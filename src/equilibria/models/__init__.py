@@ -77,6 +77,7 @@ from equilibria.models.registry import (
     register_presets,
 )
 from equilibria.models.restorers.model import EquilibriumRestorer, deq_restorer
+from equilibria.models.restorers.photo import PhotoRestorer, photo_denoiser, photo_prior
 
 __all__ = [
     "Autoencoder",
@@ -100,6 +101,7 @@ __all__ = [
     "NoContributionsError",
     "OptEqCell",
     "POptEqCell",
+    "PhotoRestorer",
     "ReflectionCell",
     "ReflectionNetwork",
     "ResNet",
@@ -136,6 +138,8 @@ __all__ = [
     "opteq_imagenet",
     "parameter_count",
     "perturbed_logits",
+    "photo_denoiser",
+    "photo_prior",
     "popteq",
     "predicted_classes",
     "reflection_network",
@@ -162,6 +166,6 @@ for _family, _factories in {
     "mopteq": (popteq, mopteq),
     "opteq": (opteq, deep_opteq, opteq_imagenet, deep_opteq_segmentation, few_shot_opteq),
     "reflection": (reflection_network,),
-    "restorers": (deq_restorer,),
+    "restorers": (deq_restorer, photo_denoiser),
 }.items():
     register_presets(_family, *_factories)

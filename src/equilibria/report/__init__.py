@@ -23,6 +23,7 @@ from equilibria.report.labels import (
     nearest_rival,
 )
 from equilibria.report.page import RunReport, choose_examples, run_report, with_certified
+from equilibria.report.photos import PhotoFiles, RestoredPhoto
 from equilibria.report.restoration import (
     TEST_IMAGES,
     RestoredTestImages,
@@ -45,8 +46,10 @@ __all__ = [
     "Explanation",
     "FileRestoration",
     "Formula",
+    "PhotoFiles",
     "PixelPrediction",
     "RestoredImage",
+    "RestoredPhoto",
     "RestoredTestImages",
     "Restorer",
     "RunReport",

@@ -15,6 +15,7 @@ from equilibria.tasks.evaluation import Evaluation, Outcome, SolveStatistics
 from equilibria.tasks.few_shot import EpisodeBatch, FewShot
 from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction, latents_of
 from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
+from equilibria.tasks.photo_prior import PhotoPriorTask
 
 __all__ = [
     "IMAML",
@@ -29,6 +30,7 @@ __all__ = [
     "FewShot",
     "ImageRestoration",
     "Outcome",
+    "PhotoPriorTask",
     "Reconstruction",
     "Reptile",
     "Segmentation",
@@ -52,6 +54,7 @@ for _name, _factory in {
     "generator": Reconstruction,
     "autoencoder": Autoencoding,
     "restoration": ImageRestoration,
+    "photo-prior": PhotoPriorTask,
     "few-shot": FewShot,
     "maml": MAML,
     "reptile": Reptile,

@@ -1,0 +1,359 @@
+"""Photographs restored by the minimizer of what was measured and of a learned prior.
+
+    y* = argmin (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²
+
+with ν the noise of x, σ the level that the prior is asked for, and R_σ no more concave than
+`concavity` < 1. Where A is the identity that is strongly convex, and there is one y*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equilibria.context import Context, Layout, State
+from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior, Sum
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
+from equilibria.gradients import Implicit
+from equilibria.models.base import EquilibriumModel
+from equilibria.models.blocks import check_images
+from equilibria.operators import Identity, LinearOperator, Mask
+from equilibria.registry import check_positive
+from equilibria.solvers import Anderson, Solution, Solver
+from equilibria.solvers.convergence import Iterate, StoppingCriterion
+
+MIRRORED = 8
+"""Pixels by which a picture goes on beyond its edges, reflected, while it is restored."""
+GRAY_LEVEL = 1 / 255
+STEEPEST = 1e-2
+"""Of the gradient of the objective, its root mean square over the prior's noise level, where a
+solve without a proof ends."""
+
+
+class PhotoCell(EnergyCell):
+    """A gradient step on G = data + prior, of length 1/L, m ≤ ∇²G ≤ L.
+
+    It contracts by q = 1 − m/L where m > 0.
+    """
+
+    def __init__(
+        self, data: DataFidelity, prior: Energy, curvature: float, convexity: float
+    ) -> None:
+        length = min(1.0, 1 / curvature)
+        super().__init__(Sum(data, prior, Quadratic(Identity())), "identity", damping=length)
+        self.curvature = curvature
+        self.convexity = convexity
+
+    @property
+    def contraction_limit(self) -> float | None:
+        if self.convexity <= 0:
+            return None
+        return 1 - self.damping * self.convexity
+
+    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+        limit = self.contraction_limit
+        return None if limit is None else torch.tensor(limit)
+
+
+@dataclass(frozen=True)
+class ErrorBelow(StoppingCriterion):
+    """√(‖T(y) − y*‖²/pixels) ≤ `level`, proven: ‖T(y) − y*‖ ≤ q/(1−q)·‖T(y) − y‖."""
+
+    level: float
+    contraction: float
+
+    def reached(self, iterate: Iterate) -> Tensor:
+        proven = iterate.residuals.absolute * self.contraction / (1 - self.contraction)
+        return proven <= self.level * math.sqrt(iterate.image.shape[1])
+
+
+@dataclass(frozen=True)
+class FlatBelow(StoppingCriterion):
+    """The root mean square of ∇G is at most `level`; T(y) − y is `length` times −∇G."""
+
+    level: float
+    length: float
+
+    def reached(self, iterate: Iterate) -> Tensor:
+        size = math.sqrt(iterate.image.shape[1])
+        return iterate.residuals.absolute <= self.length * self.level * size
+
+
+@dataclass(frozen=True)
+class RestoredPhotos:
+    """Restored pictures, and what is known of them."""
+
+    images: Tensor
+    bound: Tensor | None
+    """Of the root mean square distance to the exact minimizer y*; None where A hides something, so
+    that the objective is not proven convex."""
+    solution: Solution
+    objective: Tensor
+    """G at the start and after every iteration, (iterations, pictures); only the two ends where no
+    trace was asked for."""
+
+
+class PhotoRestorer(nn.Module):
+    """Restores pictures of any size, gray or colored, with values in [0, 1].
+
+        restorer = PhotoRestorer(photo_prior(), noise=25 / 255)
+        restorer(noisy), restorer(seen, Blur(1.5))
+
+    noise: ν, of what was measured. level: σ of the prior, ν where nothing but noise was added.
+    accuracy: where a solve ends, as a proven root mean square distance to the exact minimizer; by
+        default a gray level.
+    factor: how much finer the restored picture is.
+    """
+
+    takes_measurement = True
+
+    def __init__(
+        self,
+        prior: OpponentPrior,
+        noise: float,
+        *,
+        level: float | None = None,
+        accuracy: float = GRAY_LEVEL,
+        max_iterations: int = 200,
+        factor: int = 1,
+    ) -> None:
+        super().__init__()
+        check_positive(noise=noise, accuracy=accuracy)
+        if level is not None:
+            check_positive(level=level)
+        self.prior = prior
+        self.noise = noise
+        self.level = noise if level is None else level
+        self.accuracy = accuracy
+        self.max_iterations = max_iterations
+        self.factor = factor
+        self.solutions: list[Solution] = []
+        """How the solves of `forward` ended, one a piece."""
+
+    def reach(self, accuracy: float) -> int:
+        """Pixels beyond which hardly anything was ever seen to count. What cut edges change all the
+        same is in the bound of the whole picture."""
+        return 4 * self.prior.size
+
+    @torch.no_grad()
+    def forward(
+        self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """The minimizer for a piece of a picture, which ends at its edges."""
+        operator = Identity() if measurement is None else measurement
+        layer, inputs = self.layer(measured, operator)
+        solution = layer.solve(inputs, first_picture(measured, operator))
+        self.solutions.append(solution.facts())
+        assert isinstance(solution.state, Tensor)
+        return solution.state
+
+    @torch.no_grad()
+    def restore(
+        self,
+        measured: Tensor,
+        measurement: Callable[[Tensor], Tensor] | None = None,
+        *,
+        start: Tensor | None = None,
+        solver: Solver[Any] | None = None,
+        trace: bool = False,
+    ) -> RestoredPhotos:
+        """The minimizer; `start` and `solver` are for those who want to see that there is one."""
+        padded, operator = self.mirrored(measured, measurement)
+        edge = self.margin * self.factor
+        begin = first_picture(padded, operator) if start is None else _reflected(start, edge)
+        return self.finish(padded, operator, begin, solver=solver, trace=trace)
+
+    def finish(
+        self,
+        padded: Tensor,
+        operator: LinearOperator | Callable[[Tensor], Tensor],
+        start: Tensor,
+        *,
+        solver: Solver[Any] | None = None,
+        trace: bool = False,
+    ) -> RestoredPhotos:
+        """The minimizer for what `mirrored` gives, from a start on; without the mirrored edge."""
+        layer, inputs = self.layer(padded, operator)
+        solution = layer.solve(inputs, start, solver=solver, trace="states" if trace else False)
+        cell = layer.cell
+        assert isinstance(cell, PhotoCell)
+        state = solution.state
+        assert isinstance(state, Tensor)
+        objective = cell.objective(solution.context)
+        states: list[Any] = [start, state]
+        if solution.trace is not None and solution.trace.states is not None:
+            states = [start, *solution.trace.states]
+        values = torch.stack([objective.value(one) for one in states])
+        edge = self.margin * self.factor
+        inside = state[..., edge:-edge, edge:-edge]
+        return RestoredPhotos(inside, self._bound(cell, solution.context, state), solution, values)
+
+    def layer(
+        self, measured: Tensor, measurement: LinearOperator | Callable[[Tensor], Tensor]
+    ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
+        """The equilibrium layer whose output is the minimizer, and its inputs."""
+        data = DataFidelity(measurement, self.noise)
+        shape = tuple(measured.shape[1:])
+        if isinstance(measurement, LinearOperator):
+            measurement.to(measured)
+            shape = measurement.input_shape(shape)
+        weight = (self.level / self.noise) ** 2
+        context, layout = Context(), (shape,)
+        bend = float(self.prior.concavity_bound(context, layout))
+        top = float(self.prior.curvature_bound(context, layout))
+        norm = measurement.norm_bound(shape) if isinstance(measurement, LinearOperator) else 1.0
+        known = weight if isinstance(measurement, Identity) else 0.0
+        cell = PhotoCell(data, self.prior, top + weight * float(norm) ** 2, known - bend)
+        contraction = cell.contraction_limit
+        stop: StoppingCriterion = FlatBelow(STEEPEST * self.level, cell.damping)
+        if contraction is not None:
+            stop = ErrorBelow(self.accuracy, contraction)
+        # No sample is dropped: a mask may have one for each.
+        solver = Anderson(memory=8, max_iterations=self.max_iterations, stop=stop, drop_share=1.0)
+        layer = EquilibriumLayer(cell, solver=solver, gradient=Implicit(tolerance=0.04))
+        return layer, (measured, measured.new_full((len(measured),), self.level))
+
+    def _bound(self, cell: PhotoCell, context: Context, state: Tensor) -> Tensor | None:
+        """‖∇G(y)‖/m ≥ ‖y − y*‖, as a root mean square."""
+        if cell.convexity <= 0:
+            return None
+        image = cell.step(state, context)
+        assert isinstance(image, Tensor)
+        size = ((image - state) / cell.damping).square().flatten(1).mean(dim=1).sqrt()
+        return size / cell.convexity
+
+    def mirrored(
+        self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, LinearOperator | Callable[[Tensor], Tensor]]:
+        """What was measured, going on beyond its edges; an operator of one's own has its size."""
+        check_images(measured, measured.shape[1] if measured.dim() == 4 else 1)
+        if not bool(measured.isfinite().all()):
+            raise ValueError("the picture has values that are NaN or infinite")
+        operator = Identity() if measurement is None else measurement
+        margin = self.margin
+        if min(measured.shape[2:]) <= margin:
+            height, width = measured.shape[2:]
+            raise ValueError(
+                f"a picture of {width}×{height} pixels is too small to be restored: it needs more "
+                f"than {margin} a side"
+            )
+        if isinstance(operator, Mask):
+            if not bool(operator.known.any()):
+                raise ValueError("the mask hides every pixel: nothing is left to restore from")
+            known = operator.known.to(measured).expand(-1, -1, *measured.shape[2:])
+            operator = Mask(_reflected(known, margin))
+        return _reflected(measured, margin), operator
+
+    @property
+    def margin(self) -> int:
+        """Pixels of what was measured that are mirrored at every edge."""
+        return math.ceil(MIRRORED / self.factor)
+
+
+def _reflected(images: Tensor, margin: int) -> Tensor:
+    return F.pad(images, (margin, margin, margin, margin), mode="reflect")
+
+
+def first_picture(measured: Tensor, measurement: object) -> Tensor:
+    """A picture to start from: what was measured, with holes filled by the mean around them."""
+    if isinstance(measurement, Mask):
+        known = measurement.known.to(measured).expand_as(measured)
+        filled, seen, width = measured, known, 1
+        while bool((seen == 0).any()) and width < max(measured.shape[2:]):
+            width = 2 * width + 1
+            kernel = {"kernel_size": width, "stride": 1, "padding": width // 2}
+            total = F.avg_pool2d(measured * known, **kernel)  # type: ignore[arg-type]
+            share = F.avg_pool2d(known, **kernel)  # type: ignore[arg-type]
+            new = (seen == 0) & (share > 0)
+            filled = torch.where(new, total / share.clamp_min(1e-12), filled)
+            seen = torch.where(new, 1.0, seen)
+        return filled
+    picture = getattr(measurement, "picture", None)
+    return measured if picture is None else picture(measured)
+
+
+def photo_prior() -> OpponentPrior:
+    """The trained prior that comes with the package."""
+    prior = photo_denoiser().prior
+    weights = resources.files("equilibria") / "weights" / "photo-prior.safetensors"
+    prior.load_state_dict(load(weights.read_bytes()))
+    return prior.requires_grad_(False).eval()
+
+
+class NoiseStem(nn.Module):
+    """The picture, and the noise of each: that which is given, or one for all."""
+
+    def __init__(self, in_channels: int, noise: float) -> None:
+        super().__init__()
+        check_positive(noise=noise)
+        self.in_channels = in_channels
+        self.noise = noise
+
+    def forward(
+        self, images: Tensor, noise: Tensor | Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        check_images(images, self.in_channels)
+        level = noise if isinstance(noise, Tensor) else images.new_tensor(self.noise)
+        return images, level.to(images).expand(len(images))
+
+
+class PhotoDenoiser(EquilibriumModel):
+    """argmin ½‖y − x‖² + R_σ(y), from pictures x and their noise σ: what the prior is trained in.
+
+    A solve starts at x itself.
+    """
+
+    def __init__(self, prior: OpponentPrior, stem: NoiseStem, solving: Solving | None) -> None:
+        cell = PhotoCell(
+            DataFidelity(),
+            prior,
+            1 + prior.curvature_limit,
+            1 - max(prior.luminance.concavity, prior.colors.concavity),
+        )
+        super().__init__(stem, EquilibriumLayer(cell, solving=solving), nn.Identity())
+
+    @property
+    def prior(self) -> OpponentPrior:
+        cell = self.layer.cell
+        assert isinstance(cell, PhotoCell)
+        energy = cell.energy
+        assert isinstance(energy, Sum)
+        prior = energy["opponent_prior"]
+        assert isinstance(prior, OpponentPrior)
+        return prior
+
+    def features(self, *inputs: Any, start: State | None = None) -> Tensor:
+        picture, noise = self.stem(*inputs)
+        begin = picture.detach() if start is None else start
+        feature: Tensor = self.layer((picture, noise), begin)
+        return feature
+
+
+def photo_denoiser(
+    *,
+    in_channels: int = 3,
+    channels: int = 48,
+    kernel_size: int = 7,
+    concavity: float = 0.9,
+    steepness: float = 7.2,
+    noise: float = 25 / 255,
+    solving: Solving | None = None,
+) -> PhotoDenoiser:
+    """A denoiser whose prior then undoes any damage.
+
+    channels, kernel_size: of the filters of the luminance; those of the colors are half as many,
+        and two pixels smaller. noise: of pictures that are given without one.
+    """
+    options: dict[str, Any] = {"concavity": concavity, "steepness": steepness}
+    luminance = RidgePrior((channels,), (kernel_size,), **options)
+    colors = RidgePrior((max(1, channels // 2),), (max(2, kernel_size - 2),), **options)
+    prior = OpponentPrior(luminance, colors)
+    return PhotoDenoiser(prior, NoiseStem(in_channels, noise), solving)

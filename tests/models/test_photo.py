@@ -1,0 +1,249 @@
+"""The restorer of photographs: one minimizer, whoever looks for it, and a bound that holds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.inputs import (
+    Corrupted,
+    Corruption,
+    Deblurring,
+    Demosaicing,
+    PhotoSettings,
+    Scattering,
+    SuperResolution,
+    discrepancy,
+    least_variation,
+    noise_level,
+    restore_photo,
+)
+from equilibria.inputs.photos import middle_of
+from equilibria.models import PhotoRestorer, photo_prior
+from equilibria.models.restorers.photo import first_picture
+from equilibria.operators import Blur, Identity, Mask
+from equilibria.tasks.image_quality import picture_psnr
+
+NOISE = 25 / 255
+
+
+def chance(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def photograph(name: str = "flower.jpg", side: int = 48, top: int = 150, left: int = 250) -> Tensor:
+    """A piece of a photograph that the prior was not trained on, (1, 3, side, side)."""
+    pixels = torch.from_numpy(np.array(load_sample_image(name)))
+    return pixels[top : top + side, left : left + side].permute(2, 0, 1)[None].double() / 255
+
+
+def gray(image: Tensor) -> Tensor:
+    return image.mean(dim=1, keepdim=True)
+
+
+def noisy(image: Tensor, noise: float = NOISE, seed: int = 0) -> Tensor:
+    return image + noise * torch.randn(image.shape, generator=chance(seed), dtype=image.dtype)
+
+
+@pytest.fixture(scope="module")
+def prior() -> eq.energies.OpponentPrior:
+    return photo_prior().double()
+
+
+def exact(prior: eq.energies.OpponentPrior, accuracy: float = 1e-10) -> PhotoRestorer:
+    return PhotoRestorer(prior, NOISE, accuracy=accuracy, max_iterations=5000)
+
+
+def test_ten_starts_and_three_solvers_find_one_minimizer(
+    prior: eq.energies.OpponentPrior,
+) -> None:
+    x = noisy(gray(photograph(side=24)))
+    restorer = exact(prior, 1e-6)
+    expected = restorer.restore(x).images
+    stop = restorer.layer(*restorer.mirrored(x, None))[0].solver.stop
+    solvers = [
+        eq.Anderson(stop=stop, max_iterations=5000),
+        eq.Picard(stop=stop, max_iterations=5000),
+        eq.Accelerated(stop=stop, max_iterations=5000),
+    ]
+    for seed in range(10):
+        start = 2 * torch.rand(x.shape, generator=chance(seed), dtype=x.dtype)
+        found = restorer.restore(x, start=start, solver=solvers[seed % 3])
+        assert bool(found.solution.converged.all())
+        assert (found.images - expected).abs().max() < 1e-4
+
+
+def test_an_outside_solver_finds_no_lower_objective(prior: eq.energies.OpponentPrior) -> None:
+    x = noisy(gray(photograph(side=12)))
+    restorer = exact(prior)
+    found = restorer.restore(x)
+    padded, operator = restorer.mirrored(x, None)
+    layer, inputs = restorer.layer(padded, operator)
+    objective = layer.objective(inputs)
+
+    def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        y = torch.from_numpy(flat).reshape(padded.shape)
+        gradient = objective.gradient(y)
+        assert isinstance(gradient, Tensor)
+        return float(objective.value(y)), gradient.flatten().numpy()
+
+    outside = scipy.optimize.minimize(
+        value,
+        padded.flatten().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9},
+    )
+    assert float(found.objective[-1, 0]) == pytest.approx(outside.fun, rel=1e-9)
+
+
+@pytest.mark.parametrize("image", [("flower.jpg", 150, 250), ("china.jpg", 60, 300)], ids=str)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_bound_holds_and_the_solve_stops_below_a_gray_level(
+    prior: eq.energies.OpponentPrior, image: tuple[str, int, int], channels: int
+) -> None:
+    name, top, left = image
+    clean = photograph(name, 32, top, left)
+    x = noisy(clean if channels == 3 else gray(clean))
+    restorer = PhotoRestorer(prior, NOISE)
+    found = restorer.restore(x)
+    y, truth = found.solution.state, exact(prior).restore(x).solution.state
+    assert isinstance(y, Tensor)
+    assert isinstance(truth, Tensor)
+    distance = (y - truth).square().mean().sqrt()
+    assert found.bound is not None
+    assert 0 < distance <= found.bound[0] <= 1.5 / 255
+    assert picture_psnr(found.images, clean if channels == 3 else gray(clean)) > picture_psnr(
+        x, clean if channels == 3 else gray(clean)
+    )
+
+
+def test_the_objective_falls_along_a_solve(prior: eq.energies.OpponentPrior) -> None:
+    x = noisy(gray(photograph(side=24)))
+    restorer = exact(prior, 1e-6)
+    found = restorer.restore(x, solver=eq.Picard(max_iterations=40, tolerance=1e-9), trace=True)
+    assert len(found.objective) > 10
+    assert bool((found.objective.diff(dim=0) <= 1e-12).all())
+
+
+DAMAGE: list[Corruption] = [
+    Deblurring(1.2, 0.01),
+    Scattering(0.7, 1 / 255),
+    SuperResolution(2, 1 / 255),
+    Demosaicing(1 / 255),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: type(damage).__name__)
+def test_the_same_prior_undoes_other_damage_better_than_total_variation(
+    prior: eq.energies.OpponentPrior, damage: Corruption
+) -> None:
+    clean = photograph(side=48)
+    seen = damage.corrupt(clean, chance())
+    found = restore_photo(prior, seen, PhotoSettings(strength=1.0))
+    assert found.images.shape == clean.shape
+    assert found.bound is None  # The operator hides something: nothing is proven.
+    start = first_picture(seen.measured, seen.measurement)
+    variations = [
+        least_variation(seen.measured, seen.measurement, weight, start)  # type: ignore[arg-type]
+        for weight in (3e-4, 1e-3, 3e-3)
+    ]
+    best = max(float(picture_psnr(some, clean)) for some in variations)
+    assert float(picture_psnr(found.images, clean)) > best
+
+
+def test_pieces_are_the_whole(prior: eq.energies.OpponentPrior) -> None:
+    x = noisy(gray(photograph(side=160)))
+    seen = Corrupted(x, Identity(), NOISE)
+    accuracy = 1e-5
+    whole = restore_photo(prior, seen, PhotoSettings(accuracy=accuracy))
+    pieces = restore_photo(prior, seen, PhotoSettings(accuracy=accuracy, tile=150))
+    assert pieces.bound is not None
+    assert float(pieces.bound) <= 1.5 * accuracy
+    assert (whole.images - pieces.images).square().mean().sqrt() < 3 * accuracy
+
+
+def test_strength_and_the_discrepancy_principle(prior: eq.energies.OpponentPrior) -> None:
+    clean = gray(photograph(side=48))
+    seen = Deblurring(1.2, 0.03).corrupt(clean, chance())
+
+    def misfit(strength: float) -> float:
+        found = restore_photo(prior, seen, PhotoSettings(strength=strength))
+        return float((seen.measurement(found.images) - seen.measured).square().mean().sqrt())
+
+    chosen = discrepancy(prior, seen, PhotoSettings())
+    assert misfit(0.1) < misfit(1.0) < misfit(10.0)
+    assert misfit(chosen) == pytest.approx(0.03, rel=0.1)
+
+
+@pytest.mark.parametrize("noise", [5, 15, 25, 50])
+def test_the_noise_of_a_photograph_is_told(noise: float) -> None:
+    smooth, rough = photograph(side=200), photograph("china.jpg", 200, 100, 100)
+    assert math.isclose(noise_level(noisy(smooth, noise / 255)), noise / 255, rel_tol=0.3)
+    assert noise / 255 < noise_level(noisy(rough, noise / 255)) < (noise + 6) / 255
+    assert noise_level(torch.zeros(1, 1, 8, 8)) == 1 / 255
+    with pytest.raises(ValueError, match="one row or column"):
+        noise_level(torch.zeros(1, 1, 1, 8))
+
+
+def test_total_variation_is_minimized() -> None:
+    """Of ½(a − x)² + ½(b − y)² + w|a − b| the minimizer is known."""
+    x = torch.tensor([[[[0.0, 1.0]]]]).double()
+    found = least_variation(x, Identity(), 0.2, x, 2000)
+    torch.testing.assert_close(found, torch.tensor([[[[0.2, 0.8]]]]).double(), rtol=0, atol=1e-4)
+    flat = least_variation(x, Identity(), 0.9, x, 2000)
+    torch.testing.assert_close(flat, torch.full_like(x, 0.5), rtol=0, atol=1e-4)
+
+
+def test_a_middle_keeps_the_mosaic_and_the_mask() -> None:
+    clean = photograph(side=60)
+    seen = Demosaicing().corrupt(clean)
+    part = middle_of(seen, 20)
+    assert isinstance(part.measurement, Mask)
+    torch.testing.assert_close(part.measurement(part.measured), part.measured)
+    assert part.measurement.known[0, 0, 0, 0] == 1
+
+
+def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
+    restorer = PhotoRestorer(prior, NOISE)
+    with pytest.raises(ValueError, match="1×1 pixels is too small"):
+        restorer.restore(torch.zeros(1, 1, 1, 1).double())
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        restorer.restore(torch.full((1, 1, 12, 12), torch.nan).double())
+    with pytest.raises(ValueError, match="hides every pixel"):
+        restorer.restore(torch.zeros(1, 1, 12, 12).double(), Mask(torch.zeros(1, 1, 12, 12)))
+    with pytest.raises(ValueError, match="gray or has three colors"):
+        restorer.restore(torch.zeros(1, 2, 12, 12).double())
+    with pytest.raises(ValueError, match="sides of more than"):
+        restorer.restore(torch.zeros(1, 1, 12, 12).double(), Blur(20.0))
+    with pytest.raises(ValueError, match="noise"):
+        PhotoRestorer(prior, 0.0)
+
+
+def test_the_gray_picture_in_three_colors_is_restored_as_the_gray_one(
+    prior: eq.energies.OpponentPrior,
+) -> None:
+    """Noise that is equal in three colors is noise √3 times as large in the luminance."""
+    x = noisy(gray(photograph(side=24)))
+    alone = PhotoRestorer(prior, NOISE, accuracy=1e-8, max_iterations=2000).restore(x)
+    level = NOISE * math.sqrt(3)
+    three = PhotoRestorer(prior, level, accuracy=1e-8, max_iterations=2000).restore(
+        x.expand(-1, 3, -1, -1)
+    )
+    torch.testing.assert_close(three.images[:, :1], alone.images, rtol=0, atol=1e-6)
+
+
+def test_the_prior_of_the_package_keeps_its_promises(prior: eq.energies.OpponentPrior) -> None:
+    assert sum(p.numel() for p in prior.parameters()) <= 20_000
+    for part in (prior.luminance, prior.colors):
+        slopes = part.slope_values()
+        assert -0.9 <= slopes.min() < 0 < slopes.max() <= 7.2
+        spectrum = torch.fft.fft2(part.filters()[:, 0], s=(200, 200)).abs().square().sum(dim=0)
+        assert spectrum.max() <= 1
