@@ -147,3 +147,17 @@ def test_the_step_drops_after_65_iterations() -> None:
 def test_an_unknown_task_is_an_error() -> None:
     with pytest.raises(ValueError, match="task must be one of latents, mnist, cifar10, few-shot"):
         get_engine("official", task="celeba")
+
+
+def test_every_acceleration_of_the_ablation_goes_its_own_way() -> None:
+    """Appendix A.2 compares type I, type II and Broyden's method; without any, steps are plain."""
+    model, loss, x0 = smooth_model(), squared_distance(1), inputs(1)
+    options: dict[str, Any] = {"tolerance": 1e-300, "verify": False, "iterations": 6}
+    ends = {}
+    for acceleration in ("type-1", "type-2", "broyden", "none"):
+        engine = replace(get_engine("official", acceleration=acceleration), cheapest=False)
+        ends[acceleration] = optimize_input(model, loss, x0, engine=engine, **options).x[0]
+    _, plain = written_out(model, loss, x0[0], 6, "latents", mixed=False)
+    torch.testing.assert_close(ends["none"], plain, rtol=1e-9, atol=1e-12)
+    for name in ("type-1", "type-2", "broyden"):
+        assert float((ends[name] - plain).norm()) > 1e-4, name

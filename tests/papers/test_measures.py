@@ -16,6 +16,7 @@ from equilibria.papers.measures import (
     unrolled_search,
 )
 from equilibria.papers.memory import peak_bytes
+from equilibria.papers.pictures import ENGINES
 from equilibria.papers.plots import Printed, printed
 from tests.inputs.small_generator import HIDDEN, LATENTS, SIDE, decoder
 
@@ -110,3 +111,15 @@ def test_figures_as_printed() -> None:
 @pytest.mark.parametrize("name", sorted(MEASURES))
 def test_every_measure_has_a_title(name: str) -> None:
     assert MEASURES[name].title
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_of_the_figures_searches_for_latents(name: str) -> None:
+    model, images = decoder(), torch.rand(2, 1, SIDE, SIDE, dtype=torch.float64)
+    found = find_latents(model, images, engine=ENGINES[name], iterations=4)
+    assert bool((found.loss <= found.initial_loss).all())
+
+
+def test_a_way_to_mix_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="acceleration must be one of type-1, type-2, broyden"):
+        get_engine("official", acceleration="type-3")
