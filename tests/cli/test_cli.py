@@ -68,7 +68,7 @@ def words(svg: bytes) -> list[str]:
         element for element in ElementTree.fromstring(svg).iter() if element.tag[-4:] == "text"
     )
     found = ("".join("".join(text.itertext()).split()) for text in texts)
-    return [text for text in (re.sub(r"[\d.−]", "", text) for text in found) if text]
+    return [text for text in (re.sub(r"[\d.−⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", "", text) for text in found) if text]
 
 
 def test_the_figure_of_the_readme_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:

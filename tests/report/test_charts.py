@@ -67,6 +67,16 @@ def test_every_kind_is_drawn_and_named_and_text_is_escaped() -> None:
     assert LIGHT.second not in drawn
 
 
+def test_an_area_makes_up_nothing_between_its_points() -> None:
+    points = [(0.0, 1.0), (1.0, 0.5), (2.0, 0.0)]
+    series = [Series(points, color="fourth", kind="area")]
+    drawn = Chart("t", "x", "y", series, "described", limits=(0.0, 1.0)).svg()
+    middle, end = LEFT + (WIDTH - LEFT - RIGHT) / 2, WIDTH - RIGHT
+    top, half, floor = TOP, TOP + HEIGHT / 2, TOP + HEIGHT
+    expected = [(LEFT, top), (LEFT, half), (middle, half), (middle, floor), (end, floor)]
+    assert curve(drawn, LIGHT.fourth) == [pytest.approx(point) for point in expected]
+
+
 @given(
     st.lists(
         st.tuples(

@@ -107,7 +107,7 @@ def test_runs_stand_side_by_side(found: RunReport) -> None:
     page = Checker(html)
     for name in ("a run", "the second", "a third", "a fourth", "a plain one"):
         assert name in page.text
-    for piece in ("β, branch 1", "average H", "gaussian kernel of branch 1", "diversity"):
+    for piece in ("β, branch 1", "average H", "gaussian kernel, branch 1", "diversity"):
         assert piece in page.text
     assert html.count('class="confusion"') == 5
     assert html.count("What the network computes") == 1
@@ -180,7 +180,7 @@ def test_report_of_a_model_without_objective_says_so() -> None:
     assert "no objective exists" in page.text
     assert "Hidden objective, equilibrium" not in page.text
     assert "The objective falls" not in page.text
-    assert "input of layer 2" in page.text
+    assert "input, layer 2" in page.text
     page = Checker(report_page([report("mdeq-small", channels=(4, 4))]))
     assert "Terms of the objective cannot be weighed" in page.text
     assert "Nothing is certain" in page.text

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Literal
 
 from equilibria.report.style import LIGHT, Theme
@@ -38,6 +39,7 @@ class Series:
     color: str = "first"
     """By its name in a `Theme`."""
     kind: Kind = "line"
+    """An area is a staircase: a height holds from the point before to its own."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Chart:
         if not placed:
             return ""
         if one.kind == "area":
-            floor = TOP + HEIGHT
+            placed, floor = _staircase(placed), TOP + HEIGHT
             corners = [(placed[0][0], floor), *placed, (placed[-1][0], floor)]
             line = _path(placed, color, 1.4)
             return f'<path d="{_steps(corners)}Z" style="fill:{color};opacity:.18"/>{line}'
@@ -219,6 +221,14 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
     every = max(1, math.ceil((last - first) / 4))
     powers = range(first, last + 1, every)
     return [(10.0**power, "10" + str(power).translate(SUPERSCRIPTS)) for power in powers]
+
+
+def _staircase(points: Sequence[Point]) -> list[Point]:
+    """Every height holds from the point before to its own: nothing between two is made up."""
+    corners = list(points[:1])
+    for (before, _), point in pairwise(points):
+        corners += [(before, point[1]), point]
+    return corners
 
 
 def _steps(points: Sequence[Point]) -> str:

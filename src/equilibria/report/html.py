@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PAGE = Theme(*(f"var(--{name})" for name in vars(LIGHT)))
 """The colors of whatever page a chart stands on."""
+ROUNDING = 1e-8
+"""Shares of the largest number below this are not shown."""
 HEAT_SIDE = 240
 """Pixels of a heat map's longer side, at least."""
 
@@ -127,11 +129,15 @@ def _bars(explanation: Explanation, place: int) -> list[dict[str, Any]]:
     """The terms of an image with the widths of their bars, in per cent of half a line."""
     rows = explanation.pulls(place)
     most = max((max(abs(pull), abs(source)) for _, pull, source in rows), default=0.0) or 1.0
+
+    def rounded(value: float) -> float:
+        return 0.0 if abs(value) < ROUNDING * most else value
+
     return [
         {
             "name": name,
-            "pull": pull,
-            "source": source,
+            "pull": rounded(pull),
+            "source": rounded(source),
             "pull_width": 50 * abs(pull) / most,
             "source_width": 50 * abs(source) / most,
         }

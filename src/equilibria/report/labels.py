@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -36,20 +37,26 @@ def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
 def certificate_rows(
     found: Certificate, true: Sequence[int | None] | None = None
 ) -> list[tuple[str, str]]:
-    """What is certain of a batch, as (label, value); `true`: the classes, where they are known."""
+    """What is certain of a batch, as (label, value), empty where nothing is known.
+
+    true: the classes, where they are known.
+    """
     count, gains = len(found), found.gains()
     certain = int(found.certified_class.sum())
     pairs = zip(found.certified_class.tolist(), found.prediction.tolist(), true or [], strict=False)
-    known = [sure and said == label for sure, said, label in pairs if label is not None]
+    right = [sure and said == label for sure, said, label in pairs if label is not None]
 
     def median(values: Tensor) -> str:
-        return f"{float(values.median()):.3g}"
+        return known(float(values.median()))
+
+    def known(value: float, form: str = ".3g") -> str:
+        return format(value, form) if math.isfinite(value) else ""
 
     return [
         ("Class certified", f"{certain / count:.2%} ({certain} of {count})"),
-        ("Certified and right", f"{sum(known) / len(known):.2%}" if known else ""),
+        ("Certified and right", f"{sum(right) / len(right):.2%}" if right else ""),
         ("Unique equilibrium", f"{float(found.unique.double().mean()):.1%}"),
-        ("Contraction q, largest", f"{float(found.contraction.max()):.4g}"),
+        ("Contraction q, largest", known(float(found.contraction.max()), ".4g")),
         ("Residual ‖T(y) − y‖, median", median(found.residual)),
         ("Error by contraction, median", median(found.contraction_error)),
         ("Error by convexity, median", median(found.convexity_error)),
