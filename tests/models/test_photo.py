@@ -247,3 +247,28 @@ def test_the_prior_of_the_package_keeps_its_promises(prior: eq.energies.Opponent
         assert -0.9 <= slopes.min() < 0 < slopes.max() <= 7.2
         spectrum = torch.fft.fft2(part.filters()[:, 0], s=(200, 200)).abs().square().sum(dim=0)
         assert spectrum.max() <= 1
+
+
+def test_standard_errors_are_those_of_the_inverse_hessian(
+    prior: eq.energies.OpponentPrior,
+) -> None:
+    x = noisy(gray(photograph(side=12)))
+    found = exact(prior).restore(x)
+    state, context = found.solution.state, found.solution.context
+    assert isinstance(state, Tensor)
+    size = state.numel()
+    identity = torch.eye(size, dtype=state.dtype)
+    y = state.detach().requires_grad_()
+    image = found.cell.step(y, context)
+    assert isinstance(image, Tensor)
+    rows = [
+        torch.autograd.grad(image, y, row.reshape(y.shape), retain_graph=True)[0].flatten()
+        for row in identity
+    ]
+    hessian = (identity - torch.stack(rows)) / found.cell.damping
+    torch.testing.assert_close(hessian, hessian.T)
+    expected = NOISE * torch.linalg.inv(hessian).diagonal().sqrt()
+    errors = found.standard_errors(NOISE, probes=100).flatten()
+    assert float((errors / expected).log().abs().median()) < 0.1
+    assert float(expected.min()) > 0.1 * NOISE
+    assert float(expected.max()) < 2 * NOISE / math.sqrt(0.1)

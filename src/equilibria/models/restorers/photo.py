@@ -29,6 +29,7 @@ from equilibria.operators import Identity, LinearOperator, Mask
 from equilibria.registry import check_positive
 from equilibria.solvers import Anderson, Solution, Solver
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
+from equilibria.solvers.linear import conjugate_gradients
 
 MIRRORED = 8
 """Pixels by which a picture goes on beyond its edges, reflected, while it is restored."""
@@ -99,6 +100,36 @@ class RestoredPhotos:
     objective: Tensor
     """G at the start and after every iteration, (iterations, pictures); only the two ends where no
     trace was asked for."""
+    cell: PhotoCell
+
+    def standard_errors(self, level: float, probes: int = 16, seed: int = 0) -> Tensor:
+        """About how far each pixel may be from the truth: σ·√diag(H⁻¹), H = ∇²G at the answer.
+
+        That is the posterior's deviation where G/σ² is its negative logarithm and is as curved
+        everywhere as here. The diagonal is an estimate (Hutchinson: the mean of z·H⁻¹z over random
+        signs z), and there is none where H is not positive. level: σ, that of the prior.
+        """
+        state, length = self.solution.state, self.cell.damping
+        assert isinstance(state, Tensor)
+        y = state.detach().requires_grad_()
+        with torch.enable_grad():
+            image = self.cell.step(y, self.solution.context)
+        assert isinstance(image, Tensor)
+
+        def curved(rows: Tensor) -> Tensor:
+            """H v = (v − Jv)/length of the gradient step, whose Jacobian J is symmetric."""
+            (pulled,) = torch.autograd.grad(image, y, rows.reshape(y.shape), retain_graph=True)
+            return (rows - pulled.flatten(1)) / length
+
+        chance = torch.Generator().manual_seed(seed)
+        total = torch.zeros_like(state)
+        for _ in range(probes):
+            signs = torch.randint(2, state.shape, generator=chance).to(state) * 2 - 1
+            found = conjugate_gradients(
+                curved, signs.flatten(1), tolerance=1e-2, max_iterations=200
+            )
+            total += signs * found.value.reshape(state.shape)
+        return level * (total / probes).clamp_min(0).sqrt()
 
 
 class PhotoRestorer(nn.Module):
@@ -194,7 +225,8 @@ class PhotoRestorer(nn.Module):
         values = torch.stack([objective.value(one) for one in states])
         edge = self.margin * self.factor
         inside = state[..., edge:-edge, edge:-edge]
-        return RestoredPhotos(inside, self._bound(cell, solution.context, state), solution, values)
+        bound = self._bound(cell, solution.context, state)
+        return RestoredPhotos(inside, bound, solution, values, cell)
 
     def layer(
         self, measured: Tensor, measurement: LinearOperator | Callable[[Tensor], Tensor]
