@@ -106,7 +106,7 @@ class Explanation:
             return []
         pulls, sources = found.pull[place].tolist(), found.source[place].tolist()
         rows = list(zip(found.terms, pulls, sources, strict=True))
-        return [*rows, ("biases of the head", 0.0, float(found.head[place]))]
+        return [*rows, ("head biases", 0.0, float(found.head[place]))]
 
     def margin_error(self, place: int) -> float | None:
         """How far the margin may be from that of the exact equilibrium; None: not known."""

@@ -147,7 +147,7 @@ def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
     norm = {"l2": "L2", "linf": "L∞"}[curves.norm]
     colors = dict(zip(curves.over_eps, SERIES, strict=False))
     clean = (0.0, curves.accuracy)
-    certain = [Series(curves.certified, "certified", "fourth", "area")] if curves.certified else []
+    certain = [Series(curves.certified, "certified", "third", "area")] if curves.certified else []
     distances = [
         Series([clean, *((p.eps, p.accuracy) for p in points)], method, colors[method])
         for method, points in curves.over_eps.items()
