@@ -37,6 +37,10 @@ class Activation(ABC):
     def __call__(self, a: Tensor) -> Tensor:
         """σ(a)."""
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        """σ(a) where a is of no more use: in its memory, if that is possible."""
+        return self(a)
+
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
         """σ′(a), in [0, L_σ]; at a kink the value that automatic differentiation takes."""

@@ -24,6 +24,9 @@ class ReLU(Activation):
     def __call__(self, a: Tensor) -> Tensor:
         return torch.relu(a)
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        return torch.relu_(a)
+
     def derivative(self, a: Tensor) -> Tensor:
         return (a > 0).to(a.dtype)
 

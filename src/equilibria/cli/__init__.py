@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from equilibria import __version__
+from equilibria.cli.allocator import keep_freed_memory
 from equilibria.cli.app import app, examples
 from equilibria.cli.demo import EXAMPLES
 from equilibria.cli.faults import warn
@@ -59,4 +60,5 @@ def main() -> None:
     # Python hides these from whoever runs a program; here the recipe is theirs to change.
     warnings.filterwarnings("default", message=".*until version 0.3", category=DeprecationWarning)
     warnings.showwarning = warn
+    keep_freed_memory()
     app()

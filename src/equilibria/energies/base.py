@@ -61,6 +61,9 @@ class Energy(nn.Module):
     is_quadratic: bool = False
     """Whether ∇²E is the same matrix at every state and every input."""
 
+    owns_descent: bool = False
+    """Whether the tensors of `descent` are its own, so that they may be overwritten."""
+
     has_gradient: bool = True
     """Whether `descent` is −∇ of `value`. Not where a scale follows the state and is taken as
     constant: such a term is the energy of no map."""
@@ -307,6 +310,7 @@ class Sum(Composite):
             for name, one in term.named_terms() if isinstance(term, Sum) else [(term.name, term)]:
                 flat[_unused(name, flat)] = one
         super().__init__({**flat, **named})
+        self.owns_descent = len(self.terms) > 1
 
     def __getitem__(self, name: str) -> Energy:
         """The term called `name`."""

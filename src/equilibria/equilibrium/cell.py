@@ -249,7 +249,10 @@ class EnergyCell(Cell):
         return None if descent is None else map_state(self.activation, descent)
 
     def step(self, state: State, context: Context) -> State:
-        return self._relax(state, self._direction(state, context))
+        direction = self._direction(state, context)
+        if self.alpha == 1 and self.energy.owns_descent and not torch.is_grad_enabled():
+            return map_state(self.activation.overwrite, direction)
+        return self._relax(state, direction)
 
     def symmetry_weight(self, state: State, context: Context) -> State:
         return map_state(self.activation.derivative, self._direction(state, context))

@@ -28,6 +28,9 @@ from equilibria.solvers.linear import (
 LARGEST_BASIS = 2**31
 """Bytes beyond which GMRES's basis is not worth its memory: BiCGSTAB takes its place."""
 
+SHARE = 0.1
+"""Of the forward tolerance: how well a backward pass is solved if nothing else is asked for."""
+
 Method = Literal["auto", "cg", "gmres", "bicgstab"]
 
 
@@ -40,8 +43,9 @@ class Implicit(GradientRule):
     linear solve is conjugate gradients (in the inner product weighted by σ′ for energies), which
     falls back to GMRES where it breaks down; otherwise it is GMRES.
 
-    tolerance: relative residual of the linear solve. No more digits are asked for than the numbers
-        have: it is never taken below their precision.
+    tolerance: relative residual of the linear solve; None: a tenth of that of the forward solve,
+        whose error it meets. No more digits are asked for than the numbers have: it is never taken
+        below their precision.
     method: "auto" follows the cell's symmetry and the size of the batch. "bicgstab" needs 8 vectors
         of memory in the place of GMRES's `restart` + 1, for more products with the Jacobian.
     warm_start: start from the last backward solution if its shape fits. It pays where the same
@@ -49,7 +53,7 @@ class Implicit(GradientRule):
     """
 
     exact: ClassVar[bool] = True
-    tolerance: float = 1e-5
+    tolerance: float | None = None
     max_iterations: int = 200
     method: Method = "auto"
     restart: int = 30
@@ -85,9 +89,14 @@ class Implicit(GradientRule):
                 enabled=torch.is_autocast_enabled(device),
             ),
         )
-        solve = _LinearSolver(self, recipe, backward, problem.epsilon)
+        rule = replace(self, tolerance=self.tolerance_with(solver))
+        solve = _LinearSolver(rule, recipe, backward, problem.epsilon)
         outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
         return unflatten_state(solution.state, outputs), solution
+
+    def tolerance_with(self, solver: Solver[Any]) -> float:
+        """What the linear solve is solved to, where this solver solves forward."""
+        return SHARE * solver.tolerance if self.tolerance is None else self.tolerance
 
     def _symmetry(self, cell: Map) -> Symmetry:
         if self.method in ("gmres", "bicgstab"):

@@ -86,6 +86,6 @@ def under_attack(
 def _exact(own: Solving, warm_start: bool) -> Solving:
     rule = own.gradient if own.gradient.exact else Implicit()
     if isinstance(rule, Implicit):
-        tolerance = max(rule.tolerance, own.solver.tolerance)
+        tolerance = max(rule.tolerance_with(own.solver), own.solver.tolerance)
         rule = replace(rule, tolerance=tolerance, warm_start=rule.warm_start or warm_start)
     return own.changed(gradient=rule)

@@ -15,15 +15,19 @@ from equilibria.solvers.base import Memory, Solver
 class History(Memory):
     """The last images and residuals of each row, in buffers allocated once.
 
-    `gram` holds ⟨g_i, g_j⟩ of the residuals and is updated by one row an iteration; `valid` marks
-    the slots in use, which differ from row to row after a restart.
+    `gram` holds ⟨g_i, g_j⟩ of the residuals and is updated by one row an iteration. A zero on its
+    diagonal marks a slot that is not in use, which differs from row to row after a restart.
     """
 
     images: Tensor
     residuals: Tensor
     gram: Tensor
-    valid: Tensor
     written: int = 0
+
+    def difference(self, image: Tensor, point: Tensor) -> Tensor:
+        """In the slot where `propose` wants it."""
+        slot = self.residuals[:, self.written % self.residuals.shape[1]]
+        return torch.sub(image, point, out=slot)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,6 @@ class Anderson(Solver[History]):
             images=start.new_empty(rows, self.memory, size),
             residuals=start.new_empty(rows, self.memory, size),
             gram=start.new_zeros(rows, self.memory, self.memory),
-            valid=torch.zeros(rows, self.memory, dtype=torch.bool, device=start.device),
         )
 
     def propose(self, memory: History, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
@@ -69,11 +72,9 @@ class Anderson(Solver[History]):
         used = min(memory.written, self.memory)
         images, residuals = memory.images[:, :used], memory.residuals[:, :used]
         images[:, slot] = image
-        residuals[:, slot] = change
         products = torch.bmm(change[:, None], residuals.transpose(1, 2))[:, 0]
         memory.gram[:, slot, :used] = products
         memory.gram[:, :used, slot] = products
-        memory.valid[:, slot] = True
         if used == 1:
             return image if self.damping == 1 else point + self.damping * change
         weights = self._weights(memory, slot, used).to(image.dtype)[:, None]
@@ -88,22 +89,21 @@ class Anderson(Solver[History]):
         double = torch.float32 if memory.gram.device.type == "mps" else torch.float64
         gram = memory.gram[:, :used, :used].to(double)
         squares = torch.diagonal(gram, dim1=1, dim2=2)
-        smallest = torch.where(memory.valid[:, :used], squares, torch.inf).amin(dim=1)
+        usable = squares > 0
+        smallest = torch.where(usable, squares, torch.inf).amin(dim=1)
         # Written so that a NaN counts as a jump.
         jumped = ~(squares[:, slot] <= self.restart_growth**2 * smallest)
-        usable = memory.valid[:, :used] & (squares > 0)
         inverse = torch.where(usable, squares.rsqrt(), 0.0)
         system = gram * inverse[:, :, None] * inverse[:, None, :]
-        # An emptied slot has a zero row: the one on its diagonal makes its weight zero.
-        system.diagonal(dim1=1, dim2=2).copy_(1 + self.ridge * usable.to(double))
+        # A slot that is not in use has a zero row, and then no weight.
+        system.diagonal(dim1=1, dim2=2).fill_(1 + self.ridge)
         scaled, _ = torch.linalg.solve_ex(system, inverse)
         weights: Tensor = scaled * inverse
         weights = weights / weights.sum(dim=1, keepdim=True)
         # A NaN sum compares false: such rows restart too.
-        sound = (weights.abs().sum(dim=1) <= self.cap) & ~jumped
-        if not bool(sound.all()):
-            newest = torch.zeros_like(usable)
-            newest[:, slot] = True
-            memory.valid[:, :used] &= sound[:, None] | newest
-            weights = torch.where(sound[:, None], weights, newest.to(weights.dtype))
-        return weights
+        sound = ((weights.abs().sum(dim=1) <= self.cap) & ~jumped)[:, None]
+        newest = torch.zeros(used, dtype=weights.dtype, device=weights.device)
+        newest[slot] = 1.0
+        kept = memory.gram.diagonal(dim1=1, dim2=2)[:, :used]
+        kept.copy_(torch.where(sound | (newest > 0), kept, 0.0))
+        return torch.where(sound, weights, newest)

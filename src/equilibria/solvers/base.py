@@ -29,6 +29,10 @@ OPTIMISM = 2.0
 class Memory:
     """What a solver remembers of earlier iterations: tensors with one row a problem, or nothing."""
 
+    def difference(self, image: Tensor, point: Tensor) -> Tensor:
+        """T(y) − y, where the next `propose` expects it."""
+        return image - point
+
     def keep(self, rows: Tensor) -> None:
         """Forget the rows that are not in `rows`."""
         for name, value in vars(self).items():
@@ -52,6 +56,9 @@ class Solver(ABC, Generic[M]):
         reach the tolerance in time, and before the first of these looks any whose residual does
         not fall in a step: the map does not contract (None: never).
     stop: when a sample has converged, if not by the tolerance.
+    check_every: the host asks every so many iterations which samples have ended. Samples stop at
+        the same iterates whatever it is, but are computed in vain for a while: worth more than 1
+        on devices where asking stalls the queue.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
     """
@@ -61,10 +68,11 @@ class Solver(ABC, Generic[M]):
     drop_share: float = 0.5
     patience: int | None = None
     stop: StoppingCriterion | None = None
+    check_every: int = 1
 
     def __post_init__(self) -> None:
         check_positive(tolerance=self.tolerance)
-        check_at_least_one(max_iterations=self.max_iterations)
+        check_at_least_one(max_iterations=self.max_iterations, check_every=self.check_every)
         check_share(drop_share=self.drop_share)
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:
@@ -142,9 +150,10 @@ class Solver(ABC, Generic[M]):
         iteration = 1
         sample_evaluations = (warm_up + 1) * point.shape[0]
         while True:
-            change = image - point
+            change = memory.difference(image, point)
             must_fall = 1 < iteration < (patience or 0) and (iteration == 2 or self.steady)
-            progress.observe(current, image, change, must_fall=must_fall)
+            asking = iteration % self.check_every == 0 or iteration == self.max_iterations
+            progress.observe(current, image, change, must_fall=must_fall, asking=asking)
             if recorder is not None:
                 recorder.record(progress, image)
             if not progress.running_count or iteration == self.max_iterations:
@@ -208,6 +217,9 @@ class _Progress:
         )
         self.running = torch.ones_like(infinite, dtype=torch.bool)
         self.running_count = problems
+        """When the host last asked."""
+        self.asked = True
+        """Whether that was at the last iteration."""
         self.mark: Tensor | None = None
         """The best residual of each row when `give_up_stalled` last looked, or at first."""
         self.latest = infinite
@@ -216,9 +228,18 @@ class _Progress:
         """‖T(y) − y‖ of this iteration."""
 
     def observe(
-        self, problem: FixedPointProblem, image: Tensor, change: Tensor, *, must_fall: bool
+        self,
+        problem: FixedPointProblem,
+        image: Tensor,
+        change: Tensor,
+        *,
+        must_fall: bool,
+        asking: bool,
     ) -> None:
-        """Take in T(y) and T(y) − y of every row; end those whose residual must fall, and rose."""
+        """Take in T(y) and T(y) − y of every row; end those whose residual must fall, and rose.
+
+        asking: how many run on, the one question at which the host waits for the device.
+        """
         rows = self.rows
         residuals = self.scale.measure(image, change, problem.rounding)
         absolute, relative = residuals.absolute, residuals.relative
@@ -229,11 +250,14 @@ class _Progress:
         if must_fall:
             going &= absolute < self.absolute
         self.latest, self.absolute = relative, absolute
-        if self.running_count < len(absolute):
+        if self.running_count < len(absolute) or not self.asked:
             self.latest = torch.where(self.running, relative, torch.nan)
             going &= self.running
             improved &= self.running
-        if bool(improved.all()):
+        count, better = self.running_count, 0
+        if asking:
+            count, better = torch.stack([going.sum(), improved.sum()]).tolist()
+        if better == len(absolute):
             rows.best, rows.residual, rows.absolute = image, relative, absolute
         else:
             rows.best = torch.where(improved[:, None], image, rows.best)
@@ -241,13 +265,13 @@ class _Progress:
             rows.absolute = torch.where(improved, absolute, rows.absolute)
         self.mark = relative if self.mark is None else self.mark
         rows.iterations += self.running
-        count = int(going.sum())
-        if count < self.running_count:
+        if count < self.running_count or not asking or not self.asked:
             ended = self.running & ~going
             lost = ended & ~residuals.bounded if must_fall else ended
-            rows.status[lost] = int(Status.DIVERGED)
-            rows.status[ended & reached] = int(Status.CONVERGED)
+            status = torch.where(lost, int(Status.DIVERGED), rows.status)
+            rows.status = torch.where(ended & reached, int(Status.CONVERGED), status)
             self.running, self.running_count = going, count
+        self.asked = asking
 
     def give_up_stalled(self, tolerance: float, periods: float) -> None:
         """End the rows whose best residual has fallen too little since the last call.

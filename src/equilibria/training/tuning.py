@@ -197,7 +197,7 @@ def tune(
         # Where none qualifies, the other rules meet the solver that solved most.
         front = recommend(tried) or min(tried, key=lambda m: (-m.share_converged, m.seconds))
         best = front.setting.solver
-        if isinstance(lead, Implicit) and lead.tolerance < best.tolerance:
+        if isinstance(lead, Implicit) and lead.tolerance_with(best) < best.tolerance:
             others.append(replace(lead, tolerance=best.tolerance))
         measure([Solving(best, bench.fit(rule, best)) for rule in others], expected)
         # The settings take turns: what else the machine does hits all of them alike.
