@@ -218,3 +218,21 @@ def test_a_step_of_ones_own_is_the_one_that_is_differentiated() -> None:
         layer = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-12))
         (gradient,) = torch.autograd.grad(layer(x).sum(), x)
         torch.testing.assert_close(gradient, torch.full_like(x, 0.5 / (1 - 0.18)))
+
+
+def test_a_start_in_another_memory_format_is_brought_into_that_of_the_input() -> None:
+    """The solver's buffer takes the format of the start, and a whole solve ran in NCHW."""
+    layer = eq.EquilibriumLayer(
+        eq.Input(eq.Conv2d(2, 3, 3)) + eq.Quadratic(eq.Conv2d(3, 3, 3, norm="bound"))
+    )
+    seen: list[bool] = []
+    step = layer.cell.step
+
+    def watched(state: eq.State, context: eq.Context) -> eq.State:
+        assert isinstance(state, torch.Tensor)
+        seen.append(state.is_contiguous(memory_format=torch.channels_last))
+        return step(state, context)
+
+    layer.cell.step = watched  # type: ignore[method-assign]
+    layer.solve(torch.rand(4, 2, 6, 6), start=torch.zeros(4, 3, 6, 6))
+    assert set(seen) == {True}

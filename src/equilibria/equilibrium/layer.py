@@ -23,6 +23,7 @@ from equilibria.context import (
     run_eagerly,
     state_tensors,
 )
+from equilibria.context.state import in_format_of
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.equilibrium.function_cell import FunctionCell
@@ -289,7 +290,7 @@ class EquilibriumLayer(nn.Module):
         shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
         if shapes != wanted:
             raise ValueError(f"the start has shapes {shapes}, the state {wanted}")
-        return map_state(lambda like, t: t.detach().to(like), expected, given)
+        return map_state(lambda like, t: in_format_of(like, t.detach().to(like)), expected, given)
 
     def _solver_step(self) -> Any:
         if not self.compile_step:

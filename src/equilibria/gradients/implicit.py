@@ -128,10 +128,10 @@ class _LinearSolver:
         jacobian = local.transposed_product if transposed else local.product
         rhs = rhs.to(torch.promote_types(rhs.dtype, torch.float32))
 
-        def operator(vector: Tensor) -> Tensor:
-            return vector - jacobian(vector).to(vector.dtype)
+        def product(vector: Tensor) -> Tensor:
+            return jacobian(vector).to(vector.dtype)
 
-        found = self._run(operator, local, rhs, transposed)
+        found = self._run(product, local, rhs, transposed)
         if self.rule.warm_start:
             self.backward.log.remember(found.value, transposed=transposed)
         return found
@@ -183,8 +183,11 @@ class _LinearSolver:
         return pulled, replace(found, value=found.value.new_empty(0))
 
     def _run(
-        self, operator: LinearMap, local: LocalStep, rhs: Tensor, transposed: bool
+        self, jacobian: LinearMap, local: LocalStep, rhs: Tensor, transposed: bool
     ) -> LinearSolution:
+        def operator(vector: Tensor) -> Tensor:
+            return vector - jacobian(vector)
+
         start = (
             self.backward.log.start(rhs, transposed=transposed) if self.rule.warm_start else None
         )
@@ -205,7 +208,9 @@ class _LinearSolver:
             fallback = f"{found.method}, then "
         if self.rule.method == "bicgstab" or self._basis_is_too_large(rhs):
             return bicgstab(operator, rhs, start=start, **limits)
-        found = gmres(operator, rhs, start=start, restart=self.rule.restart, **limits)
+        found = gmres(
+            operator, rhs, start=start, restart=self.rule.restart, jacobian=jacobian, **limits
+        )
         return replace(found, method=fallback + found.method)
 
     def _basis_is_too_large(self, rhs: Tensor) -> bool:

@@ -256,7 +256,9 @@ class _Progress:
             improved &= self.running
         count, better = self.running_count, 0
         if asking:
-            count, better = torch.stack([going.sum(), improved.sum()]).tolist()
+            # Both numbers in one.
+            base = len(absolute) + 1
+            count, better = divmod(int(base * going.sum() + improved.sum()), base)
         if better == len(absolute):
             rows.best, rows.residual, rows.absolute = image, relative, absolute
         else:

@@ -7,6 +7,12 @@ from torch import Tensor
 
 from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
 
+FIRST_ROOM = 8
+"""Vectors that a basis has room for at first; most solves need no more."""
+
+CANCELED = 0.1
+"""The share of a vector's length that is left of it where one orthogonalization is not enough."""
+
 
 def gmres(
     operator: LinearMap,
@@ -17,14 +23,18 @@ def gmres(
     max_iterations: int,
     epsilon: float | None = None,
     restart: int = 30,
+    jacobian: LinearMap | None = None,
 ) -> LinearSolution:
     """Solve A u = g by GMRES(restart) (Saad and Schultz, 1986) for any square A.
 
-    Memory: `restart` + 1 vectors.
+    Memory: as many vectors as steps, and one; `restart` + 1 at most.
+
+    jacobian: v ↦ Jv where A = I − J. Both have the same Krylov spaces, and next to nothing cancels
+        where Jv, and not v − Jv, is made orthogonal to them.
     """
 
     def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
-        cycle = _Cycle(operator, residual, goal, min(restart, limit))
+        cycle = _Cycle(operator, jacobian, residual, goal, min(restart, limit))
         unbroken = torch.zeros_like(goal, dtype=torch.bool)
         return Run(cycle.correction(), cycle.iterations, cycle.steps, unbroken)
 
@@ -34,11 +44,18 @@ def gmres(
 class _Cycle:
     """One Arnoldi cycle, with Givens rotations, so that each step knows its residual."""
 
-    def __init__(self, operator: LinearMap, residual: Tensor, goal: Tensor, steps: int) -> None:
+    def __init__(
+        self,
+        operator: LinearMap,
+        jacobian: LinearMap | None,
+        residual: Tensor,
+        goal: Tensor,
+        steps: int,
+    ) -> None:
         rows, size = residual.shape
         norm = torch.linalg.vector_norm(residual, dim=1)
         # Slots are read only once they have been written.
-        self.basis = residual.new_empty(rows, steps + 1, size)
+        self.basis = residual.new_empty(rows, min(steps + 1, FIRST_ROOM), size)
         self.basis[:, 0] = residual / norm.clamp_min(torch.finfo(residual.dtype).tiny)[:, None]
         self.triangle = residual.new_zeros(rows, steps, steps)
         self.target = residual.new_zeros(rows, steps + 1)
@@ -52,7 +69,15 @@ class _Cycle:
                 break
             self.steps = step + 1
             self.iterations += running
-            column = self._orthogonalize(operator(self.basis[:, step]), step)
+            if step + 1 == self.basis.shape[1]:
+                more = residual.new_empty(rows, min(step + 1, steps - step), size)
+                self.basis = torch.cat([self.basis, more], dim=1)
+            newest = self.basis[:, step]
+            if jacobian is None:
+                column = self._orthogonalize(operator(newest), step)
+            else:
+                column = self._orthogonalize(jacobian(newest), step).neg_()
+                column[:, step] += 1
             for k in range(step):
                 upper, lower = column[:, k].clone(), column[:, k + 1].clone()
                 column[:, k] = cosines[:, k] * upper + sines[:, k] * lower
@@ -76,7 +101,7 @@ class _Cycle:
         vector = vector - torch.bmm(coefficients, known)[:, 0]
         length = torch.linalg.vector_norm(vector, dim=1)
         # Where much has cancelled, rounding has too: once more is then enough, and needed.
-        if bool((length < 0.5 * before).any()):
+        if bool((length < CANCELED * before).any()):
             again = torch.bmm(vector[:, None], known.transpose(1, 2))
             vector = vector - torch.bmm(again, known)[:, 0]
             coefficients = coefficients + again

@@ -1,0 +1,95 @@
+"""How often the host waits for the device: once an iteration, of a solve and of a linear solve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import equilibria as eq
+from equilibria.solvers import FixedPointProblem, conjugate_gradients
+
+WAITING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item"}
+"""Operations whose result the host needs: a GPU's queue runs dry there."""
+
+
+class Waits(TorchDispatchMode):
+    """Counts them; an index by a mask is a `nonzero` in disguise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masked = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        self.count += masked or name in WAITING
+        return func(*args, **(kwargs or {}))
+
+
+def _problem(rows: int = 6) -> FixedPointProblem:
+    torch.manual_seed(0)
+    W = torch.randn(12, 12, dtype=torch.float64)
+    W = 0.9 * W / torch.linalg.matrix_norm(W, 2)
+    context = eq.Context(sample={"c": torch.randn(rows, 12, dtype=torch.float64)})
+
+    def step(state: eq.State, context: eq.Context) -> eq.State:
+        assert isinstance(state, Tensor)
+        return torch.relu(state @ W @ W.T + context["c"])
+
+    return FixedPointProblem(step, context, torch.zeros(rows, 12, dtype=torch.float64))
+
+
+def _waits(solver: eq.Solver[Any]) -> tuple[int, eq.Solution]:
+    with Waits() as waits:
+        solution = solver.solve(_problem())
+    assert bool(solution.converged.all())
+    return waits.count, solution
+
+
+@pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
+def test_one_wait_an_iteration(kind: type[eq.Solver[Any]]) -> None:
+    short, long = (
+        _waits(kind(tolerance=tolerance, max_iterations=500, drop_share=1.0))
+        for tolerance in (1e-3, 1e-9)
+    )
+    iterations = long[1].evaluations - short[1].evaluations
+    assert iterations > 5
+    assert long[0] - short[0] <= iterations
+
+
+@pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
+def test_asking_less_often_changes_nothing_but_the_work(kind: type[eq.Solver[Any]]) -> None:
+    limits: dict[str, Any] = {"tolerance": 1e-9, "max_iterations": 500, "drop_share": 1.0}
+    often, always = _waits(kind(**limits))
+    seldom, found = _waits(kind(**limits, check_every=4))
+    assert seldom < 0.5 * often
+    torch.testing.assert_close(found.iterations, always.iterations)
+    assert isinstance(found.state, Tensor)
+    assert isinstance(always.state, Tensor)
+    torch.testing.assert_close(found.state, always.state, rtol=1e-12, atol=1e-12)
+    assert always.evaluations <= found.evaluations < always.evaluations + 4
+
+
+def test_one_wait_an_iteration_of_conjugate_gradients() -> None:
+    torch.manual_seed(0)
+    H = torch.randn(40, 40, dtype=torch.float64)
+    H = 0.9 * (H + H.T) / torch.linalg.matrix_norm(H + H.T, 2)
+    rhs = torch.randn(3, 40, dtype=torch.float64)
+    weight = (torch.rand(3, 40, dtype=torch.float64) > 0.3).double()
+
+    def waits(tolerance: float) -> tuple[int, int]:
+        with Waits() as counted:
+            found = conjugate_gradients(
+                lambda v: v - (v * weight) @ H, rhs, weight, tolerance=tolerance, max_iterations=100
+            )
+        return counted.count, found.evaluations
+
+    (few, short), (many, long) = waits(1e-2), waits(1e-8)
+    assert long - short > 5
+    assert many - few <= long - short
