@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,10 +17,13 @@ from benchmarks import peer
 from benchmarks.contest import Settings
 from benchmarks.machine import describe_run
 from benchmarks.report import print_tables
-from benchmarks.results import Result, to_json
+from benchmarks.results import Result, averaged, to_json
 from benchmarks.rows import ROWS, Row
 
 JSON_FORMAT = 2
+
+SEEDS = 3
+"""Draws of weights and inputs that a full run averages over."""
 
 WIDTH = 160
 """Columns where the output is no terminal: the tables are wide."""
@@ -52,7 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     for row in rows:
         with console.status(row.name):
-            results += row.measure(settings)
+            seeds = range(chosen.seeds or (1 if chosen.quick else SEEDS))
+            runs = [
+                list(row.measure(replace(settings, seed=seed)))
+                for seed in (seeds if row.depends_on_seed else seeds[:1])
+            ]
+            results += averaged(runs)
         # Written as it grows: a long run that is stopped keeps what it has.
         _write(chosen.json, {"format": JSON_FORMAT, **run, "rows": list(map(to_json, results))})
     print_tables(results, console)
@@ -71,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rows", nargs="+", metavar="NAME", help="these rows, or all that begin so (--list)"
     )
     parser.add_argument("--repeats", type=_positive, help="rounds of each row (7; --quick: 3)")
+    parser.add_argument("--seeds", type=_positive, help="averaged over (3; --quick: 1)")
     parser.add_argument("--threads", type=_positive, help="(PyTorch's default; --quick: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     parser.add_argument("--list", action="store_true", help="list the rows and stop")

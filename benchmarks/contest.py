@@ -25,6 +25,8 @@ class Settings:
 
     quick: bool = False
     repeats: int = 7
+    seed: int = 0
+    """Of weights and inputs; a run averages over several."""
     budget: float = 120.0
     """Seconds of CPU time that the timing of one row may take before it makes fewer rounds."""
 

@@ -33,6 +33,7 @@ def describe_run(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
             "cores": os.cpu_count(),
             "memory_gib": memory_gib(),
             "system": f"{platform.system()} {platform.machine()}",
+            "instructions": instructions(),
         },
         "versions": {
             "equilibria": equilibria.__version__,
@@ -51,6 +52,13 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """The instruction set that PyTorch uses, and a limit that was set to that of convolutions."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    capability: str = torch.backends.cpu.get_cpu_capability()
+    return capability if limit is None else f"{capability}, oneDNN up to {limit}"
 
 
 def memory_gib() -> float | None:

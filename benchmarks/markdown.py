@@ -59,6 +59,8 @@ def _about(run: Mapping[str, Any]) -> str:
     machine, versions = run["machine"], run["versions"]
     memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']} GiB"
     commit = "" if versions["commit"] is None else f" ({versions['commit']})"
+    used = machine.get("instructions")
+    memory += "" if used is None else f", {used}"
     return (
         f"{run['date'][:10]}, `{run['command']}`: {machine['processor']}, {machine['cores']} cores"
         f"{memory}, {machine['system']}; {run['threads']} threads, medians of up to "

@@ -6,11 +6,13 @@ is as hard as its name says and no time goes into what is not measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.models import DeepOptEqCell, UnitLayer
@@ -27,6 +29,8 @@ class Problem:
     name: str
     cell: eq.Cell
     x: Tensor
+    by_hand: Callable[[Tensor, Tensor], Tensor] | None = None
+    """T(y; x) written out in PyTorch's operations: what nothing can be faster than."""
 
     @property
     def is_image(self) -> bool:
@@ -53,36 +57,46 @@ class Problem:
         return float((self.solution != 0).float().mean())
 
 
-def dense(*, width: int, batch: int, norm: float, hard: bool = False) -> Problem:
+def dense(*, width: int, batch: int, norm: float, hard: bool = False, seed: int = 0) -> Problem:
     """y = ReLU(WWᵀy + x) on vectors."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     W = with_norm(eq.Dense(width, width), (width,), norm)
     x = torch.randn(batch, width)
-    return Problem("hard dense" if hard else "dense", _opteq(W), _mostly_active(x) if hard else x)
+
+    def by_hand(y: Tensor, x: Tensor) -> Tensor:
+        return F.linear(F.linear(y, W.kernel.T), W.kernel).add_(x).relu_()
+
+    name = "hard dense" if hard else "dense"
+    return Problem(name, _opteq(W), _mostly_active(x) if hard else x, by_hand)
 
 
 def conv(
-    *, channels: int, size: int, batch: int, norm: float, hard: bool = False, name: str = ""
+    *, channels: int, size: int, batch: int, norm: float, hard: bool = False, seed: int = 0
 ) -> Problem:
     """y = ReLU(W ∗ Wᵀ ∗ y + x) on images, W 3×3."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     W = with_norm(eq.Conv2d(channels, channels, 3), (channels, size, size), norm)
     x = torch.randn(batch, channels, size, size)
-    default_name = "hard conv" if hard else "conv"
-    return Problem(name or default_name, _opteq(W), _mostly_active(x) if hard else x)
+
+    def by_hand(y: Tensor, x: Tensor) -> Tensor:
+        z = F.conv_transpose2d(y, W.kernel, padding=1)
+        return F.conv2d(z, W.kernel, padding=1).add_(x).relu_()
+
+    name = "hard conv" if hard else "conv"
+    return Problem(name, _opteq(W), _mostly_active(x) if hard else x, by_hand)
 
 
-def mixed(*, channels: int, size: int, batch: int, norm: float) -> Problem:
+def mixed(*, channels: int, size: int, batch: int, norm: float, seed: int = 0) -> Problem:
     """The conv problem with one hard sample; in the others most ReLUs are off, and T is flat."""
-    problem = conv(channels=channels, size=size, batch=batch, norm=norm)
+    problem = conv(channels=channels, size=size, batch=batch, norm=norm, seed=seed)
     x = 0.5 * problem.x - 0.75
     x[batch // 2] = _mostly_active(problem.x[batch // 2])
     return Problem("mixed batch", problem.cell, x)
 
 
-def deep(*, channels: int, size: int, batch: int, norm: float) -> Problem:
+def deep(*, channels: int, size: int, batch: int, norm: float, seed: int = 0) -> Problem:
     """Deep OptEq of two convolutional layers in z-space: its Jacobian is not symmetric."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     layers = []
     for _ in range(2):
         W = with_norm(eq.Conv2d(channels, channels, 3), (channels, size, size), norm)
@@ -91,11 +105,11 @@ def deep(*, channels: int, size: int, batch: int, norm: float) -> Problem:
     return Problem("deep", DeepOptEqCell(layers), torch.randn(batch, channels, size, size))
 
 
-def mdeq(*, channels: int, size: int, batch: int) -> Problem:
+def mdeq(*, channels: int, size: int, batch: int, seed: int = 0) -> Problem:
     """A cell like MDEQ's: two convolutions, three GroupNorms, a residual connection."""
     from benchmarks.cells import MDEQLikeCell
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return Problem("mdeq", MDEQLikeCell(channels), torch.randn(batch, channels, size, size))
 
 

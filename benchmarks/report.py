@@ -18,6 +18,7 @@ TOPICS = {
     "memory": "Peak memory of a training step",
     "overhead": "Cost per evaluation ÷ the bare map",
     "growth": "Growth with batch, channels and resolution",
+    "growth-memory": "Growth of the peak memory of a training step",
 }
 
 
@@ -120,13 +121,15 @@ def contestant_cell(contestant: Measured | None, unit: str) -> str:
 
 
 def ratio_cell(duel: Duel, against: str, aim: float | None) -> str:
-    """The ratio and its aim; in brackets where the peer did less than the row asks for."""
+    """The ratio, the range of several seeds, its aim; in brackets where the peer did too little."""
     ratio = duel.ratio(against)
     if ratio is None:
         return "–"
     if not duel.counts(against):
         return f"({ratio:.2f}) not counted"
-    return f"{ratio:.2f}" + ("" if aim is None else f", aim {_aim(ratio, aim)}")
+    each = duel.ratios(against)
+    span = f" ({min(each):.2f}–{max(each):.2f})" if len(each) > 1 else ""
+    return f"{ratio:.2f}{span}" + ("" if aim is None else f", aim {_aim(ratio, aim)}")
 
 
 def reached_cell(duel: Duel) -> str:

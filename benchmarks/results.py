@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any
 
 PEERS = ("tuned", "rewritten", "default")
@@ -50,7 +51,15 @@ class Duel:
     def ratio(self, against: str) -> float | None:
         """Ours ÷ the peer's; None where there is nothing to compare or ours missed the mark."""
         peer: Measured | None = getattr(self, against)
-        return self.ours.value / peer.value if peer is not None and self.ours.reached else None
+        if peer is None or not self.ours.reached:
+            return None
+        each = self.ratios(against)
+        return fmean(each) if each else self.ours.value / peer.value
+
+    def ratios(self, against: str) -> list[float]:
+        """That of each seed, where there were several."""
+        each = self.details.get("ratios", {}).get(against, [])
+        return [ratio for ratio in each if ratio is not None]
 
     def counts(self, against: str) -> bool:
         """Whether a ratio is one of equals: both did what the row asks for."""
@@ -77,6 +86,42 @@ class Overhead:
 
 
 Result = Duel | Overhead
+
+
+def averaged(runs: Sequence[Sequence[Result]]) -> list[Result]:
+    """The same rows measured with several seeds, as one: means, and a ratio for each seed."""
+    first, *others = runs
+    return [_mean([result, *(run[i] for run in others)]) for i, result in enumerate(first)]
+
+
+def _mean(results: Sequence[Result]) -> Result:
+    first = results[0]
+    if len(results) == 1:
+        return first
+    if isinstance(first, Overhead):
+        overheads = [result for result in results if isinstance(result, Overhead)]
+        return replace(
+            first,
+            bare=fmean(one.bare for one in overheads),
+            ratio=fmean(one.ratio for one in overheads),
+        )
+    duels = [result for result in results if isinstance(result, Duel)]
+    ratios = {against: [duel.ratio(against) for duel in duels] for against in PEERS}
+    names = [name for name in ("ours", *PEERS) if getattr(first, name) is not None]
+    contestants = {
+        name: _mean_contestant([getattr(duel, name) for duel in duels]) for name in names
+    }
+    return replace(first, **contestants, details={**first.details, "ratios": ratios})
+
+
+def _mean_contestant(each: Sequence[Measured]) -> Measured:
+    """The mean value, the worst error, and the label of the first seed."""
+    return replace(
+        each[0],
+        value=fmean(one.value for one in each),
+        error=max((one.error for one in each if one.error is not None), default=None),
+        reached=all(one.reached for one in each),
+    )
 
 
 def to_json(result: Result) -> dict[str, Any]:

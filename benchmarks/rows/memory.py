@@ -24,8 +24,8 @@ LEANEST = "accelerated"
 
 def measure(settings: Settings) -> Iterator[Duel]:
     shape = (settings.size(32, 16), settings.size(64, 32), settings.size(64, 32))
-    tuned = _probe("peer:hook_ift", "fixed_point_iter, hook_ift", shape)
-    default = _probe("peer:ift", "fixed_point_iter, ift", shape)
+    tuned = probe("peer:hook_ift", "fixed_point_iter, hook_ift", shape)
+    default = probe("peer:ift", "fixed_point_iter, ift", shape)
     solvers = [ours.default_name("solver")]
     # A process for each takes seconds to start.
     for solver in solvers if settings.quick else [*solvers, LEANEST]:
@@ -34,15 +34,16 @@ def measure(settings: Settings) -> Iterator[Duel]:
             topic="memory",
             unit="MiB",
             wanted=TOLERANCE,
-            ours=_probe(f"ours:{solver}", solver, shape),
+            ours=probe(f"ours:{solver}", solver, shape),
             tuned=tuned,
             default=default,
-            aim_default=0.6,
+            aim_tuned=0.6,
+            aim_default=0.45,
             details={"shape": list(shape)},
         )
 
 
-def _probe(contestant: str, label: str, shape: tuple[int, ...]) -> Measured:
+def probe(contestant: str, label: str, shape: tuple[int, ...]) -> Measured:
     answer = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory_probe", contestant, *map(str, shape)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -61,4 +62,11 @@ def _probe(contestant: str, label: str, shape: tuple[int, ...]) -> Measured:
     )
 
 
-ROWS = (Row("memory", "peak memory of a training step on a large convolution", measure),)
+ROWS = (
+    Row(
+        "memory",
+        "peak memory of a training step on a large convolution",
+        measure,
+        depends_on_seed=False,
+    ),
+)

@@ -15,7 +15,11 @@ TOLERANCE = 1e-4
 
 def measure(settings: Settings) -> Iterator[Duel]:
     problem = problems.mixed(
-        channels=settings.size(32, 8), size=settings.size(32, 12), batch=32, norm=0.99
+        channels=settings.size(32, 8),
+        size=settings.size(32, 12),
+        batch=32,
+        norm=0.99,
+        seed=settings.seed,
     )
     yield solve_duel(
         problem,

@@ -1,6 +1,7 @@
 """What a solver costs beyond the map it iterates: time per evaluation ÷ time of the bare map.
 
-The bare map is y ← T(y) in a loop, in the faster of the two memory formats. Every solver gets a
+The bare map is y ← T(y) in a loop, in the faster of the two memory formats, as the cell computes it
+or written by hand, whichever is the faster. Every solver gets a
 tolerance out of reach, so that it makes the same number of evaluations.
 """
 
@@ -59,6 +60,8 @@ def _bare_maps(problem: Problem) -> Iterator[tuple[tuple[str, str], Callable[[],
     for name, memory_format in formats.items():
         x = problem.x.contiguous(memory_format=memory_format)
         yield ("bare", name), partial(_iterate, problem.cell, x)
+        if problem.by_hand is not None:
+            yield ("bare", f"{name}, by hand"), partial(_iterate_by_hand, problem.by_hand, x)
 
 
 @torch.no_grad()
@@ -67,6 +70,14 @@ def _iterate(cell: eq.Cell, x: Tensor) -> int:
     state = cell.initial_state(x, context)
     for _ in range(EVALUATIONS):
         state = cell.step(state, context)
+    return EVALUATIONS
+
+
+@torch.no_grad()
+def _iterate_by_hand(by_hand: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> int:
+    state = torch.zeros_like(x)
+    for _ in range(EVALUATIONS):
+        state = by_hand(state, x)
     return EVALUATIONS
 
 

@@ -17,3 +17,5 @@ class Row:
     about: str
     measure: Callable[[Settings], Iterable[Result]]
     needs_peer: bool = True
+    depends_on_seed: bool = True
+    """Whether other weights and inputs could give another result: memory is what it is."""

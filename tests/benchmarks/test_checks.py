@@ -145,3 +145,16 @@ def test_contestants_take_turns() -> None:
     medians = interleaved_medians(runs, repeats=2, warm_up=1)
     assert order == ["a", "b"] * 3
     assert set(medians) == {"a", "b"}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_maps_written_by_hand_are_those_of_the_cells(seed: int) -> None:
+    for problem in (
+        problems.dense(width=8, batch=4, norm=0.9, seed=seed),
+        problems.conv(**SMALL, norm=0.8, seed=seed),
+    ):
+        assert problem.by_hand is not None
+        with torch.no_grad():
+            y = torch.rand_like(problem.x)
+            expected = problem.cell.step(y, problem.cell.inject(problem.x))
+            torch.testing.assert_close(problem.by_hand(y, problem.x), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks import markdown
 from benchmarks.report import duel_cells, overhead_cells, sheets, verdict
-from benchmarks.results import Duel, Measured, Overhead, from_json, to_json
+from benchmarks.results import Duel, Measured, Overhead, averaged, from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,3 +129,18 @@ def test_a_page_without_markers_is_refused() -> None:
 def test_the_documentation_has_the_markers() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     assert "new table" in markdown.inserted(page, "new table")
+
+
+def test_seeds_are_averaged_and_their_range_is_shown() -> None:
+    runs = [
+        [Duel("a", "forward", Measured("x", ours), Measured("y", theirs))]
+        for ours, theirs in ((1.0, 2.0), (3.0, 4.0), (1.0, 1.0))
+    ]
+    (mean,) = averaged(runs)
+    assert isinstance(mean, Duel)
+    assert mean.ours.value == pytest.approx(5 / 3)
+    assert mean.ratio("tuned") == pytest.approx((0.5 + 0.75 + 1) / 3)
+    assert "(0.50–1.00)" in duel_cells(mean)[5]
+    assert from_json(to_json(mean)) == mean
+    slow = Measured("y", 1.0, reached=False)
+    assert not averaged([runs[0], [replace(runs[1][0], tuned=slow)]])[0].counts("tuned")

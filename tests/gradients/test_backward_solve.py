@@ -206,3 +206,18 @@ def test_the_linear_solver_follows_symmetry_and_size(monkeypatch: pytest.MonkeyP
     layer(problem.x).sum().backward()
     methods.append(layer.last_backward.method)
     assert methods == ["conjugate gradients", "GMRES", "BiCGSTAB"]
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, 1e-4), (1e-7, 1e-7)])
+def test_a_backward_tolerance_is_tied_to_the_forward_one_or_its_own(
+    given: float | None, wanted: float
+) -> None:
+    layer = eq.EquilibriumLayer(
+        eq.Input(eq.Dense(4, 6)) + eq.Quadratic(eq.Dense(6, 6, norm="bound")),
+        tolerance=1e-3,
+        gradient=eq.Implicit(tolerance=given),
+    )
+    layer(torch.rand(3, 4)).sum().backward()
+    assert layer.last_backward is not None
+    assert layer.last_backward.tolerance == pytest.approx(wanted)
+    assert bool(layer.last_backward.converged.all())

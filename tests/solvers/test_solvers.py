@@ -474,3 +474,19 @@ def test_autocast_reaches_the_map_and_not_the_solver(solver: str) -> None:
     assert all(inside)
     assert torch.equal(half.iterations, plain.iterations)
     assert torch.equal(half.state, plain.state)
+
+
+def test_anderson_takes_residuals_from_wherever_they_are() -> None:
+    """A loop of its own, as in input optimization, computes T(y) − y itself."""
+    torch.manual_seed(0)
+    A, c = 0.5 * torch.linalg.qr(torch.randn(5, 5))[0], torch.randn(3, 5)
+    solver = eq.Anderson(memory=3)
+    given, written = solver.begin(c), solver.begin(c)
+    given.residuals.fill_(torch.nan)
+    y = z = c
+    for _ in range(6):
+        image, other = y @ A + c, z @ A + c
+        y = solver.propose(given, y, image, image - y)
+        z = solver.propose(written, z, other, written.difference(other, z))
+    torch.testing.assert_close(y, z)
+    assert bool(torch.isfinite(y).all())

@@ -29,7 +29,7 @@ LARGEST_BASIS = 2**31
 """Bytes beyond which GMRES's basis is not worth its memory: BiCGSTAB takes its place."""
 
 SHARE = 0.1
-"""Of the forward tolerance: how well a backward pass is solved if nothing else is asked for."""
+"""Of the forward tolerance: how well a backward pass is solved that is tied to it."""
 
 Method = Literal["auto", "cg", "gmres", "bicgstab"]
 
@@ -43,8 +43,8 @@ class Implicit(GradientRule):
     linear solve is conjugate gradients (in the inner product weighted by σ′ for energies), which
     falls back to GMRES where it breaks down; otherwise it is GMRES.
 
-    tolerance: relative residual of the linear solve; None: a tenth of that of the forward solve,
-        whose error it meets. No more digits are asked for than the numbers have: it is never taken
+    tolerance: relative residual of the linear solve; None ties it to the forward solve: a tenth of
+        its tolerance. No more digits are asked for than the numbers have: it is never taken
         below their precision.
     method: "auto" follows the cell's symmetry and the size of the batch. "bicgstab" needs 8 vectors
         of memory in the place of GMRES's `restart` + 1, for more products with the Jacobian.
@@ -53,7 +53,7 @@ class Implicit(GradientRule):
     """
 
     exact: ClassVar[bool] = True
-    tolerance: float | None = None
+    tolerance: float | None = 1e-5
     max_iterations: int = 200
     method: Method = "auto"
     restart: int = 30

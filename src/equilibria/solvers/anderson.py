@@ -72,6 +72,8 @@ class Anderson(Solver[History]):
         used = min(memory.written, self.memory)
         images, residuals = memory.images[:, :used], memory.residuals[:, :used]
         images[:, slot] = image
+        if change.data_ptr() != residuals[:, slot].data_ptr():  # not made by `difference`
+            residuals[:, slot] = change
         products = torch.bmm(change[:, None], residuals.transpose(1, 2))[:, 0]
         memory.gram[:, slot, :used] = products
         memory.gram[:, :used, slot] = products
