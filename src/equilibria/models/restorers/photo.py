@@ -170,8 +170,8 @@ class PhotoRestorer(nn.Module):
         """How the solves of `forward` ended, one a piece."""
 
     def reach(self, accuracy: float) -> int:
-        """Pixels beyond which hardly anything was ever seen to count. What cut edges change all the
-        same is in the bound of the whole picture."""
+        """Pixels beyond which pieces take no notice of each other: a choice, and no proof. What cut
+        edges change all the same is in the bound of the whole picture."""
         return 4 * self.prior.size
 
     @torch.no_grad()
