@@ -299,6 +299,8 @@ class _Line:
         """What is shown over the values that labels end with, a curve a name."""
         (shown,) = self.panel.show
         steps = sorted({value for row in self.rows if (value := self._place(row)[1])}, key=float)
+        levels = {name for name, value in map(self._place, self.rows) if not value}
+        curves = [name for name in self.names if name not in levels]
         found: list[float] = []
         for place, name in enumerate(self.names):
             look = series(place)
@@ -314,8 +316,8 @@ class _Line:
                 axis.axhline(points[""].middle, linewidth=1.4, **level)
                 continue
             # Curves at one value are set a little apart, so that their bars can be seen.
-            count = len(self.names)
-            apart = 0.3 * (place / (count - 1) - 0.5) if count > 1 else 0.0
+            count = len(curves)
+            apart = 0.3 * (curves.index(name) / (count - 1) - 0.5) if count > 1 else 0.0
             axis.errorbar(
                 [steps.index(value) + apart for value in points],
                 [known.middle for known in points.values()],
