@@ -407,3 +407,11 @@ def test_wilsons_interval() -> None:
         )
     assert wilson_interval(0, 50)[0] == 0
     assert wilson_interval(50, 50)[1] == 1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 20, 100])
+def test_steps_together_cross_the_ball_however_few_they_are(steps: int) -> None:
+    settings = AttackSettings(eps=0.5, method="pgd", steps=steps)
+    lengths = [settings.step_length(step) for step in range(steps)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert sum(lengths) >= 0.5 * (1 if steps == 1 else 2) - 1e-12

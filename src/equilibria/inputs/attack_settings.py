@@ -21,6 +21,8 @@ CHOICES = {"norm": Norm, "loss": AttackLoss, "method": Method}
 DEFAULT_STEPS: dict[Method, int] = {"pgd": 20, "jiio": 40, "fgsm": 1}
 FIRST_STEP, LAST_STEP = 0.5, 0.025
 """Lengths of PGD's first and last steps as shares of eps; a cosine lies between them."""
+LEAST_REACH = 2.0
+"""All steps together, as a share of eps: a few are longer, or they would not leave the ball."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,9 @@ class AttackSettings:
         if steps == 1:
             return self.eps
         share = (1 + math.cos(math.pi * step / (steps - 1))) / 2
-        return self.eps * (LAST_STEP + (FIRST_STEP - LAST_STEP) * share)
+        reach = steps * (FIRST_STEP + LAST_STEP) / 2
+        longer = max(1.0, LEAST_REACH / reach)
+        return self.eps * longer * (LAST_STEP + (FIRST_STEP - LAST_STEP) * share)
 
     def constraint(self, images: Tensor) -> Constraint:
         ball = L2Ball if self.norm == "l2" else LinfBall

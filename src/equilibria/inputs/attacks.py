@@ -157,8 +157,8 @@ def attack(
     steps: 20 for PGD, 40 for JIIO if not given.
     restarts: the search runs so often and the worst image counts; all but the first begin at random
         points of the ball, and with `random_start` the first one does too.
-    step_size: of PGD, by default eps/2 at first and eps/40 in the end, as a cosine; of JIIO the
-        `step_size` of `optimize_input`.
+    step_size: of PGD, by default eps/2 at first and eps/40 in the end, as a cosine (longer where
+        there are fewer than eight); of JIIO the `step_size` of `optimize_input`.
     warm_start: start the solves of PGD where those of the step before ended.
     clip: the lowest and highest value of a pixel, which `images` must respect; None for no range.
     loss: what is made large, "cross_entropy" or "margin". The result reports cross-entropy.
