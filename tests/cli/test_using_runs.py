@@ -316,7 +316,7 @@ def test_a_generator_draws_without_its_data(
     (run / "latents.safetensors").unlink()
     nothing = invoke("generate", run, *options, "--overwrite")
     assert nothing.exit_code == 2
-    assert "name its folder with --root" in warned(nothing.stderr)
+    assert "name the folder of its data set with --root" in warned(nothing.stderr)
 
 
 def test_answers_are_certified(run: Path, digits: list[Path], root: Path, tmp_path: Path) -> None:

@@ -100,7 +100,10 @@ cases = pytest.mark.parametrize(
 def made(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Tensor, ...]]:
     """A small model in double precision, in training mode, and what its layer takes."""
     known = eq.models.model_options(name)
-    shrunk = {key: SHRUNK[key](value) for key, value in known.items() if key in SHRUNK}
+    given = {key: value for key, value in known.items() if value is not None}
+    shrunk = {key: SHRUNK[key](value) for key, value in given.items() if key in SHRUNK}
+    if name.startswith("reflection"):
+        shrunk = {"units": (5,), "zeta": 2.0} | ({"filters": (5,)} if known["filters"] else {})
     shrunk |= {key: 2 for key in ("head_channels", "final_channels") if key in known}
     if "kernel" in options and name.startswith("geq"):
         del shrunk["channel_split"], shrunk["hidden"]  # belong to the Gaussian one

@@ -198,7 +198,8 @@ class Linearization:
         """∂ℓ/∂z, one row a sample."""
         if here.scale is None:
             here.scale = _unit_scale(problem.groups.norm(self.slope))
-            self.slope *= problem.groups.to_samples(here.scale)[:, None]
+            # Not in place: a loss that is a mean has a slope whose numbers share their memory.
+            self.slope = self.slope * problem.groups.to_samples(here.scale)[:, None]
             self.direct *= here.scale[:, None]
         self.image = problem.packing.pack(self.images).detach()
         self.loss = losses.detach()
