@@ -8,11 +8,12 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
+INSTALLED_DOCS := $(VENV)/.installed-docs
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures test test-all lint bench clean
+.PHONY: help demo figures test test-all lint bench docs clean
 
 help: ## List these targets.
 	@echo "Equilibria. The first of these commands creates $(VENV) and installs into it; later ones start at once."
@@ -46,8 +47,11 @@ lint: $(INSTALLED) ## Check style, types and the import rule between rooms.
 bench: $(INSTALLED_BENCH) ## Measure against peers in one run and print a table of ratios.
 	$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(INSTALLED_DOCS) ## Build the documentation into site/, which needs no network to be read; ARGS=serve shows it.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build --strict --quiet)
+
 clean: ## Remove the environment, caches and build products.
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -64,4 +68,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,docs]'
 	@touch $@

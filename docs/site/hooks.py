@@ -1,0 +1,72 @@
+"""Pages that the site makes of what is elsewhere: the README, and one page of reference a room."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Documents of the repository that are pages of the site."""
+
+ROOMS = {
+    "energies": "Energies",
+    "equilibrium": "Layers",
+    "solvers": "Solvers",
+    "gradients": "Gradients",
+    "operators": "Operators",
+    "activations": "Activations",
+    "models": "Models",
+    "inputs": "Searches over inputs",
+    "tasks": "Tasks",
+    "data": "Data",
+    "training": "Training",
+    "report": "Reports",
+    "papers": "Papers' tables",
+    "context": "States and contexts",
+    "registry": "Registries",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The reference's part of the navigation, a line a room."""
+    for entry in config.nav or []:
+        if "Reference" in entry:
+            rooms = [{title: f"api/{room}.md"} for room, title in ROOMS.items()]
+            entry["Reference"] = ["api/index.md", *rooms]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, page in PAGES.items():
+        text = from_root((ROOT / source).read_text(encoding="utf-8"))
+        files.append(File.generated(config, page, content=text))
+    for room, title in ROOMS.items():
+        files.append(File.generated(config, f"api/{room}.md", content=reference(room, title)))
+    return files
+
+
+def from_root(text: str) -> str:
+    """Links of a document at the repository's root, as links of a page in docs/."""
+    text = re.sub(r'(\]\(|src="|srcset=")docs/', r"\1", text)
+    for source, page in PAGES.items():
+        text = text.replace(f"]({source}", f"]({page}")
+    return re.sub(r"\[([^\]]+)\]\((CITATION\.cff|LICENSE)\)", r"\1", text)
+
+
+def reference(room: str, title: str) -> str:
+    return f"# {title}\n\n`equilibria.{room}`\n\n::: equilibria.{room}\n"
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Links out of docs/: to a document that is a page here, or to source, which the site lacks."""
+    for source, page in PAGES.items():
+        markdown = re.sub(rf"\]\(\.\./((?:\.\./)*){re.escape(source)}", rf"](\g<1>{page}", markdown)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./)+src/[^)]+\)", r"\1", markdown)
