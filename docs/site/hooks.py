@@ -29,6 +29,7 @@ ROOMS = {
     "data": "Data",
     "training": "Training",
     "report": "Reports",
+    "serving": "Serving",
     "papers": "Papers' tables",
     "context": "States and contexts",
     "registry": "Registries",

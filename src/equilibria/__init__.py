@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from equilibria import plugins as plugins
     from equilibria import registry as registry
     from equilibria import report as report
+    from equilibria import serving as serving
     from equilibria import solvers as solvers
     from equilibria import tasks as tasks
     from equilibria import training as training
@@ -133,7 +134,7 @@ _LOWER_ROOMS = (
     *("equilibrium", "models", "inputs"),
 )
 """From the ground up: a room imports those below it, so that a search loads none in vain."""
-_ROOMS = (*_LOWER_ROOMS, "tasks", "data", "training", "report", "papers", "cli")
+_ROOMS = (*_LOWER_ROOMS, "tasks", "data", "training", "report", "serving", "papers", "cli")
 _RENAMED = {
     "FeatureRegulariser": "FeatureRegularizer",
     "Regulariser": "Regularizer",

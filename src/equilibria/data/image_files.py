@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +31,9 @@ SUFFIXES = frozenset(
 )
 SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
 READING_THREADS = 4
+SENT_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Of images that come over a network."""
+MOST_PIXELS = 25_000_000
 GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)
 """Of EXIF: the tag, and those of its values that turn an image by a quarter."""
@@ -233,17 +237,55 @@ def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = A
     to 1. A JPEG that is much larger than `framing` needs may come in a half, a quarter or an eighth
     of its size, which takes a fraction of the time.
     """
+    with _opened(path, framing) as opened:
+        return _shown(path, opened, is_gray=is_gray)
+
+
+def decode_image(
+    content: bytes, *, is_gray: bool | None = False, framing: Framing = AS_ON_DISK
+) -> Image:
+    """The image in bytes that came from somewhere, as `open_image` gives it.
+
+    Of the kinds that pages are made of, and of `MOST_PIXELS` at the most: what takes a few bytes
+    to send may take all memory to decode.
+    """
+    import PIL.Image
+
+    place = Path("the picture")
+    try:
+        with PIL.Image.open(BytesIO(content), formats=SENT_FORMATS) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise DataFileError(
+                    place,
+                    f"more than {MOST_PIXELS:,} pixels, {opened.width}×{opened.height}",
+                    "send a smaller one",
+                )
+            opened.draft(None, framing.needed(opened))
+            opened.load()
+            return _shown(place, opened, is_gray=is_gray)
+    except DataFileError:
+        raise
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+        what = f"more than {MOST_PIXELS:,} pixels"
+        raise DataFileError(place, what, "send a smaller one") from error
+    except Exception as error:
+        # Damaged images raise nearly anything.
+        what = "cannot be read as an image"
+        raise DataFileError(place, what, f"send a {' or '.join(SENT_FORMATS)}") from error
+
+
+def _shown(path: Path, opened: Image, *, is_gray: bool | None) -> Image:
+    """An image that was opened, as a viewer shows it."""
     import PIL.Image
     import PIL.ImageOps
 
-    with _opened(path, framing) as opened:
-        image = _in_bytes(path, PIL.ImageOps.exif_transpose(opened), opened.format)
-        if is_gray is None:
-            is_gray = image.mode in GRAY_MODES
-        if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-            white = PIL.Image.new("RGBA", image.size, "white")
-            image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
-        return image.convert("L" if is_gray else "RGB")
+    image = _in_bytes(path, PIL.ImageOps.exif_transpose(opened), opened.format)
+    if is_gray is None:
+        is_gray = image.mode in GRAY_MODES
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        white = PIL.Image.new("RGBA", image.size, "white")
+        image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("L" if is_gray else "RGB")
 
 
 def has_several_frames(path: Path) -> bool:

@@ -1,0 +1,58 @@
+"""`equilibria serve`: a trained model that answers over HTTP."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated
+
+from typer import Option
+
+from equilibria.cli.app import Best, Device, SomeRun, command, opened_model
+from equilibria.cli.console import say
+
+
+def check_installed() -> None:
+    """The server's packages are an extra."""
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise ValueError(
+            f"{' and '.join(missing)} must be installed for this: pip install 'equilibria[serve]'"
+        )
+
+
+Host = Annotated[str, Option(help="Address to listen at; the default reaches this machine only.")]
+Port = Annotated[int, Option(min=1, max=65535)]
+
+
+@command(
+    "serve",
+    "equilibria serve runs/opteq",
+    "equilibria serve runs/opteq --port 9000 --no-certificates",
+    "curl --data-binary @digit.png http://127.0.0.1:8000/predict",
+)
+def serve(
+    run: SomeRun,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    certificates: Annotated[
+        bool, Option("--certificates/--no-certificates", help="What is certain of each answer.")
+    ] = True,
+    megabytes: Annotated[float, Option(min=0.001, help="Of a picture, at the most.")] = 10.0,
+    seconds: Annotated[float, Option(min=0.1, help="Of a request, at the most.")] = 10.0,
+    batch: Annotated[int, Option(min=1, help="Pictures that are solved together.")] = 32,
+    waiting: Annotated[int, Option(min=1, help="Pictures that may wait for their turn.")] = 256,
+    best: Best = False,
+    device: Device = "auto",
+) -> None:
+    """Answer pictures over HTTP: POST one to /predict, get class, confidence and certificate."""
+    check_installed()
+    import equilibria as eq
+    from equilibria.serving import Answerer, Limits, prediction_app, run_server
+    from equilibria.serving.server import LOOPBACK
+
+    model = opened_model(run, eq.training.choose_device(device), best).model
+    answerer = Answerer(model, certificates=certificates)
+    limits = Limits(megabytes, seconds, batch, waiting)
+    app = prediction_app(answerer, str(run), limits, (*LOOPBACK, host))
+    say(f"{run} answers at http://{host}:{port}/predict; /health and /metrics tell how it is.")
+    say(f"Try: curl --data-binary @picture.png http://{host}:{port}/predict   Ctrl-C ends it.")
+    run_server(app, host, port)

@@ -1,0 +1,104 @@
+"""What a model says of pictures that came as bytes, with what is certain of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.data.image_files import BRIGHTEST, decode_image, image_to_tensor
+from equilibria.models import Certificate, NoCertificateError, certifier
+from equilibria.models.certificates import Certifying
+from equilibria.report import nearest_rival
+from equilibria.training import Prediction, predict
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one picture; numbers that are not known are None."""
+
+    label: str | None
+    """None where the model has no answer: its logits are NaN or infinite."""
+    confidence: float | None
+    top: dict[str, float]
+    iterations: int | None
+    converged: bool | None
+    certified: bool
+    """Whether the exact equilibrium has that class, for certain."""
+    radius: float | None
+    """No picture closer than this (L2, pixels in [0, 1]) has another class."""
+    margin: float | None
+    """The logit of the class less that of the next one."""
+    margin_error: float | None
+    """How far the margin may be from that at the exact equilibrium."""
+    error: float | None
+    """How far the state may be from the exact equilibrium."""
+    reason: str
+    """Why there is no certified class, or no radius."""
+
+
+class Answerer:
+    """Answers batches of pictures by a classifier that `eq.load` gave."""
+
+    def __init__(self, model: nn.Module, *, certificates: bool = True) -> None:
+        shape, frame = getattr(model, "image_shape", None), getattr(model, "frame", None)
+        if shape is None or frame is None:
+            raise ValueError("the model does not say what its images are like: take one of eq.load")
+        if not getattr(model, "names_classes", True):
+            raise ValueError("the model names no classes: a run of a classifier is served")
+        self.model = model.eval()
+        self.shape: tuple[int, ...] = tuple(shape)
+        self.frame = frame
+        self.no_certificates = "" if certificates else "certificates were not asked for"
+        self.certify: Certifying | None = None
+        if certificates:
+            try:
+                self.certify = certifier(model, self.shape)
+            except NoCertificateError as error:
+                self.no_certificates = str(error)
+
+    def decode(self, content: bytes) -> Tensor:
+        """A picture as the model sees it; a `DataFileError` where the bytes are none."""
+        image = decode_image(content, is_gray=self.shape[0] == 1, framing=self.frame)
+        return image_to_tensor(self.frame.apply(image)).float() / BRIGHTEST
+
+    def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
+        """One answer an image, which does not depend on what else is in the batch."""
+        batch = torch.stack(list(images)).to(next(self.model.parameters()).device)
+        said = predict(self.model, batch, top=5)
+        found = None if self.certify is None else self.certify(batch, refine=False)
+        return [self._answer(one, found, place) for place, one in enumerate(said)]  # type: ignore[arg-type]
+
+    def _answer(self, said: Prediction, found: Certificate | None, place: int) -> Answer:
+        known: dict[str, float | None] = {}
+        certified, reason = False, self.no_certificates
+        if found is not None:
+            certified, reason = bool(found.certified_class[place]), found.reasons[place]
+            margin, margin_error = nearest_rival(found, place) or (math.nan, math.nan)
+            known = {
+                "radius": float(found.radius[place]),
+                "error": float(found.error[place]),
+                "margin": margin,
+                "margin_error": margin_error,
+            }
+        return Answer(
+            label=said.label,
+            confidence=finite(said.confidence),
+            top=said.top,
+            iterations=said.iterations,
+            converged=said.converged,
+            certified=certified,
+            reason=reason,
+            **{
+                name: finite(known.get(name))
+                for name in ("radius", "margin", "margin_error", "error")
+            },
+        )
+
+
+def finite(number: float | None) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return number if number is not None and math.isfinite(number) else None
