@@ -242,6 +242,33 @@ def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path:
     assert found["message"] in " ".join(printed.output.split())
 
 
+def test_a_prior_draws_latents_to_those_of_training(
+    generator: Path, digits: list[Path], tmp_path: Path
+) -> None:
+    """The heavier the mixture on the latents that the run keeps, the less the picture is fitted."""
+    run = learned(
+        tmp_path,
+        "prior",
+        model=DECODER,
+        training={"epochs": 1, "batch_size": 32, "learning_rate": 0.01},
+        task={"name": "generator", "options": {"iterations": 4, "evaluation_iterations": 10}},
+    )
+    options = [*digits, "--simulate", "--task", "inpaint", "--window", 3, "--iterations", 30]
+    misfits = []
+    for place, prior in enumerate(([], ["--prior", 1e-4], ["--prior", 10])):
+        found = restored(run, *options, *prior, "--ridge", 0, "--output", tmp_path / f"{place}")
+        misfits.append(sum(f["misfit"] for f in found))
+    assert misfits[0] < misfits[2] > misfits[1]
+    for refused, said in (
+        ([generator, digits[0], "--task", "inpaint"], "latents that a run of a generator"),
+        ([run, digits[0], "--task", "inpaint", "--prior", -1], "weight must be positive"),
+        ([digits[0], "--model", "photo"], "--prior is for runs"),
+    ):
+        result = invoke("restore", *refused, *([] if "--prior" in refused else ["--prior", 1]))
+        assert result.exit_code == 2, result.output
+        assert said in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

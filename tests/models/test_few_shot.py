@@ -25,6 +25,7 @@ from tests.models.small import with_solving
 
 SMALL: dict[str, dict[str, Any]] = {
     "opteq": {"channels": 4, "task_size": 6, "stem_depth": 1},
+    "opteq-shared": {"channels": 4, "task_size": 6, "stem_depth": 1, "shared": True},
     "mdeq": {
         "channels": (4, 4),
         "task_size": 6,
@@ -39,7 +40,7 @@ KINDS = list(SMALL)
 
 def small(kind: str, **overrides: Any) -> FewShotClassifier:
     torch.manual_seed(0)
-    make = {"opteq": few_shot_opteq, "mdeq": few_shot_mdeq}[kind]
+    make = few_shot_mdeq if kind == "mdeq" else few_shot_opteq
     options = {
         "num_classes": 3,
         "in_channels": 1,
@@ -79,6 +80,17 @@ def test_the_answer_is_that_of_an_image_and_its_own_task(kind: str) -> None:
     torch.testing.assert_close(model(episodes, tasks), together)
     torch.testing.assert_close(model.for_images(images)(tasks), together)
     assert model(images[:0]).shape == (0, 3)
+
+
+def test_classes_that_share_their_weights_may_be_exchanged() -> None:
+    """With the parts of the task vector the logits are exchanged, and nothing else happens."""
+    model, images, tasks = small("opteq-shared"), drawings(4), vectors(4)
+    order = torch.tensor([2, 0, 1])
+    exchanged = tasks.unflatten(1, (3, 2))[:, order].flatten(1)
+    torch.testing.assert_close(model(images, exchanged), model(images, tasks)[:, order])
+    assert float(model(images).detach().std(dim=1).max()) < 1e-12
+    with pytest.raises(ValueError, match="make task_size a multiple of 3"):
+        small("opteq-shared", task_size=7)
 
 
 def test_batch_statistics_are_those_of_an_episode() -> None:

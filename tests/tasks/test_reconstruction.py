@@ -74,6 +74,23 @@ def test_the_gradient_is_that_of_the_optimal_value() -> None:
         assert (values[0] - values[1]) / 2e-4 == pytest.approx(exact, rel=2e-3)
 
 
+def test_noisy_latents_are_trained_on() -> None:
+    model, images = decoder().double(), bars(4).images.double()
+    task = Reconstruction(iterations=5, latent_noise=0.3, ridge=0.1)
+    torch.manual_seed(3)
+    loss = task.training_step(model, images, images).values["loss"]
+    latents = task.find(model, images, training=True).x
+    loss.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    torch.manual_seed(3)
+    noise = 0.3 * latents.square().mean().sqrt() * torch.randn_like(latents)
+    expected = (model(latents + noise) - images).square().flatten(1).sum(dim=1)
+    expected = expected + 0.1 * latents.square().sum(dim=1)
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0.0)
+    with pytest.raises(ValueError, match="latent_noise must not be negative"):
+        Reconstruction(latent_noise=-1.0)
+
+
 def test_evaluation_reconstructs_with_its_own_iterations() -> None:
     model, data = decoder(), bars(16)
     few = Reconstruction(evaluation_iterations=1).evaluate(model, Batches(data, 8))

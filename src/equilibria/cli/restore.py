@@ -135,6 +135,7 @@ def restore(
             iterations=iterations,
             starts=starts,
             ridge=ridge,
+            prior=prior,
             engine=engine,
             resize=resize or None,
             damaged=damaged or None,

@@ -24,7 +24,7 @@ from equilibria.models.mdeq.cell import MDEQCell
 from equilibria.models.mdeq.layers import CellNorm
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
 from equilibria.models.registry import with_options_of
-from equilibria.operators import Conv2d, Identity
+from equilibria.operators import Conv2d, Dense, Identity, LinearOperator
 
 
 def modulate(features: Tensor, film: Tensor) -> Tensor:
@@ -51,6 +51,42 @@ class CopiesFiLM(nn.Module):
 
     def forward(self, features: Tensor, tasks: Tensor) -> Tensor:
         return modulate(features.repeat(1, self.copies, 1, 1), self.film(tasks))
+
+
+class ClassesFiLM(nn.Module):
+    """Copies of the features, one a class, each modulated by its own part of the task vector.
+
+    All classes share the map from a part to γ and β, which is that of `CopiesFiLM` otherwise: to
+    exchange two classes exchanges their parts. A copy is (height, width, channels).
+    """
+
+    def __init__(self, task_size: int, channels: int, *, copies: int) -> None:
+        super().__init__()
+        if task_size % copies:
+            raise ValueError(
+                f"a task vector of {task_size} numbers has no equal parts for {copies} classes: "
+                f"make task_size a multiple of {copies}"
+            )
+        self.copies = copies
+        self.one = CopiesFiLM(task_size // copies, channels, copies=1)
+
+    def forward(self, features: Tensor, tasks: Tensor) -> Tensor:
+        parts = tasks.unflatten(1, (self.copies, -1)).flatten(0, 1)
+        each = self.one(features.repeat_interleave(self.copies, dim=0), parts)
+        return each.movedim(1, -1).unflatten(0, (-1, self.copies))
+
+
+class ClassesHead(nn.Module):
+    """The logit of a class is the same linear function of its own copy, its mean over pixels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(channels, 1)
+        nn.init.constant_(self.classifier.weight, channels**-0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(features.mean(dim=(2, 3))).squeeze(2)
+        return logits
 
 
 class BranchesFiLM(nn.Module):
@@ -178,6 +214,7 @@ def few_shot_opteq(
     stem_depth: int = 4,
     norm: Conv4Norm = "group",
     groups: int = 8,
+    shared: bool = False,
     activation: str | Activation = "relu",
     zeta: float = 0.9,
     init_scale: float = 0.5,
@@ -192,21 +229,33 @@ def few_shot_opteq(
 
     norm: of the stem. "batch" uses the statistics of the support, and of the queries, of an episode
         together, as MAML's network does; "group" sees every image alone.
+    shared: all classes have the same weights, y_c = σ(WWᵀy_c + FiLM(g(image); x_c) + b) with W at
+        every pixel and x_c a part of the task vector, and the logit of c is a function of y_c: what
+        a class is called cannot matter.
     """
-    copies = num_classes * channels
-    W = small(Conv2d(channels, copies, 3, norm="bound", zeta=zeta), init_scale)
-    energy = Input(Identity(), torch.zeros(copies, 1, 1)) + Quadratic(W)
-    head = PooledLinearHead(copies, num_classes)
-    with torch.no_grad():
-        blocks = torch.eye(num_classes).repeat_interleave(channels, dim=1)
-        head.classifier.weight.copy_(blocks / channels**0.5)
+    conditioning: nn.Module
+    head: nn.Module
+    W: LinearOperator
+    if shared:
+        W, bias = Dense(channels, channels, norm="bound", zeta=zeta), torch.zeros(channels)
+        conditioning = ClassesFiLM(task_size, channels, copies=num_classes)
+        head = ClassesHead(channels)
+    else:
+        copies = num_classes * channels
+        W, bias = Conv2d(channels, copies, 3, norm="bound", zeta=zeta), torch.zeros(copies, 1, 1)
+        conditioning = CopiesFiLM(task_size, channels, copies=num_classes)
+        head = PooledLinearHead(copies, num_classes)
+        with torch.no_grad():
+            blocks = torch.eye(num_classes).repeat_interleave(channels, dim=1)
+            head.classifier.weight.copy_(blocks / channels**0.5)
+    energy = Input(Identity(), bias) + Quadratic(small(W, init_scale))
     return FewShotClassifier(
         stem=nn.Sequential(
             StridedBlocks(in_channels, channels, stem_depth, norm=norm, groups=groups),
             nn.Conv2d(channels, channels, 3, padding=1, bias=False),
             norm_of_images(norm, channels, groups),
         ),
-        conditioning=CopiesFiLM(task_size, channels, copies=num_classes),
+        conditioning=conditioning,
         layer=EquilibriumLayer(energy, activation=activation, solving=solving),
         head=head,
         task_size=task_size,

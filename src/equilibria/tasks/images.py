@@ -124,6 +124,9 @@ class Reconstruction(LatentSearch, Task):
 
     iterations, evaluation_iterations: steps of x in training and in evaluation (40 and 100 there).
     check_tolerance: of the equilibria and adjoints that the loss and its gradient are taken at.
+    latent_noise: the decoder is trained at x + noise, as a VAE's is, with this deviation in units
+        of the root mean square of the batch's latents: latents close to one that was found then
+        draw about the same image, so that those between two draw an image too.
     density: of the latents, what new images are drawn from: a name, or a mapping with options. The
         paper's is {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
     """
@@ -137,12 +140,18 @@ class Reconstruction(LatentSearch, Task):
     evaluation_iterations: int = 40
     ridge: float = 0.01
     check_tolerance: float = 1e-3
+    latent_noise: float = 0.0
     density: str | Mapping[str, Any] = "gmm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_density(self.density)
-        check_values(self, at_least_one=("evaluation_iterations",), positive=("check_tolerance",))
+        check_values(
+            self,
+            at_least_one=("evaluation_iterations",),
+            positive=("check_tolerance",),
+            not_negative=("latent_noise",),
+        )
 
     def find(
         self, model: nn.Module, images: Tensor, *, start: Tensor | None = None, training: bool
@@ -150,15 +159,31 @@ class Reconstruction(LatentSearch, Task):
         """The latents of images, with the iterations of training or of evaluation."""
         search = self if training else replace(self, iterations=self.evaluation_iterations)
         decoder = generator_of(model, explicit=False)
-        return search.run(decoder, images, start=start, check_tolerance=self.check_tolerance)
+        return search.run(
+            decoder,
+            images,
+            start=start,
+            check_tolerance=self.check_tolerance,
+            polish=not (training and self.latent_noise),
+        )
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         found = self.find(model, inputs, training=True)
-        losses = optimal_value(found)
-        # No forward pass found this equilibrium: whoever penalizes its Jacobian hears of it here.
-        found.problem.layer.report_equilibrium(found.problem.stem(found.x), found.state)
+        if self.latent_noise:
+            losses = self._noisy_value(generator_of(model), found, inputs)
+        else:
+            losses = optimal_value(found)
+            # No forward pass found this equilibrium: who penalizes its Jacobian hears of it here.
+            found.problem.layer.report_equilibrium(found.problem.stem(found.x), found.state)
         found.report_visited()
         return Outcome({"loss": losses}, solves=found)
+
+    def _noisy_value(self, decoder: nn.Module, found: InputResult, images: Tensor) -> Tensor:
+        """‖y − D(x + noise)‖² + ridge ‖x‖² at the latents x that were found without noise."""
+        latents = found.x
+        deviation = self.latent_noise * latents.square().mean().sqrt()
+        drawn = decoder(latents + deviation * torch.randn_like(latents), start=found.state)
+        return squared_error(drawn, images) + self.ridge * latents.square().sum(dim=1)
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
