@@ -71,9 +71,10 @@ class ClassesFiLM(nn.Module):
         self.one = CopiesFiLM(task_size // copies, channels, copies=1)
 
     def forward(self, features: Tensor, tasks: Tensor) -> Tensor:
-        parts = tasks.unflatten(1, (self.copies, -1)).flatten(0, 1)
-        each = self.one(features.repeat_interleave(self.copies, dim=0), parts)
-        return each.movedim(1, -1).unflatten(0, (-1, self.copies))
+        parts = tasks.reshape(len(tasks) * self.copies, tasks.shape[1] // self.copies)
+        each: Tensor = self.one(features.repeat_interleave(self.copies, dim=0), parts)
+        channels_last = each.movedim(1, -1)
+        return channels_last.reshape(len(tasks), self.copies, *channels_last.shape[1:])
 
 
 class ClassesHead(nn.Module):
@@ -233,21 +234,19 @@ def few_shot_opteq(
         every pixel and x_c a part of the task vector, and the logit of c is a function of y_c: what
         a class is called cannot matter.
     """
-    conditioning: nn.Module
-    head: nn.Module
     W: LinearOperator
+    head: ClassesHead | PooledLinearHead
     if shared:
         W, bias = Dense(channels, channels, norm="bound", zeta=zeta), torch.zeros(channels)
-        conditioning = ClassesFiLM(task_size, channels, copies=num_classes)
         head = ClassesHead(channels)
     else:
         copies = num_classes * channels
         W, bias = Conv2d(channels, copies, 3, norm="bound", zeta=zeta), torch.zeros(copies, 1, 1)
-        conditioning = CopiesFiLM(task_size, channels, copies=num_classes)
         head = PooledLinearHead(copies, num_classes)
         with torch.no_grad():
             blocks = torch.eye(num_classes).repeat_interleave(channels, dim=1)
             head.classifier.weight.copy_(blocks / channels**0.5)
+    modulation = ClassesFiLM if shared else CopiesFiLM
     energy = Input(Identity(), bias) + Quadratic(small(W, init_scale))
     return FewShotClassifier(
         stem=nn.Sequential(
@@ -255,7 +254,7 @@ def few_shot_opteq(
             nn.Conv2d(channels, channels, 3, padding=1, bias=False),
             norm_of_images(norm, channels, groups),
         ),
-        conditioning=conditioning,
+        conditioning=modulation(task_size, channels, copies=num_classes),
         layer=EquilibriumLayer(energy, activation=activation, solving=solving),
         head=head,
         task_size=task_size,
