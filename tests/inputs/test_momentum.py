@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def test_it_is_the_iteration_that_its_docstring_states(momentum: float) -> None:
             mu = mu + now - slope
         pulled, gradient = torch.autograd.grad(image, (z, x), mu)
         z, mu, slope = image.detach(), pulled + now, now
-        length = share * RADIUS * (1 - 0.95 * k / (iterations - 1))
+        fall = (1 + math.cos(math.pi * k / (iterations - 1))) / 2
+        length = share * RADIUS * (0.05 + 0.95 * fall)
         moved = region.project((x - length * gradient / gradient.norm()).detach())
         ahead, last = (moved + momentum * (moved - last)).clamp(-1.5, 1.5), moved
     torch.testing.assert_close(found.x, last, rtol=1e-8, atol=1e-9)

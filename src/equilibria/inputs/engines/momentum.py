@@ -25,14 +25,15 @@ class Momentum(Engine):
     it there would take most of the momentum away. At y one graph holds a sweep z⁺ = T(z; y),
     the loss at z⁺ and its slope s, and the pull-back that gives μ⁺ = Jᵀμ + s and g. Before it μ
     is renewed by what s has changed since the last step. So x, z and s are of the same moment,
-    and only Jᵀ of the last step acts in μ.
+    and only Jᵀ of the last step acts in μ. The length α falls as half a cosine: a line leaves too
+    few steps to the shortest ones, and needs two steps in ten more.
 
     lag_limit: the relative residual of z or μ after a step above which the next one has more
         sweeps, problem by problem: where T contracts slowly one sweep a step falls behind.
     """
 
     name: str = "momentum"
-    decay: Decay = "linear"
+    decay: Decay = "cosine"
     share: float = 4.0
     momentum: float = 0.7
     lag_limit: float = 0.25
