@@ -78,9 +78,14 @@ class Browser:
         return message
 
     def open(
-        self, page: Path, *, size: tuple[int, int] = WIDE, dark: bool = False, scripts: bool = True
+        self,
+        page: Path | str,
+        *,
+        size: tuple[int, int] = WIDE,
+        dark: bool = False,
+        scripts: bool = True,
     ) -> None:
-        """Load a page, and wait until all of it is there."""
+        """Load a page, a file or an address, and wait until all of it is there."""
         self.events.clear()
         width, height = size
         self.call(
@@ -93,7 +98,8 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
@@ -102,6 +108,19 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        """Wait until JavaScript in the page is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.value(f"Boolean({expression})"):
+            assert time.monotonic() < deadline, f"never: {expression}\n{self.complaints()}"
+            time.sleep(0.05)
+
+    def give_file(self, selector: str, file: Path) -> None:
+        """Choose a file in an input of the page, as a person does."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        found = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=found, files=[str(file.resolve())])
 
     def complaints(self) -> list[str]:
         """What stands in the console, and what a script failed of."""

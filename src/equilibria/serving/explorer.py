@@ -1,0 +1,116 @@
+"""The explorer: one page on which equilibria form, are attacked, and restore photographs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from equilibria.serving.exploring import Explored, restored_photo
+from equilibria.serving.server import LOOPBACK, Limits, RefusedError, body_of, prediction_app
+from equilibria.solvers import list_solvers
+
+PAGE = {"/": "index.html", "/explorer.js": "explorer.js", "/explorer.css": "explorer.css"}
+KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+HEADERS = {
+    # Nothing is fetched from outside, and no other page may show this one inside itself.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+METHODS = ("jiio", "pgd", "fgsm")
+
+
+def explorer_app(
+    explored: Sequence[Explored], limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK
+) -> Starlette:
+    """The page and what it asks for; also the server's own routes, for the first model."""
+    limits = Limits(seconds=60) if limits is None else limits
+    known = {one.name: one for one in explored}
+    thread = ThreadPoolExecutor(1, thread_name_prefix="equilibria-explorer")
+
+    async def in_turn(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
+        """One thing at a time: who moves a slider asks often."""
+        loop = asyncio.get_running_loop()
+        content = await body_of(request, limits.bytes)
+        done = loop.run_in_executor(thread, work, content)
+        return JSONResponse(await asyncio.wait_for(done, limits.seconds))
+
+    def chosen(request: Request) -> Explored:
+        name = request.query_params.get("model", explored[0].name)
+        if name not in known:
+            raise RefusedError(404, f"there is no model {name!r} here")
+        return known[name]
+
+    async def models(_: Request) -> Response:
+        return JSONResponse([one.facts() for one in explored])
+
+    async def follow(request: Request) -> Response:
+        one, solver = chosen(request), request.query_params.get("solver", "auto")
+        if solver not in list_solvers():
+            raise RefusedError(400, f"there is no solver {solver!r}")
+        asked = {
+            "tolerance": number(request, "tolerance", 1e-8, 1.0, 1e-4),
+            "max_iterations": number(request, "max_iterations", 1, 1000, 60),
+        }
+        for knob, value in one.knobs.items():
+            asked[knob.name] = number(request, knob.name, knob.least, knob.most, value)
+        return await in_turn(
+            request, lambda content: one.follow(one.answerer.decode(content), asked, solver)
+        )
+
+    async def fool(request: Request) -> Response:
+        one, method = chosen(request), request.query_params.get("method", "pgd")
+        if method not in METHODS:
+            raise RefusedError(400, f"there is no attack {method!r}: take {', '.join(METHODS)}")
+        eps = number(request, "eps", 1e-4, 10.0, 0.5)
+        return await in_turn(
+            request, lambda content: one.fool(one.answerer.decode(content), eps, method)
+        )
+
+    async def photo(request: Request) -> Response:
+        noise = number(request, "noise", 0.01, 0.5, 0.1)
+        return await in_turn(request, lambda content: restored_photo(content, noise))
+
+    pages = [Route(path, _file(name)) for path, name in PAGE.items()]
+    routes = [
+        Route("/explorer/models", models),
+        Route("/explorer/follow", follow, methods=["POST"]),
+        Route("/explorer/fool", fool, methods=["POST"]),
+        Route("/explorer/photo", photo, methods=["POST"]),
+    ]
+    answerer = explored[0].answerer
+    return prediction_app(answerer, explored[0].name, limits, hosts, [*pages, *routes])
+
+
+def number(request: Request, name: str, least: float, most: float, usual: float) -> float:
+    """A number of the address, between bounds."""
+    text = request.query_params.get(name)
+    try:
+        value = usual if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    # A model may have been trained beyond what the page offers.
+    if not min(least, usual) <= value <= max(most, usual):
+        raise RefusedError(400, f"{name} is a number from {least:g} to {most:g}, not {text!r}")
+    return value
+
+
+def _file(name: str) -> Callable[[Request], Response]:
+    content = (files("equilibria.serving") / "page" / name).read_bytes()
+    kind = KINDS[name.rpartition(".")[2]]
+
+    def answer(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
+
+    return answer

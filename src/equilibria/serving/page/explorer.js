@@ -1,0 +1,226 @@
+"use strict";
+// The page of `equilibria explore`: asks the server that it came from, draws what it says.
+const $ = (id) => document.getElementById(id);
+let models = [], model = null, picture = null, solve = null, timer = null, asked = 0;
+
+const short = (x) => x === null || x === undefined ? "–" : Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? String(Number(x.toPrecision(3))) : x.toExponential(1);
+const share = (x) => x === null ? "–" : (100 * x).toFixed(x > .995 || x < .005 ? 1 : 0) + " %";
+
+function trouble(text) { $("trouble").textContent = text; $("trouble").hidden = !text; }
+
+async function ask(path, body, values) {
+  const address = new URL(path, location.href);
+  for (const [key, value] of Object.entries(values || {})) address.searchParams.set(key, value);
+  const answer = await fetch(address, body ? { method: "POST", body } : {});
+  const said = await answer.json().catch(() => ({ error: "the server's answer cannot be read" }));
+  if (!answer.ok) throw new Error(said.error || answer.statusText);
+  return said;
+}
+
+async function guarded(panel, work) {
+  panel.classList.add("waiting");
+  try { trouble(""); await work(); } catch (error) { trouble(error.message); } finally { panel.classList.remove("waiting"); }
+}
+
+// Charts ---------------------------------------------------------------------
+function node(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function chart(svg, title, lines, mark, log = true) {
+  const W = 340, H = 200, left = 44, right = 8, top = 40, bottom = 26;
+  svg.replaceChildren(); svg.setAttribute("viewBox", `0 0 ${W} ${H}`); svg.setAttribute("aria-label", title);
+  svg.append(node("text", { x: 0, y: 12, class: "title" }, title));
+  const numbers = lines.flatMap((line) => line.values).filter((v) => v !== null && (!log || v > 0));
+  if (!numbers.length) { svg.append(node("text", { x: left, y: H / 2 }, "nothing is known")); return; }
+  const scale = log ? Math.log10 : (v) => v;
+  let low = Math.min(...numbers.map(scale)), high = Math.max(...numbers.map(scale));
+  if (high - low < 1e-9) { low -= 1; high += 1; }
+  const count = Math.max(...lines.map((line) => line.values.length));
+  const x = (k) => left + (W - left - right) * (count > 1 ? k / (count - 1) : .5);
+  const y = (v) => top + (H - top - bottom) * (1 - (scale(v) - low) / (high - low));
+  for (let i = 0; i <= 3; i++) {
+    const at = low + (high - low) * i / 3, value = log ? 10 ** at : at;
+    svg.append(node("line", { x1: left, x2: W - right, y1: y(value), y2: y(value), stroke: "var(--line)" }));
+    svg.append(node("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, log ? value.toExponential(0) : short(value)));
+  }
+  svg.append(node("text", { x: left, y: H - 6 }, "0"), node("text", { x: W - right, y: H - 6, "text-anchor": "end" }, `iteration ${count - 1}`));
+  lines.forEach((line, number) => {
+    const points = line.values.map((v, k) => v === null || (log && v <= 0) ? null : [x(k), y(v)]).filter(Boolean);
+    svg.append(node("polyline", { points: points.map((p) => p.map((c) => c.toFixed(1)).join()).join(" "), fill: "none", stroke: line.color, "stroke-width": 2, "stroke-dasharray": line.dashed ? "5 4" : "none" }));
+    const name = node("text", { x: left + 110 * number, y: top - 10 }, line.name);
+    name.style.fill = line.color;
+    svg.append(name);
+    const here = line.values[mark];
+    if (here !== null && here !== undefined && (!log || here > 0)) svg.append(node("circle", { cx: x(mark), cy: y(here), r: 4, fill: line.color }));
+  });
+}
+
+// Model and picture -----------------------------------------------------------
+function choose(name) {
+  model = models.find((one) => one.name === name);
+  $("about").textContent = model.about || model.model;
+  $("formula").textContent = model.formula || "";
+  $("solver").replaceChildren(...model.solvers.map((s) => new Option(s, s, s === "auto", s === "auto")));
+  document.querySelectorAll(".knob").forEach((old) => old.remove());
+  for (const knob of model.knobs) {
+    const label = document.createElement("label"); label.className = "knob";
+    const output = document.createElement("output"), input = document.createElement("input");
+    Object.assign(input, { type: "range", min: Math.min(knob.least, knob.value), max: Math.max(knob.most, knob.value), step: knob.step, value: knob.value, name: knob.name });
+    output.textContent = short(knob.value);
+    input.addEventListener("input", () => { output.textContent = short(Number(input.value)); soon(follow); });
+    label.append(knob.label + " ", output, input); $("knobs").append(label);
+  }
+  $("samples").replaceChildren(...model.samples.map((source, number) => {
+    const button = document.createElement("button"), image = new Image();
+    image.src = source; image.alt = `sample ${number + 1}`; button.type = "button"; button.append(image);
+    button.addEventListener("click", () => {
+      document.querySelectorAll("#samples button").forEach((b) => b.setAttribute("aria-pressed", b === button));
+      take(bytesOf(source));
+    });
+    return button;
+  }));
+  const first = $("samples").querySelector("button");
+  if (first) first.click(); else { wipe(); }
+}
+
+function bytesOf(source) {
+  const text = atob(source.split(",")[1]);
+  return new Blob([Uint8Array.from(text, (c) => c.charCodeAt(0))], { type: "image/png" });
+}
+function take(blob) { picture = blob; refresh(); }
+function refresh() { if ($("panel-solve").hidden === false) follow(); else if ($("panel-fool").hidden === false) fool(); }
+function soon(work) { clearTimeout(timer); timer = setTimeout(work, 150); }
+
+const pad = $("pad"), pen = pad.getContext("2d");
+let drawing = false;
+function wipe() { pen.fillStyle = "#000"; pen.fillRect(0, 0, pad.width, pad.height); }
+function at(event) { const box = pad.getBoundingClientRect(); return [(event.clientX - box.left) * pad.width / box.width, (event.clientY - box.top) * pad.height / box.height]; }
+pad.addEventListener("pointerdown", (event) => { drawing = true; pad.setPointerCapture(event.pointerId); pen.strokeStyle = "#fff"; pen.lineWidth = 20; pen.lineCap = pen.lineJoin = "round"; pen.beginPath(); pen.moveTo(...at(event)); pen.lineTo(...at(event)); pen.stroke(); });
+pad.addEventListener("pointermove", (event) => { if (drawing) { pen.lineTo(...at(event)); pen.stroke(); } });
+pad.addEventListener("pointerup", () => { drawing = false; document.querySelectorAll("#samples button").forEach((b) => b.setAttribute("aria-pressed", false)); pad.toBlob((blob) => take(blob), "image/png"); });
+$("clear").addEventListener("click", wipe);
+$("file").addEventListener("change", () => { if ($("file").files[0]) take($("file").files[0]); });
+
+// Watch it solve -----------------------------------------------------------------
+function follow() {
+  if (!picture || !model) return Promise.resolve();
+  const turn = ++asked, values = { model: model.name, solver: $("solver").value, tolerance: 10 ** Number($("tolerance").value) };
+  document.querySelectorAll(".knob input").forEach((input) => { values[input.name] = input.value; });
+  return guarded($("panel-solve"), async () => {
+    const said = await ask("explorer/follow", picture, values);
+    if (turn !== asked) return;
+    solve = said; $("seen").src = said.picture;
+    $("step").max = Math.max(0, said.steps.length - 1); $("step").value = $("step").max;
+    show();
+  });
+}
+
+function verdict(answer) {
+  const parts = [`<strong></strong>`, `<p>${share(answer.confidence)} · ${answer.iterations ?? "–"} iterations${answer.converged === false ? " · <span class='bad'>not converged</span>" : ""}</p>`];
+  parts.push(answer.certified ? `<p><span class="badge good">certified class</span></p>` : `<p><span class="badge bad">no certificate</span></p>`);
+  if (answer.margin !== null) parts.push(`<p class="small">margin ${short(answer.margin)} ± ${short(answer.margin_error)} to the next class</p>`);
+  if (answer.radius) parts.push(`<p class="small">no picture within ${short(answer.radius)} (L2) has another class</p>`);
+  const box = document.createElement("div"); box.innerHTML = parts.join("");
+  box.querySelector("strong").textContent = answer.label ?? "no answer";
+  if (answer.reason) { const why = document.createElement("p"); why.className = "small"; why.textContent = answer.reason; box.append(why); }
+  return box;
+}
+
+function show() {
+  if (!solve) return;
+  $("verdict").replaceChildren(verdict(solve.answer));
+  const k = Number($("step").value), steps = solve.steps, here = steps[k];
+  if (!here) { $("at").textContent = "this model's steps are not shown"; return; }
+  $("feature").src = here.feature; $("at").textContent = `feature after ${k + 1} of ${steps.length} steps`;
+  chart($("chart-residual"), "Residual and proven error", [
+    { name: "‖T(y) − y‖", values: steps.map((s) => s.residual), color: "var(--accent)" },
+    { name: "‖y − y*‖ at most", values: steps.map((s) => s.error), color: "var(--warm)", dashed: true }].filter((l) => l.values.some((v) => v !== null)), k);
+  const known = steps.map((s) => s.objective).filter((v) => v !== null);
+  const lowest = known.length ? Math.min(...known) : 0;
+  chart($("chart-objective"), "Hidden objective above its end", known.length ? [{ name: "G(y) − min", values: steps.map((s) => s.objective === null ? null : Math.max(s.objective - lowest, 0)), color: "var(--accent)" }] : [], k);
+  const order = here.shares.map((v, i) => [v ?? 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 8).sort((a, b) => a[1] - b[1]);
+  $("shares").replaceChildren(...order.map(([value, i]) => {
+    const bar = document.createElement("div"); bar.className = "bar";
+    const name = document.createElement("span"), track = document.createElement("span"), fill = document.createElement("i"), text = document.createElement("span");
+    name.textContent = model.classes[i]; fill.style.width = `${100 * value}%`; track.append(fill); text.textContent = share(value);
+    bar.append(name, track, text); return bar;
+  }));
+}
+
+$("step").addEventListener("input", show);
+$("solver").addEventListener("change", follow);
+$("tolerance").addEventListener("input", () => { $("tolerance-value").textContent = (10 ** Number($("tolerance").value)).toExponential(1); soon(follow); });
+$("play").addEventListener("click", () => {
+  let k = 0;
+  const run = setInterval(() => { $("step").value = k; show(); if (++k > Number($("step").max)) clearInterval(run); }, 250);
+});
+
+// Attack it -----------------------------------------------------------------------
+function ruler(eps, radius, changed) {
+  const svg = $("ruler"), W = 560, H = 64;
+  svg.replaceChildren(); svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
+  svg.setAttribute("aria-label", `the attack reaches ${short(eps)}, proven up to ${short(radius || 0)}`);
+  const low = -4, high = Math.log10(3.2), x = (v) => 10 + (W - 20) * Math.min(1, Math.max(0, (Math.log10(Math.max(v, 1e-4)) - low) / (high - low)));
+  svg.append(node("line", { x1: 10, x2: W - 10, y1: 30, y2: 30, stroke: "var(--line)", "stroke-width": 8, "stroke-linecap": "round" }));
+  if (radius > 0) svg.append(node("line", { x1: 10, x2: x(radius), y1: 30, y2: 30, stroke: "var(--good)", "stroke-width": 8, "stroke-linecap": "round" }), node("text", { x: x(radius), y: 18, "text-anchor": "middle" }, `proven: ${short(radius)}`));
+  svg.append(node("circle", { cx: x(eps), cy: 30, r: 8, fill: changed ? "var(--warm)" : "var(--accent)" }), node("text", { x: x(eps), y: 54, "text-anchor": "middle" }, `ε = ${short(eps)}`));
+}
+
+function fool() {
+  if (!picture || !model) return Promise.resolve();
+  const eps = 10 ** Number($("eps").value);
+  return guarded($("panel-fool"), async () => {
+    const said = await ask("explorer/fool", picture, { model: model.name, eps, method: $("method").value });
+    const plain = await ask("explorer/follow", picture, { model: model.name });
+    $("before").src = plain.picture; $("difference").src = said.difference; $("after").src = said.picture;
+    $("before-says").textContent = `${said.before.label}, ${share(said.before.confidence)}`;
+    $("after-says").textContent = `${said.after.label}, ${share(said.after.confidence)}`;
+    ruler(eps, said.before.radius, said.changed);
+    $("held").className = "verdict " + (said.changed ? "bad" : "good");
+    $("held").textContent = said.changed ? `The class changed at a distance of ${short(said.distance)}. ${said.before.radius ? `Nothing was promised beyond ${short(said.before.radius)}.` : "Nothing was promised."}`
+      : said.promised ? "The class held, as was proven: no attack of this size can change it." : "The class held against this attack; whether it holds against every one is not proven.";
+  });
+}
+$("eps").addEventListener("input", () => { $("eps-value").textContent = short(10 ** Number($("eps").value)); soon(fool); });
+$("method").addEventListener("change", fool);
+$("fool").addEventListener("click", fool);
+
+// A photograph --------------------------------------------------------------------
+function photograph() {
+  const file = $("photo").files[0];
+  if (!file) return Promise.resolve();
+  return guarded($("panel-photo"), async () => {
+    const said = await ask("explorer/photo", file, { noise: $("noise").value });
+    $("photo-seen").src = said.seen; $("photo-restored").src = said.restored;
+    $("photo-before").textContent = `with noise: ${said.before.toFixed(1)} dB`;
+    $("photo-after").textContent = `restored: ${said.after.toFixed(1)} dB`;
+    const end = Math.min(...said.objective);
+    chart($("chart-photo"), "Hidden objective above its end", [{ name: "G(y) − min", values: said.objective.map((v) => Math.max(v - end, 0)), color: "var(--accent)" }], said.objective.length - 1);
+    $("photo-bound").textContent = said.bound === null ? "" : `Proven: within ${short(said.bound)} gray levels of 255 of the exact minimizer, as a root mean square.`;
+  });
+}
+$("photo").addEventListener("change", photograph);
+$("noise").addEventListener("input", () => { $("noise-value").textContent = $("noise").value; soon(photograph); });
+
+// Tabs and start --------------------------------------------------------------------
+const tabs = ["solve", "fool", "photo"];
+function open(name) {
+  for (const one of tabs) { $("tab-" + one).setAttribute("aria-selected", one === name); $("panel-" + one).hidden = one !== name; }
+  $("choose").hidden = name === "photo";
+  document.querySelector("main").style.gridTemplateColumns = name === "photo" ? "1fr" : "";
+  refresh();
+}
+for (const name of tabs) $("tab-" + name).addEventListener("click", () => open(name));
+$("tolerance-value").textContent = "1.0e-4"; $("eps-value").textContent = short(10 ** Number($("eps").value)); $("noise-value").textContent = $("noise").value;
+wipe();
+ask("explorer/models").then((found) => {
+  models = found;
+  $("model").replaceChildren(...models.map((one) => new Option(one.name, one.name)));
+  $("model").addEventListener("change", () => choose($("model").value));
+  choose(models[0].name);
+  document.body.dataset.ready = "yes";
+}).catch((error) => trouble(error.message));

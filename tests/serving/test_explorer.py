@@ -1,0 +1,163 @@
+"""The explorer in a browser, as its visitors use it, and what it asks the server for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import requests
+from PIL import Image
+
+import equilibria as eq
+from equilibria.data import load_digits
+from equilibria.serving.explorer import explorer_app
+from equilibria.serving.exploring import Explored
+from tests.program import invoke
+from tests.report.browser import PHONE, Browser, chromium, find_chromium
+from tests.serving.running import png, running
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of an explorer of an OptEq and of a MOptEqs."""
+    explored = []
+    for recipe in ("digits-opteq", "digits-mopteq"):
+        folder = tmp_path_factory.mktemp("runs") / recipe
+        options = ("training.epochs=2", "model.options.channels=8", "--output", folder)
+        made = invoke("train", recipe, *options)
+        assert made.exit_code == 0, made.output
+        explored.append(Explored(recipe, eq.training.trained_model(folder)))
+    with running(explorer_app(explored)) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def digit() -> bytes:
+    return png(load_digits().test.images[3])
+
+
+def ask(address: str, path: str, content: bytes, **values: object) -> requests.Response:
+    return requests.post(f"{address}/explorer/{path}", data=content, params=values, timeout=120)  # type: ignore[arg-type]
+
+
+def test_error_bars_hold_along_a_solve(address: str, digit: bytes) -> None:
+    """Picard's residuals fall at the proven rate, and each error bar holds those that follow."""
+    said = ask(address, "follow", digit, solver="picard", tolerance=1e-6).json()
+    steps = said["steps"]
+    assert len(steps) > 2
+    assert all(later["error"] < former["error"] for former, later in pairwise(steps))
+    objective = [step["objective"] for step in steps]
+    assert all(later <= former + 1e-9 * abs(former) for former, later in pairwise(objective))
+    assert sum(steps[-1]["shares"]) == pytest.approx(1, abs=1e-5)
+    assert said["answer"]["label"] == str(max(range(10), key=lambda k: steps[-1]["shares"][k]))
+
+
+def test_knobs_change_the_solve(address: str, digit: bytes) -> None:
+    usual = ask(address, "follow", digit, solver="picard", tolerance=1e-5).json()
+    slow = ask(address, "follow", digit, solver="picard", tolerance=1e-5, alpha=0.3).json()
+    assert len(slow["steps"]) > len(usual["steps"])
+    coarse = ask(address, "follow", digit, solver="picard", tolerance=0.3).json()
+    assert len(coarse["steps"]) < len(usual["steps"])
+
+
+def test_an_attack_within_the_radius_changes_nothing(address: str, digit: bytes) -> None:
+    said = ask(address, "fool", digit, eps=3.0, method="pgd").json()
+    assert said["distance"] <= 3.0
+    radius = said["before"]["radius"]
+    assert radius > 1e-4
+    small = ask(address, "fool", digit, eps=0.99 * radius).json()
+    assert small["promised"]
+    assert not small["changed"]
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "status", "says"),
+    [
+        ("follow", {"tolerance": "nan"}, 400, "tolerance is a number"),
+        ("follow", {"solver": "magic"}, 400, "no solver 'magic'"),
+        ("follow", {"alpha": "7"}, 400, "alpha is a number"),
+        ("follow", {"model": "../../etc"}, 404, "no model"),
+        ("fool", {"eps": "-1"}, 400, "eps is a number"),
+        ("photo", {"noise": "9"}, 400, "noise is a number"),
+    ],
+)
+def test_what_cannot_be_asked_is_told(
+    address: str, digit: bytes, path: str, values: dict[str, str], status: int, says: str
+) -> None:
+    answer = ask(address, path, digit, **values)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]
+
+
+def test_in_a_browser(address: str, tmp_path: Path) -> None:
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    photo = tmp_path / "photo.jpg"
+    Image.linear_gradient("L").resize((64, 48)).convert("RGB").save(photo)
+    with chromium(executable) as browser:
+        browser.open(address)
+        browser.until("document.querySelector('#verdict strong')")
+        assert browser.value("document.querySelectorAll('#samples button').length") == 12
+        watch(browser)
+        change_model(browser)
+        attack_it(browser)
+        restore(browser, photo)
+        assert browser.complaints() == []
+        assert all(url.startswith(address) for url in browser.requests())
+        browser.open(address, size=PHONE, dark=True)
+        browser.until("document.querySelector('#verdict strong')")
+        assert browser.value("document.documentElement.scrollWidth") <= PHONE[0]
+
+
+def watch(browser: Browser) -> None:
+    """The slider goes through the iterations."""
+    assert browser.value("document.querySelectorAll('#chart-residual polyline').length") == 2
+    last = browser.value("document.getElementById('at').textContent")
+    browser.value(
+        "(s => { s.value = 0; s.dispatchEvent(new Event('input')); })"
+        "(document.getElementById('step'))"
+    )
+    assert browser.value("document.getElementById('at').textContent") != last
+    assert browser.value("document.getElementById('feature').naturalWidth") > 0
+    before = browser.value("solve.steps.length")
+    browser.value(
+        "(t => { t.value = -1; t.dispatchEvent(new Event('input')); })"
+        "(document.getElementById('tolerance'))"
+    )
+    browser.until(f"solve.steps.length < {before}")
+
+
+def change_model(browser: Browser) -> None:
+    browser.value(
+        "(m => { m.value = 'digits-mopteq'; m.dispatchEvent(new Event('change')); })"
+        "(document.getElementById('model'))"
+    )
+    browser.until("document.querySelector('input[name=diversity]')")
+    browser.until("document.getElementById('verdict').textContent.includes('no certificate')")
+    browser.value(
+        "(m => { m.value = 'digits-opteq'; m.dispatchEvent(new Event('change')); })"
+        "(document.getElementById('model'))"
+    )
+    browser.until("document.getElementById('verdict').textContent.includes('certified class')")
+
+
+def attack_it(browser: Browser) -> None:
+    browser.value("document.getElementById('tab-fool').click()")
+    browser.until("document.getElementById('held').textContent")
+    browser.value(
+        "(e => { e.value = -3; e.dispatchEvent(new Event('input')); })"
+        "(document.getElementById('eps'))"
+    )
+    browser.until("document.getElementById('held').textContent.includes('held')")
+
+
+def restore(browser: Browser, photo: Path) -> None:
+    browser.value("document.getElementById('tab-photo').click()")
+    browser.give_file("#photo", photo)
+    browser.until("document.getElementById('photo-after').textContent.includes('dB')")
+    assert "gray levels" in browser.value("document.getElementById('photo-bound').textContent")
