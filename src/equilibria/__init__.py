@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from equilibria import data as data
     from equilibria import energies as energies
     from equilibria import equilibrium as equilibrium
+    from equilibria import exports as exports
     from equilibria import gradients as gradients
     from equilibria import inputs as inputs
     from equilibria import models as models
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         fixed_point,
         solving,
     )
+    from equilibria.exports import export
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
     from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
     from equilibria.models import (
@@ -109,6 +111,7 @@ __all__ = [
     "energy_term",
     "evaluate",
     "explain",
+    "export",
     "fixed_point",
     "list_models",
     "load",
@@ -134,7 +137,7 @@ _LOWER_ROOMS = (
     *("equilibrium", "models", "inputs"),
 )
 """From the ground up: a room imports those below it, so that a search loads none in vain."""
-_ROOMS = (*_LOWER_ROOMS, "tasks", "data", "training", "report", "serving", "papers", "cli")
+_ROOMS = (*_LOWER_ROOMS, "tasks", "data", "training", "exports", "report", "serving", "papers", "cli")
 _RENAMED = {
     "FeatureRegulariser": "FeatureRegularizer",
     "Regulariser": "Regularizer",

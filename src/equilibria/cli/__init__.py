@@ -19,7 +19,7 @@ __all__ = ["app", "main"]
 COMMANDS = (
     *("demo", "models", "train", "evaluate", "predict", "certify", "explain", "attack"),
     *("generate", "restore", "datasets", "recipes", "runs", "report", "compare", "reproduce"),
-    *("tune", "explore", "serve", "bench"),
+    *("tune", "export", "explore", "serve", "bench"),
 )
 """In the order of `equilibria --help`; each module adds its command to the program."""
 for _name in COMMANDS:

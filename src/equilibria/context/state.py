@@ -34,7 +34,7 @@ def map_state(function: Callable[..., Tensor], *states: State) -> State:
 
 
 def batch_size(state: State) -> int:
-    return int(state_tensors(state)[0].shape[0])
+    return state_tensors(state)[0].shape[0]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Patches:
         if any(missing):
             r = F.pad(r, [zeros for count in reversed(missing) for zeros in (0, count)])
         counts = zip(r.shape[1:], sizes, strict=True)
-        blocks = r.reshape(len(r), *(k for n, size in counts for k in (n // size, size)))
+        blocks = r.reshape(r.shape[0], *(k for n, size in counts for k in (n // size, size)))
         places, inside = range(3, blocks.dim(), 2), range(4, blocks.dim(), 2)
         return blocks.permute(0, *places, 1, *inside, 2)
 
@@ -78,10 +78,10 @@ class Patches:
         sizes = [patches.shape[i] * self.size for i in range(1, directions + 1)]
         mid = patches.shape[groups] * self.channels
         if is_channels_last(like):
-            merged = patches.permute(0, *pairs, groups, last).reshape(len(like), *sizes, mid)
+            merged = patches.permute(0, *pairs, groups, last).reshape(like.shape[0], *sizes, mid)
             merged = merged.movedim(-1, 1)
         else:
-            merged = patches.permute(0, groups, last, *pairs).reshape(len(like), mid, *sizes)
+            merged = patches.permute(0, groups, last, *pairs).reshape(like.shape[0], mid, *sizes)
         if merged.shape == like.shape:
             return merged
         return merged[tuple(slice(n) for n in like.shape)]
@@ -188,7 +188,7 @@ class GaussianKernel(Energy):
 
     def initial_state(self, context: Context) -> State:
         c = context["c"]
-        return in_format_of(c, c.new_zeros(len(c), *self.W.input_shape(tuple(c.shape[1:]))))
+        return in_format_of(c, c.new_zeros(c.shape[0], *self.W.input_shape(tuple(c.shape[1:]))))
 
     def value(self, state: State, context: Context) -> Tensor:
         _, energies = self._pull(self._difference(state, context), context)
@@ -299,7 +299,7 @@ class GaussianKernel(Energy):
             pulled = (rows @ context["W_h W_hᵀ"]).view(patches.shape)
             return pulled, self._energy(rows.view(patches.shape), pulled, len(grid))
         q = F.linear(rows, context["W_h"])
-        pulled = F.linear(q, context["W_h"].mT).view(patches.shape)
+        pulled = F.linear(q, context["W_h"].transpose(0, 1)).view(patches.shape)
         energies = self._energy(q, q, len(grid))
         return pulled, energies.view(*grid, *[1] * (patches.dim() - len(grid)))
 
@@ -311,7 +311,7 @@ class GaussianKernel(Energy):
         inside = tuple(range(grid, a.dim()))
         products = at_least_float32(a) * at_least_float32(b)
         energies = products.sum(dim=inside, keepdim=True)
-        return energies.clamp(0, torch.finfo(energies.dtype).max)
+        return energies.clamp(0.0, torch.finfo(energies.dtype).max)
 
     def _attention(self, energies: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """β_p = e^{−γ‖q_p‖²}, and γ in a shape that meets it."""

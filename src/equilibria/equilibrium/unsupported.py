@@ -24,8 +24,8 @@ def refuse_recording(recorder: str | None = None) -> None:
     if recorder is not None:
         raise NotImplementedError(
             f"{recorder} cannot record an equilibrium layer, whose number of iterations depends on "
-            "the input: run the model itself, as it is or through torch.compile(model), with its "
-            "weights saved and loaded by state_dict"
+            "the input: run the model itself, as it is or through torch.compile(model), or write "
+            "it as a graph with a loop, by eq.export(model, FILE, images=images)"
         )
 
 

@@ -79,7 +79,7 @@ class Dense(KernelOperator):
         return F.linear(z, weights[0])
 
     def _map_adjoint(self, y: Tensor, weights: Weights) -> Tensor:
-        return F.linear(y, weights[0].mT)
+        return F.linear(y, weights[0].transpose(0, 1))
 
     def _search(self, kernels: Weights, input_shape: Shape) -> spectral.TopSingular:
         return spectral.top_singular(kernels[0])

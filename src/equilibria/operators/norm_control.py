@@ -90,6 +90,11 @@ class KernelOperator(LinearOperator):
             )
         return tuple(input_shape)
 
+    @property
+    def norm_depends_on_size(self) -> bool:
+        """Whether the norm, and with it what controls it, differs between sizes of the input."""
+        return type(self)._control_shape is KernelOperator._control_shape
+
     def weights(self, input_shape: Shape | None = None) -> Weights:
         """W, in the graph where the kernels are; without gradients it is remembered."""
         first, *others = self.kernels

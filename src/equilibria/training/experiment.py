@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from equilibria.data import (
 )
 from equilibria.equilibrium import Record, solving
 from equilibria.models import CertifiedExit, create_model, model_options
+from equilibria.models.pretrained import header_of, pretrained_cards, pretrained_file
 from equilibria.tasks import (
     Autoencoding,
     Classification,
@@ -51,7 +52,7 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import GIVEN, Recipe, told_where
+from equilibria.training.recipe import GIVEN, Recipe, recipe_from_data, told_where
 
 KEPT_LATENTS = 1000
 """Of training images, that a run of a generator or an autoencoder keeps."""
@@ -99,6 +100,10 @@ class RecipeModel:
     def solving(self) -> AbstractContextManager[Record]:
         """The layers of the model as they solve in an evaluation."""
         return solving(self.model, tolerance=self.recipe.training.evaluation_tolerance)
+
+    def model_options(self) -> dict[str, Any]:
+        """What `create_model` made the model with."""
+        return _options(self.recipe, self.images)
 
     def until_certain(self: AnyRun) -> AnyRun:
         """The same with a model that solves each image until its class is certain."""
@@ -345,13 +350,17 @@ def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
 
 def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
     """The recipe's model for these images, of which it knows what `load` describes."""
-    options = {**fitting_options(recipe.model.name, images), **recipe.model.options}
-    if images.normalization is not None:
-        options["normalize"] = images.normalization
-    model = create_model(recipe.model.name, **options)
+    model = create_model(recipe.model.name, **_options(recipe, images))
     for name, value in vars(images).items():
         setattr(model, name, value)
     return model
+
+
+def _options(recipe: Recipe, images: ImageFacts) -> dict[str, Any]:
+    options = {**fitting_options(recipe.model.name, images), **recipe.model.options}
+    if images.normalization is not None:
+        options["normalize"] = images.normalization
+    return options
 
 
 Weights: TypeAlias = Literal["last", "best"]
@@ -368,15 +377,18 @@ def trained(
 
     Of a run that was interrupted the newest checkpoint counts, with a `CheckpointWarning`.
 
+    folder: of the run, or what `source_of` takes in its place.
+
     weights: "best" are those of the epoch that did best on the validation images.
     root: the folder of data sets, if it is not where the recipe says.
     """
     place = choose_device(device)
-    recipe, file = _weights_of(RunFolder(Path(folder)), weights)
+    source = source_of(folder, weights)
+    recipe = source.recipe
     if root is not None:
         recipe = replace(recipe, data=replace(recipe.data, root=str(root)))
     experiment = Experiment.of(recipe)
-    _load(experiment.model, recipe, file, place)
+    _load(experiment.model, recipe, source.file, place)
     return experiment
 
 
@@ -384,9 +396,9 @@ def trained_model(
     folder: str | Path, *, device: torch.device | str = "cpu", weights: Weights = "last"
 ) -> RecipeModel:
     """What `trained` gives, without the data set where the run says what its images are."""
-    place, run = choose_device(device), RunFolder(Path(folder))
-    recipe, file = _weights_of(run, weights)
-    known = run.facts().get("images", {})
+    place = choose_device(device)
+    source = source_of(folder, weights)
+    recipe, known = source.recipe, source.images
     if known.get("kind") is None:  # A run from before version 0.2.
         return trained(folder, device=device, weights=weights)
     images = TypeAdapter(ImageFacts).validate_python(known)
@@ -395,8 +407,34 @@ def trained_model(
         torch.set_num_threads(recipe.threads)
     task = _task(recipe, images.kind, images.ignore_index)
     model = _model(recipe, images)
-    _load(model, recipe, file, place)
+    _load(model, recipe, source.file, place)
     return RecipeModel(recipe, model, images, task)
+
+
+@dataclass(frozen=True)
+class WeightsSource:
+    """Where a trained model comes from."""
+
+    recipe: Recipe
+    """As it is evaluated."""
+    file: Path
+    images: Mapping[str, Any]
+    """What `ImageFacts` is made of; empty where the run does not say."""
+
+
+def source_of(place: str | Path, weights: Weights = "last") -> WeightsSource:
+    """A run by its folder, a file that `pack` wrote, or a trained model of the package by name."""
+    path = Path(place)
+    if not path.exists() and str(place) in pretrained_cards():
+        path = pretrained_file(str(place))
+    if not path.is_file():
+        run = RunFolder(path)
+        recipe, file = _weights_of(run, weights)
+        return WeightsSource(recipe, file, run.facts().get("images", {}))
+    if weights == "best":
+        raise ValueError(f"{path} holds the weights of one epoch: there are no best among them")
+    described = header_of(path)
+    return WeightsSource(recipe_from_data(described["recipe"]), path, described["images"])
 
 
 def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
@@ -405,7 +443,7 @@ def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
     if not run.config.is_file():
         raise FileNotFoundError(
             f"{run.config} is missing: name the folder of a finished run, as `equilibria train` "
-            "writes one"
+            f"writes one, or a trained model ({', '.join(pretrained_cards())})"
         )
     run.require_parts()
     recipe = run.recipe()

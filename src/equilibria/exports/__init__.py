@@ -1,0 +1,16 @@
+"""Trained models as files for other programs: one file a format."""
+
+from equilibria.exports.api import Exported, Format, export
+from equilibria.exports.constants import certificate_constants
+from equilibria.exports.graph import ExportError, Loop, ModelGraph, model_graph
+
+__all__ = [
+    "ExportError",
+    "Exported",
+    "Format",
+    "Loop",
+    "ModelGraph",
+    "certificate_constants",
+    "export",
+    "model_graph",
+]
