@@ -33,8 +33,22 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+START = """\
+Networks whose output is the minimizer of an explicit hidden objective. Three commands to try:
+
+  equilibria demo                     train a small one on digits, and look at its report
+  equilibria models --pretrained      trained models that come with the program
+  equilibria certify --model digits-certified
+                                      what is proven of one's answers to test images
+
+equilibria --help lists all commands, and each has examples: equilibria train --help
+"""
+"""What `equilibria` alone says."""
+
+
 @app.callback(epilog=examples(*EXAMPLES, "equilibria models"))
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
@@ -53,6 +67,8 @@ def _options(
     ] = False,
 ) -> None:
     """Networks whose output is the minimizer of an explicit hidden objective."""
+    if context.invoked_subcommand is None:
+        typer.echo(START, nl=False)
 
 
 def main() -> None:

@@ -23,7 +23,9 @@ Best = Annotated[bool, Option("--best", help="With the weights of the epoch that
 Certified = Annotated[
     bool, Option("--certified", help="Solve each image only until its class is certain.")
 ]
-Classifier = Annotated[Path, Argument(help="Run of a classifier.")]
+Classifier = Annotated[
+    Path, Argument(help="Run of a classifier, or --model NAME: `equilibria models --pretrained`.")
+]
 DataRoot = Annotated[
     Path | None, Option(help="Folder of data sets; what EQUILIBRIA_DATA names if not set.")
 ]
@@ -37,7 +39,11 @@ JsonObject = Annotated[bool, Option("--json", help="One JSON object.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the run that the folder holds.")]
 OverwriteFiles = Annotated[bool, Option("--overwrite", help="Replace files that are there.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of all that is drawn at random.")]
-SomeRun = Annotated[Path, Argument(help="Folder of a run.")]
+SomeRun = Annotated[
+    Path, Argument(help="Folder of a run, or --model NAME: `equilibria models --pretrained`.")
+]
+TAKE_A_MODEL = {"predict", "evaluate", "certify", "explain", "attack", "generate", "export"}
+"""Commands that take a trained model of the package in the place of a run."""
 
 
 class Program(TyperGroup):
@@ -46,8 +52,15 @@ class Program(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # Options of the program are understood behind the command too, where one adds them to a
         # line that failed.
-        own, others, words = [], [], iter(args)
+        own: list[str] = []
+        others: list[str] = []
+        words = iter(args)
         for word in words:
+            if word.split("=")[0] == "--model" and others[:1] and others[0] in TAKE_A_MODEL:
+                # A trained model by name stands where the folder of a run does.
+                given = word.partition("=")[2] or next(words, None)
+                others.insert(1, given or ctx.fail("--model needs the name of a trained model"))
+                continue
             if word == "--import":
                 own += [word, next(words, None) or ctx.fail("--import needs a file or a module")]
             elif word == "--debug" or word.startswith("--import="):
@@ -66,8 +79,7 @@ class Program(TyperGroup):
 app = typer.Typer(
     name="equilibria",
     cls=Program,
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )

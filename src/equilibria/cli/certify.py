@@ -23,6 +23,7 @@ from equilibria.cli.app import (
     "certify",
     "equilibria certify runs/opteq",
     "equilibria certify runs/opteq digit.png folder-of-images",
+    "equilibria certify --model digits-certified --samples 100",
     "equilibria certify runs/opteq --tolerance 1e-2 --samples 200 --csv certificates.csv",
     "equilibria certify runs/opteq digit.png --json",
 )

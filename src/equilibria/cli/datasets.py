@@ -10,8 +10,8 @@ from rich.progress import DownloadColumn, TaskID, TextColumn, TransferSpeedColum
 from typer import Argument
 
 import equilibria as eq
-from equilibria.cli.app import DataRoot, app, command, examples
-from equilibria.cli.console import output_console, print_table, progress_bar, say
+from equilibria.cli.app import DataRoot, JsonList, app, command, examples
+from equilibria.cli.console import output_console, print_json, print_table, progress_bar, say
 
 datasets_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 app.add_typer(datasets_app, name="datasets")
@@ -20,11 +20,15 @@ app.add_typer(datasets_app, name="datasets")
 @datasets_app.callback(
     epilog=examples("equilibria datasets", "equilibria datasets get cifar10 --root data")
 )
-def datasets(context: typer.Context, root: DataRoot = None) -> None:
+def datasets(context: typer.Context, root: DataRoot = None, as_json: JsonList = False) -> None:
     """List the data sets, where they are, and how to get them."""
     if context.invoked_subcommand is not None:
         return
     base = known_root(root)
+    cards = [eq.data.dataset_card(name) for name in eq.data.list_datasets()]
+    if as_json:
+        print_json([{**vars(card), "here": whereabouts(card, base)} for card in cards])
+        return
     rows = [
         (
             card.name,
@@ -35,7 +39,7 @@ def datasets(context: typer.Context, root: DataRoot = None) -> None:
             card.license,
             _short_way(card),
         )
-        for card in map(eq.data.dataset_card, eq.data.list_datasets())
+        for card in cards
     ]
     headings = ("Name", "Kind", "Classes", "Size (train + test)", "Here?", "License")
     print_table((*headings, "How to get it"), rows, right=headings[2:3], unbroken=headings[:3])

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from typer import Option
 
 import equilibria as eq
-from equilibria.cli.app import Device, Overwrite, Seed, command
-from equilibria.cli.console import output_console, print_facts, say
+from equilibria.cli.app import Device, JsonObject, Overwrite, Seed, command
+from equilibria.cli.console import output_console, print_facts, print_json, say
 
 RECIPE = "digits-opteq"
 EXAMPLES = (
@@ -32,12 +33,13 @@ def demo(
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
     from equilibria.cli.training import follow, footer, keeping
     from equilibria.training.recipe import PACKAGED
 
-    console = output_console()
+    console = Console(stderr=True) if as_json else output_console()
     changes = [f"model.name={model}", f"training.seed={seed}"]
     changes += [] if epochs is None else [f"training.epochs={epochs}"]
     where = eq.training.choose_device(device)
@@ -71,5 +73,8 @@ def demo(
         for name, content in eq.report.themed(drawn).files("convergence").items():
             eq.training.write_atomically(run.report.with_name(name), content)
     title = f"{model} on the {len(experiment.test)} test images"
+    if as_json:
+        print_json({"report": str(run.report), "title": title, **dict(report.rows())})
+        return
     print_facts(title, report.rows(), console)
     say(f"Report: {run.report}")

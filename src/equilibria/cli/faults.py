@@ -19,6 +19,8 @@ MISTAKES = (ImportError, OSError, TypeError, ValueError)
 """What was asked for cannot be done: exit code 2."""
 FAILURES = (MemoryError, RuntimeError)
 """What was begun could not be finished: exit code 1."""
+DEFECT = 70
+"""A fault of the program itself; sysexits.h calls it EX_SOFTWARE."""
 INTERRUPTED = 130
 NAMED_FILES = 5
 """In a sentence on many of them."""
@@ -89,7 +91,7 @@ def code_of(error: BaseException) -> int:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Known faults, and Ctrl-C, end the program with a sentence; the others are ours to mend."""
+    """Faults, and Ctrl-C, end the program with a sentence; unknown ones are ours to mend."""
     try:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
@@ -99,6 +101,12 @@ def told() -> Iterator[None]:
     except (FaultError, *MISTAKES, *FAILURES) as error:
         show_traceback()
         fail(sentence(error), code_of(error))
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):
+            raise  # A mistake in the command line, of click's or typer's own, which tell it.
+        show_traceback()
+        what = f"{type(error).__name__}: {error}"
+        fail(f"a defect of the program ({what}); --debug shows where, for a report of it", DEFECT)
 
 
 def show_traceback() -> None:

@@ -21,6 +21,7 @@ from equilibria.cli.app import (
 @command(
     "predict",
     "equilibria predict runs/opteq digit.png",
+    "equilibria predict --model digits-opteq digit.png",
     "equilibria predict runs/opteq folder-of-images --top 3 --csv predictions.csv",
     "equilibria predict runs/opteq folder-of-images --json",
     "equilibria predict runs/opteq folder-of-images --certified",

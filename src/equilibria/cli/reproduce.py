@@ -17,6 +17,7 @@ import equilibria as eq
 from equilibria.cli.app import DataRoot, Device, command
 from equilibria.cli.console import (
     output_console,
+    print_json,
     print_table,
     progress_bar,
     say,
@@ -62,6 +63,9 @@ def reproduce(
         Path | None,
         Option(help="Draw the pictures of the tables in this folder again, from their records."),
     ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="The list of tables, or the table that was run, as JSON.")
+    ] = False,
 ) -> None:
     """Run a table of the papers again and set it beside their figures."""
     if index is not None:
@@ -77,7 +81,7 @@ def reproduce(
         say(f"Drawn: {', '.join(map(str, drawn))}")
         return
     if table is None:
-        _show_tables(root)
+        _show_tables(root, as_json)
         return
     found_table = eq.papers.find_table(table)
     if settings:
@@ -94,7 +98,8 @@ def reproduce(
     eq.papers.check_data(made)
     writable_folder(output)
     count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
-    display = _Display(output_console(), made, len(made.unfinished()))
+    console = Console(stderr=True) if as_json else output_console()
+    display = _Display(console, made, len(made.unfinished()))
     outcomes: list[eq.papers.Outcome] = []
     try:
         with (
@@ -113,8 +118,11 @@ def reproduce(
         made, found, output, _command(made, seeds), eq.papers.provenance()
     )
     heading, *rows = eq.papers.cells(made, found)
-    print_table(heading, rows, right=heading[1:])
-    say(f"Written: {', '.join(map(str, files))}")
+    if as_json:
+        print_json([dict(zip(heading, row, strict=True)) for row in rows])
+    else:
+        print_table(heading, rows, right=heading[1:])
+        say(f"Written: {', '.join(map(str, files))}")
     if found.failures:
         lines = "\n".join(f"{place}: {error}" for place, error in found.failures.items())
         fail(f"{len(found.failures)} runs failed:\n{lines}", code=1)
@@ -158,7 +166,7 @@ class _Display:
             self.console.print(line, markup=False, soft_wrap=True)
 
 
-def _show_tables(root: Path | None) -> None:
+def _show_tables(root: Path | None, as_json: bool) -> None:
     """The tables there are, and whether their data is here."""
     base = known_root(root)
     headings = ("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?")
@@ -171,6 +179,10 @@ def _show_tables(root: Path | None) -> None:
             missing = any(whereabouts(eq.data.dataset_card(name), base) == "no" for name in names)
             data += [", ".join(names), "no" if missing else "yes"]
         rows.append((found.id, found.paper, found.title, *data))
+    if as_json:
+        keys = ("id", "paper", "title", "data", "here", "quick_data", "quick_here")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
     print_table(headings, rows, unbroken=("ID",))
     others = [
         (other.id, other.paper, other.title, other.why or f"run with {other.table}")

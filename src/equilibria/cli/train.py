@@ -66,6 +66,9 @@ def train(
     report: Annotated[
         bool, Option(help="End with report.html in the folder of the run, in some seconds.")
     ] = True,
+    as_json: Annotated[
+        bool, Option("--json", help="The evaluation as one JSON object; the rest to stderr.")
+    ] = False,
 ) -> None:
     """Train a model as a recipe says, or on images of your own."""
     from equilibria.cli.training import Asked, launch, train_as_asked, train_in_group
@@ -84,6 +87,7 @@ def train(
         start_from=start_from,
         tensorboard=tensorboard,
         report=report,
+        as_json=as_json,
     )
     work = partial(train_as_asked, asked)
     place = eq.training.Place.from_environment()

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from equilibria import __version__, plugins
 from equilibria.cli import faults
-from equilibria.cli.console import TrainingDisplay, output_console, print_facts
+from equilibria.cli.console import TrainingDisplay, output_console, print_facts, print_json
 from equilibria.cli.evaluate import as_data, rows
 from equilibria.cli.faults import (
     FAILURES,
@@ -94,6 +94,7 @@ class Asked:
     start_from: Path | None
     tensorboard: bool
     report: bool
+    as_json: bool = False
 
     def plan(self) -> Plan:
         return plan_run(
@@ -109,6 +110,8 @@ class Asked:
 @denormals_as_zero()
 def train_as_asked(asked: Asked, device: torch.device, processes: Processes) -> None:
     console = output_console(quiet=not processes.leads)
+    if asked.as_json:
+        console = Console(stderr=True, highlight=False, quiet=not processes.leads)
     log: TensorBoardLog | None = None
     run = RunFolder(asked.output)
     try:
@@ -143,6 +146,8 @@ def train_as_asked(asked: Asked, device: torch.device, processes: Processes) -> 
         result = experiment.evaluate(processes)
         if processes.leads:
             store_evaluation(asked.output, as_data(experiment, result))
+    if asked.as_json and processes.leads:
+        print_json({"run": str(asked.output), **as_data(experiment, result)})
     print_facts(f"On the {result.samples} test images", rows(result), console)
     console.print(printable(_left_out(experiment)), markup=False, soft_wrap=True, end="")
     console.print(printable(f"Run: {asked.output}"), markup=False, soft_wrap=True)

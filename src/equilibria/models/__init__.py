@@ -58,6 +58,7 @@ from equilibria.models.opteq.models import (
     opteq,
     opteq_imagenet,
 )
+from equilibria.models.pretrained import PretrainedCard, pretrained_cards, pretrained_file
 from equilibria.models.reflection.model import (
     ReflectionCell,
     ReflectionNetwork,
@@ -102,6 +103,7 @@ __all__ = [
     "OptEqCell",
     "POptEqCell",
     "PhotoRestorer",
+    "PretrainedCard",
     "ReflectionCell",
     "ReflectionNetwork",
     "ResNet",
@@ -142,6 +144,8 @@ __all__ = [
     "photo_prior",
     "popteq",
     "predicted_classes",
+    "pretrained_cards",
+    "pretrained_file",
     "reflection_network",
     "register_model",
     "resnet_small",

@@ -66,6 +66,8 @@ def pretrained_file(name: str) -> Path:
             f"no trained model is called {name!r}{nearest(name, cards)} There are: "
             f"{', '.join(cards)}"
         )
+    if cards[name].task == "restore":
+        raise ValueError(f"{name} is a prior, and no network of its own: {cards[name].use}")
     return cards[name].file
 
 

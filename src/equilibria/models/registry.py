@@ -105,6 +105,7 @@ def create_model(
     name: str,
     *,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    pretrained: bool = False,
     **overrides: Any,
 ) -> nn.Module:
     """The model called `name`, with options overridden.
@@ -114,7 +115,16 @@ def create_model(
     and in_channels, equilibrium models also solver, gradient, tolerance, max_iterations and strict,
     or all of them as `solving`; `model_options(name)` lists the rest. An unknown name or option is
     an error that names the nearest one.
+
+    pretrained: a trained model that comes with the package, by the name that `equilibria models
+        --pretrained` lists; the only options are then those of how it solves.
     """
+    if pretrained:
+        from equilibria.models.pretrained import pretrained_model
+
+        if normalize is not None:
+            raise ValueError("a trained model has its own normalization: leave out normalize")
+        return pretrained_model(name, **overrides)
     factory = _models.factory(name)
     known = model_options(name)
     overrides = current_names(overrides, known)

@@ -1,0 +1,93 @@
+"""`python -m studies.ship RUN`: a finished run as a trained model that comes with the package.
+
+Writes src/equilibria/weights/NAME.safetensors and its card, NAME.yaml, with what is measured now on
+all test images. Train with --output …/NAME: the model is called after the folder of its run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import equilibria as eq
+from equilibria.models import NoCertificateError, certifier
+from equilibria.models.certificates import joined
+from equilibria.models.pretrained import SHIPPED
+from equilibria.training import pack, trained
+
+MOST_BYTES = 5 * 2**20
+"""Of all trained models together."""
+CERTIFIED = 1000
+"""Test images that are certified, evenly spread."""
+RADII = (0.1, 0.3, 0.5, 1.0, 1.58)
+
+
+def certificate(experiment: eq.training.Experiment, samples: int) -> dict[str, Any]:
+    """What is proven of test images, without a look at activation patterns."""
+    images, labels = experiment.some_test_images(samples)
+    try:
+        certify = certifier(experiment.model, tuple(images.shape[1:]))
+        found = joined([certify(part, refine=False) for part in images.split(100)])
+    except NoCertificateError as error:
+        return {"none": str(error)}
+    right = found.prediction == labels
+    within = {f"{r}": round(float((right & (found.radius >= r)).double().mean()), 4) for r in RADII}
+    return {
+        "images": len(images),
+        "class_certain": round(found.share_certified, 4),
+        "median_radius": round(float(found.radius.median()), 5),
+        "right_and_certain_within": {r: share for r, share in within.items() if share > 0},
+    }
+
+
+def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
+    """Write the file and the card; an error where all of them would be too large."""
+    experiment = trained(run)
+    name, recipe = run.resolve().name, experiment.recipe
+    result = experiment.evaluate()
+    figures = {n: v for n, v in result.figures.items() if isinstance(v, int | float)}
+    file = SHIPPED / f"{name}.safetensors"
+    card = {
+        "summary": summary,
+        "model": recipe.model.name,
+        "task": task,
+        "recipe": name,
+        "command": f"equilibria train {name} --output runs/{name}",
+        "data": recipe.data.name,
+        "seed": recipe.training.seed,
+        "figures": {
+            "test_images": result.samples,
+            **{n: round(v, 4) for n, v in figures.items()},
+            "parameters": eq.models.parameter_count(experiment.model),
+        },
+        "measured_by": f"equilibria evaluate --model {name}",
+        "certificate": certificate(experiment, samples),
+        "use": f"equilibria {task} --model {name}",
+    }
+    pack(experiment, file)
+    total = sum(path.stat().st_size for path in SHIPPED.glob("*.safetensors"))
+    if total > MOST_BYTES:
+        file.unlink()
+        raise ValueError(f"all trained models would take {total / 2**20:.1f} MiB: 5 at most")
+    text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=100)
+    file.with_suffix(".yaml").write_text(text, encoding="utf-8")
+    return file
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.ship", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of a finished run, called as the model")
+    parser.add_argument("--summary", required=True, help="what it is, in a few words")
+    parser.add_argument("--task", default="evaluate", help="the command to try it with")
+    parser.add_argument("--samples", type=int, default=CERTIFIED, help="test images to certify")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"Written: {ship(asked.run, asked.summary, asked.task, asked.samples)} and its card")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Trained models that come with the package do what their cards say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import equilibria as eq
+from equilibria.data import load_dataset
+from equilibria.models.pretrained import SHIPPED, pretrained_cards
+from studies.ship import MOST_BYTES
+from tests.program import invoke
+
+CARDS = pretrained_cards()
+HERE = [name for name, card in CARDS.items() if card.data == "digits"]
+"""Whose data come with the package."""
+
+
+def test_every_model_has_a_card_and_all_are_small() -> None:
+    files = {path.stem for path in SHIPPED.glob("*.safetensors")}
+    assert files == set(CARDS)
+    assert {"digits-opteq", "digits-certified", "photo-prior"} <= files
+    assert sum(card.file.stat().st_size for card in CARDS.values()) <= MOST_BYTES
+    for card in CARDS.values():
+        assert card.recipe in eq.training.list_recipes()
+        assert card.model in eq.list_models()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_figures_are_measured_again(name: str) -> None:
+    found = eq.evaluate(name).figures
+    said = CARDS[name].figures
+    assert round(found["accuracy"], 4) == pytest.approx(said["accuracy"], abs=1 / 450)
+    if "mean_radius" in said:
+        assert found["mean_radius"] == pytest.approx(said["mean_radius"], abs=0.01)
+
+
+@torch.no_grad()
+def test_a_trained_model_by_name() -> None:
+    model = eq.create_model("digits-opteq", pretrained=True, tolerance=1e-6)
+    images, labels = load_dataset("digits").test.fetch(torch.arange(20))
+    assert (model(images).argmax(dim=1) == labels).sum() >= 19
+    assert model.class_names == tuple("0123456789")
+    assert model.layer.solving.solver.tolerance == 1e-6
+    loaded = eq.load("digits-opteq")
+    torch.testing.assert_close(loaded(images), model(images), rtol=1e-2, atol=1e-2)
+    assert all(
+        torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items()
+    )
+
+
+def test_what_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="did you mean 'digits-opteq'"):
+        eq.create_model("digit-opteq", pretrained=True)
+    with pytest.raises(ValueError, match="channels would make another model"):
+        eq.create_model("digits-opteq", pretrained=True, channels=3)
+    with pytest.raises(ValueError, match="restore --model photo"):
+        eq.create_model("photo-prior", pretrained=True)
+    with pytest.raises(FileNotFoundError, match="digits-opteq"):
+        eq.load("no-such-run")
+
+
+def test_the_program_takes_a_model_by_name(tmp_path: Path) -> None:
+    images, labels = load_dataset("digits").test.fetch(torch.arange(1))
+    digit = tmp_path / "digit.png"
+    Image.fromarray((images[0, 0] * 255).byte().numpy()).save(digit)
+    said = invoke("predict", "--model", "digits-opteq", digit, "--json")
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.output)[0]["label"] == str(int(labels[0]))
+    found = invoke("certify", "--model=digits-certified", digit, "--json")
+    assert found.exit_code == 0, found.output
+    assert "radius" in found.output
+    assert invoke("predict", "--model").exit_code == 2
+    listed = json.loads(invoke("models", "--pretrained", "--json").output)
+    assert [card["name"] for card in listed] == list(CARDS)
+    assert "certified_accuracy" in invoke("models", "digits-certified", "--pretrained").output
