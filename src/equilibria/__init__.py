@@ -137,7 +137,17 @@ _LOWER_ROOMS = (
     *("equilibrium", "models", "inputs"),
 )
 """From the ground up: a room imports those below it, so that a search loads none in vain."""
-_ROOMS = (*_LOWER_ROOMS, "tasks", "data", "training", "exports", "report", "serving", "papers", "cli")
+_ROOMS = (
+    *_LOWER_ROOMS,
+    "tasks",
+    "data",
+    "training",
+    "exports",
+    "report",
+    "serving",
+    "papers",
+    "cli",
+)
 _RENAMED = {
     "FeatureRegulariser": "FeatureRegularizer",
     "Regulariser": "Regularizer",

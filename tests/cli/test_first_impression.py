@@ -15,8 +15,8 @@ from equilibria.cli import runs as runs_command
 from tests.program import invoke
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_A_TABLE = {"report", "bench"}
-"""They write a page, or pass their options on."""
+WITHOUT_A_TABLE = {"report", "bench", "serve", "explore"}
+"""They write a page or serve one, or pass their options on."""
 
 
 def test_the_program_alone_names_three_commands() -> None:

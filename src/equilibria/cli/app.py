@@ -42,7 +42,17 @@ Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of all that is drawn at
 SomeRun = Annotated[
     Path, Argument(help="Folder of a run, or --model NAME: `equilibria models --pretrained`.")
 ]
-TAKE_A_MODEL = {"predict", "evaluate", "certify", "explain", "attack", "generate", "export"}
+TAKE_A_MODEL = {
+    "predict",
+    "evaluate",
+    "certify",
+    "explain",
+    "attack",
+    "generate",
+    "export",
+    "serve",
+    "explore",
+}
 """Commands that take a trained model of the package in the place of a run."""
 
 
