@@ -28,6 +28,7 @@ ROOMS = {
     "tasks": "Tasks",
     "data": "Data",
     "training": "Training",
+    "exports": "Exports",
     "report": "Reports",
     "serving": "Serving",
     "papers": "Papers' tables",
