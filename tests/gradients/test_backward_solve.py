@@ -221,3 +221,55 @@ def test_a_backward_tolerance_is_tied_to_the_forward_one_or_its_own(
     assert layer.last_backward is not None
     assert layer.last_backward.tolerance == pytest.approx(wanted)
     assert bool(layer.last_backward.converged.all())
+
+
+class OfIdentity(eq.Energy):
+    """−¼‖y‖² and −¼(Σy)²/n: products with the Hessian are the vector itself, and one expanded."""
+
+    def __init__(self, mean: bool) -> None:
+        super().__init__()
+        self.mean = mean
+
+    def value(self, y: Tensor, context: eq.Context) -> Tensor:
+        total = y.sum(dim=1).square() / y.shape[1] if self.mean else y.square().sum(dim=1)
+        return -0.25 * total
+
+    def descent(self, y: Tensor, context: eq.Context) -> Tensor:  # type: ignore[override]
+        return (
+            (0.5 * y.mean(dim=1, keepdim=True)).expand_as(y) if self.mean else y.sub(y, alpha=0.5)
+        )
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "softplus", "identity"])
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_products_that_are_the_vector_itself_are_not_overwritten(
+    mean: bool, activation: str, warm_start: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = eq.EquilibriumLayer(
+        eq.Input(eq.operators.Identity()) + OfIdentity(mean),
+        activation=activation,
+        solver=eq.Anderson(tolerance=1e-12),
+        gradient=eq.Implicit(tolerance=1e-12, warm_start=warm_start),
+    )
+    for _ in range(2):
+        x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(layer, (x,), eps=1e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tolerance", "evaluated"), [(1e-2, False), (1e-5, True)])
+def test_a_residual_is_evaluated_where_rounding_may_have_moved_it(
+    tolerance: float, evaluated: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    H = torch.randn(60, 60, generator=generator)
+    A = torch.eye(60) - 0.9 * (H + H.T) / torch.linalg.matrix_norm(H + H.T, 2)
+    g = torch.randn(2, 60, generator=generator)
+    for solve in (conjugate_gradients, gmres):
+        found = solve(lambda v: v @ A, g, tolerance=tolerance, max_iterations=200)
+        true = torch.linalg.vector_norm(g - found.value @ A, dim=1) / g.norm(dim=1)
+        assert bool(found.converged.all())
+        assert (found.evaluations > int(found.iterations.max())) == evaluated
+        assert bool((true <= 1.01 * tolerance + 1e-7).all())
+        assert bool((true <= 1.01 * found.residual + 1e-7).all())

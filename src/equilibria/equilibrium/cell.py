@@ -13,7 +13,7 @@ from equilibria.activations import Activation, IdentityActivation, ReLU, get_act
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
 from equilibria.energies import Energy, Rounding, Sum, curvature
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
-from equilibria.gradients import Symmetry
+from equilibria.gradients import Linearization, Symmetry
 from equilibria.registry import check_share
 from equilibria.solvers import Potential
 
@@ -97,14 +97,14 @@ class Cell(nn.Module):
             f"{type(self).__name__} states Symmetry.WEIGHTED without a symmetry_weight method"
         )
 
-    def linearize(self, state: State, context: Context) -> tuple[State, State | None]:
+    def linearize(self, state: State, context: Context) -> Linearization:
         """T(y; x), and S for `Symmetry.WEIGHTED`: what a backward solve starts from.
 
         Override it where both come out of one evaluation.
         """
         weighted = self.symmetry is Symmetry.WEIGHTED
         weight = self.symmetry_weight(state, context) if weighted else None
-        return self.step(state, context), weight
+        return Linearization(self.step(state, context), weight)
 
     @property
     def formula(self) -> str | None:
@@ -163,7 +163,7 @@ class Cell(nn.Module):
         """The hidden objective at the input that made `context`."""
         raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
 
-    def forward(self, state: State, context: Context) -> tuple[State, State | None]:
+    def forward(self, state: State, context: Context) -> Linearization:
         """`linearize`, for the backward pass to call on a twin with the saved parameters."""
         return self.linearize(state, context)
 
@@ -257,14 +257,14 @@ class EnergyCell(Cell):
     def symmetry_weight(self, state: State, context: Context) -> State:
         return map_state(self.activation.derivative, self._direction(state, context))
 
-    def linearize(self, state: State, context: Context) -> tuple[State, State | None]:
+    def linearize(self, state: State, context: Context) -> Linearization:
         if self._has_own_step:
             # Whoever changed the step has changed its derivative.
             return super().linearize(state, context)
         direction = self._direction(state, context)
         with torch.no_grad():
             weight = map_state(self.activation.derivative, direction)
-        return self._relax(state, direction), weight
+        return Linearization(self._relax(state, direction), weight, direction)
 
     @property
     def _has_own_step(self) -> bool:

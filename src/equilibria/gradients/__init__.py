@@ -1,7 +1,14 @@
 """Differentiating through an equilibrium: rules that pair with any solver."""
 
 from equilibria.gradients.approximate import OneStep, Phantom, Unrolled
-from equilibria.gradients.base import Backward, BackwardLog, GradientRule, Map, Symmetry
+from equilibria.gradients.base import (
+    Backward,
+    BackwardLog,
+    GradientRule,
+    Linearization,
+    Map,
+    Symmetry,
+)
 from equilibria.gradients.implicit import Implicit
 from equilibria.registry import Registry
 
@@ -10,6 +17,7 @@ __all__ = [
     "BackwardLog",
     "GradientRule",
     "Implicit",
+    "Linearization",
     "Map",
     "OneStep",
     "Phantom",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,25 @@ class Symmetry(Enum):
     inner product weighted by S."""
 
 
+class Linearization(NamedTuple):
+    """One evaluation of a map at an equilibrium, for its derivatives."""
+
+    image: State
+    """T(y; x)."""
+    weight: State | None = None
+    """S = σ′(d) ≥ 0, for `Symmetry.WEIGHTED`."""
+    argument: State | None = None
+    """d, if T(y; x) = (1 − α) y + α σ(d(y; x)): its Jacobian H in y is symmetric, and all that a
+    gradient is asked for reaches T through it alone."""
+
+
 class Map(Protocol):
     """The part of a cell that gradient rules use."""
 
     symmetry: Symmetry
 
     def step(self, state: State, context: Context) -> State: ...
-    def linearize(self, state: State, context: Context) -> tuple[State, State | None]: ...
+    def linearize(self, state: State, context: Context) -> Linearization: ...
     def simplify(self, context: Context) -> Context: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 

@@ -127,14 +127,57 @@ class _LinearSolver:
             )
         jacobian = local.transposed_product if transposed else local.product
         rhs = rhs.to(torch.promote_types(rhs.dtype, torch.float32))
+        weight = None if local.weight is None else local.weight.to(rhs.dtype)
+        if local.at_argument and weight is not None:
+            return self._solve_at_argument(jacobian, rhs, weight)
 
         def product(vector: Tensor) -> Tensor:
             return jacobian(vector).to(vector.dtype)
 
-        found = self._run(product, local, rhs, transposed)
-        if self.rule.warm_start:
-            self.backward.log.remember(found.value, transposed=transposed)
-        return found
+        def operator(vector: Tensor) -> Tensor:
+            return vector - product(vector)
+
+        symmetry = self.recipe.symmetry
+        # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.
+        adjoint = symmetry is Symmetry.PLAIN or (symmetry is Symmetry.WEIGHTED and transposed)
+        return self._run(
+            operator, product, rhs, weight, self_adjoint=adjoint, transposed=transposed
+        )
+
+    def _solve_at_argument(
+        self, jacobian: LinearMap, rhs: Tensor, weight: Tensor
+    ) -> LinearSolution:
+        """Su of (I − HS) u = g: w = S^½u solves (I − S^½HS^½) w = S^½g, which is symmetric.
+
+        A product costs H and two passes, inner products are plain ones, and S^½w is all that a
+        pull-back through d needs. With r the residual of w, that of u = g + HS^½w is HS^½r.
+        """
+        root = weight.sqrt()
+        # As for ReLU: S^½p = p for all p that are made of S^½g, and not of a start.
+        binary = not self.rule.warm_start and torch.equal(root, weight)
+
+        def curved(vector: Tensor) -> Tensor:
+            return jacobian(vector if binary else root * vector).to(vector.dtype)
+
+        def operator(vector: Tensor) -> Tensor:
+            image = curved(vector)
+            # Where H is the identity the image may be the vector itself.
+            own = image.is_contiguous() and not _share_memory(image, vector)
+            return torch.addcmul(vector, root, image, value=-1, out=image if own else None)
+
+        def product(vector: Tensor) -> Tensor:
+            return curved(vector) * root
+
+        found = self._run(
+            operator,
+            product,
+            rhs * root,
+            None,
+            self_adjoint=True,
+            transposed=True,
+            relative_to=rhs,
+        )
+        return replace(found, value=found.value * root)
 
     def pulled_back(
         self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
@@ -176,31 +219,49 @@ class _LinearSolver:
     ) -> tuple[list[Tensor | None], LinearSolution]:
         """The same for one block, and how its solve went."""
         recipe = self.recipe
-        local = LocalStep(recipe, tensors, create_graph=False)
+        local = LocalStep(recipe, tensors, create_graph=False, through_argument=True)
         rhs = recipe.packing.pack(unflatten_state(recipe.state(tensors), gradients))
         found = self.solve(local, rhs, transposed=True)
         pulled = local.pull_back(_unpack(recipe, found.value, gradients), wanted)
         return pulled, replace(found, value=found.value.new_empty(0))
 
     def _run(
-        self, jacobian: LinearMap, local: LocalStep, rhs: Tensor, transposed: bool
+        self,
+        operator: LinearMap,
+        jacobian: LinearMap,
+        rhs: Tensor,
+        weight: Tensor | None,
+        *,
+        self_adjoint: bool,
+        transposed: bool,
+        relative_to: Tensor | None = None,
     ) -> LinearSolution:
-        def operator(vector: Tensor) -> Tensor:
-            return vector - jacobian(vector)
+        """A u = g by the method that suits A = I − J, with a start from the solve before."""
+        log = self.backward.log
+        start = log.start(rhs, transposed=transposed) if self.rule.warm_start else None
+        found = self._found(operator, jacobian, rhs, weight, start, self_adjoint, relative_to)
+        if self.rule.warm_start:
+            log.remember(found.value, transposed=transposed)
+        return found
 
-        start = (
-            self.backward.log.start(rhs, transposed=transposed) if self.rule.warm_start else None
-        )
+    def _found(
+        self,
+        operator: LinearMap,
+        jacobian: LinearMap,
+        rhs: Tensor,
+        weight: Tensor | None,
+        start: Tensor | None,
+        self_adjoint: bool,
+        relative_to: Tensor | None,
+    ) -> LinearSolution:
         limits: dict[str, Any] = {
             "tolerance": self.rule.tolerance,
             "max_iterations": self.rule.max_iterations,
             "epsilon": self.epsilon,
+            "relative_to": relative_to,
         }
-        symmetry = self.recipe.symmetry
         fallback = ""
-        # In the weighted case only I − Jᵀ is self-adjoint; I − J is met in second derivatives.
-        if symmetry is Symmetry.PLAIN or (symmetry is Symmetry.WEIGHTED and transposed):
-            weight = None if local.weight is None else local.weight.to(rhs.dtype)
+        if self_adjoint:
             found = conjugate_gradients(operator, rhs, weight, start=start, **limits)
             if bool(found.converged.all()):
                 return found
@@ -296,6 +357,10 @@ class _LinearSolve(torch.autograd.Function):
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
     outputs: tuple[Tensor, ...] = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return outputs
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _joined(solutions: Sequence[LinearSolution]) -> LinearSolution:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equilibria.context import Context, Packing, State, state_tensors, twin, unflatten_state
-from equilibria.gradients.base import Symmetry
+from equilibria.gradients.base import Linearization, Symmetry
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class StepRecipe:
         states, parameters = [True] * self.state_count, [False] * len(self.parameter_names)
         return [*states, *self.context.is_per_sample(), *parameters]
 
-    def linearize(self, tensors: Sequence[Tensor]) -> tuple[State, State | None]:
+    def linearize(self, tensors: Sequence[Tensor]) -> Linearization:
         """T(y; θ) and S, the saved tensors in the places of the cell's own."""
         count = self.state_count + len(self.context.tensors())
         context = self.context.replace(tensors[self.state_count : count])
         parameters = dict(zip(self.parameter_names, tensors[count:], strict=True))
         arguments = (self.state(tensors), context)
-        result: tuple[State, State | None]
+        result: Linearization
         with self.autocast():
             if _has_replaced_methods(self.cell):
                 return functional_call(self.cell, parameters, arguments)  # type: ignore[no-any-return]
@@ -77,22 +77,34 @@ class LocalStep:
     derivative "with respect to θ" must not run on through the context into them. With
     `create_graph` the cut points are new nodes (`view_as`) that stay attached to what is behind
     them, so that the result can be differentiated again; otherwise they are detached leaves.
+
+    through_argument: where T = σ(d(y; θ)) is known to be made so, and for energies it is, take d in
+        the place of T: J is then its symmetric Jacobian H, and what is pulled back is Su.
     """
 
     def __init__(
-        self, recipe: StepRecipe, tensors: Sequence[Tensor], *, create_graph: bool
+        self,
+        recipe: StepRecipe,
+        tensors: Sequence[Tensor],
+        *,
+        create_graph: bool,
+        through_argument: bool = False,
     ) -> None:
         self.recipe = recipe
         self.create_graph = create_graph
         with torch.enable_grad():
             self.inputs = [_cut(tensor, create_graph) for tensor in tensors]
-            image, weight = recipe.linearize(self.inputs)
-            self.outputs = state_tensors(image)
+            found = Linearization(*recipe.linearize(self.inputs))
+        weighted = recipe.symmetry is Symmetry.WEIGHTED and found.weight is not None
+        self.at_argument = weighted and through_argument and found.argument is not None
+        output = found.argument if self.at_argument else found.image
+        assert output is not None
+        self.outputs = state_tensors(output)
         self.states = self.inputs[: recipe.state_count]
         self.weight: Tensor | None = None
         """S of the inner product in which I − Jᵀ is self-adjoint; None if it is plain."""
-        if recipe.symmetry is Symmetry.WEIGHTED and weight is not None:
-            self.weight = recipe.packing.pack(weight).detach()
+        if weighted and found.weight is not None:
+            self.weight = recipe.packing.pack(found.weight).detach()
 
     def transposed_product(self, flat: Tensor) -> Tensor:
         """Jᵀv, packed."""

@@ -24,6 +24,9 @@ LinearMap = Callable[[Tensor], Tensor]
 PROGRESS = 0.999
 """A run that leaves more than this share of the residual is a row's last."""
 
+TRUSTED = 0.05
+"""The share of the goal that rounding may add to a residual that a method carried along."""
+
 ROUNDING = 4
 """How many roundings of u a residual shows."""
 
@@ -68,6 +71,8 @@ class Run(NamedTuple):
     evaluations: int
     broken: Tensor
     """Rows for which the method does not work."""
+    norm: Tensor | None = None
+    """Of the residual r − A d, as the method carried it along, if it did."""
 
 
 def refine(
@@ -79,23 +84,28 @@ def refine(
     tolerance: float,
     max_iterations: int,
     epsilon: float | None,
+    relative_to: Tensor | None = None,
 ) -> LinearSolution:
     """Solve A u = g by u ← u + d, each d from a run of a method on A d = g − A u.
 
-    The residual that a method carries along drifts from the true one by rounding: here it is
-    evaluated after each run, and what is reported is true. Rows are solved in units of their own
-    size, so that no square of theirs vanishes or overflows.
+    The residual that a method carries along drifts from the true one by rounding, by about
+    epsilon ‖u‖ a product: where that is no small share of the goal it is evaluated after a run, so
+    that what is reported is true. Rows are solved in units of their own size, so that no square
+    of theirs vanishes or overflows.
 
     run: takes r, which it may overwrite and which is zero in rows that are done, the norm to reach
         in each row, and how many products with A are left.
     epsilon: the relative precision of the products, by default that of the numbers. The tolerance
         is not taken below it. Products with a u that is much larger than g leave a residual of
         about epsilon ‖u‖, which counts as converged up to ten times the tolerance.
+    relative_to: what residuals are relative to the norm of; by default g.
     """
-    unit = row_units(rhs)
+    whole = rhs if relative_to is None else relative_to
+    unit = row_units(whole)
     if unit is not None:
-        rhs, start = rhs / unit, None if start is None else start / unit
-    norm = scale = row_norms(rhs)
+        rhs, whole, start = rhs / unit, whole / unit, None if start is None else start / unit
+    scale = row_norms(whole)
+    norm = scale if relative_to is None else row_norms(rhs)
     # No value stands for zero, which need not be held in memory.
     value: Tensor | None = None
     residual, evaluations = rhs, 0
@@ -113,9 +123,18 @@ def refine(
     broken = ~torch.isfinite(norm)
     converged = norm <= goal
     going = ~converged & ~broken
-    aim, remaining = goal, max_iterations
+    aim, remaining = (1 - TRUSTED) * goal, max_iterations
     while remaining > 0 and bool(going.any()):
         found = run(torch.where(going[:, None], residual, 0.0), aim, remaining)
+        if value is None and found.norm is not None:
+            size = scale + row_norms(found.correction)
+            drift = epsilon * found.iterations * size
+            trusted = (found.norm <= aim) & (drift <= TRUSTED * goal)
+            if bool((trusted | ~going).all()):
+                value, norm = found.correction, torch.where(going, found.norm, norm)
+                iterations, evaluations = found.iterations, found.evaluations
+                converged = converged | going
+                break
         candidate = found.correction if value is None else value + found.correction
         after = rhs - operator(candidate)
         size = row_norms(after)

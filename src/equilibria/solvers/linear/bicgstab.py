@@ -17,6 +17,7 @@ def bicgstab(
     tolerance: float,
     max_iterations: int,
     epsilon: float | None = None,
+    relative_to: Tensor | None = None,
 ) -> LinearSolution:
     """Solve A u = g by BiCGSTAB (van der Vorst, 1992) for any square A.
 
@@ -67,7 +68,9 @@ def bicgstab(
             active = active & ~(norm <= goal) & ~broken
         return Run(best, iterations, evaluations, broken)
 
-    return refine("BiCGSTAB", run, operator, rhs, start, tolerance, max_iterations, epsilon)
+    return refine(
+        "BiCGSTAB", run, operator, rhs, start, tolerance, max_iterations, epsilon, relative_to
+    )
 
 
 def _quotient(numerator: Tensor, denominator: Tensor, active: Tensor, tiny: float) -> Tensor:

@@ -17,6 +17,7 @@ def conjugate_gradients(
     tolerance: float,
     max_iterations: int,
     epsilon: float | None = None,
+    relative_to: Tensor | None = None,
 ) -> LinearSolution:
     """Solve A u = g where A is self-adjoint and positive in ⟨a, b⟩_S = aᵀSb, S = diag(weight) ≥ 0.
 
@@ -28,7 +29,15 @@ def conjugate_gradients(
         return weighted_run(operator, residual, weight, goal, limit)
 
     return refine(
-        "conjugate gradients", run, operator, rhs, start, tolerance, max_iterations, epsilon
+        "conjugate gradients",
+        run,
+        operator,
+        rhs,
+        start,
+        tolerance,
+        max_iterations,
+        epsilon,
+        relative_to,
     )
 
 
@@ -37,13 +46,14 @@ def weighted_run(
 ) -> Run:
     """One run of conjugate gradients on A u = r, which it overwrites, until ‖r − Au‖_S ≤ goal.
 
-    Three vectors of memory. S may have zeros: there the inner product sees nothing, and u + r =
+    Four vectors of memory. S may have zeros: there the inner product sees nothing, and u + r =
     g + HSu is exact as soon as Su is. So r is added to u in the end, but where S is not zero only
     as much of it as a step of Richardson's method would: 1/(λS), λ the curvature that was seen.
     """
+    scratch = torch.empty_like(residual)
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
-        product = a * b
+        product = torch.mul(a, b, out=scratch)
         return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
     threshold = goal.square()
@@ -75,11 +85,13 @@ def weighted_run(
         torch.addcmul(residual, conjugacy, direction, out=direction)
         square = following
         running = running & ~(square <= threshold)
+    # Of a plain product the step in the end makes less.
+    norm = square.sqrt() if weight is None else None
     if steps:
         taken = torch.stack(steps)
         shortest = torch.where(taken > 0, taken, 1.0).amin(dim=0)
         if bool((shortest < 1).any()):
             share = shortest if weight is None else shortest / weight
             torch.addcmul(solution, share.clamp_max(1.0), residual, out=solution)
-            return Run(solution, iterations, evaluations, broken)
-    return Run(solution.add_(residual), iterations, evaluations, broken)
+            return Run(solution, iterations, evaluations, broken, norm)
+    return Run(solution.add_(residual), iterations, evaluations, broken, norm)

@@ -22,6 +22,7 @@ def gmres(
     tolerance: float,
     max_iterations: int,
     epsilon: float | None = None,
+    relative_to: Tensor | None = None,
     restart: int = 30,
     jacobian: LinearMap | None = None,
 ) -> LinearSolution:
@@ -36,9 +37,12 @@ def gmres(
     def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
         cycle = _Cycle(operator, jacobian, residual, goal, min(restart, limit))
         unbroken = torch.zeros_like(goal, dtype=torch.bool)
-        return Run(cycle.correction(), cycle.iterations, cycle.steps, unbroken)
+        norm = cycle.target[:, cycle.steps].abs()
+        return Run(cycle.correction(), cycle.iterations, cycle.steps, unbroken, norm)
 
-    return refine("GMRES", run, operator, rhs, start, tolerance, max_iterations, epsilon)
+    return refine(
+        "GMRES", run, operator, rhs, start, tolerance, max_iterations, epsilon, relative_to
+    )
 
 
 class _Cycle:
