@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             learning_rate=options.learning_rate,
             weight_decay=WEIGHT_DECAY,
             seed=options.seed,
+            tolerance=None,
         )
     except ValueError as error:
         parser.error(str(error))

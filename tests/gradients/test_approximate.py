@@ -143,3 +143,74 @@ def test_rules_say_whether_they_are_exact() -> None:
 def test_bad_options_are_refused(make: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()  # type: ignore[operator]
+
+
+class Counted(eq.Cell):
+    """y ← rate·y + x, each sample with a rate of its own, counting its steps."""
+
+    def __init__(self, rates: Tensor) -> None:
+        super().__init__()
+        self.rates = rates
+        self.steps = 0
+
+    def inject(self, x: Tensor) -> eq.Context:
+        return eq.Context(sample={"x": x, "rate": self.rates[:, None]})
+
+    def initial_state(self, x: Tensor, context: eq.Context) -> Tensor:
+        return torch.zeros_like(x)
+
+    def step(self, state: eq.State, context: eq.Context) -> Tensor:
+        assert isinstance(state, Tensor)
+        self.steps += 1
+        return context["rate"] * state + context["x"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "blocks", "more"),
+    [
+        ([0.3, 0.3, 0.3, 0.3], 1, 0),
+        # One has converged before the others, and stays in the batch.
+        ([0.1, 0.3, 0.3, 0.3], 1, 0),
+        # Those that have converged are dropped from the batch.
+        ([0.6, 0.1, 0.1, 0.1], 1, 1),
+        # As many blocks as samples, here four, are still solved together; five are not.
+        ([0.3, 0.3, 0.3, 0.3], 4, 0),
+        ([0.3, 0.3, 0.3, 0.3, 0.3], 5, 1),
+    ],
+)
+def test_one_step_records_the_last_evaluation_of_the_solve(
+    rates: list[float], blocks: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from equilibria.solvers import blocks as of_samples
+
+    cell = Counted(torch.tensor(rates, dtype=torch.float64))
+    layer = eq.EquilibriumLayer(cell, solver=eq.Picard(tolerance=1e-3), gradient="one_step")
+    x = torch.rand(len(rates), 3, dtype=torch.float64) + 1
+    monkeypatch.setattr(of_samples, "BLOCK_BYTES", x.nbytes // blocks)
+    solved = layer.solve(x)
+    cell.steps = 0
+    x.requires_grad_()
+    output = layer(x)
+    solves = blocks if blocks > 4 else 1
+    assert cell.steps == solves * solved.evaluations + more
+    exact = x.detach() / (1 - cell.rates[:, None])
+    assert ((output.detach() - exact).norm(dim=1) <= 2e-3 * exact.norm(dim=1)).all()
+    if not more:
+        # With the last step's derivative, but the state of the solve.
+        assert isinstance(solved.state, Tensor)
+        torch.testing.assert_close(output.detach(), solved.state, rtol=1e-14, atol=1e-14)
+    (found,) = torch.autograd.grad(output.sum(), x)
+    torch.testing.assert_close(found, torch.ones_like(x))
+
+
+def test_one_step_of_a_solve_that_fails_is_taken_at_its_best_state() -> None:
+    cell = Counted(torch.tensor([0.99, 0.5], dtype=torch.float64))
+    layer = eq.EquilibriumLayer(
+        cell, solver=eq.Picard(tolerance=1e-6, max_iterations=40, drop_share=1), gradient="one_step"
+    ).train()
+    x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    output = layer(x)
+    assert cell.steps == 41
+    assert bool(output.isfinite().all())
+    (found,) = torch.autograd.grad(output.sum(), x)
+    torch.testing.assert_close(found, torch.ones_like(x))

@@ -88,7 +88,8 @@ def test_tolerances_fall_on_a_logarithmic_line() -> None:
         [1e-1, 1e-2, 1e-3]
     )
     assert TrainingSettings(epochs=3, tolerance=0.5).tolerance_in(3) == 0.5
-    assert TrainingSettings(epochs=3).tolerance_in(1) is None
+    assert TrainingSettings(epochs=3).tolerance_in(1) == 1e-2
+    assert TrainingSettings(epochs=3, tolerance=None).tolerance_in(1) is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_tolerances_fall_on_a_logarithmic_line() -> None:
         {"schedule": "linear"},
         {"milestones": (), "schedule": "step"},
         {"tolerance": 0.0},
-        {"final_tolerance": 1e-3},
+        {"final_tolerance": 1e-3, "tolerance": None},
         {"gradient": "exact"},
     ],
 )

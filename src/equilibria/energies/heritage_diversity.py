@@ -199,16 +199,17 @@ class BranchCoupling(nn.Module):
     def _mixing(self, M: Tensor, kept: Entry | None) -> Tensor:
         """K = ½(I − λS), without I in the ablation."""
         if self.sign == "hard":
-            S = off_diagonal(M).sign()
+            S = M.sign()
         else:
             assert isinstance(kept, Tensor)
             # Not rsqrt(M² + t²), whose derivative holds t⁻³: too large for float32 where features
             # vanish, though that of S is 1/t.
-            S = kept if self.sign == "freeze" else off_diagonal(M / torch.hypot(M, kept))
-        K = (-0.5 * self.diversity) * S
-        if not self.heritage:
-            return K
-        return K + 0.5 * torch.eye(M.shape[1], dtype=M.dtype, device=M.device)
+            S = kept if self.sign == "freeze" else M / torch.hypot(M, kept)
+        diagonal = torch.eye(M.shape[1], dtype=M.dtype, device=M.device)
+        # One operation for each pair, and one in its derivative.
+        return torch.addcmul(
+            diagonal * (0.5 * self.heritage), (diagonal - 1) * (0.5 * self.diversity), S
+        )
 
 
 def heritage(z: Tensor, other: Tensor) -> Tensor:

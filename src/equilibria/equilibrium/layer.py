@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -71,8 +73,8 @@ class EquilibriumLayer(nn.Module):
         Otherwise inference warns once with the share of samples, and `last_solution` holds the
         facts.
     solving: all of solver, gradient, tolerance, max_iterations and strict in one value.
-    compile_step: run the solver on `torch.compile(step)`, by default or with the backend named;
-        derivatives use the step as it is.
+    compile_step: run the solver on `torch.compile(step)`, by default or with the backend named, and
+        differentiate that one for `OneStep`; the other derivatives use the step as it is.
     """
 
     @accepts_old_names
@@ -298,6 +300,8 @@ class EquilibriumLayer(nn.Module):
         compiled = self.__dict__.get("_compiled_step")
         if compiled is None:
             backend = self.compile_step if isinstance(self.compile_step, str) else "inductor"
+            if backend == "inductor":
+                _require_compiler()
             compiled = torch.compile(self.cell.step, backend=backend)
             self.__dict__["_compiled_step"] = compiled
         return compiled
@@ -351,6 +355,15 @@ class EquilibriumLayer(nn.Module):
     def extra_repr(self) -> str:
         own = self.solving
         return f"solver={own.solver}, gradient={own.gradient}, strict={own.strict}"
+
+
+def _require_compiler() -> None:
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++", "cl")
+    if not any(name and shutil.which(name) for name in names):
+        raise RuntimeError(
+            "compile_step=True needs a C++ compiler, and there is none: install g++ or clang++, "
+            "name one in the variable CXX, or leave compile_step out"
+        )
 
 
 def as_inputs(x: Inputs) -> tuple[Tensor, ...]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint as run_checkpointed
 
-from equilibria.context import Context, State, map_state
+from equilibria.context import Context, State, batch_size, map_state, state_tensors
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.registry import check_at_least_one, check_share
 from equilibria.solvers import FixedPointProblem, Solution, Solver
-from equilibria.solvers.blocks import solve_in_blocks
+from equilibria.solvers.blocks import sample_blocks, solve_in_blocks
 from equilibria.solvers.convergence import solution_of_last_iterate
+
+FEW_BLOCKS = 4
+"""Up to so many blocks of samples are solved as one batch where that saves an evaluation."""
+
+LEAST_DROPPED = 0.5
+"""The share of finished samples that are dropped then: fewer are not worth that evaluation."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,9 @@ class OneStep(GradientRule):
 
     **Approximate**: the inverse (I − J)⁻¹ of the implicit gradient is replaced by the identity. A
     descent direction for well-conditioned contractions, and as cheap as it gets.
+
+    The step is the last evaluation of the solve, which is recorded on the way. Another one is made
+    where that is none of the whole batch: samples were dropped, or solved in many blocks.
     """
 
     exact: ClassVar[bool] = False
@@ -53,8 +65,58 @@ class OneStep(GradientRule):
     def equilibrium(
         self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
     ) -> tuple[State, Solution]:
-        solution = solve_in_blocks(solver, problem)
+        if _may_be_recorded(cell, problem):
+            recorded = _LastStep(cell, problem)
+            patient = replace(solver, drop_share=max(solver.drop_share, LEAST_DROPPED))
+            solution = replace(patient.solve(recorded.problem), context=problem.context)
+            state = recorded.state_at(solution)
+            if state is not None:
+                return state, solution
+        else:
+            solution = solve_in_blocks(solver, problem)
         return _record_steps(cell, solution, steps=1, damping=1.0), solution
+
+
+def _may_be_recorded(cell: Map, problem: FixedPointProblem) -> bool:
+    fixed = problem.refresh is None and not problem.trace
+    few = not problem.separable or len(sample_blocks(problem.start)) <= FEW_BLOCKS
+    return fixed and few and needs_graph(cell, problem.context)
+
+
+class _LastStep:
+    """A problem whose steps are recorded, each in the place of the one before."""
+
+    def __init__(self, cell: Map, problem: FixedPointProblem) -> None:
+        self.taken = problem.step
+        self.image: State | None = None
+        # `compiled`: nothing else is to be computed in the place of this step.
+        simplified = problem.in_context(cell.simplify(problem.context))
+        self.problem = replace(simplified, step=self.step, compiled=True)
+
+    def step(self, state: State, context: Context) -> State:
+        self.image = None  # as large as the state, with all that its graph holds
+        with torch.enable_grad():
+            self.image = self.taken(state, context)
+        return map_state(lambda tensor: tensor.detach(), self.image)
+
+    def state_at(self, solution: Solution) -> State | None:
+        """The state of a solution with the derivative of the last step, if that was near it."""
+        if self.image is None or batch_size(self.image) != batch_size(solution.state):
+            return None
+        pairs = zip(state_tensors(solution.state), state_tensors(self.image), strict=True)
+        gaps = [(state - image.detach()) for state, image in pairs]
+        far = _norms(gaps) > solution.tolerance * _norms(state_tensors(solution.state))
+        if bool((far | ~solution.converged).any()):
+            return None
+        # Samples that had converged before the last step keep the state that they had then.
+        moved = iter(gaps)
+        return map_state(lambda image: image + next(moved), self.image)
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each sample, over all tensors of its state."""
+    squares = [tensor.flatten(1).square().sum(dim=1) for tensor in tensors]
+    return torch.stack(squares).sum(dim=0).sqrt()
 
 
 def _record_steps(cell: Map, solution: Solution, steps: int, damping: float) -> State:

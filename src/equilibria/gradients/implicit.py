@@ -53,7 +53,7 @@ class Implicit(GradientRule):
     """
 
     exact: ClassVar[bool] = True
-    tolerance: float | None = 1e-5
+    tolerance: float | None = None
     max_iterations: int = 200
     method: Method = "auto"
     restart: int = 30

@@ -109,14 +109,16 @@ def image_classifier(
     stem_strides: int = 0,
     downsample: int = 1,
     recompute: bool = False,
+    compile_step: bool | str = False,
     pool: int = 2,
     solving: Solving | None = None,
 ) -> EquilibriumClassifier:
     """A classifier around any cell, whose input (and feature) has `channels` channels.
 
     The stem is an `ImageStem`; with stem_depth=0 a cell of the images' own channels takes them as
-    they are. `recompute`: training keeps nothing of the stem, and computes it twice. The head is
-    made by `head(feature_channels, num_classes, pool=pool)`.
+    they are. `recompute`: training keeps nothing of the stem, and computes it twice.
+    `compile_step`: as for an `EquilibriumLayer`; it pays where a step is many small operations, as
+    those of MOptEqs are. The head is made by `head(feature_channels, num_classes, pool=pool)`.
     """
     stem: nn.Module
     if stem_depth == 0 and channels == in_channels:
@@ -134,6 +136,6 @@ def image_classifier(
         )
     return EquilibriumClassifier(
         stem,
-        EquilibriumLayer(cell, solving=solving),
+        EquilibriumLayer(cell, solving=solving, compile_step=compile_step),
         head(feature_channels or channels, num_classes, pool=pool),
     )

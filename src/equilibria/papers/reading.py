@@ -174,6 +174,8 @@ class _File(BaseModel):
             if kind not in made:
                 raise ValueError(f"the {setting} setting has no {kind}")
         made["model"] |= options
+        # Where nothing is said of it, models train at the tolerance that they have.
+        made["training"].setdefault("tolerance", None)
         for kind in ("model", "task"):
             if kind in made:
                 name = made[kind].pop("name")

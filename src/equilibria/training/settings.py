@@ -35,7 +35,8 @@ class TrainingSettings:
     clip_norm: the largest norm of the gradient; longer ones are scaled down to it.
     autocast: compute in bfloat16 where that is safe.
     tolerance, final_tolerance: of the solver in training, the second one in the last epoch, with
-        the logarithm on a line between them. None: the model's own.
+        the logarithm on a line between them. The tolerance of an implicit gradient follows it,
+        unless it has one of its own. None: the model's own.
     evaluation_tolerance: of the solver in evaluation. None: the model's own.
     evaluation_batch_size: fewer where images are large.
     gradient: the gradient rule by name ("one_step", "implicit", …). None: the model's own.
@@ -65,7 +66,7 @@ class TrainingSettings:
     accumulate: int = 1
     clip_norm: float = 1.0
     autocast: bool = False
-    tolerance: float | None = None
+    tolerance: float | None = 1e-2
     final_tolerance: float | None = None
     evaluation_tolerance: float | None = None
     evaluation_batch_size: int = 256
