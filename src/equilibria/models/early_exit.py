@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +35,8 @@ class CertifiedExit(nn.Module):
     def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.model = model
-        self.stem, self.criterion = _bounds(model, tuple(image_shape))
+        own: Callable[[tuple[int, ...]], Exit] | None = getattr(model, "certified_exit", None)
+        self._exit = (own or partial(_LayerExit, model))(tuple(image_shape))
         self.certified = torch.zeros(0, dtype=torch.bool)
         """Of the samples of the last batch, whether their class is certain."""
         self._seen = self._certain = 0
@@ -51,7 +54,25 @@ class CertifiedExit(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        model: Any = self.model
+        logits, self.certified = self._exit(images)
+        self._seen += len(self.certified)
+        self._certain += int(self.certified.sum())
+        return logits
+
+
+Exit: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Logits of images, and of which the class is certain."""
+
+
+class _LayerExit:
+    """Of a model with one layer, whose iterates a criterion judges."""
+
+    def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:
+        self.model: Any = model
+        self.stem, self.criterion = _bounds(model, image_shape)
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        model = self.model
         features = self.stem.run(images)
         solver = model.layer.solver
         criterion = dataclasses.replace(
@@ -62,11 +83,7 @@ class CertifiedExit(nn.Module):
         )
         with solving(model, solver=dataclasses.replace(solver, stop=criterion)):
             solution = model.layer.solve(features.values)
-        self.certified = criterion.holds(solution)
-        self._seen += len(self.certified)
-        self._certain += int(self.certified.sum())
-        logits: Tensor = model.head(model.layer.output(solution))
-        return logits
+        return model.head(model.layer.output(solution)), criterion.holds(solution)
 
 
 @torch.no_grad()

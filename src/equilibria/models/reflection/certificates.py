@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Packing
-from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.equilibrium.certificates import READING
 from equilibria.models.base import predicted_classes
 from equilibria.models.certificates import UNIT, Certificate, in_float64, norms
 from equilibria.models.radii import GLOBAL
 from equilibria.operators.rounding import NORM_SLACK, accumulated
+
+FIRST_TOLERANCE = 0.1
+"""Of an early exit."""
 
 
 class ReflectionCertifier:
@@ -43,27 +46,33 @@ class ReflectionCertifier:
         """The certificate of a batch; there is nothing to refine."""
         if tuple(images.shape[1:]) != self.shape:
             raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
-        states, said = self._solved(images)
-        return self._judged(images.double(), states, said)
+        states, logits = self.solved(images)
+        return self.judged(images, states, predicted_classes(logits))
 
-    def _solved(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The states that the model finds, layer by layer, and the classes that it says."""
+    def solved(
+        self, images: Tensor, starts: list[Tensor] | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """The states that the model finds, layer by layer, and its logits.
+
+        starts: a state for each layer to start from.
+        """
         was_training = self.model.training
         self.model.eval()
         try:
             states: list[Tensor] = []
+            left = [] if starts is None else list(starts)
             feature = images
             normalize = getattr(self.model, "normalize", None)
             feature = feature if normalize is None else normalize(feature)
             for part in self._parts(self.model):
                 if isinstance(part, EquilibriumLayer):
-                    solution = part.solve(feature)
+                    solution = part.solve(feature, left.pop(0) if left else None)
                     assert isinstance(solution.state, Tensor)
-                    states.append(solution.state.double())
+                    states.append(solution.state)
                     feature = part.output(solution)
                 else:
                     feature = part(feature)
-            return states, predicted_classes(self.model.head(feature))
+            return states, self.model.head(feature)
         finally:
             self.model.train(was_training)
 
@@ -71,8 +80,9 @@ class ReflectionCertifier:
     def _parts(model: Any) -> list[nn.Module]:
         return [*model.stem, model.layer]
 
-    def _judged(self, images: Tensor, states: list[Tensor], said: Tensor) -> Certificate:
-        exact = self.exact
+    def judged(self, images: Tensor, states: list[Tensor], said: Tensor) -> Certificate:
+        """What these states prove of the classes that the model says."""
+        images, exact = images.double(), self.exact
         feature = images if getattr(exact, "normalize", None) is None else exact.normalize(images)
         # (x − mean)/std rounds twice; 1 more than covers |x| where x = mean.
         sizes = norms(feature) + self.steepness * (norms(images) + norms(torch.ones_like(images)))
@@ -82,8 +92,10 @@ class ReflectionCertifier:
         for part in self._parts(exact):
             if not isinstance(part, EquilibriumLayer):
                 feature = part(feature)
+                # What is taken off the pixels rounds once, and is at most as long as they were.
+                error = error + 2 * UNIT * (norms(feature) + norms(images))
                 continue
-            z, cell = left.pop(0), part.cell
+            z, cell = left.pop(0).double(), part.cell
             context = cell.inject(feature)
             layout = Packing.of(z).layout
             pull = z - cell.energy.descent(z, context)  # type: ignore[union-attr, operator]
@@ -139,6 +151,37 @@ class ReflectionCertifier:
                 _reason(*pair) for pair in zip(safe.tolist(), (said == best).tolist(), strict=True)
             ],
         )
+
+
+class ReflectionExit:
+    """Solves ever further until the class is certain, or the tolerance is reached.
+
+    What one reflection leaves open enters the next, so that no layer knows by itself when it is
+    enough: all of them are solved to a tolerance of 0.1 and judged; images that are still open go
+    on from there, to a tenth of it.
+    """
+
+    def __init__(self, by: ReflectionCertifier) -> None:
+        self.by = by
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and of which images the class is certain."""
+        by, found = self.by, None
+        last = by.model.layer.solver.tolerance
+        still = torch.arange(len(images), device=images.device)
+        certified = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        tolerance, starts = max(FIRST_TOLERANCE, last), None
+        while True:
+            with solving(by.model, tolerance=tolerance):
+                states, logits = by.solved(images[still], starts)
+            sure = by.judged(images[still], states, predicted_classes(logits)).certified_class
+            found = logits if found is None else found.index_copy(0, still, logits)
+            certified[still] = sure
+            if tolerance <= last or bool(sure.all()):
+                return found, certified
+            still, starts = still[~sure], [state[~sure] for state in states]
+            tolerance = max(tolerance / 10, last)
 
 
 def _reason(safe: bool, agrees: bool) -> str:

@@ -33,7 +33,7 @@ from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import check_images
 from equilibria.models.certificates import Certificate
-from equilibria.models.reflection.certificates import ReflectionCertifier
+from equilibria.models.reflection.certificates import ReflectionCertifier, ReflectionExit
 from equilibria.operators import Conv2d, Dense, Identity, OperatorLike
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_positive
@@ -90,10 +90,17 @@ class Isometry(nn.Module):
     """Images as maps of `channels` channels at 1/`downsample` of the resolution, or as vectors.
 
     Pixels of a square become channels, and channels of zeros fill up: distances stay as they are.
+    `center` is taken off every pixel first: what all images have in common is far longer than what
+    tells them apart, and a classifier would have to learn to overlook it.
     """
 
     def __init__(
-        self, in_channels: int, channels: int | None, downsample: int, flatten: bool
+        self,
+        in_channels: int,
+        channels: int | None,
+        downsample: int,
+        flatten: bool,
+        center: float = 0.0,
     ) -> None:
         super().__init__()
         check_at_least_one(downsample=downsample)
@@ -107,6 +114,7 @@ class Isometry(nn.Module):
         self.downsample = downsample
         self.added = 0 if channels is None else channels - own
         self.flatten = flatten
+        self.center = center
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.in_channels)
@@ -115,7 +123,7 @@ class Isometry(nn.Module):
                 f"downsample={self.downsample} needs sides that it divides, not "
                 f"{images.shape[2]}×{images.shape[3]}"
             )
-        maps = F.pixel_unshuffle(images, self.downsample)
+        maps = F.pixel_unshuffle(images - self.center, self.downsample)
         maps = F.pad(maps, (0, 0, 0, 0, 0, self.added)) if self.added else maps
         return maps.flatten(1) if self.flatten else maps
 
@@ -162,6 +170,10 @@ class ReflectionNetwork(EquilibriumClassifier):
         """What `certify` calls for these models."""
         return ReflectionCertifier(self, image_shape)
 
+    def certified_exit(self, image_shape: tuple[int, ...]) -> ReflectionExit:
+        """What `CertifiedExit` calls for these models."""
+        return ReflectionExit(self.certifier(image_shape))
+
     def certify(self, images: Tensor) -> Certificate:
         return self.certifier(tuple(images.shape[1:]))(images)
 
@@ -174,6 +186,7 @@ def reflection_network(
     kernel_size: int = 3,
     channels: int | None = None,
     downsample: int = 1,
+    center: float = 0.0,
     zeta: float = 4.0,
     norm: str = "estimate",
     num_classes: int = 10,
@@ -185,6 +198,7 @@ def reflection_network(
     image_size: the side of the images, which matrices and the classifier depend on.
     filters, units: the rows of W of each convolution, and of each matrix.
     channels, downsample: of the maps that the convolutions see (`Isometry`).
+    center: what is taken off every pixel, their mean.
     zeta: ‖W‖ at most. Large norms reflect almost fully, and take longer to solve.
     norm: how ‖W‖ is kept there: "estimate" or "bound". No certificate depends on it.
     """
@@ -196,7 +210,8 @@ def reflection_network(
         raise ValueError(f"downsample={downsample} does not divide image_size={image_size}")
     width = channels or in_channels * downsample**2
     features = width * (image_size // downsample) ** 2
-    layers: list[nn.Module] = [Isometry(in_channels, channels, downsample, flatten=not filters)]
+    embedding = Isometry(in_channels, channels, downsample, not filters, center)
+    layers: list[nn.Module] = [embedding]
     control = {"norm": norm, "zeta": zeta}
     for count in filters:
         padding = kernel_size // 2
