@@ -14,7 +14,6 @@ import equilibria as eq
 from equilibria.models import (
     EquilibriumClassifier,
     OptEqCell,
-    ReflectionNetwork,
     reflection_network,
 )
 
@@ -142,7 +141,7 @@ class Hunt:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", eq.ConvergenceWarning)
             found = eq.certify(model, x, refine=False)
-            quick = None if isinstance(model, ReflectionNetwork) else _early_exit(model, x)
+            early, sure = _early_exit(model, x)
         true = exact(model, x)
         # What is closer to a tie than the exact solve is to its solution is not decided by it.
         distance = 1e-11 / (1 - found.contraction).clamp(1e-12, 1)
@@ -151,10 +150,8 @@ class Hunt:
         self.pairs += len(x)
         self.certified += int(found.certified_class.sum())
         self.false_classes += int((found.certified_class & wrong).sum())
-        if quick is not None:
-            early, sure = quick
-            self.exits += int(sure.sum())
-            self.false_exits += int((sure & decided & (early != true.classes)).sum())
+        self.exits += int(sure.sum())
+        self.false_exits += int((sure & decided & (early != true.classes)).sum())
         if attacked:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", eq.ConvergenceWarning)

@@ -18,6 +18,7 @@ from equilibria.models import (
     EquilibriumModel,
     NoContributionsError,
     contributions,
+    reflection_network,
 )
 from tests.models.small import images, small_model
 
@@ -51,6 +52,18 @@ def prepared(name: str, **options: Any) -> EquilibriumClassifier:
             nn.init.normal_(term.bias, std=0.3)
     nn.init.normal_(model.head.classifier.bias)  # type: ignore[union-attr, arg-type]
     return model.eval()
+
+
+def reflection() -> EquilibriumModel:
+    """The input also passes by the equilibrium: its feature is 2z − u."""
+    torch.manual_seed(0)
+    side = images().shape[-1]
+    model = reflection_network(
+        image_size=side, units=(7,), in_channels=images().shape[1], num_classes=3, zeta=2.0
+    )
+    nn.init.normal_(model.layer.cell.energy["convex_potential"].bias)  # type: ignore
+    nn.init.normal_(model.head.bias)  # type: ignore
+    return model.double().eval()
 
 
 def scaled(term: str, place: str | None = None) -> Change:
@@ -162,6 +175,10 @@ CASES: dict[str, tuple[Callable[[], EquilibriumModel], dict[str, list[Change]]]]
     "leaky": (
         lambda: prepared("opteq-small", space="y", activation="leaky_relu"),
         {"quadratic": [scaled("quadratic")]},
+    ),
+    "reflection": (
+        reflection,
+        {"convex potential": [scaled("convex_potential")]},
     ),
     "own term": (with_own_term, {"smoothness": [scaled("smoothness")], "input": [input_of(0)]}),
     "own term, tanh": (

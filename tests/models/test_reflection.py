@@ -111,6 +111,7 @@ NETWORKS = {
     "dense": {},
     "steep": {"zeta": 8.0},
     "conv": {"filters": (3,), "units": (), "channels": 4},
+    "pooled": {"units": (5,), "pool": 2, "center": 0.4},
     "both": {"filters": (6,), "units": (5,), "channels": 4, "downsample": 2, "norm": "bound"},
 }
 
@@ -153,7 +154,60 @@ def test_no_certificate_is_false(kind: str, margin: float | None) -> None:
     hunt.look(model, x, attacked=8)
     assert hunt.certified > 0
     assert hunt.attacked > 0
-    assert hunt.false_classes == hunt.false_radii == 0
+    assert hunt.exits > 0
+    assert hunt.false_classes == hunt.false_radii == hunt.false_exits == 0
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_an_early_exit_says_the_same_with_less_work(kind: str) -> None:
+    model, x = network(1, **NETWORKS[kind]), torch.rand(48, 1, 4, 4)  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.head.bias[0] += 3  # type: ignore[index, operator]
+    quick = eq.models.CertifiedExit(model, (1, 4, 4))
+    with torch.no_grad(), eq.solving(model, tolerance=1e-5):
+        with eq.solving(model, record=True) as whole:
+            expected = model(x).argmax(dim=1)
+        with eq.solving(model, record=True) as short:
+            found = quick(x).argmax(dim=1)
+    assert quick.certified.all()
+    assert torch.equal(found, expected)
+    steps, all_steps = (
+        sum(int(solution.iterations.sum()) for solution in record.solutions)
+        for record in (short, whole)
+    )
+    assert steps < all_steps
+
+
+def test_what_is_open_is_solved_to_the_tolerance() -> None:
+    """A margin of zero is never certain: all rungs are taken, each from the one before."""
+    model, x = network(), torch.rand(6, 1, 4, 4)
+    with torch.no_grad():
+        model.head.direction[1:] = model.head.direction[0]  # type: ignore[index, operator]
+        model.head.bias.zero_()  # type: ignore[union-attr, operator]
+        quick = eq.models.CertifiedExit(model, (1, 4, 4))
+        with eq.solving(model, tolerance=1e-4, record=True) as record:
+            logits = quick(x)
+        expected = model(x)
+    assert not quick.certified.any()
+    assert quick.share_certified == 0
+    assert all(bool((s.residual <= 1e-4).all()) for s in record.solutions[-2:])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-2)
+
+
+def test_what_is_taken_off_the_pixels_changes_no_distance() -> None:
+    one, other = torch.rand(2, 3, 1, 4, 4)
+    embed = Isometry(1, None, 1, flatten=True, center=0.3)
+    torch.testing.assert_close(embed(one) - embed(other), (one - other).flatten(1))
+    torch.testing.assert_close(embed(one), one.flatten(1) - 0.3)
+
+
+def test_pooling_brings_images_closer_and_keeps_what_is_even() -> None:
+    one, other = torch.rand(2, 8, 2, 6, 4).double()
+    pooled = Isometry(2, None, 1, flatten=True, pool=2)
+    gap, before = (pooled(one) - pooled(other)).norm(dim=1), (one - other).flatten(1).norm(dim=1)
+    assert (gap < before).all()
+    even = one[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3)
+    torch.testing.assert_close(pooled(even).norm(dim=1), even.flatten(1).norm(dim=1))
 
 
 def test_radii_on_a_toy_are_below_the_exact_ones() -> None:
@@ -195,7 +249,7 @@ def test_bad_input_gets_a_sentence() -> None:
         reflection_network(channels=2, downsample=2)
     with pytest.raises(ValueError, match="needs filters, units, or both"):
         reflection_network(units=())
-    with pytest.raises(ValueError, match="does not divide"):
+    with pytest.raises(ValueError, match="do not divide"):
         reflection_network(image_size=28, downsample=3)
     model = network()
     with pytest.raises(ValueError, match="image_size"):

@@ -42,6 +42,11 @@ class Cell(nn.Module):
         """Whether `output` is linear in the state."""
         return type(self).output is Cell.output
 
+    @property
+    def has_affine_output(self) -> bool:
+        """Whether `output` is linear in the state but for what the input adds."""
+        return self.has_linear_output
+
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         """Normalized weights and whatever else depends on parameters only.
 

@@ -41,6 +41,9 @@ TOLERANCE = 1e-10
 MOST_ITERATIONS = 2000
 HOMOGENEOUS = (ReLU, LeakyReLU, IdentityActivation)
 """Activations with σ(a) = σ′(a)·a."""
+PAST = "input past the equilibrium"
+CANCELED = 1e-12
+"""Of two numbers in float64 that cancel: what is left then is rounding."""
 
 
 class NoContributionsError(ValueError):
@@ -100,7 +103,10 @@ class _Decided:
     rivals: Tensor
 
     def margin(self, cell: Cell, state: State, context: Context) -> Tensor:
-        logits: Tensor = self.model.head(cell.output(state, context))
+        return self._between(cell.output(state, context))
+
+    def _between(self, feature: Tensor) -> Tensor:
+        logits: Tensor = self.model.head(feature)
         of, over = (logits.gather(1, one[:, None])[:, 0] for one in (self.classes, self.rivals))
         return of - over
 
@@ -129,7 +135,12 @@ class _Decided:
                 pull = [sum_per_sample(v * d) for v, d in zip(forces, descents, strict=True)]
                 total = torch.stack(pull).sum(dim=0)
                 pulls.append(total.detach())
-                sources.append((total - _amplified(total, state)).detach())
+                sources.append(_difference(total, _amplified(total, state)).detach())
+            past = self._past(cell, state, context)
+            if bool(past.any()):
+                names.append(PAST)
+                pulls.append(past)
+                sources.append(past)
         return Contributions(
             terms=tuple(names),
             pull=torch.stack(pulls, dim=1),
@@ -172,14 +183,20 @@ class _Decided:
 
     @torch.no_grad()
     def _head(self, cell: Cell, state: State, context: Context) -> Tensor:
-        return self.margin(cell, map_state(torch.zeros_like, state), context)
+        return self._between(torch.zeros_like(cell.output(state, context)))
+
+    @torch.no_grad()
+    def _past(self, cell: Cell, state: State, context: Context) -> Tensor:
+        """What a state of zeros says, less the head: −u of a reflection 2z − u, else nothing."""
+        feature = cell.output(map_state(torch.zeros_like, state), context)
+        return self._between(feature) - self._between(torch.zeros_like(feature))
 
     def _why_not_sum(self, cell: Cell, activations: list[Activation]) -> str:
         others = [a for a in activations if not isinstance(a, HOMOGENEOUS)]
         if others:
             return f"σ(a) is not σ′(a)·a for {type(others[0]).__name__}, which leaves a remainder"
-        if not cell.has_linear_output:
-            return f"the feature of {type(cell).__name__} is not linear in the state"
+        if not cell.has_affine_output:
+            return f"the feature of {type(cell).__name__} is not affine in the state"
         return why_not_affine(self.model.head)
 
 
@@ -241,6 +258,11 @@ def _amplified(pull: Tensor, state: State) -> Tensor:
     tensors = state_tensors(state)
     slopes = torch.autograd.grad(pull.sum(), tensors, retain_graph=True, materialize_grads=True)
     return torch.stack([sum_per_sample(s * y) for s, y in zip(slopes, tensors, strict=True)]).sum(0)
+
+
+def _difference(one: Tensor, other: Tensor) -> Tensor:
+    left = one - other
+    return torch.where(left.abs() <= CANCELED * (one.abs() + other.abs()), 0.0, left)
 
 
 def _named_descents(

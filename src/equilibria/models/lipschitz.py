@@ -33,7 +33,7 @@ def why_not_affine(head: nn.Module) -> str:
     for part in head.modules():
         if isinstance(part, NORMS):
             return f"the head has a {type(part).__name__}, whose scale depends on the input"
-        if type(part) not in AFFINE:
+        if type(part) not in AFFINE and not getattr(part, "is_affine", False):
             return f"the head has a {type(part).__name__}, and is not known to be linear"
     return ""
 

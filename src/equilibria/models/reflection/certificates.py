@@ -91,9 +91,9 @@ class ReflectionCertifier:
         left = list(states)
         for part in self._parts(exact):
             if not isinstance(part, EquilibriumLayer):
+                rounding = getattr(part, "rounding", None)
+                error = error if rounding is None else error + rounding(feature, UNIT)
                 feature = part(feature)
-                # What is taken off the pixels rounds once, and is at most as long as they were.
-                error = error + 2 * UNIT * (norms(feature) + norms(images))
                 continue
             z, cell = left.pop(0).double(), part.cell
             context = cell.inject(feature)

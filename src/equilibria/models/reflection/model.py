@@ -36,6 +36,7 @@ from equilibria.models.certificates import Certificate
 from equilibria.models.reflection.certificates import ReflectionCertifier, ReflectionExit
 from equilibria.operators import Conv2d, Dense, Identity, OperatorLike
 from equilibria.operators.norm_control import KernelOperator
+from equilibria.operators.rounding import accumulated
 from equilibria.registry import check_at_least_one, check_positive
 
 
@@ -56,6 +57,7 @@ class ReflectionCell(EnergyCell):
         super().__init__(energy, "identity", damping=damping)
 
     has_linear_output = False
+    has_affine_output = True
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
         """u, which is where the potential vanishes."""
@@ -91,7 +93,9 @@ class Isometry(nn.Module):
 
     Pixels of a square become channels, and channels of zeros fill up: distances stay as they are.
     `center` is taken off every pixel first: what all images have in common is far longer than what
-    tells them apart, and a classifier would have to learn to overlook it.
+    tells them apart, and a classifier would have to learn to overlook it. With `pool` the mean of
+    each square of pixels, times its side, is all that is kept: distances are then no longer kept,
+    but none grows.
     """
 
     def __init__(
@@ -101,9 +105,10 @@ class Isometry(nn.Module):
         downsample: int,
         flatten: bool,
         center: float = 0.0,
+        pool: int = 1,
     ) -> None:
         super().__init__()
-        check_at_least_one(downsample=downsample)
+        check_at_least_one(downsample=downsample, pool=pool)
         own = in_channels * downsample**2
         if channels is not None and channels < own:
             raise ValueError(
@@ -115,21 +120,32 @@ class Isometry(nn.Module):
         self.added = 0 if channels is None else channels - own
         self.flatten = flatten
         self.center = center
+        self.pool = pool
 
     def forward(self, images: Tensor) -> Tensor:
         check_images(images, self.in_channels)
-        if any(side % self.downsample for side in images.shape[2:]):
+        if any(side % (self.pool * self.downsample) for side in images.shape[2:]):
             raise ValueError(
-                f"downsample={self.downsample} needs sides that it divides, not "
-                f"{images.shape[2]}×{images.shape[3]}"
+                f"pool={self.pool} and downsample={self.downsample} need sides that they divide, "
+                f"not {images.shape[2]}×{images.shape[3]}"
             )
-        maps = F.pixel_unshuffle(images - self.center, self.downsample)
+        maps = images - self.center
+        maps = self.pool * F.avg_pool2d(maps, self.pool) if self.pool > 1 else maps
+        maps = F.pixel_unshuffle(maps, self.downsample)
         maps = F.pad(maps, (0, 0, 0, 0, 0, self.added)) if self.added else maps
         return maps.flatten(1) if self.flatten else maps
+
+    def rounding(self, images: Tensor, unit: float) -> Tensor:
+        """How far `forward` may be from what it is in exact arithmetic, of each image."""
+        sizes: Tensor = torch.linalg.vector_norm(images.flatten(1), dim=1)
+        sizes = sizes + abs(self.center) * math.sqrt(images[0].numel())
+        return sizes * accumulated(self.pool**2 + 8, unit)
 
 
 class UnitHead(nn.Module):
     """Logits ⟨h_k, z⟩ + b_k of the flattened feature, ‖h_k‖ = 1."""
+
+    is_affine = True
 
     def __init__(self, features: int, num_classes: int) -> None:
         super().__init__()
@@ -187,6 +203,7 @@ def reflection_network(
     channels: int | None = None,
     downsample: int = 1,
     center: float = 0.0,
+    pool: int = 1,
     zeta: float = 4.0,
     norm: str = "estimate",
     num_classes: int = 10,
@@ -198,7 +215,7 @@ def reflection_network(
     image_size: the side of the images, which matrices and the classifier depend on.
     filters, units: the rows of W of each convolution, and of each matrix.
     channels, downsample: of the maps that the convolutions see (`Isometry`).
-    center: what is taken off every pixel, their mean.
+    center: what is taken off every pixel, their mean. pool: of squares this wide the mean is kept.
     zeta: ‖W‖ at most. Large norms reflect almost fully, and take longer to solve.
     norm: how ‖W‖ is kept there: "estimate" or "bound". No certificate depends on it.
     """
@@ -206,17 +223,19 @@ def reflection_network(
     check_at_least_one(image_size=image_size)
     if not filters and not units:
         raise ValueError("a reflection network needs filters, units, or both")
-    if image_size % downsample:
-        raise ValueError(f"downsample={downsample} does not divide image_size={image_size}")
+    if image_size % (pool * downsample):
+        raise ValueError(
+            f"pool={pool} and downsample={downsample} do not divide image_size={image_size}"
+        )
     width = channels or in_channels * downsample**2
-    features = width * (image_size // downsample) ** 2
-    embedding = Isometry(in_channels, channels, downsample, not filters, center)
+    side = image_size // (pool * downsample)
+    features = width * side**2
+    embedding = Isometry(in_channels, channels, downsample, not filters, center, pool)
     layers: list[nn.Module] = [embedding]
     control = {"norm": norm, "zeta": zeta}
     for count in filters:
         padding = kernel_size // 2
         W = Conv2d(width, count, kernel_size, padding=padding, **control)  # type: ignore[arg-type]
-        side = image_size // downsample
         _scale_to(W, zeta, (width, side, side))
         layers.append(EquilibriumLayer(ReflectionCell(W, zeta=zeta), solving=solving))
     for place, count in enumerate(units):
