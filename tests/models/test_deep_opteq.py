@@ -411,3 +411,23 @@ def test_the_iteration_can_start_at_the_input() -> None:
     assert float(gradient.abs().mean()) > 0.5, "by way of z₀"
     with pytest.raises(ValueError, match="z0 must be one of zero, input"):
         eq.create_model("deep-opteq-small", z0="one")
+
+
+@given(seed=st.integers(0, 2**31), alpha=st.floats(0.1, 1), mu=st.floats(1, 3))
+def test_a_layer_is_no_steeper_along_a_direction_than_it_says(
+    seed: int, alpha: float, mu: float
+) -> None:
+    torch.manual_seed(seed)
+    W, U = torch.randn(6, 4).double(), torch.randn(6, 3).double()
+    layer = UnitLayer(W, U, alpha=alpha, mu=mu).double()
+    shapes = ((4,),)
+    context = layer.inject(torch.randn(1, 3).double()).with_shared(layer.prepare(shapes))
+    g, one, other = torch.randn(3, 16, 4).double()
+    with torch.no_grad():
+        slope = layer.slope_along(g, context, shapes)
+        near = one + 1e-3 * (other - one)  # as steep as it is here, and over a way
+        for end in (other, near):
+            moved = (g * (layer(one, context) - layer(end, context))).sum(dim=1).abs()
+            assert (moved <= slope * (one - end).norm(dim=1) * (1 + 1e-9)).all()
+        whole = layer.lipschitz_bound(context, shapes) * g.norm(dim=1)
+    assert (slope <= whole * (1 + 1e-9)).all()

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from equilibria.context import State
 from equilibria.equilibrium import EnergyCell, solving
 from equilibria.equilibrium.certificates import CertifiedClass, flat_rows
 from equilibria.models.base import EquilibriumModel
@@ -110,7 +111,7 @@ def _bounds(model: nn.Module, image_shape: tuple[int, ...]) -> tuple[StemBounds,
     direction = torch.linalg.vector_norm(flat[:, None] - flat[None], dim=2) * (1 + NORM_SLACK)
     slope, blur = _energy_slopes(by, direction)
     if not bool(slope.isfinite().all()):
-        slope, blur = _contraction_slopes(by, direction)
+        slope, blur = _contraction_slopes(by, direction, rows)
     if not bool(slope.isfinite().all()):
         raise NoCertificateError(
             "no certificate, because no bound of the norms makes the equilibrium unique: bound "
@@ -132,14 +133,26 @@ def _bounds(model: nn.Module, image_shape: tuple[int, ...]) -> tuple[StemBounds,
     return stem, criterion
 
 
-def _contraction_slopes(by: Certifier, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """‖g‖q/(1 − q) and ‖g‖/(1 − q)."""
+def _contraction_slopes(by: Certifier, direction: Tensor, rows: State) -> tuple[Tensor, Tensor]:
+    """‖g‖q/(1 − q) and ‖g‖/(1 − q); of a Deep OptEq by how g meets the last layer.
+
+    ⟨g, T(z) − z*⟩ ≤ λ_g(q/q_L)‖z − z*‖ with λ_g the slope of the last layer along g, and
+    ‖z − z*‖ ≤ (r + δ)/(1 − q).
+    """
     bound = by.cell.contraction_bound(by.context, by.layout)
     q = torch.inf if bound is None or bound.numel() > 1 else float(bound) * (1 + NORM_SLACK)
     if q >= 1:
         nothing = torch.full_like(direction, torch.inf)
         return nothing, nothing
-    return direction * (q / (1 - q)), direction / (1 - q)
+    slope = direction * (q / (1 - q))
+    if isinstance(by.cell, DeepOptEqCell) and isinstance(rows, Tensor):
+        last, part = by.cell.units()[-1], list(by.context.parts.values())[-1]
+        classes = len(rows)
+        pairs = (rows[:, None] - rows[None]).flatten(0, 1)
+        along = last.slope_along(pairs, part, by.layout).view(classes, classes)
+        before = q / float(last.lipschitz_bound(part, by.layout))
+        slope = torch.minimum(slope, along * before / (1 - q))
+    return slope, direction + slope
 
 
 def _energy_slopes(by: Certifier, direction: Tensor) -> tuple[Tensor, Tensor]:

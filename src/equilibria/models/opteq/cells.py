@@ -162,6 +162,23 @@ class UnitLayer(nn.Module):
         square = self.W.norm_bound(layout[0]).square()
         return 1 - alpha + alpha * self.activation.lipschitz * square / self.mu
 
+    def slope_along(self, g: Tensor, context: Context, layout: Layout) -> Tensor:
+        """How fast ⟨g, f(z)⟩ can change with z, for each of some g, from above.
+
+        The derivative (1 − α)I + (α/μ)WᵀDW lies between those of D = 0 and D = L_σ: with M halfway
+        |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖, where ‖g‖ times the Lipschitz constant of f
+        knows nothing of the direction of g.
+        """
+        alpha, steepest = self.step_size(context), self.activation.lipschitz / self.mu
+        lifted = self.W(g, context.weights("W"))
+        middle = (1 - alpha) * g + 0.5 * alpha * steepest * self.W.adjoint(
+            lifted, context.weights("W")
+        )
+        across = 0.5 * alpha * steepest * self.W.norm_bound(layout[0])
+        lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (middle, lifted)]
+        along: Tensor = lengths[0] + across * lengths[1]
+        return along
+
 
 class DeepOptEqCell(Cell):
     """z = f_L∘…∘f_1(z, x) (Eq. 5). With one layer it is OptEq in z-space.
