@@ -5,8 +5,9 @@
 
 For each radius: the share of all test images that are right with a certified radius of at least as
 much, and the shares of `--attacked` test images that are right and stay so under PGD with 100 steps
-and under JIIO at that ε (L2, pixels within [0, 1]), solved to 1e-5. What is certified must not be
-more than what survives; every image that is certified and falls is counted, and there must be none.
+and under JIIO at that ε (L2, pixels within [0, 1]), solved to 1e-5, beside the share of the same
+images that is certified: it must not be more than what survives. Every image that is certified and
+falls is counted, and there must be none.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Found:
     parameters: int
     accuracy: float
     certified: dict[float, float] = field(default_factory=dict)
+    safe: dict[float, float] = field(default_factory=dict)
+    """Certified, of those that are attacked."""
     pgd: dict[float, float] = field(default_factory=dict)
     jiio: dict[float, float] = field(default_factory=dict)
     broken: int = 0
@@ -60,6 +63,7 @@ def judged(run: Path, radii: Sequence[float], attacked: int) -> Found:
         own = certifier(model, tuple(images.shape[1:]))(images, refine=False)
     safe = torch.where(own.prediction == labels, own.radius, 0.0)
     for eps in radii:
+        found.safe[eps] = float((safe >= eps).double().mean())
         for method, shares in (("pgd", found.pgd), ("jiio", found.jiio)):
             survives = _under_attack(model, images, labels, method, eps)
             found.broken += int((~survives & (safe >= eps)).sum())
@@ -100,8 +104,8 @@ def table(found: Sequence[Found], radii: Sequence[float]) -> str:
         f"{over([one.accuracy for one in found])} %; certified images that an attack changed: "
         f"{sum(one.broken for one in found)}.",
         "",
-        "| ε (L2) | certified (%) | PGD-100 (%) | JIIO (%) |",
-        "|---:|---:|---:|---:|",
+        "| ε (L2) | certified (%) | of those attacked | PGD-100 (%) | JIIO (%) |",
+        "|---:|---:|---:|---:|---:|",
     ]
     for eps in radii:
         shares = (over([getattr(one, kind)[eps] for one in found]) for kind in KINDS)
@@ -109,7 +113,7 @@ def table(found: Sequence[Found], radii: Sequence[float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-KINDS = ("certified", "pgd", "jiio")
+KINDS = ("certified", "safe", "pgd", "jiio")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

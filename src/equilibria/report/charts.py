@@ -86,7 +86,8 @@ class Chart:
             drawn.append(_path([(LEFT, height), (WIDTH - RIGHT, height)], faint, 0.8))
             drawn.append(_text(LEFT - 6, height + 4, label, ink, "end"))
         for at, label in axes.x_ticks:
-            drawn.append(_text(axes.place_x(at), TOP + HEIGHT + 16, label, ink, "middle"))
+            inside = min(axes.place_x(at), WIDTH - LETTER * len(label) / 2)
+            drawn.append(_text(inside, TOP + HEIGHT + 16, label, ink, "middle"))
         order = {"area": 0, "thin": 1}
         for one in sorted(self.series, key=lambda one: order.get(one.kind, 2)):
             drawn.append(self._curve(one, axes, getattr(theme, one.color)))
