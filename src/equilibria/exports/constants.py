@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.models import CertifiedExit, Certifier, NoCertificateError, ReflectionNetwork
+from equilibria.models import Certifier, NoCertificateError, ReflectionNetwork
+from equilibria.models.early_exit import exit_bounds
 from equilibria.models.reflection.model import UnitHead
 from equilibria.operators.rounding import NORM_SLACK
 
@@ -68,7 +69,7 @@ def _of_reflections(model: ReflectionNetwork, limits: list[float]) -> dict[str, 
 
 
 def _of_classifier(model: nn.Module, image_shape: tuple[int, ...]) -> dict[str, Any]:
-    early = CertifiedExit(model, image_shape).criterion
+    _, early = exit_bounds(model, image_shape)
     found: dict[str, Any] = {"margin_error": early.slope.tolist()}
     by = Certifier(model, image_shape)
     q = by.cell.contraction_bound(by.context, by.layout)

@@ -70,7 +70,7 @@ class _LayerExit:
 
     def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:
         self.model: Any = model
-        self.stem, self.criterion = _bounds(model, image_shape)
+        self.stem, self.criterion = exit_bounds(model, image_shape)
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model
@@ -88,7 +88,9 @@ class _LayerExit:
 
 
 @torch.no_grad()
-def _bounds(model: nn.Module, image_shape: tuple[int, ...]) -> tuple[StemBounds, CertifiedClass]:
+def exit_bounds(
+    model: nn.Module, image_shape: tuple[int, ...]
+) -> tuple[StemBounds, CertifiedClass]:
     """Of the model in the type it computes in, for images of this shape."""
     unit = _unit(model)
     by = Certifier(model, image_shape)
