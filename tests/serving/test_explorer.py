@@ -12,6 +12,7 @@ from PIL import Image
 
 import equilibria as eq
 from equilibria.data import load_digits
+from equilibria.serving import Limits
 from equilibria.serving.explorer import explorer_app
 from equilibria.serving.exploring import Explored
 from tests.program import invoke
@@ -31,7 +32,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         made = invoke("train", recipe, *options)
         assert made.exit_code == 0, made.output
         explored.append(Explored(recipe, eq.training.trained_model(folder)))
-    with running(explorer_app(explored)) as place:
+    with running(explorer_app(explored, Limits(seconds=600))) as place:
         yield place
 
 

@@ -12,14 +12,20 @@ from equilibria.cli.app import Best, Device, command, opened_model
 from equilibria.cli.console import say
 from equilibria.cli.serve import Host, Port, check_installed
 
+CLASSIFIERS = ("evaluate", "certify")
+"""What is done with trained models that name classes."""
+
 
 @command(
     "explore",
+    "equilibria explore --open",
     "equilibria explore runs/opteq runs/geq",
-    "equilibria explore runs/opteq --open",
 )
 def explore(
-    runs: Annotated[list[Path], Argument(help="Runs of classifiers.")],
+    runs: Annotated[
+        list[Path] | None,
+        Argument(help="Runs of classifiers; those that come with the program if not given."),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
@@ -35,7 +41,9 @@ def explore(
     from equilibria.serving.server import LOOPBACK
 
     place = eq.training.choose_device(device)
-    explored = [Explored(str(run), opened_model(run, place, best)) for run in runs]
+    cards = eq.models.pretrained_cards().values()
+    asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
+    explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]
     app = explorer_app(explored, hosts=(*LOOPBACK, host))
     address = f"http://{host}:{port}/"
     say(f"Open {address}   Ctrl-C ends it.")
