@@ -2,8 +2,12 @@
 
     python -m benchmarks.photographs --task denoise-25 --draws 3 --output photographs.jsonl
     python -m benchmarks.photographs --summarize photographs.jsonl
+    python -m benchmarks.photographs --task denoise-25 --network DnCNN=runs/dncnn
+    python -m benchmarks.photographs --pictures chosen-on --task inpaint --level 0.04 --level 0.08
+    python -m benchmarks.photographs --variation --pictures chosen-on
 
-Pictures that nobody trained on: samples of scikit-image and scikit-learn, and test images of
+Pictures that nobody trained on and nothing was chosen on: samples of scikit-image and test images
+of CamVid. What has to be chosen is chosen on others, scikit-learn's two and validation images of
 CamVid. Needs the packages scikit-image and bm3d (extra "bench").
 """
 
@@ -14,7 +18,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import equilibria as eq
 from equilibria.inputs import (
     Corrupted,
     Corruption,
@@ -31,18 +38,20 @@ from equilibria.inputs import (
     PhotoSettings,
     Scattering,
     SuperResolution,
+    answer_in_tiles,
     least_variation,
     restore_photo,
 )
+from equilibria.inputs.photos import PRIOR_LEVEL
 from equilibria.models import photo_prior
 from equilibria.models.restorers.photo import first_picture
 from equilibria.tasks.image_quality import picture_psnr
 
 SAMPLES = ("camera", "astronaut", "coffee", "chelsea", "rocket", "brick", "grass", "gravel")
-STREETS = 4
-WEIGHTS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5)
+STREETS = {"test": 6, "chosen-on": 4}
+WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.78, 0.85, 0.92, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Of total variation in denoising, over the noise; the best for each picture counts (an oracle)."""
-SMALL_WEIGHTS = (1e-4, 3e-4, 6e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+SMALL_WEIGHTS = tuple(1e-4 * 2 ** (place / 2) for place in range(14))
 """The same where other damage is undone."""
 TASKS: dict[str, Corruption] = {
     **{f"denoise-{noise}": Denoising(noise / 255) for noise in (15, 25, 50)},
@@ -51,25 +60,20 @@ TASKS: dict[str, Corruption] = {
     "superres": SuperResolution(2, 1 / 255),
     "demosaic": Demosaicing(1 / 255),
 }
+OURS = "photo prior"
 Method = Callable[[Corrupted, Tensor], Tensor]
 
 
-def photographs(side: int, gray: bool) -> Iterator[tuple[str, Tensor]]:
+@dataclass(frozen=True)
+class Contestant:
+    restore: Method
+    parameters: int | None = None
+    """That were learned."""
+
+
+def photographs(side: int, gray: bool, which: str = "test") -> Iterator[tuple[str, Tensor]]:
     """The middle of each photograph, (1, channels, side, side)."""
-    from skimage import data
-    from sklearn.datasets import load_sample_image
-
-    pictures = {name: getattr(data, name)() for name in SAMPLES}
-    pictures |= {name: load_sample_image(f"{name}.jpg") for name in ("china", "flower")}
-    folder = Path(os.environ.get("EQUILIBRIA_DATA", "data")) / "camvid" / "test"
-    if folder.is_dir():
-        from PIL import Image
-
-        files = sorted(folder.iterdir())
-        for place in range(STREETS):
-            file = files[place * len(files) // STREETS]
-            pictures[f"camvid/{file.stem}"] = np.asarray(Image.open(file).convert("RGB"))
-    for name, picture in pictures.items():
+    for name, picture in _pictures(which).items():
         pixels = torch.from_numpy(np.array(picture)).float() / 255
         image = pixels[None].expand(3, -1, -1) if pixels.dim() == 2 else pixels.permute(2, 0, 1)
         if gray:
@@ -82,24 +86,85 @@ def photographs(side: int, gray: bool) -> Iterator[tuple[str, Tensor]]:
         yield name, image[None, :, top : top + side // 2 * 2, left : left + side // 2 * 2]
 
 
-def methods(task: str) -> dict[str, Method]:
+def _pictures(which: str) -> dict[str, Any]:
+    from PIL import Image
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
+    if which == "test":
+        pictures = {name: getattr(data, name)() for name in SAMPLES}
+    else:
+        pictures = {name: load_sample_image(f"{name}.jpg") for name in ("china", "flower")}
+    part = "test" if which == "test" else "val"
+    folder = Path(os.environ.get("EQUILIBRIA_DATA", "data")) / "camvid" / part
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    for place in range(STREETS[which] if files else 0):
+        file = files[place * len(files) // STREETS[which]]
+        pictures[f"camvid/{file.stem}"] = np.asarray(Image.open(file).convert("RGB"))
+    return pictures
+
+
+def methods(task: str, networks: dict[str, Path], levels: Sequence[float]) -> dict[str, Contestant]:
     prior = photo_prior()
+    parameters = sum(p.numel() for p in prior.parameters())
 
-    def ours(seen: Corrupted, clean: Tensor) -> Tensor:
-        return restore_photo(prior, seen, PhotoSettings(strength=1.0)).images
+    def ours(level: float) -> Method:
+        settings = PhotoSettings(strength=1.0, level=level)
+        return lambda seen, clean: restore_photo(prior, seen, settings).images
 
-    def variation(seen: Corrupted, clean: Tensor) -> Tensor:
-        start = first_picture(seen.measured, seen.measurement)
-        is_noise = task.startswith("denoise")
-        weights = [w * seen.noise for w in WEIGHTS] if is_noise else list(SMALL_WEIGHTS)
-        found = [
-            least_variation(seen.measured, seen.measurement, weight, start)  # type: ignore[arg-type]
-            for weight in weights
-        ]
-        return max(found, key=lambda images: float(picture_psnr(images, clean)))
+    named = {OURS: PRIOR_LEVEL} | {f"{OURS}, level {level:g}": level for level in levels}
+    found = {name: Contestant(ours(level), parameters) for name, level in named.items()}
+    if levels:
+        return found
+    found["total variation, best weight"] = Contestant(
+        lambda seen, clean: least_of_all(seen, clean, weights_for(task, seen.noise))
+    )
+    if not task.startswith("denoise"):
+        return found
+    found |= {name: Contestant(method) for name, method in _of_noise().items()}
+    for name, run in networks.items():
+        model = eq.load(run).eval()
+        found[name] = Contestant(_network(model), sum(p.numel() for p in model.parameters()))
+    return found
 
-    both: dict[str, Method] = {"photo prior": ours, "total variation, best weight": variation}
-    return {**both, **_of_noise()} if task.startswith("denoise") else both
+
+def _network(model: torch.nn.Module) -> Method:
+    def method(seen: Corrupted, clean: Tensor) -> Tensor:
+        with torch.no_grad():
+            return answer_in_tiles(model, seen)
+
+    return method
+
+
+def weights_for(task: str, noise: float) -> list[float]:
+    return [w * noise for w in WEIGHTS] if task.startswith("denoise") else list(SMALL_WEIGHTS)
+
+
+def least_of_all(
+    seen: Corrupted, clean: Tensor, weights: Sequence[float], iterations: int = 200
+) -> Tensor:
+    """Total variation with the weight that is best for the picture: an oracle."""
+    start = first_picture(seen.measured, seen.measurement)
+    found = [
+        least_variation(seen.measured, seen.measurement, weight, start, iterations)  # type: ignore[arg-type]
+        for weight in weights
+    ]
+    return max(found, key=lambda images: float(picture_psnr(images, clean)))
+
+
+def variation_checked(task: str, side: int, which: str) -> str:
+    """What total variation gains by weights twice as dense, and by twice the iterations."""
+    gains = []
+    for _, clean in photographs(side, gray=task != "demosaic", which=which):
+        seen = TASKS[task].corrupt(clean, torch.Generator().manual_seed(0))
+        weights = weights_for(task, seen.noise)
+        dense = sorted([*weights, *(math.sqrt(a * b) for a, b in pairwise(weights))])
+        usual = float(picture_psnr(least_of_all(seen, clean, weights), clean))
+        finer = float(picture_psnr(least_of_all(seen, clean, dense), clean))
+        longer = float(picture_psnr(least_of_all(seen, clean, weights, 400), clean))
+        gains.append((finer - usual, longer - usual))
+    finer, longer = np.array(gains).mean(axis=0)
+    return f"{task}: {finer:+.3f} dB by weights twice as dense, {longer:+.3f} by 400 iterations"
 
 
 def _of_noise() -> dict[str, Method]:
@@ -131,15 +196,16 @@ def ssim(images: Tensor, clean: Tensor) -> float:
     return float(structural_similarity(one, other, channel_axis=0, data_range=1.0))
 
 
-def measure(task: str, draws: int, side: int) -> Iterator[dict[str, Any]]:
+def measure(
+    task: str, draws: int, side: int, which: str, contestants: dict[str, Contestant]
+) -> Iterator[dict[str, Any]]:
     damage = TASKS[task]
-    contestants = methods(task)
     for draw in range(draws):
-        for name, clean in photographs(side, gray=task != "demosaic"):
+        for name, clean in photographs(side, gray=task != "demosaic", which=which):
             seen = damage.corrupt(clean, torch.Generator().manual_seed(draw))
-            for method, restore in contestants.items():
+            for method, contestant in contestants.items():
                 begin = time.process_time()
-                restored = restore(seen, clean)
+                restored = contestant.restore(seen, clean)
                 seconds = time.process_time() - begin
                 yield {
                     "task": task,
@@ -149,16 +215,17 @@ def measure(task: str, draws: int, side: int) -> Iterator[dict[str, Any]]:
                     "psnr": float(picture_psnr(restored, clean)),
                     "ssim": ssim(restored, clean),
                     "seconds": seconds,
+                    "parameters": contestant.parameters,
                 }
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Markdown: means over pictures and draws; ± is the standard error over pictures."""
-    lines = ["| task | method | PSNR (dB) | ahead of it, the prior | SSIM | CPU seconds |"]
-    lines.append("|---|---|---:|---:|---:|---:|")
+    lines = ["| task | method | PSNR (dB) | ahead of it, the prior | SSIM | CPU s | parameters |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|")
     for task in dict.fromkeys(row["task"] for row in rows):
         some = [row for row in rows if row["task"] == task]
-        ours = {_case(row): row["psnr"] for row in some if row["method"] == "photo prior"}
+        ours = {_case(row): row["psnr"] for row in some if row["method"] == OURS}
         for method in dict.fromkeys(row["method"] for row in some):
             own = [row for row in some if row["method"] == method and _case(row) in ours]
             pictures = dict.fromkeys(row["picture"] for row in own)
@@ -169,11 +236,13 @@ def summary(rows: list[dict[str, Any]]) -> str:
                 ]
             )
             error = ahead.std(ddof=1) / math.sqrt(len(ahead)) if len(ahead) > 1 else math.nan
-            beside = "" if method == "photo prior" else f"{ahead.mean():+.2f} ± {error:.2f}"
+            beside = "" if method == OURS else f"{ahead.mean():+.2f} ± {error:.2f}"
             figures = [np.mean([row[key] for row in own]) for key in ("psnr", "ssim", "seconds")]
+            learned = own[0]["parameters"]
+            known = f"{learned:,}" if learned else ""
             lines.append(
                 f"| {task}, {len(pictures)} pictures, {len(own)} cases | {method} "
-                f"| {figures[0]:.2f} | {beside} | {figures[1]:.3f} | {figures[2]:.2f} |"
+                f"| {figures[0]:.2f} | {beside} | {figures[1]:.3f} | {figures[2]:.2f} | {known} |"
             )
     return "\n".join(lines)
 
@@ -185,16 +254,29 @@ def _case(row: dict[str, Any]) -> tuple[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", action="append", choices=list(TASKS), help="all if not given")
+    parser.add_argument("--only", action="append", help="methods; all if not given")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--side", type=int, default=96)
+    parser.add_argument("--pictures", choices=list(STREETS), default="test")
+    parser.add_argument("--network", action="append", default=[], metavar="NAME=RUN")
+    parser.add_argument("--level", action="append", type=float, default=[], help="of the prior")
+    parser.add_argument("--variation", action="store_true", help="see whether it is converged")
     parser.add_argument("--output", type=Path, default=Path("photographs.jsonl"))
     parser.add_argument("--summarize", type=Path, help="print the table of what was measured")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.variation:
+        for task in given.task or TASKS:
+            print(variation_checked(task, given.side, given.pictures), flush=True)
+        return
     if given.summarize is None:
+        networks = {name: Path(run) for name, run in (n.split("=") for n in given.network)}
         with given.output.open("a") as file:
             for task in given.task or TASKS:
-                for row in measure(task, given.draws, given.side):
+                contestants = methods(task, networks, given.level)
+                if given.only:
+                    contestants = {name: contestants[name] for name in given.only}
+                for row in measure(task, given.draws, given.side, given.pictures, contestants):
                     file.write(json.dumps(row) + "\n")
                     file.flush()
     text = (given.summarize or given.output).read_text()

@@ -18,7 +18,7 @@ def prior(**options: object) -> RidgePrior:
     made = RidgePrior((6,), (3,), **options).double()  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(0.1 * torch.randn_like(parameter))
     return made
 
 
@@ -79,9 +79,9 @@ def test_the_profile_is_the_integral_of_its_slope() -> None:
     assert isinstance(steps, Tensor)
     t = torch.linspace(-40, 40, 2001, dtype=torch.float64)
     t.requires_grad_()
-    (slope,) = torch.autograd.grad(ridge._profile(t, steps).sum(), t)
-    torch.testing.assert_close(ridge._slope_of(t.detach(), steps.tolist()), slope)
-    far = ridge._slope_of(torch.tensor([30.0, 60.0]).double(), steps.tolist())
+    (slope,) = torch.autograd.grad(ridge._profile(t, steps, ridge.KNOTS).sum(), t)
+    torch.testing.assert_close(ridge._slope_of(t.detach(), steps.tolist(), ridge.KNOTS), slope)
+    far = ridge._slope_of(torch.tensor([30.0, 60.0]).double(), steps.tolist(), ridge.KNOTS)
     assert far[0] == far[1]
 
 
@@ -102,11 +102,12 @@ def test_scales_are_those_of_the_levels_and_continuous_between_them() -> None:
     levels = torch.tensor(ridge.LEVELS).double()
     image = torch.zeros(len(levels), 1, 9, 9).double()
     at = made.inject(image, levels)["scales"]
-    torch.testing.assert_close(at, made.log_scales.T.exp() / levels[:, None], rtol=1e-6, atol=0)
+    learned = (ridge.PACE * made.log_scales.T).exp()
+    torch.testing.assert_close(at, learned / levels[:, None], rtol=1e-6, atol=0)
     beside = made.inject(image, levels * (1 + 1e-7))["scales"]
     torch.testing.assert_close(at, beside, rtol=1e-5, atol=0)
     beyond = made.inject(image[:2], torch.tensor([1e-4, 5.0]).double())["scales"]
-    expected = made.log_scales.T[[0, -1]].exp() / torch.tensor([[1e-4], [5.0]]).double()
+    expected = learned[[0, -1]] / torch.tensor([[1e-4], [5.0]]).double()
     torch.testing.assert_close(beyond, expected)
 
 
@@ -121,6 +122,9 @@ def test_strips_give_the_descent_of_the_whole(
     whole = made.descent(y.clone().requires_grad_(), context)
     with torch.no_grad():
         torch.testing.assert_close(made.descent(y, context), whole)
+    value = made.value(y.clone().requires_grad_(), context)
+    with torch.no_grad():
+        torch.testing.assert_close(made.value(y, context), value)
 
 
 def test_bad_noise_and_small_pictures_are_explained() -> None:
@@ -137,6 +141,8 @@ def test_bad_noise_and_small_pictures_are_explained() -> None:
         RidgePrior((4, 8), (3,))
     with pytest.raises(ValueError, match="more than one pixel"):
         RidgePrior((4,), (1,))
+    with pytest.raises(ValueError, match="knots must be positive and grow"):
+        RidgePrior((4,), (3,), knots=(1.0, 0.5))
 
 
 @pytest.mark.parametrize(

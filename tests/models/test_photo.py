@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ from equilibria.inputs import (
     restore_photo,
 )
 from equilibria.inputs.photos import middle_of
-from equilibria.models import PhotoRestorer, photo_prior
-from equilibria.models.restorers.photo import first_picture
+from equilibria.models import PhotoRestorer, photo_denoiser, photo_prior
+from equilibria.models.restorers.photo import first_picture, load_prior, save_prior
 from equilibria.operators import Blur, Identity, Mask
 from equilibria.tasks.image_quality import picture_psnr
 
@@ -67,7 +68,8 @@ def test_ten_starts_and_three_solvers_find_one_minimizer(
     x = noisy(gray(photograph(side=24)))
     restorer = exact(prior, 1e-6)
     expected = restorer.restore(x).images
-    stop = restorer.layer(*restorer.mirrored(x, None))[0].solver.stop
+    padded, operator = restorer.mirrored(x, None)
+    stop = restorer.layer(padded, operator, padded)[0].solver.stop
     solvers = [
         eq.Anderson(stop=stop, max_iterations=5000),
         eq.Picard(stop=stop, max_iterations=5000),
@@ -85,7 +87,7 @@ def test_an_outside_solver_finds_no_lower_objective(prior: eq.energies.OpponentP
     restorer = exact(prior)
     found = restorer.restore(x)
     padded, operator = restorer.mirrored(x, None)
-    layer, inputs = restorer.layer(padded, operator)
+    layer, inputs = restorer.layer(padded, operator, padded)
     objective = layer.objective(inputs)
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -149,7 +151,7 @@ def test_the_same_prior_undoes_other_damage_better_than_total_variation(
     seen = damage.corrupt(clean, chance())
     found = restore_photo(prior, seen, PhotoSettings(strength=1.0))
     assert found.images.shape == clean.shape
-    assert found.bound is None  # The operator hides something: nothing is proven.
+    assert found.bound is None  # The operator hides something: there may be several minimizers.
     start = first_picture(seen.measured, seen.measurement)
     variations = [
         least_variation(seen.measured, seen.measurement, weight, start)  # type: ignore[arg-type]
@@ -157,6 +159,103 @@ def test_the_same_prior_undoes_other_damage_better_than_total_variation(
     ]
     best = max(float(picture_psnr(some, clean)) for some in variations)
     assert float(picture_psnr(found.images, clean)) > best
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: type(damage).__name__)
+def test_no_picture_nearby_is_better_by_more_than_is_proven(
+    prior: eq.energies.OpponentPrior, damage: Corruption
+) -> None:
+    """Against the gradient, against the most concave directions, and at random."""
+    seen = damage.corrupt(photograph(side=24), chance())
+    found = restore_photo(prior, seen, PhotoSettings(strength=1.0))
+    y, cell, context = found.solution.state, found.cell, found.solution.context
+    assert isinstance(y, Tensor)
+    objective = cell.objective(context)
+    gradient = objective.gradient(y)
+    assert isinstance(gradient, Tensor)
+    random = torch.randn(y.shape, generator=chance(1), dtype=y.dtype)
+    smooth = torch.nn.functional.avg_pool2d(random, 3, stride=1, padding=1)
+    for radius in (1 / 255, 0.1):
+        gain = found.gain_within(radius)
+        assert gain is not None
+        assert gain > 0
+        for direction in (-gradient, random, smooth):
+            moved = y + direction * radius / direction.square().mean().sqrt()
+            assert objective.value(y) - objective.value(moved) <= gain
+    near = found.gain_within(1 / 255)
+    assert near is not None
+    assert near < 0.05 * found.objective[-1]
+
+
+def test_of_a_convex_objective_the_gain_is_that_of_the_minimizer(
+    prior: eq.energies.OpponentPrior,
+) -> None:
+    x = noisy(gray(photograph(side=24)))
+    found, best = PhotoRestorer(prior, NOISE).restore(x), exact(prior).restore(x)
+    everywhere = found.gain_within(1.0)
+    assert everywhere is not None
+    assert 0 < found.objective[-1] - best.objective[-1] <= everywhere
+
+
+class Sum(eq.LinearOperator):
+    """A measurement of one's own: red, green and blue light on one sensor."""
+
+    def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (1, *input_shape[1:])
+
+    def input_shape(self, output_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (3, *output_shape[1:])
+
+    def norm_bound(self, input_shape: tuple[int, ...]) -> Tensor:
+        return torch.tensor(3.0).sqrt()
+
+    def _map(self, z: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+        return z.sum(dim=1, keepdim=True)
+
+    def _map_adjoint(self, y: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+        return y.expand(-1, 3, -1, -1)
+
+
+def test_a_measurement_of_ones_own(prior: eq.energies.OpponentPrior) -> None:
+    """As a linear operator and as a function it gives one picture; a function proves nothing."""
+    clean = photograph(side=24)
+    x = noisy(clean.sum(dim=1, keepdim=True), 0.02)
+    restorer = PhotoRestorer(prior, 0.02, level=0.06)
+    start = (x / 3).expand(-1, 3, -1, -1)
+    linear = restorer.restore(x, Sum(), start=start)
+    function = restorer.restore(x, lambda y: y.sum(dim=1, keepdim=True), start=start)
+    assert bool(linear.solution.converged.all() & function.solution.converged.all())
+    torch.testing.assert_close(linear.images, function.images, rtol=0, atol=0.02)
+    assert linear.gain_within() is not None
+    assert function.gain_within() is None
+    assert function.bound is None
+    luminance = linear.images.mean(dim=1), clean.mean(dim=1)
+    assert (luminance[0] - luminance[1]).square().mean().sqrt() < 0.02 / 3
+
+
+def test_a_nonlinear_measurement_is_undone(prior: eq.energies.OpponentPrior) -> None:
+    """A camera's curve, y^½, is steep where it is dark: its norm is not 1."""
+    clean = gray(photograph(side=24)).clamp_min(0.02)
+    x = noisy(clean.sqrt(), 0.02)
+    restorer = PhotoRestorer(prior, 0.02, level=0.06)
+    found = restorer.restore(x, lambda y: y.clamp_min(1e-3).sqrt(), start=x.clamp_min(0.1).square())
+    assert bool(found.solution.converged.all())
+    assert picture_psnr(found.images, clean) > picture_psnr(x.clamp_min(0).square(), clean)
+
+
+def test_rounded_pictures_are_restored_within_their_steps(prior: eq.energies.OpponentPrior) -> None:
+    """Of 12 gray levels: the box lets the prior undo the bands, and ‖Ay − x‖² would keep them."""
+    clean = gray(photograph(side=40))
+    step = 1 / 12
+    x = (clean / step).round() * step
+    restorer = PhotoRestorer(prior, 0.005, level=0.05, box=step)
+    found = restorer.restore(x)
+    assert found.bound is None  # Within its steps a picture is not told from another by x.
+    assert (found.images - x).abs().max() < step / 2 + 0.02
+    assert picture_psnr(found.images, clean) > picture_psnr(x, clean) + 0.3
+    steps = torch.full_like(x[:, :, :1, :1], step)
+    again = PhotoRestorer(prior, 0.005, level=0.05, box=steps).restore(x)
+    torch.testing.assert_close(again.images, found.images)
 
 
 def test_pieces_are_the_whole(prior: eq.energies.OpponentPrior) -> None:
@@ -222,9 +321,11 @@ def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
     with pytest.raises(ValueError, match="gray or has three colors"):
         restorer.restore(torch.zeros(1, 2, 12, 12).double())
     with pytest.raises(ValueError, match="sides of more than"):
-        restorer.restore(torch.zeros(1, 1, 12, 12).double(), Blur(20.0))
+        restorer.restore(torch.zeros(1, 1, 12, 12).double(), Blur(5.0))
     with pytest.raises(ValueError, match="noise"):
         PhotoRestorer(prior, 0.0)
+    with pytest.raises(ValueError, match="box"):
+        PhotoRestorer(prior, NOISE, box=-0.1).restore(torch.zeros(1, 1, 12, 12).double())
 
 
 def test_the_gray_picture_in_three_colors_is_restored_as_the_gray_one(
@@ -247,6 +348,19 @@ def test_the_prior_of_the_package_keeps_its_promises(prior: eq.energies.Opponent
         assert -0.9 <= slopes.min() < 0 < slopes.max() <= 7.2
         spectrum = torch.fft.fft2(part.filters()[:, 0], s=(200, 200)).abs().square().sum(dim=0)
         assert spectrum.max() <= 1
+
+
+def test_a_prior_is_written_with_what_it_is_made_of(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    options = {"channels": 10, "kernel_size": 5, "concavity": 0.4, "steepness": 3.0}
+    made = photo_denoiser(**options, knots=(0.5, 1.0, 4.0)).prior.eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_prior(made, tmp_path / "prior.safetensors")
+    x = noisy(photograph(side=24)).float()
+    again = PhotoRestorer(load_prior(tmp_path / "prior.safetensors"), NOISE).restore(x)
+    torch.testing.assert_close(again.images, PhotoRestorer(made, NOISE).restore(x).images)
 
 
 def test_standard_errors_are_those_of_the_inverse_hessian(

@@ -21,8 +21,10 @@ class DataFidelity(Energy):
         images. The state has the shape that A takes: that of x unless A says otherwise.
     noise: the standard deviation ν of x. With σ the noise level that the layer is given as its last
         input, w = (σ/ν)²: the weight that a prior for noise σ leaves to the data. None: w = 1.
-    box: the step of a quantization that x went through; of Ay nothing more is known than that it
-        was rounded to x.
+    box: the step of a quantization that x went through, or a tensor of steps that meets the shape
+        of x, as JPEG has one for each frequency; of Ay nothing more is known than that it was
+        rounded to x.
+    image_shape: of one picture (C, H, W), where A is a function that changes it.
     """
 
     def __init__(
@@ -30,20 +32,26 @@ class DataFidelity(Energy):
         A: LinearOperator | Callable[[Tensor], Tensor] | None = None,
         noise: float | None = None,
         *,
-        box: float = 0.0,
+        box: float | Tensor = 0.0,
+        image_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         if noise is not None:
             check_positive(noise=noise)
-        check_not_negative(box=box)
+        steps = box if isinstance(box, Tensor) else torch.tensor(box, dtype=torch.float64)
+        check_not_negative(box=float(steps.min()))
         self.A = Identity() if A is None else A
         self.noise = noise
-        self.box = box
+        self.image_shape = image_shape
+        self.register_buffer("box", steps, persistent=False)
+        self.has_box = bool((steps > 0).any())
+
+    box: Tensor
 
     @property
     def formula(self) -> str:
         weight = "½" if self.noise is None else f"(σ²/2·{self.noise:g}²)"
-        return f"{weight}‖Ay − x‖²" if not self.box else f"{weight}dist²(Ay, x ± {self.box / 2:g})"
+        return f"{weight}dist²(Ay, x ± box/2)" if self.has_box else f"{weight}‖Ay − x‖²"
 
     @property
     def is_linear(self) -> bool:
@@ -63,7 +71,7 @@ class DataFidelity(Energy):
         x = context["x"]
         if isinstance(self.A, LinearOperator):
             return x.new_zeros(len(x), *self.A.input_shape(tuple(x.shape[1:])))
-        return torch.zeros_like(x)
+        return x.new_zeros(len(x), *(self.image_shape or x.shape[1:]))
 
     def value(self, state: State, context: Context) -> Tensor:
         y = one_tensor(state, self)
@@ -85,10 +93,13 @@ class DataFidelity(Energy):
         """−w where A is the identity and there is no box; a convex term otherwise."""
         if not self.is_linear:
             return None
-        known = isinstance(self.A, Identity) and not self.box
+        known = isinstance(self.A, Identity) and not self.has_box
         return -context["weight"] if known else torch.zeros_like(context["weight"])
 
     def _outside(self, y: Tensor, context: Context) -> Tensor:
         """Ay − x, less what the box forgives."""
         left: Tensor = self.A(y) - context["x"]
-        return left if not self.box else left - left.clamp(-self.box / 2, self.box / 2)
+        if not self.has_box:
+            return left
+        half = self.box.to(left) / 2
+        return left - left.clamp(-half, half)

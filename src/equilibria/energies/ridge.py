@@ -8,7 +8,9 @@ After Goujon, Neumayer, Unser, "A neural-network-based convex regularizer for in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import cast
 
 import torch
@@ -22,12 +24,28 @@ from equilibria.registry import check_at_least_one, check_not_negative, check_po
 
 LEVELS = (2 / 255, 5 / 255, 10 / 255, 20 / 255, 35 / 255, 60 / 255)
 """Noise levels at which the scales of a prior are learned; between them they are interpolated."""
-KNOTS = tuple(0.2 * 1.7**place for place in range(10))
-"""Where a profile bends, on the scale of a filter's own noise."""
+KNOTS = tuple(0.25 * 1.9**place for place in range(7))
+"""Where a profile bends, on the scale of a filter's own noise. Few, for each costs a pass over all
+responses."""
+PACE = 5.0
+"""How much faster than filters scales and slopes are learned: a fifth of them is trained."""
 GRID = 128
 """Frequencies a side on which the norm of filters is bounded."""
-AT_ONCE = 2**18
-"""Responses that are computed together where nothing is differentiated: they stay in the cache."""
+AT_ONCE = 2**20
+"""Responses that are computed together where nothing is differentiated: a large picture has too
+many to keep."""
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """Some rows of a channel of a picture."""
+
+    sample: int
+    channel: int
+    rows: slice
+    scales: Tensor
+    seen: Tensor
+    """α (W y) there, (filters, rows, columns)."""
 
 
 class RidgePrior(Energy):
@@ -44,8 +62,9 @@ class RidgePrior(Energy):
     concavity < 1, and R itself is convex where it is 0.
 
     noise: the level σ; if None, the last input of the layer, a number a sample.
-    channels, kernel_sizes: of the convolutions, one after the other. One convolution starts as the
-        cosines of its size, without the constant, as far as there are channels.
+    knots: the τ_k, growing.
+    channels, kernel_sizes: of the convolutions, one after the other. One convolution starts as
+        cosines without the constant.
     """
 
     vanishes_at_zero = True
@@ -57,7 +76,8 @@ class RidgePrior(Energy):
         kernel_sizes: Sequence[int] = (7,),
         *,
         concavity: float = 0.9,
-        steepness: float = 7.2,
+        steepness: float = 10.0,
+        knots: Sequence[float] = KNOTS,
         noise: float | None = None,
     ) -> None:
         super().__init__()
@@ -65,6 +85,8 @@ class RidgePrior(Energy):
         check_positive(steepness=steepness)
         if noise is not None:
             check_positive(noise=noise)
+        if not knots or any(a >= b for a, b in pairwise((0.0, *knots))):
+            raise ValueError(f"knots must be positive and grow, not {list(knots)}")
         if not channels or len(channels) != len(kernel_sizes):
             raise ValueError(
                 f"give as many kernel sizes as channels, not {len(kernel_sizes)} for "
@@ -74,16 +96,17 @@ class RidgePrior(Energy):
             check_at_least_one(channels=count, kernel_size=size)
         self.concavity = concavity
         self.steepness = steepness
+        self.knots = tuple(float(knot) for knot in knots)
         self.noise = noise
         self.size = 1 + sum(size - 1 for size in kernel_sizes)
         """Pixels a side that a response sees."""
         if self.size < 2:
             raise ValueError("a zero-mean filter has more than one pixel: raise the kernel size")
         self.kernels = nn.ParameterList(_first_kernels(channels, kernel_sizes))
-        # A cosine has the norm 1/size in W: noise is then 2 on the scale of the knots.
-        first = math.log(2.0 * self.size)
-        self.log_scales = nn.Parameter(torch.full((channels[-1], len(LEVELS)), first))
-        self.slopes = nn.Parameter(self._first_slopes())
+        # A cosine has the norm 1/√channels in W: noise is then about 2 on the scale of the knots.
+        first = math.log(2.0 * math.sqrt(channels[-1] + 1))
+        self.log_scales = nn.Parameter(torch.full((channels[-1], len(LEVELS)), first / PACE))
+        self.slopes = nn.Parameter(self._first_slopes() / PACE)
         self.register_buffer("levels", torch.tensor(LEVELS).log(), persistent=False)
 
     @property
@@ -121,26 +144,42 @@ class RidgePrior(Energy):
 
     def slope_values(self) -> Tensor:
         """The slopes of ψ′ between its knots, from the middle outwards."""
-        return self.slopes.sigmoid() * (self.steepness + self.concavity) - self.concavity
+        share = (PACE * self.slopes).sigmoid()
+        return share * (self.steepness + self.concavity) - self.concavity
 
     def value(self, state: State, context: Context) -> Tensor:
-        scales, W, steps = context["scales"], context["W"], context["steps"]
-        responses = self._responses(one_tensor(state, self), W)
-        arguments = responses * scales[:, None, :, None]
-        profile = _profile(arguments, steps) / scales.square()[:, None, :, None]
-        return sum_per_sample(profile)
+        y = one_tensor(state, self)
+        if self._is_differentiated(y, context):
+            scales, W, steps = context["scales"], context["W"], context["steps"]
+            alphas = scales[:, None, :, None]
+            return sum_per_sample(
+                _profile(self._responses(y, W) * alphas, steps, self.knots) / alphas.square()
+            )
+        totals = y.new_zeros(len(y))
+        for strip in self._strips(y, context):
+            profile = _profile(strip.seen, context["steps"], self.knots).flatten(1).sum(dim=1)
+            totals[strip.sample] += (profile / strip.scales.square()).sum()
+        return totals
 
     def descent(self, state: State, context: Context) -> State:
         y = one_tensor(state, self)
-        tensors = (y, *context.tensors())
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        if self._is_differentiated(y, context):
             scales, W, steps = context["scales"], context["W"], context["steps"]
             alphas = scales[:, None, :, None]
-            pulled = _differentiable_slope(self._responses(y, W) * alphas, steps) / alphas
+            pulled = (
+                _differentiable_slope(self._responses(y, W) * alphas, steps, self.knots) / alphas
+            )
             columns = W.flatten(1).T @ pulled
             folded = F.fold(columns.flatten(0, 1), y.shape[2:], self.size)
             return -folded.reshape(y.shape)
-        return self._descent_in_pieces(y, context)
+        steps = context["steps"].tolist()
+        descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
+        for strip in self._strips(y, context):
+            back = (context["W"] / strip.scales[:, None, None, None]).flatten(1).T
+            pulled = back @ _slope_of(strip.seen, steps, self.knots).flatten(1)
+            target = descent[strip.sample, strip.channel, strip.rows]
+            target -= F.fold(pulled[None], tuple(target.shape), self.size)[0, 0]
+        return descent
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         return self.slope_values().abs().amax()
@@ -161,7 +200,7 @@ class RidgePrior(Energy):
         right = torch.bucketize(place.contiguous(), self.levels[1:-1].contiguous()) + 1
         below, above = self.levels[right - 1], self.levels[right]
         share = ((place - below) / (above - below)).clamp(0, 1)
-        log_scales = self.log_scales.T
+        log_scales = PACE * self.log_scales.T
         learned = torch.lerp(log_scales[right - 1], log_scales[right], share[:, None])
         return learned.exp() / noise[:, None].to(learned)
 
@@ -171,35 +210,29 @@ class RidgePrior(Energy):
         responses: Tensor = W.flatten(1) @ columns
         return responses.reshape(*y.shape[:2], len(W), -1)
 
+    def _is_differentiated(self, y: Tensor, context: Context) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (y, *context.tensors()))
+
     @torch.no_grad()
-    def _descent_in_pieces(self, y: Tensor, context: Context) -> Tensor:
-        """−∇R in strips that stay in the cache: nothing of the responses is kept."""
-        scales, W = context["scales"], context["W"]
-        steps = context["steps"].tolist()
+    def _strips(self, y: Tensor, context: Context) -> Iterator[_Strip]:
+        """What the filters see, some rows at a time: nothing of it is kept."""
         reach = self.size - 1
-        width = y.shape[3] - reach
-        rows = max(1, AT_ONCE // (len(W) * width))
-        descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
-        for image, row, scale in zip(y, descent, scales, strict=True):
-            into = W * scale[:, None, None, None]
-            back = (W / scale[:, None, None, None]).flatten(1).T.contiguous()
-            for channel, target in zip(image, row, strict=True):
-                for top in range(0, y.shape[2] - reach, rows):
-                    strip = channel[top : top + rows + reach]
-                    seen = F.conv2d(strip[None, None], into)
-                    pulled = _slope_of(seen, steps).reshape(len(W), -1)
-                    shape = (len(strip), y.shape[3])
-                    target[top : top + rows + reach] -= F.fold(
-                        (back @ pulled)[None], shape, self.size
-                    )[0, 0]
-        return descent
+        height, width = (size - reach for size in y.shape[2:])
+        count = math.ceil(len(context["W"]) * height * width / AT_ONCE)
+        rows = math.ceil(height / min(count, height))
+        for sample, scales in enumerate(context["scales"]):
+            into = context["W"] * scales[:, None, None, None]
+            for channel, top in product(range(y.shape[1]), range(0, height, rows)):
+                seen = slice(top, min(top + rows, height) + reach)
+                part = F.conv2d(y[sample, channel, seen][None, None], into)[0]
+                yield _Strip(sample, channel, seen, scales, part)
 
     def _first_slopes(self) -> Tensor:
         """Those of Student's t, steepness · t/(1 + t²), within the bounds."""
-        knots = torch.tensor((0.0, *KNOTS), dtype=torch.float64)
+        knots = torch.tensor((0.0, *self.knots), dtype=torch.float64)
         slopes = self.steepness * (knots / (1 + knots.square())).diff() / knots.diff()
         share = (slopes + self.concavity) / (self.steepness + self.concavity)
-        return share.clamp(0.002, 0.998).logit().float()
+        return share.clamp(0.01, 0.99).logit().float()
 
 
 def noise_level(image: Tensor, *others: Tensor) -> Tensor:
@@ -239,54 +272,58 @@ def _first_kernels(channels: Sequence[int], sizes: Sequence[int]) -> list[nn.Par
 
 
 def _cosines(count: int, size: int) -> Tensor:
-    """The first `count` cosines of size×size pixels after the constant, of rising frequency.
+    """The first `count` cosines after the constant, of rising frequency, in size×size pixels.
 
-    Those beyond the number of pixels are random.
+    They are those of the smallest square that has so many, in the middle, and beyond the number of
+    pixels random.
     """
-    place = torch.arange(size, dtype=torch.float64)
-    waves = torch.cos(math.pi / size * place[:, None] * (place[None, :] + 0.5))
+    side = min(size, math.isqrt(count) + 1)
+    place = torch.arange(side, dtype=torch.float64)
+    waves = torch.cos(math.pi / side * place[:, None] * (place[None, :] + 0.5))
     waves = waves / waves.norm(dim=1, keepdim=True)
-    planes = torch.einsum("ai,bj->abij", waves, waves).reshape(-1, 1, size, size)
+    planes = torch.einsum("ai,bj->abij", waves, waves).reshape(-1, 1, side, side)
     order = (place[:, None] + place[None, :]).flatten().argsort(stable=True)[1:]
-    kernels = planes[order[:count]].float()
+    before = (size - side) // 2
+    after = size - side - before
+    kernels = F.pad(planes[order[:count]].float(), (before, after, before, after))
     more = torch.randn(max(0, count - len(kernels)), 1, size, size) / size
     return torch.cat([kernels, more])
 
 
-def _differentiable_slope(t: Tensor, steps: Tensor) -> Tensor:
+def _differentiable_slope(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
     """ψ′(t) in the graph, with the derivatives of every order that a linear spline has.
 
     Those in t come from a summand that is zero, so that a backward solve, which asks for them in
     every iteration, multiplies by ψ″ and does nothing else.
     """
     fixed = t.detach()
-    clamped = torch.stack([fixed.clamp(-knot, knot).flatten() for knot in KNOTS])
+    clamped = torch.stack([fixed.clamp(-knot, knot).flatten() for knot in knots])
     slope = (steps.to(t) @ clamped).reshape(t.shape)
-    return slope + (t - fixed) * _curvature_of(fixed, steps)
+    return slope + (t - fixed) * _curvature_of(fixed, steps, knots)
 
 
-def _slope_of(t: Tensor, steps: Sequence[float]) -> Tensor:
+def _slope_of(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tensor:
     """ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k)."""
-    total = torch.clamp(t, -KNOTS[0], KNOTS[0]).mul_(steps[0])
+    total = torch.clamp(t, -knots[0], knots[0]).mul_(steps[0])
     clamped = torch.empty_like(total)
-    for knot, step in zip(KNOTS[1:], steps[1:], strict=True):
+    for knot, step in zip(knots[1:], steps[1:], strict=True):
         torch.clamp(t, -knot, knot, out=clamped)
         total.add_(clamped, alpha=step)
     return total
 
 
-def _curvature_of(t: Tensor, steps: Tensor) -> Tensor:
+def _curvature_of(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
     """ψ″(t) between the knots: the slope before the first knot that |t| does not pass."""
     slopes = F.pad(steps.flip(0).cumsum(0).flip(0), (0, 1))
-    place = torch.bucketize(t.abs(), torch.tensor(KNOTS, dtype=t.dtype, device=t.device))
+    place = torch.bucketize(t.abs(), torch.tensor(knots, dtype=t.dtype, device=t.device))
     return slopes.index_select(0, place.flatten()).reshape(t.shape).to(t)
 
 
-def _profile(t: Tensor, steps: Tensor) -> Tensor:
+def _profile(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
     """ψ(t)."""
     size = t.abs()
     total = torch.zeros_like(t)
-    for knot, step in zip(KNOTS, steps.unbind(), strict=True):
+    for knot, step in zip(knots, steps.unbind(), strict=True):
         near = size.clamp_max(knot)
         total = total + step * near * (size - 0.5 * near)
     return total

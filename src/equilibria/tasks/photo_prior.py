@@ -27,7 +27,8 @@ class PhotoPriorTask(Task):
 
     The model takes (x, σ). Losses leave out the `edge`, where a patch does not go on.
 
-    patch: the side of a patch, cut at random. least, most: of σ, drawn evenly in its logarithm.
+    patch: the side of a patch, one of each photograph, cut and turned on its side at random.
+    least, most: of σ, drawn evenly in its logarithm.
     judged: σ in evaluations, of the middle of each photograph.
     """
 
@@ -47,10 +48,7 @@ class PhotoPriorTask(Task):
             raise ValueError("a patch is wider than its two edges, and `least` is below `most`")
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
-        top, left = (
-            int(torch.randint(max(0, size - self.patch) + 1, ())) for size in inputs.shape[2:]
-        )
-        clean = inputs[..., top : top + self.patch, left : left + self.patch]
+        clean = torch.stack([self._cut(photograph) for photograph in inputs])
         spread = math.log(self.most / self.least)
         noise = self.least * torch.exp(spread * torch.rand(len(clean))).to(clean)
         restored = self._restored(model, clean, noise, torch.randn_like(clean))
@@ -61,11 +59,22 @@ class PhotoPriorTask(Task):
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
     ) -> Outcome:
-        noise = inputs.new_full((len(inputs),), self.judged)
-        drawn = torch.randn(inputs.shape, generator=generator).to(inputs)
-        restored = self._restored(model, inputs, noise, drawn)
-        errors = (restored - inputs).square().flatten(1).mean(dim=1)
-        return Outcome({"loss": errors, "psnr": picture_psnr(restored, inputs)})
+        top, left = (max(0, size - self.patch) // 2 for size in inputs.shape[2:])
+        clean = inputs[..., top : top + self.patch, left : left + self.patch]
+        noise = clean.new_full((len(clean),), self.judged)
+        drawn = torch.randn(clean.shape, generator=generator).to(clean)
+        restored = self._restored(model, clean, noise, drawn)
+        errors = (restored - clean).square().flatten(1).mean(dim=1)
+        return Outcome({"loss": errors, "psnr": picture_psnr(restored, clean)})
+
+    def _cut(self, photograph: Tensor) -> Tensor:
+        """A square of it, the same for photographs of all sizes that are at least as large."""
+        top, left = (
+            int(torch.randint(max(0, size - self.patch) + 1, ())) for size in photograph.shape[1:]
+        )
+        square = photograph[:, top : top + self.patch, left : left + self.patch]
+        is_turned = square.shape[1] == square.shape[2] and bool(torch.rand(()) < 0.5)
+        return square.transpose(1, 2) if is_turned else square
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
         return {"psnr": found.mean("psnr"), "median_psnr": found.median("psnr")}

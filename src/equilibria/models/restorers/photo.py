@@ -3,30 +3,37 @@
     y* = argmin (w/2)‖Ay − x‖² + R_σ(y),  w = (σ/ν)²
 
 with ν the noise of x, σ the level that the prior is asked for, and R_σ no more concave than
-`concavity` < 1. Where A is the identity that is strongly convex, and there is one y*.
+`concavity` < 1. Where A is the identity that is strongly convex, and there is one y*. Where A hides
+something no picture near the answer is better by more than a number that is known.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.context import Context, Layout, State
 from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior, Sum
+from equilibria.energies.ridge import KNOTS
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
 from equilibria.gradients import Implicit
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
-from equilibria.operators import Identity, LinearOperator, Mask
-from equilibria.registry import check_positive
+from equilibria.operators import AveragePool, Blur, Identity, LinearOperator, Mask
+from equilibria.operators.spectral import leading_vector, seeded_vector
+from equilibria.registry import check_not_negative, check_positive
 from equilibria.solvers import Anderson, Solution, Solver
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
 from equilibria.solvers.linear import conjugate_gradients
@@ -38,11 +45,14 @@ STEEPEST = 1e-2
 """Of the gradient of the objective, its root mean square over the prior's noise level, where a
 solve without a proof ends."""
 
+POWERS = 10
+"""Steps of the power iteration that tells how steep a measurement of one's own is."""
+
 
 class PhotoCell(EnergyCell):
     """A gradient step on G = data + prior, of length 1/L, m ≤ ∇²G ≤ L.
 
-    It contracts by q = 1 − m/L where m > 0.
+    It contracts by q = 1 − m/L where m > 0. m is −∞ where it is not known.
     """
 
     def __init__(
@@ -96,11 +106,37 @@ class RestoredPhotos:
     bound: Tensor | None
     """Of the root mean square distance to the exact minimizer y*; None where A hides something, so
     that the objective is not proven convex."""
+    steepness: Tensor
+    """‖∇G(y)‖ of each picture, over the square root of its pixels."""
     solution: Solution
-    objective: Tensor
-    """G at the start and after every iteration, (iterations, pictures); only the two ends where no
-    trace was asked for."""
+    states: Sequence[State]
+    """The start, and where the solve came by; only the two ends where no trace was asked for."""
     cell: PhotoCell
+
+    @cached_property
+    def objective(self) -> Tensor:
+        """G at the `states`, (states, pictures)."""
+        objective = self.cell.objective(self.solution.context)
+        with torch.no_grad():
+            return torch.stack([objective.value(state) for state in self.states])
+
+    def gain_within(self, radius: float = GRAY_LEVEL) -> Tensor | None:
+        """How much lower G is, at the most, at any picture z whose root mean square distance to the
+        answer y is at most `radius`.
+
+        G(z) ≥ G(y) + ⟨∇G(y), z − y⟩ + (m/2)‖z − y‖², with m ≤ ∇²G everywhere: with −m the concavity
+        of the prior, if A is linear. None where A is not.
+        """
+        check_not_negative(radius=radius)
+        convexity = self.cell.convexity
+        if math.isinf(convexity):
+            return None
+        state = self.solution.state
+        assert isinstance(state, Tensor)
+        far = torch.full_like(self.steepness, radius)
+        if convexity > 0:
+            far = far.minimum(self.steepness / convexity)
+        return state[0].numel() * (self.steepness * far - convexity / 2 * far.square())
 
     def standard_errors(self, level: float, probes: int = 16, seed: int = 0) -> Tensor:
         """About how far each pixel may be from the truth: σ·√diag(H⁻¹), H = ∇²G at the answer.
@@ -136,12 +172,16 @@ class PhotoRestorer(nn.Module):
     """Restores pictures of any size, gray or colored, with values in [0, 1].
 
         restorer = PhotoRestorer(photo_prior(), noise=25 / 255)
-        restorer(noisy), restorer(seen, Blur(1.5))
+        restorer.restore(noisy).images, restorer.restore(seen, Blur(1.5)).images
+
+    A measurement of one's own is a linear operator or any differentiable map of images; the picture
+    then ends at its edges. Where a map changes the size of pictures `restore` needs a `start`.
 
     noise: ν, of what was measured. level: σ of the prior, ν where nothing but noise was added.
     accuracy: where a solve ends, as a proven root mean square distance to the exact minimizer; by
         default a gray level.
     factor: how much finer the restored picture is.
+    box: the step, or the steps, of a quantization that x went through (see `DataFidelity`).
     """
 
     takes_measurement = True
@@ -155,6 +195,7 @@ class PhotoRestorer(nn.Module):
         accuracy: float = GRAY_LEVEL,
         max_iterations: int = 200,
         factor: int = 1,
+        box: float | Tensor = 0.0,
     ) -> None:
         super().__init__()
         check_positive(noise=noise, accuracy=accuracy)
@@ -166,6 +207,7 @@ class PhotoRestorer(nn.Module):
         self.accuracy = accuracy
         self.max_iterations = max_iterations
         self.factor = factor
+        self.box = box
         self.solutions: list[Solution] = []
         """How the solves of `forward` ended, one a piece."""
 
@@ -180,8 +222,9 @@ class PhotoRestorer(nn.Module):
     ) -> Tensor:
         """The minimizer for a piece of a picture, which ends at its edges."""
         operator = Identity() if measurement is None else measurement
-        layer, inputs = self.layer(measured, operator)
-        solution = layer.solve(inputs, first_picture(measured, operator))
+        start = first_picture(measured, operator)
+        layer, inputs = self.layer(measured, operator, start)
+        solution = layer.solve(inputs, start)
         self.solutions.append(solution.facts())
         assert isinstance(solution.state, Tensor)
         return solution.state
@@ -198,7 +241,7 @@ class PhotoRestorer(nn.Module):
     ) -> RestoredPhotos:
         """The minimizer; `start` and `solver` are for those who want to see that there is one."""
         padded, operator = self.mirrored(measured, measurement)
-        edge = self.margin * self.factor
+        edge = self.margin(operator) * self.factor
         begin = first_picture(padded, operator) if start is None else _reflected(start, edge)
         return self.finish(padded, operator, begin, solver=solver, trace=trace)
 
@@ -212,38 +255,43 @@ class PhotoRestorer(nn.Module):
         trace: bool = False,
     ) -> RestoredPhotos:
         """The minimizer for what `mirrored` gives, from a start on; without the mirrored edge."""
-        layer, inputs = self.layer(padded, operator)
+        layer, inputs = self.layer(padded, operator, start)
         solution = layer.solve(inputs, start, solver=solver, trace="states" if trace else False)
         cell = layer.cell
         assert isinstance(cell, PhotoCell)
         state = solution.state
         assert isinstance(state, Tensor)
-        objective = cell.objective(solution.context)
-        states: list[Any] = [start, state]
+        states: list[State] = [start, state]
         if solution.trace is not None and solution.trace.states is not None:
             states = [start, *solution.trace.states]
-        values = torch.stack([objective.value(one) for one in states])
-        edge = self.margin * self.factor
-        inside = state[..., edge:-edge, edge:-edge]
-        bound = self._bound(cell, solution.context, state)
-        return RestoredPhotos(inside, bound, solution, values, cell)
+        edge = self.margin(operator) * self.factor
+        height, width = (size - edge for size in state.shape[2:])
+        inside = state[..., edge:height, edge:width]
+        image = cell.step(state, solution.context)
+        assert isinstance(image, Tensor)
+        steepness = ((image - state) / cell.damping).square().flatten(1).mean(dim=1).sqrt()
+        # ‖∇G(y)‖/m ≥ ‖y − y*‖.
+        bound = steepness / cell.convexity if cell.convexity > 0 else None
+        return RestoredPhotos(inside, bound, steepness, solution, states, cell)
 
     def layer(
-        self, measured: Tensor, measurement: LinearOperator | Callable[[Tensor], Tensor]
+        self,
+        measured: Tensor,
+        measurement: LinearOperator | Callable[[Tensor], Tensor],
+        start: Tensor,
     ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
         """The equilibrium layer whose output is the minimizer, and its inputs."""
-        data = DataFidelity(measurement, self.noise)
-        shape = tuple(measured.shape[1:])
-        if isinstance(measurement, LinearOperator):
-            measurement.to(measured)
-            shape = measurement.input_shape(shape)
+        context, layout = Context(), (tuple(start.shape[1:]),)
+        data = DataFidelity(measurement, self.noise, box=self.box, image_shape=layout[0])
         weight = (self.level / self.noise) ** 2
-        context, layout = Context(), (shape,)
         bend = float(self.prior.concavity_bound(context, layout))
         top = float(self.prior.curvature_bound(context, layout))
-        norm = measurement.norm_bound(shape) if isinstance(measurement, LinearOperator) else 1.0
-        known = weight if isinstance(measurement, Identity) else 0.0
-        cell = PhotoCell(data, self.prior, top + weight * float(norm) ** 2, known - bend)
+        if isinstance(measurement, LinearOperator):
+            norm = float(measurement.to(measured).norm_bound(layout[0]))
+            known = weight if isinstance(measurement, Identity) and not data.has_box else 0.0
+        else:
+            norm, known = _norm_near(measurement, start), -math.inf
+        cell = PhotoCell(data, self.prior, top + weight * norm**2, known - bend)
         contraction = cell.contraction_limit
         stop: StoppingCriterion = FlatBelow(STEEPEST * self.level, cell.damping)
         if contraction is not None:
@@ -253,24 +301,18 @@ class PhotoRestorer(nn.Module):
         layer = EquilibriumLayer(cell, solver=solver, gradient=Implicit(tolerance=0.04))
         return layer, (measured, measured.new_full((len(measured),), self.level))
 
-    def _bound(self, cell: PhotoCell, context: Context, state: Tensor) -> Tensor | None:
-        """‖∇G(y)‖/m ≥ ‖y − y*‖, as a root mean square."""
-        if cell.convexity <= 0:
-            return None
-        image = cell.step(state, context)
-        assert isinstance(image, Tensor)
-        size = ((image - state) / cell.damping).square().flatten(1).mean(dim=1).sqrt()
-        return size / cell.convexity
-
     def mirrored(
         self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None
     ) -> tuple[Tensor, LinearOperator | Callable[[Tensor], Tensor]]:
-        """What was measured, going on beyond its edges; an operator of one's own has its size."""
+        """What was measured, going on beyond its edges; not with a measurement of one's own, whose
+        size may be fixed."""
         check_images(measured, measured.shape[1] if measured.dim() == 4 else 1)
         if not bool(measured.isfinite().all()):
             raise ValueError("the picture has values that are NaN or infinite")
         operator = Identity() if measurement is None else measurement
-        margin = self.margin
+        margin = self.margin(operator)
+        if isinstance(operator, Blur):
+            operator.output_shape(tuple(measured.shape[1:]))
         if min(measured.shape[2:]) <= margin:
             height, width = measured.shape[2:]
             raise ValueError(
@@ -284,14 +326,34 @@ class PhotoRestorer(nn.Module):
             operator = Mask(_reflected(known, margin))
         return _reflected(measured, margin), operator
 
-    @property
-    def margin(self) -> int:
+    def margin(self, measurement: object) -> int:
         """Pixels of what was measured that are mirrored at every edge."""
-        return math.ceil(MIRRORED / self.factor)
+        is_known = isinstance(measurement, Identity | Mask | Blur | AveragePool)
+        return math.ceil(MIRRORED / self.factor) if is_known else 0
 
 
 def _reflected(images: Tensor, margin: int) -> Tensor:
     return F.pad(images, (margin, margin, margin, margin), mode="reflect")
+
+
+def _norm_near(measurement: Callable[[Tensor], Tensor], start: Tensor) -> float:
+    """About the norm of the derivative of a map at a picture, by a power iteration: no bound."""
+    with torch.enable_grad():
+        y = start[:1].detach().requires_grad_()
+        image = measurement(y)
+
+    def pulled(rows: Tensor) -> Tensor:
+        return torch.autograd.grad(image, y, rows, retain_graph=True)[0]
+
+    def pushed(direction: Tensor) -> Tensor:
+        """Jv, as the derivative of ⟨Jᵀu, v⟩ in u."""
+        with torch.enable_grad():
+            rows = torch.zeros_like(image).requires_grad_()
+            (back,) = torch.autograd.grad(image, y, rows, create_graph=True)
+            return torch.autograd.grad(back, rows, direction)[0]
+
+    first = seeded_vector(tuple(y.shape), y)
+    return 1.1 * float(pushed(leading_vector(pushed, pulled, first, POWERS)).norm())
 
 
 def first_picture(measured: Tensor, measurement: object) -> Tensor:
@@ -314,9 +376,28 @@ def first_picture(measured: Tensor, measurement: object) -> Tensor:
 
 def photo_prior() -> OpponentPrior:
     """The trained prior that comes with the package."""
-    prior = photo_denoiser().prior
-    weights = resources.files("equilibria") / "weights" / "photo-prior.safetensors"
-    prior.load_state_dict(load(weights.read_bytes()))
+    with resources.as_file(resources.files("equilibria") / "weights") as folder:
+        return load_prior(folder / "photo-prior.safetensors")
+
+
+def save_prior(prior: OpponentPrior, file: Path) -> None:
+    """Write a prior with what it is made of; `load_prior` reads it."""
+    part = prior.luminance
+    options = {
+        "channels": len(part.log_scales),
+        "kernel_size": part.size,
+        "concavity": part.concavity,
+        "steepness": part.steepness,
+        "knots": part.knots,
+    }
+    save_file(prior.state_dict(), file, {"options": json.dumps(options)})
+
+
+def load_prior(file: Path) -> OpponentPrior:
+    with safe_open(file, framework="pt") as weights:
+        options = json.loads(weights.metadata()["options"])
+        prior = photo_denoiser(**options).prior
+        prior.load_state_dict({name: weights.get_tensor(name) for name in weights.keys()})  # noqa: SIM118
     return prior.requires_grad_(False).eval()
 
 
@@ -375,16 +456,18 @@ def photo_denoiser(
     channels: int = 48,
     kernel_size: int = 7,
     concavity: float = 0.9,
-    steepness: float = 7.2,
+    steepness: float = 10.0,
+    knots: Sequence[float] = KNOTS,
     noise: float = 25 / 255,
     solving: Solving | None = None,
 ) -> PhotoDenoiser:
     """A denoiser whose prior then undoes any damage.
 
     channels, kernel_size: of the filters of the luminance; those of the colors are half as many,
-        and two pixels smaller. noise: of pictures that are given without one.
+        and two pixels smaller. concavity, steepness, knots: see `RidgePrior`. noise: of pictures
+        that are given without one.
     """
-    options: dict[str, Any] = {"concavity": concavity, "steepness": steepness}
+    options: dict[str, Any] = {"concavity": concavity, "steepness": steepness, "knots": knots}
     luminance = RidgePrior((channels,), (kernel_size,), **options)
     colors = RidgePrior((max(1, channels // 2),), (max(2, kernel_size - 2),), **options)
     prior = OpponentPrior(luminance, colors)
