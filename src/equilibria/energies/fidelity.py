@@ -38,15 +38,12 @@ class DataFidelity(Energy):
         super().__init__()
         if noise is not None:
             check_positive(noise=noise)
-        steps = box if isinstance(box, Tensor) else torch.tensor(box, dtype=torch.float64)
-        check_not_negative(box=float(steps.min()))
+        check_not_negative(box=float(box.min()) if isinstance(box, Tensor) else box)
         self.A = Identity() if A is None else A
         self.noise = noise
         self.image_shape = image_shape
-        self.register_buffer("box", steps, persistent=False)
-        self.has_box = bool((steps > 0).any())
-
-    box: Tensor
+        self.box = box
+        self.has_box = bool((box > 0).any()) if isinstance(box, Tensor) else box > 0
 
     @property
     def formula(self) -> str:
@@ -101,5 +98,5 @@ class DataFidelity(Energy):
         left: Tensor = self.A(y) - context["x"]
         if not self.has_box:
             return left
-        half = self.box.to(left) / 2
+        half = torch.as_tensor(self.box, dtype=left.dtype, device=left.device) / 2
         return left - left.clamp(-half, half)
