@@ -172,11 +172,11 @@ class RidgePrior(Energy):
             columns = W.flatten(1).T @ pulled
             folded = F.fold(columns.flatten(0, 1), y.shape[2:], self.size)
             return -folded.reshape(y.shape)
-        steps = context["steps"].tolist()
+        known = context["steps"].tolist()
         descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
         for strip in self._strips(y, context):
             back = (context["W"] / strip.scales[:, None, None, None]).flatten(1).T
-            pulled = back @ _slope_of(strip.seen, steps, self.knots).flatten(1)
+            pulled = back @ _slope_of(strip.seen, known, self.knots).flatten(1)
             target = descent[strip.sample, strip.channel, strip.rows]
             target -= F.fold(pulled[None], tuple(target.shape), self.size)[0, 0]
         return descent
