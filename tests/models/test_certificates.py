@@ -338,3 +338,12 @@ def test_no_attack_within_a_certified_radius_changes_a_class(method: str) -> Non
             labels = found.prediction[sure]
             attacked = eq.attack(model, x[sure], labels, eps=eps, method=method, clip=None)
         assert attacked.robust_accuracy == 1
+
+
+@pytest.mark.parametrize("family", ["deep-opteq", "deep-opteq-five"])
+def test_a_deep_opteq_has_a_larger_radius_by_its_last_layer(family: str) -> None:
+    found = eq.certify(random_model(family, 3), images(40))
+    sure = found.certified_class
+    assert sure.any()
+    assert (found.radii["weighted"][sure] > found.radii["global"][sure]).all()
+    assert torch.equal(found.radius[sure], found.radii["weighted"][sure])

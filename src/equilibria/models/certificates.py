@@ -177,6 +177,7 @@ class Certifier:
         else:
             self.rounding = self.cell.rounding(self.cell, self.context, self.layout, UNIT)
         self.no_class = self._why_no_class()
+        self.slopes: Tensor | None = None
         self.resolvent: Resolvent | None = None
         self.resolved: Resolved | None = None
         if not self.no_class:
@@ -235,6 +236,7 @@ class Certifier:
         if self.form is None:
             found = readout(self.cell, self.exact.head, self.state, self.context)
             self.readout, self.offset = found
+            self.slopes = self.along(self.readout)
             return
         form = self.form
         self.readout, self.offset = readout(form.cell, self.exact.head, form.image, form.context)
@@ -244,6 +246,13 @@ class Certifier:
         if energy.is_quadratic and concavity < 1:
             self.resolvent = Resolvent(energy, form.context, self.form_layout, concavity)
             self.resolved = self.resolvent.solve(flat_rows(self.readout))
+
+    def along(self, rows: State) -> Tensor | None:
+        """λ_g: how fast ⟨g, T(z)⟩ can change with z, g the differences of rows; of Deep OptEqs."""
+        if not isinstance(self.cell, DeepOptEqCell) or not isinstance(rows, Tensor):
+            return None
+        found = self.cell.slopes_along(rows, self.context, self.layout)
+        return None if found is None else found * (1 + NORM_SLACK)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
@@ -324,10 +333,10 @@ class _Judged:
     def _contraction_error(self, q: Tensor, residual: Tensor) -> Tensor:
         """(qr + δ)/(1 − q) for T(y), by Banach's theorem, δ the rounding of T in float64."""
         rounding = self.by.cell.rounding(self.by.cell, self.context, self.by.layout, UNIT)
-        if rounding is None:
-            return self._filled(torch.inf)
-        delta = rounding.at(self.context, norms(self.state), *self.sizes)
-        return torch.where(q < 1, (q * residual + delta) / (1 - q), torch.inf)
+        self.delta = self._filled(torch.inf)
+        if rounding is not None:
+            self.delta = rounding.at(self.context, norms(self.state), *self.sizes)
+        return torch.where(q < 1, (q * residual + self.delta) / (1 - q), torch.inf)
 
     def _convexity_error(self, form: EnergyForm) -> Tensor:
         """‖y − y*‖ ≤ ‖p‖/m for p ∈ ∂G(y), G m-strongly convex, at y = σ(…).
@@ -422,9 +431,19 @@ class _Judged:
         )
 
     def _margin_error(self, found: Certificate, rivals: Rivals) -> Tensor:
-        """‖g‖ times the error, or √(gᵀXg)·‖p‖/√(1 − h) (`equilibrium/certificates.py`)."""
+        """‖g‖ times the error, or √(gᵀXg)·‖p‖/√(1 − h) (`equilibrium/certificates.py`).
+
+        Of a Deep OptEq also λ_g‖z − z*‖ + ‖g‖δ, with ‖z − z*‖ ≤ (r + δ)/(1 − q).
+        """
         if self.form is None:
-            return rivals.direction * found.contraction_error[:, None]
+            error = rivals.direction * found.contraction_error[:, None]
+            if self.by.slopes is None:
+                return error
+            gap = (found.residual + self.delta) / (1 - found.contraction)
+            gap = torch.where(found.contraction < 1, gap, torch.inf)
+            rounded = rivals.direction * self.delta[:, None]
+            along = self.by.slopes[rivals.best] * gap[:, None] + rounded
+            return torch.minimum(error, along * (1 + NORM_SLACK))
         error = rivals.direction * found.convexity_error[:, None]
         if self.by.resolved is None:
             return error
@@ -451,9 +470,15 @@ class _Judged:
             return {}
         if self.form is None:
             bound = by.cell.input_bound(self.context, by.layout)
-            slope = self._per_sample(bound) * by.stem.lipschitz / (1 - found.contraction)
+            entering = self._per_sample(bound) * by.stem.lipschitz
+            slope = entering / (1 - found.contraction)
             slope = torch.where(found.contraction < 1, slope, torch.inf)
             known = {GLOBAL: rivals.radius(rivals.direction * slope[:, None])}
+            if by.slopes is not None:
+                # z* moves by at most `slope`, of which ⟨g, T⟩ sees λ_g, and what enters anew.
+                along = by.slopes[rivals.best] * slope[:, None]
+                along = along + rivals.direction * entering[:, None]
+                known[WEIGHTED] = rivals.radius(along * (1 + NORM_SLACK))
             return {} if bound is None else known
         energy, layout = self.form.cell.energy, by.form_layout
         bound = energy.input_bound(self.form.context, layout)

@@ -136,9 +136,9 @@ def exit_bounds(
 
 
 def _contraction_slopes(by: Certifier, direction: Tensor, rows: State) -> tuple[Tensor, Tensor]:
-    """‖g‖q/(1 − q) and ‖g‖/(1 − q); of a Deep OptEq by how g meets the last layer.
+    """‖g‖q/(1 − q) and ‖g‖/(1 − q); of a Deep OptEq λ_g/(1 − q) and ‖g‖ + λ_g/(1 − q).
 
-    ⟨g, T(z) − z*⟩ ≤ λ_g(q/q_L)‖z − z*‖ with λ_g the slope of the last layer along g, and
+    ⟨g, T(z) − z*⟩ ≤ λ_g‖z − z*‖ with λ_g ≤ ‖g‖q the slope of the map along g, and
     ‖z − z*‖ ≤ (r + δ)/(1 − q).
     """
     bound = by.cell.contraction_bound(by.context, by.layout)
@@ -146,14 +146,8 @@ def _contraction_slopes(by: Certifier, direction: Tensor, rows: State) -> tuple[
     if q >= 1:
         nothing = torch.full_like(direction, torch.inf)
         return nothing, nothing
-    slope = direction * (q / (1 - q))
-    if isinstance(by.cell, DeepOptEqCell) and isinstance(rows, Tensor):
-        last, part = by.cell.units()[-1], list(by.context.parts.values())[-1]
-        classes = len(rows)
-        pairs = (rows[:, None] - rows[None]).flatten(0, 1)
-        along = last.slope_along(pairs, part, by.layout).view(classes, classes)
-        before = q / float(last.lipschitz_bound(part, by.layout))
-        slope = torch.minimum(slope, along * before / (1 - q))
+    along = by.along(rows)
+    slope = (direction * q if along is None else torch.minimum(direction * q, along)) / (1 - q)
     return slope, direction + slope
 
 

@@ -323,6 +323,17 @@ class DeepOptEqCell(Cell):
         bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
         return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
 
+    def slopes_along(self, rows: Tensor, context: Context, layout: Layout) -> Tensor | None:
+        """How fast ⟨g, T(z)⟩ can change with z, for g the differences of rows, (rows, rows)."""
+        if self.regularizer is not None:
+            return None
+        *before, last = zip(self.units(), context.parts.values(), strict=True)
+        pairs = (rows[:, None] - rows[None]).flatten(0, 1)
+        slopes = last[0].slope_along(pairs, last[1], layout)
+        for layer, part in before:
+            slopes = slopes * layer.lipschitz_bound(part, layout)
+        return slopes.view(len(rows), len(rows))
+
     def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """Σ_l (Π_{m>l} q_m) α_l L_σ‖W_l‖‖U_l‖/μ_l; None with a regularizer."""
         if self.regularizer is not None:
