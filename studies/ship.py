@@ -1,7 +1,8 @@
 """`python -m studies.ship RUN`: a finished run as a trained model that comes with the package.
 
-Writes src/equilibria/weights/NAME.safetensors and its card, NAME.yaml, with what is measured now on
-all test images. Train with --output …/NAME: the model is called after the folder of its run.
+Writes NAME.safetensors and its card, NAME.yaml, into src/equilibria/weights, with what was measured
+on all test images at the end of the training. The model is called after the folder of its run, and
+that after its recipe.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MOST_BYTES = 5 * 2**20
 """Of all trained models together."""
 CERTIFIED = 1000
 """Test images that are certified, evenly spread."""
+OF_THE_SOLVE = {"mean_iterations", "max_iterations", "share_converged", "max_residual"}
 RADII = (0.1, 0.3, 0.5, 1.0, 1.58)
 
 
@@ -48,8 +50,10 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
     """Write the file and the card; an error where all of them would be too large."""
     experiment = trained(run)
     name, recipe = run.resolve().name, experiment.recipe
-    result = experiment.evaluate()
-    figures = {n: v for n, v in result.figures.items() if isinstance(v, int | float)}
+    (read,) = eq.report.read_runs([run])
+    if read.evaluation is None:
+        raise ValueError(f"{run} was not evaluated: equilibria compare {run} --evaluate does")
+    figures = {n: v for n, v in read.evaluation.items() if isinstance(v, int | float)}
     file = SHIPPED / f"{name}.safetensors"
     card = {
         "summary": summary,
@@ -59,14 +63,10 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
         "command": f"equilibria train {name} --output runs/{name}",
         "data": recipe.data.name,
         "seed": recipe.training.seed,
-        "figures": {
-            "test_images": result.samples,
-            **{n: round(v, 4) for n, v in figures.items()},
-            "parameters": eq.models.parameter_count(experiment.model),
-        },
+        "figures": {n: round(v, 4) for n, v in figures.items() if n not in OF_THE_SOLVE},
         "measured_by": f"equilibria evaluate --model {name}",
         "certificate": certificate(experiment, samples),
-        "use": f"equilibria {task} --model {name}",
+        "use": f"equilibria {task} --model {name}" + " image.png" * (task == "predict"),
     }
     pack(experiment, file)
     total = sum(path.stat().st_size for path in SHIPPED.glob("*.safetensors"))
