@@ -60,7 +60,7 @@ def from_root(text: str) -> str:
     text = re.sub(r'(\]\(|src="|srcset=")docs/', r"\1", text)
     for source, page in PAGES.items():
         text = text.replace(f"]({source}", f"]({page}")
-    return re.sub(r"\[([^\]]+)\]\((CITATION\.cff|LICENSE)\)", r"\1", text)
+    return re.sub(r"\[([^\]]+)\]\((CITATION\.cff|LICENSE|examples/README\.md)\)", r"\1", text)
 
 
 def reference(room: str, title: str) -> str:
