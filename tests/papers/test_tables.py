@@ -267,16 +267,16 @@ def test_a_recipe_is_made_of_its_table_its_run_and_its_row() -> None:
     assert one.full == {
         "model": {"name": "opteq-small", "options": {"channels": 4, "pool": 2}},
         "data": data,
-        "training": {"epochs": 9, "gradient": "one_step"},
+        "training": {"epochs": 9, "gradient": "one_step", "tolerance": None},
     }
     assert two.quick == {
         "model": {"name": "opteq-large", "options": {"pool": 4}},
         "data": data,
-        "training": {"epochs": 1, "gradient": "one_step"},
+        "training": {"epochs": 1, "gradient": "one_step", "tolerance": None},
         "task": {"name": "maml", "options": {"steps": 3}},
     }
     assert three.full is not None
-    assert three.full["training"] == {"epochs": 9, "gradient": None}
+    assert three.full["training"] == {"epochs": 9, "gradient": None, "tolerance": None}
     assert three.quick is None
     assert (one.missing, three.missing) == ("", "it is too large")
     assert [row.measure(table.columns[0]) for row in table.rows] == ["accuracy", "loss", "accuracy"]
