@@ -157,6 +157,42 @@ def test_screened_search_equals_the_full_one(
     torch.testing.assert_close(value, largest, rtol=100 * tolerance, atol=0)
 
 
+@pytest.mark.parametrize("index", range(len(kernels())))
+@pytest.mark.parametrize("near", [(0.0, 0.0), (2.0, 1.0), (0.5, 3.0)])
+def test_where_a_search_begins_does_not_change_its_answer(
+    index: int, near: tuple[float, float]
+) -> None:
+    """Ties included: runs that are resumed have forgotten where the last search ended."""
+    kernel = kernels()[index].double()
+    found = conv_symbol.maximizing_frequency(kernel, (12, 9), kernel.new_tensor(near))
+    assert torch.equal(found, conv_symbol.maximizing_frequency(kernel, (12, 9)))
+
+
+def test_a_search_from_the_last_answer_solves_fewer_eigenvalues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator = Conv2d(12, 12, 3, norm="bound", zeta=0.5)
+    shape = (12, 16, 16)
+    solved: list[int] = []
+    eigvalsh = torch.linalg.eigvalsh
+
+    def counting(matrices: Tensor) -> Tensor:
+        solved.append(len(matrices))
+        return eigvalsh(matrices)
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", counting)
+    operator.weights(shape)
+    first = sum(solved)
+    solved.clear()
+    with torch.no_grad():
+        operator.kernels[0].mul_(1.001)
+    again = operator.weights(shape)[0]
+    assert sum(solved) < first
+    fresh = Conv2d(12, 12, 3, norm="bound", zeta=0.5)
+    fresh.load_state_dict(operator.state_dict())
+    assert torch.equal(again, fresh.weights(shape)[0])
+
+
 def test_search_skips_most_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
     solved = []
     eigvalsh = torch.linalg.eigvalsh

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from equilibria.operators import conv_symbol, spectral
 from equilibria.operators.base import Shape, Weights, shape_error
-from equilibria.operators.norm_control import KernelOperator, drawn_kernel, given_kernel
+from equilibria.operators.norm_control import (
+    KernelOperator,
+    drawn_kernel,
+    given_kernel,
+    is_wrapped,
+)
 
 Size = int | tuple[int, ...]
 """One number for all directions, or one for each."""
@@ -82,13 +87,19 @@ class Convolution(KernelOperator):
         """A matrix with out_channels rows and the symbol's singular values; differentiable."""
 
     @abstractmethod
-    def _maximizing_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
-        """The frequency of the grid where the largest singular value of the symbol is largest."""
+    def _maximizing_frequency(
+        self, kernels: Weights, grid: conv_symbol.Grid, near: Tensor | None = None
+    ) -> Tensor:
+        """The frequency of the grid where the largest singular value of the symbol is largest.
+
+        near: where it was when it was last looked for.
+        """
 
     def _set_geometry(self, stride: int, padding: Size | None) -> None:
         if not isinstance(stride, int) or stride < 1:
             raise ValueError(f"stride must be a positive integer, got {stride}")
         self.stride = stride
+        self._found_before: dict[conv_symbol.Grid, Tensor] = {}
         same = tuple((k - 1) // 2 for k in self.kernel_size)
         self.padding = same if padding is None else self._each(padding)
         if min(self.padding) < 0:
@@ -186,7 +197,13 @@ class Convolution(KernelOperator):
         )
         if self._prefers_matrix(input_shape, grid):
             return _Maximum(None, spectral.top_singular(self._matrix(kernels, input_shape)))
-        frequency = self._maximizing_frequency(kernels, grid)
+        wrapped = is_wrapped(*kernels)
+        near = None if wrapped else self._found_before.get(grid)
+        if near is not None:
+            near = near.to(kernels[0])
+        frequency = self._maximizing_frequency(kernels, grid, near)
+        if not wrapped:
+            self._found_before[grid] = frequency
         return _Maximum(frequency, spectral.top_singular(self._symbol(kernels, frequency)))
 
     def _bound_at(self, kernels: Weights, input_shape: Shape, found: Any) -> Tensor:
@@ -274,10 +291,11 @@ class PlainConvolution(Convolution):
     def _symbol(self, kernels: Weights, frequency: Tensor) -> Tensor:
         return conv_symbol.symbol(conv_symbol.polyphase(kernels[0], self.stride), frequency)
 
-    def _maximizing_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
-        return conv_symbol.maximizing_frequency(
-            conv_symbol.polyphase(kernels[0], self.stride), grid
-        )
+    def _maximizing_frequency(
+        self, kernels: Weights, grid: conv_symbol.Grid, near: Tensor | None = None
+    ) -> Tensor:
+        kernel = conv_symbol.polyphase(kernels[0], self.stride)
+        return conv_symbol.maximizing_frequency(kernel, grid, near)
 
 
 class Conv1d(PlainConvolution):

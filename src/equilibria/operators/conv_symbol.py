@@ -95,29 +95,48 @@ def power(kernel: Tensor, omegas: Tensor) -> Tensor:
     return squares.view(len(omegas), *kernel.shape[:2]).sum(2)
 
 
-def maximizing_frequency(kernel: Tensor, grid: Grid) -> Tensor:
-    """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less."""
+def maximizing_frequency(kernel: Tensor, grid: Grid, near: Tensor | None = None) -> Tensor:
+    """The frequency of the largest σ₁(K̂(ω)): the answer of the full search, for less.
+
+    near: where it was before the kernel changed a little, which makes the search shorter, and its
+        answer no other.
+    """
     lags, table = _autocorrelation(kernel)
     omegas = frequencies(grid, kernel)
     traces = torch.cos(omegas @ lags.T) @ table.diagonal(dim1=-2, dim2=-1).sum(-1)
     winner = screened_search(
-        traces, lambda some: _grams(omegas[some], lags, table), table.shape[-1] ** 2
+        traces,
+        lambda some: _grams(omegas[some], lags, table),
+        table.shape[-1] ** 2,
+        closest(omegas, near),
     )
     return omegas[winner]
 
 
-def screened_search(traces: Tensor, grams: Callable[[Tensor], Tensor], elements: int) -> Tensor:
+def closest(omegas: Tensor, near: Tensor | None) -> Tensor | None:
+    """Which of the frequencies it is."""
+    return None if near is None else (omegas - near).abs().sum(dim=1).argmin()
+
+
+def screened_search(
+    traces: Tensor,
+    grams: Callable[[Tensor], Tensor],
+    elements: int,
+    hint: Tensor | None = None,
+) -> Tensor:
     """The index of the positive semidefinite matrix G with the largest eigenvalue λ₁.
 
     `traces` are theirs, `grams(indices)` makes some of them, at the price of that many `elements`
     each. With `best` the largest eigenvalue found so far, a matrix is out as soon as tr G < best,
     or best·I − G has a Cholesky factor (which proves λ₁(G) < best at a fraction of the price of
-    eigenvalues). A few power steps say which ones to try first, so that `best` is good from the
-    start.
+    eigenvalues). `best` is good from the start: it begins at that of `hint`, or a few power steps
+    say which ones to try first. Of those that tie up to rounding the first index is taken, so that
+    the answer does not depend on where the search began.
     """
     traces, order = traces.sort(descending=True)
     slack = 8 * math.sqrt(elements) * torch.finfo(traces.dtype).eps
-    winner, best = order[0], traces.new_zeros(())
+    best = traces.new_zeros(()) if hint is None else _largest(grams(hint[None])).amax()
+    names, values = [order[:1]], [traces.new_zeros(1)]
     step = max(1, CHUNK_ELEMENTS // elements)
     for begin in range(0, len(order), step):
         count = int((traces[begin : begin + step] >= best * (1 - slack)).sum())
@@ -125,18 +144,27 @@ def screened_search(traces: Tensor, grams: Callable[[Tensor], Tensor], elements:
             break
         chunk = order[begin : begin + count]
         matrices = grams(chunk)
-        first = _rayleigh(matrices).topk(min(FIRST_TRIES, count)).indices
-        winner, best = _best_of(chunk[first], matrices[first], winner, best)
-        open_cases = _not_below(matrices, best * (1 - slack)).nonzero().squeeze(1)
+        tried = traces.new_zeros(0, dtype=torch.long)
+        if hint is None:
+            tried = _rayleigh(matrices).topk(min(FIRST_TRIES, count)).indices
+            names.append(chunk[tried])
+            values.append(_largest(matrices[tried]))
+            best = torch.maximum(best, values[-1].amax())
+        is_open = _not_below(matrices, best * (1 - slack))
+        is_open[tried] = False
+        open_cases = is_open.nonzero().squeeze(1)
         if len(open_cases):
-            winner, best = _best_of(chunk[open_cases], matrices[open_cases], winner, best)
-    return winner
+            names.append(chunk[open_cases])
+            values.append(_largest(matrices[open_cases]))
+            best = torch.maximum(best, values[-1].amax())
+    largest = torch.cat(values)
+    return torch.cat(names)[largest >= largest.amax() * (1 - slack)].amin()
 
 
-def _best_of(names: Tensor, grams: Tensor, winner: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-    """The better of (winner, best) and the largest eigenvalue among the matrices."""
-    top, index = torch.linalg.eigvalsh(grams)[:, -1].max(0)
-    return torch.where(top > best, names[index], winner), torch.maximum(top, best)
+def _largest(grams: Tensor) -> Tensor:
+    """The largest eigenvalue of each."""
+    eigenvalues: Tensor = torch.linalg.eigvalsh(grams)
+    return eigenvalues[:, -1]
 
 
 def _rayleigh(grams: Tensor) -> Tensor:

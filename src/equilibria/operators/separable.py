@@ -75,14 +75,17 @@ class SeparableConv2d(Convolution):
         parts = torch.view_as_real(phases).flatten(1)
         return (pointwise.flatten(1)[:, :, None] * parts).flatten(1)
 
-    def _maximizing_frequency(self, kernels: Weights, grid: conv_symbol.Grid) -> Tensor:
+    def _maximizing_frequency(
+        self, kernels: Weights, grid: conv_symbol.Grid, near: Tensor | None = None
+    ) -> Tensor:
         pointwise, depthwise = kernels
-        return maximizing_frequency(
-            pointwise.flatten(1), conv_symbol.polyphase(depthwise, self.stride), grid
-        )
+        filters = conv_symbol.polyphase(depthwise, self.stride)
+        return maximizing_frequency(pointwise.flatten(1), filters, grid, near)
 
 
-def maximizing_frequency(matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid) -> Tensor:
+def maximizing_frequency(
+    matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid, near: Tensor | None = None
+) -> Tensor:
     """The frequency of the largest σ₁(P diag(d̂(ω))); P is (out, in), the filters (in, s², k, k).
 
     Only g(ω) = Σ|d̂(ω)|², a sum over the s² phases, matters, and all matrices are real: the Gram
@@ -101,4 +104,5 @@ def maximizing_frequency(matrix: Tensor, filters: Tensor, grid: conv_symbol.Grid
 
     traces = power @ inner.diagonal()
     elements = min(rows, columns) * columns
-    return omegas[conv_symbol.screened_search(traces, grams, elements)]
+    hint = conv_symbol.closest(omegas, near)
+    return omegas[conv_symbol.screened_search(traces, grams, elements, hint)]
