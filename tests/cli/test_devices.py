@@ -28,6 +28,7 @@ EPOCHS = 12
 # A smooth activation, no chance: two processes then do as one does, whatever is rounded.
 RECIPE = [
     "digits-opteq",
+    "--no-report",
     f"training.epochs={EPOCHS}",
     "training.tolerance=1e-6",
     "data.options.train_samples=201",
@@ -146,7 +147,7 @@ def fail_alone(place: Place) -> None:
     [
         (["model.options.chanels=3"], 2, "did you mean 'channels'"),
         (["training.learning_rate=1e30", "training.optimizer=sgd"], 1, "lower the learning rate"),
-        (None, 1, "KeyError: 'the second process stumbles'"),
+        (None, 70, "KeyError: 'the second process stumbles'"),
     ],
 )
 def test_every_error_is_told_once(
@@ -183,7 +184,7 @@ if __name__ == "__main__":
     )
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.count(message) == 1
-    assert ended.stderr.count("Traceback") == (what is None)
+    assert "Traceback" not in ended.stderr
 
 
 def test_mistakes_show_before_anything_starts(
