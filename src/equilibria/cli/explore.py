@@ -12,7 +12,7 @@ from equilibria.cli.app import Best, Device, command, opened_model
 from equilibria.cli.console import say
 from equilibria.cli.serve import Host, Port, check_installed
 
-CLASSIFIERS = ("evaluate", "certify")
+CLASSIFIERS = ("predict", "evaluate", "certify")
 """What is done with trained models that name classes."""
 
 
