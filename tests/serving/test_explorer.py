@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import requests
+import torch
 from PIL import Image
 
 import equilibria as eq
+from equilibria.cli.explore import CLASSIFIERS
 from equilibria.data import load_digits
+from equilibria.models import pretrained_cards
 from equilibria.serving import Limits
 from equilibria.serving.explorer import explorer_app
 from equilibria.serving.exploring import Explored
@@ -73,6 +76,20 @@ def test_an_attack_within_the_radius_changes_nothing(address: str, digit: bytes)
     small = ask(address, "fool", digit, eps=0.99 * radius).json()
     assert small["promised"]
     assert not small["changed"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, card in pretrained_cards().items() if card.task in CLASSIFIERS]
+)
+def test_models_that_come_along_can_be_explored(name: str) -> None:
+    """Reflection networks of several layers too, of which the last one is shown."""
+    one = Explored(name, eq.training.trained_model(name))
+    image = torch.rand(one.run.images.image_shape, generator=torch.Generator().manual_seed(0))
+    found = one.follow(image, {"tolerance": 1e-5}, "auto")
+    shares = found["steps"][-1]["shares"]
+    assert max(shares) == pytest.approx(found["answer"]["confidence"], abs=1e-2)
+    for knob in one.knobs:
+        assert one.follow(image, {knob.name: (knob.least + knob.most) / 2}, "picard")["steps"]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def explore(
     cards = eq.models.pretrained_cards().values()
     asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
     explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]
+    explored.sort(key=lambda one: not len(one.samples()))  # The page begins with a picture.
     app = explorer_app(explored, hosts=(*LOOPBACK, host))
     address = f"http://{host}:{port}/"
     say(f"Open {address}   Ctrl-C ends it.")
