@@ -98,6 +98,14 @@ def test_version_agrees_with_the_project_file() -> None:
     assert re.search(r"^version: (.+)$", citation, re.M)[1] == equilibria.__version__
 
 
+def test_the_changelog_tells_of_this_version() -> None:
+    """It is the newest one with a date, which is that of the citation."""
+    released = re.findall(r"^## \[([\d.]+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    citation = (ROOT / "CITATION.cff").read_text()
+    date = re.search(r"^date-released: (.+)$", citation, re.M)[1]
+    assert released[0] == (equilibria.__version__, date)
+
+
 def test_constraints_pin_every_entry() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     entries = [line for line in lines if line and not line.startswith("#")]
