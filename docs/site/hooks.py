@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -64,7 +65,24 @@ def from_root(text: str) -> str:
 
 
 def reference(room: str, title: str) -> str:
-    return f"# {title}\n\n`equilibria.{room}`\n\n::: equilibria.{room}\n"
+    """The page of a room: what is read from its source, and what that reader takes for another."""
+    module = import_module(f"equilibria.{room}")
+    named = {name: getattr(module, name) for name in getattr(module, "__all__", [])}
+    text = f"# {title}\n\n`equilibria.{room}`\n\n::: equilibria.{room}\n"
+    for name, thing in named.items():
+        if name in str(getattr(thing, "__module__", "")).split("."):  # the name of a file, too
+            text += SHADOWED.format(path=f"{thing.__module__}.{name}")
+    registries = [name for name, thing in named.items() if hasattr(thing, "__self__")]
+    if registries:
+        listed = ", ".join(f"`{name}`" for name in registries)
+        text += f"\n## By name\n\n{listed} are methods of a [registry](registry.md).\n"
+    return text
+
+
+SHADOWED = """
+::: {path}
+    options: {{show_root_heading: true, show_root_toc_entry: true, show_root_full_path: false}}
+"""
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:

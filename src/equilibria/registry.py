@@ -42,6 +42,13 @@ class Registry(Generic[T]):
         """Make a thing available by name; `factory` takes its options as keywords.
 
         Without a factory this is a decorator of one.
+
+        Examples:
+            >>> @eq.solvers.register_solver("patient")
+            ... def patient():
+            ...     return eq.Picard(max_iterations=500)
+            >>> eq.solvers.get_solver("patient").max_iterations
+            500
         """
         if factory is None:
             return functools.partial(self.register, name, replace=replace)
@@ -54,7 +61,12 @@ class Registry(Generic[T]):
         return factory
 
     def names(self) -> list[str]:
-        """The names there are, sorted, those of installed plugins among them."""
+        """The names there are, sorted, those of installed plugins among them.
+
+        Examples:
+            >>> eq.gradients.list_gradients()
+            ['auto', 'implicit', 'one_step', 'phantom', 'unrolled']
+        """
         load_installed()
         return sorted(self._factories)
 
@@ -69,6 +81,12 @@ class Registry(Generic[T]):
         return self._factories[name]
 
     def create(self, name: str, **options: Any) -> T:
+        """What `name` stands for, made with `options`.
+
+        Examples:
+            >>> eq.tasks.create_task("classification", label_smoothing=0.1)
+            Classification(label_smoothing=0.1)
+        """
         factory = self.factory(name)
         check_options(f"{self.kind} {name!r}", factory, options)
         try:
@@ -80,6 +98,12 @@ class Registry(Generic[T]):
         """What `choice` names, made with `options`; an object passes through and takes none.
 
         A mapping holds a name and options, as recipes write it: `{name: anderson, memory: 5}`.
+
+        Examples:
+            >>> eq.solvers.get_solver("anderson", memory=3).memory
+            3
+            >>> eq.activations.get_activation({"name": "leaky_relu", "slope": 0.2})
+            LeakyReLU(slope=0.2)
         """
         if isinstance(choice, Mapping):
             given = dict(choice)

@@ -24,6 +24,12 @@ class Activation(ABC):
     f is convex if and only if L_σ ≤ 1; S* is always convex. An activation is a value: frozen,
     hashable, equal to another of the same class and options. A subclass with options is itself a
     frozen dataclass.
+
+    Examples:
+        >>> relu = eq.activations.get_activation("relu")
+        >>> a = torch.tensor([-1.0, 2.0])
+        >>> relu(a), relu.derivative(a), relu.lipschitz
+        (tensor([0., 2.]), tensor([0., 1.]), 1.0)
     """
 
     name: ClassVar[str]
@@ -111,6 +117,13 @@ def register_activation(
 
     The name is the class's own `name`; one given here becomes the class's `name` if it has none.
     A name that is taken is an error unless `replace` is true.
+
+    Examples:
+        >>> @eq.activations.register_activation
+        ... class Mine(eq.activations.ReLU):
+        ...     name = "mine"
+        >>> eq.activations.get_activation("mine")(torch.tensor([-1.0]))
+        tensor([0.])
     """
 
     def register(cls: type[A]) -> type[A]:

@@ -17,7 +17,12 @@ from equilibria.registry import check_positive
 @register_activation
 @dataclass(frozen=True)
 class ReLU(Activation):
-    """σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}."""
+    """σ(a) = max(a, 0), S = ½ max(a, 0)², f = indicator of {y ≥ 0}.
+
+    Examples:
+        >>> eq.activations.ReLU()(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
 
     name: ClassVar[str] = "relu"
 
@@ -45,7 +50,12 @@ class ReLU(Activation):
 @register_activation
 @dataclass(frozen=True)
 class LeakyReLU(Activation):
-    """σ(a) = max(a, s·a) with slope 0 < s ≤ 1; f(y) = ½(1/s − 1) min(y, 0)²."""
+    """σ(a) = max(a, s·a) with slope 0 < s ≤ 1; f(y) = ½(1/s − 1) min(y, 0)².
+
+    Examples:
+        >>> eq.activations.LeakyReLU(slope=0.1)(torch.tensor([-1.0, 2.0]))
+        tensor([-0.1000,  2.0000])
+    """
 
     name: ClassVar[str] = "leaky_relu"
     slope: float = 0.01
@@ -77,7 +87,12 @@ class LeakyReLU(Activation):
 @register_activation
 @dataclass(frozen=True)
 class SoftThreshold(Activation):
-    """σ(a) = sign(a) max(|a| − λ, 0) with threshold λ > 0; f(y) = λ|y|."""
+    """σ(a) = sign(a) max(|a| − λ, 0) with threshold λ > 0; f(y) = λ|y|.
+
+    Examples:
+        >>> eq.activations.SoftThreshold(0.5)(torch.tensor([-1.0, 0.2, 2.0]))
+        tensor([-0.5000,  0.0000,  1.5000])
+    """
 
     name: ClassVar[str] = "soft_threshold"
     threshold: float = 0.1
@@ -105,7 +120,12 @@ class SoftThreshold(Activation):
 @register_activation
 @dataclass(frozen=True)
 class IdentityActivation(Activation):
-    """σ(a) = a, S = ½a², f = 0: a linear equilibrium."""
+    """σ(a) = a, S = ½a², f = 0: a linear equilibrium.
+
+    Examples:
+        >>> eq.activations.IdentityActivation()(torch.tensor([-1.0, 2.0]))
+        tensor([-1.,  2.])
+    """
 
     name: ClassVar[str] = "identity"
 

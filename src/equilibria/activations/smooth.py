@@ -47,7 +47,12 @@ class SmoothActivation(Activation):
 @register_activation
 @dataclass(frozen=True)
 class Tanh(SmoothActivation):
-    """σ = tanh, S = log cosh, S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1]."""
+    """σ = tanh, S = log cosh, S*(y) = ½[(1+y) log(1+y) + (1−y) log(1−y)] on [−1, 1].
+
+    Examples:
+        >>> eq.activations.Tanh().penalty(torch.tensor([0.0, 2.0]))  # f of tanh = prox_f
+        tensor([0., inf])
+    """
 
     name: ClassVar[str] = "tanh"
     lower: ClassVar[float] = -1.0
@@ -74,7 +79,12 @@ class Tanh(SmoothActivation):
 @register_activation
 @dataclass(frozen=True)
 class Sigmoid(SmoothActivation):
-    """σ(a) = 1/(1 + e⁻ᵃ), S = log(1 + eᵃ) − log 2, S* = y log y + (1−y) log(1−y) + log 2."""
+    """σ(a) = 1/(1 + e⁻ᵃ), S = log(1 + eᵃ) − log 2, S* = y log y + (1−y) log(1−y) + log 2.
+
+    Examples:
+        >>> eq.activations.Sigmoid()(torch.tensor([0.0]))
+        tensor([0.5000])
+    """
 
     name: ClassVar[str] = "sigmoid"
     lower: ClassVar[float] = 0.0
@@ -102,7 +112,12 @@ class Sigmoid(SmoothActivation):
 @register_activation
 @dataclass(frozen=True)
 class Softplus(SmoothActivation):
-    """σ(a) = log(1 + eᵃ), S = −Li₂(−eᵃ) − π²/12, f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0."""
+    """σ(a) = log(1 + eᵃ), S = −Li₂(−eᵃ) − π²/12, f(y) = Li₂(e⁻ʸ) − π²/12 on y ≥ 0.
+
+    Examples:
+        >>> eq.activations.Softplus()(torch.tensor([0.0]))  # ln 2
+        tensor([0.6931])
+    """
 
     name: ClassVar[str] = "softplus"
     lower: ClassVar[float] = 0.0

@@ -21,6 +21,11 @@ class Context:
     `shared` ones (normalized weights, scales) belong to all samples. A composite, such as a sum of
     energy terms, keeps the contexts of its `parts` by their names. Nothing in a context is
     detached: gradients reach the parameters and the input through it.
+
+    Examples:
+        >>> context = eq.Context(sample={"x": torch.arange(3.0)}, shared={"W": torch.eye(2)})
+        >>> context.keep(torch.tensor([0, 2]))["x"]
+        tensor([0., 2.])
     """
 
     sample: Mapping[str, Entry] = field(default_factory=dict)

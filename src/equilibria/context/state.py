@@ -28,7 +28,13 @@ def unflatten_state(like: State, tensors: Iterable[Tensor]) -> State:
 
 
 def map_state(function: Callable[..., Tensor], *states: State) -> State:
-    """`function` applied to corresponding tensors of the states."""
+    """`function` applied to corresponding tensors of the states.
+
+    Examples:
+        >>> branches = (torch.ones(1), torch.ones(2))
+        >>> eq.context.map_state(torch.add, branches, branches)
+        (tensor([2.]), tensor([2., 2.]))
+    """
     columns = zip(*(state_tensors(state) for state in states), strict=True)
     return unflatten_state(states[0], (function(*tensors) for tensors in columns))
 
@@ -43,7 +49,12 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def sum_per_sample(values: Tensor) -> Tensor:
-    """The sum over all dimensions but the first, in float32 at least."""
+    """The sum over all dimensions but the first, in float32 at least.
+
+    Examples:
+        >>> eq.context.sum_per_sample(torch.ones(2, 3, 4))
+        tensor([12., 12.])
+    """
     return values.flatten(1).sum(dim=1, dtype=torch.promote_types(values.dtype, torch.float32))
 
 

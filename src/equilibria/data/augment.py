@@ -83,7 +83,14 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Moves each image by up to `pixels` in each direction, with black moving in."""
+    """Moves each image by up to `pixels` in each direction, with black moving in.
+
+    Examples:
+        >>> shift = eq.data.RandomShift(pixels=1)
+        >>> images, labels = shift(torch.rand(2, 1, 8, 8), torch.tensor([0, 1]), torch.Generator())
+        >>> images.shape
+        torch.Size([2, 1, 8, 8])
+    """
 
     pixels: int = 1
 
@@ -282,7 +289,12 @@ _augmentations: Registry[Augmentation] = Registry(
 
 
 def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
-    """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`."""
+    """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`.
+
+    Examples:
+        >>> eq.data.build_augmentation({"shift": {"pixels": 2}})
+        RandomShift(pixels=2)
+    """
     if isinstance(step, str):
         return _augmentations.create(step)
     if len(step) != 1:

@@ -37,6 +37,12 @@ class Batches:
     `pinned` puts them into memory from which a GPU can copy while it computes.
 
     Of a source that says so, images that cannot be read are left out, with a warning.
+
+    Examples:
+        >>> batches = eq.data.Batches(eq.data.load_digits().test, 100)
+        >>> images, labels = next(iter(batches))
+        >>> images.shape, len(batches)
+        (torch.Size([100, 1, 8, 8]), 5)
     """
 
     source: Source

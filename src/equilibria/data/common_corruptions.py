@@ -297,6 +297,11 @@ class CorruptedImages:
     """The images of a source, corrupted; what is drawn depends on the place of an image alone.
 
     severity: 1 to 5; None: all five, one after the other, as the files of CIFAR-10-C have them.
+
+    Examples:
+        >>> foggy = eq.data.CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
+        >>> len(foggy)
+        450
     """
 
     source: Source

@@ -45,6 +45,10 @@ class Framing:
 
     It is scaled, its proportions kept, until it covers `cover` (`size` if None), and the center is
     cut out. Without `size` images stay as they are on disk.
+
+    Examples:
+        >>> eq.data.Framing(size=(32, 32))
+        Framing(size=(32, 32), cover=None)
     """
 
     size: tuple[int, int] | None = None

@@ -77,6 +77,11 @@ def from_dataset(
     test: without it, a fifth of the items of `train` is to test on, always the same ones.
     class_names: without them, `train.classes`, or the numbers up to the largest of its `targets`.
     size: that Pillow's images are brought to; tensors have theirs.
+
+    Examples:
+        >>> items = [(torch.rand(1, 8, 8), k % 2) for k in range(8)]
+        >>> eq.data.from_dataset(items, class_names=["even", "odd"]).class_names
+        ('even', 'odd')
     """
     framing = Framing.make(size)
     first = train[0][0]

@@ -89,12 +89,22 @@ def register_dataset(
 
 
 def list_datasets() -> list[str]:
-    """The names that `load_dataset` knows."""
+    """The names that `load_dataset` knows.
+
+    Examples:
+        >>> "cifar10" in eq.data.list_datasets()
+        True
+    """
     return _loaders.names()
 
 
 def dataset_card(name: str) -> DataSetCard:
-    """What is known of a data set before it is read."""
+    """What is known of a data set before it is read.
+
+    Examples:
+        >>> eq.data.dataset_card("mnist").classes
+        10
+    """
     _loaders.factory(name)
     return _cards[name]
 
@@ -125,6 +135,11 @@ def load_dataset(
     `train_samples` and `test_samples` choose so many samples of each part, the same ones for the
     same `subset_seed`, and as many of each class as there are to be had. `corrupted` damages the
     test images by one of nineteen common corruptions: "fog:3" in severity 3, "fog" in all five.
+
+    Examples:
+        >>> digits = eq.data.load_dataset("digits", train_samples=50)
+        >>> len(digits.train)
+        50
     """
     card = dataset_card(name)
     if card.is_own:

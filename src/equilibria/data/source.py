@@ -64,6 +64,11 @@ class Split:
 
     Images are float in [0, 1], or uint8 from 0 to 255, which take a quarter of the memory and
     become float32 in `fetch`. A label may also be a map, one label a pixel.
+
+    Examples:
+        >>> split = eq.data.Split(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
+        >>> len(split)
+        4
     """
 
     images: Tensor
@@ -94,6 +99,11 @@ class DataSet:
     """A data set with its held-out part. Choose settings on a piece of `train`, never on `test`.
 
     A part may be empty: CIFAR-10-C has nothing to train on. Labels of unlabelled images are zero.
+
+    Examples:
+        >>> digits = eq.data.load_digits()
+        >>> len(digits.train), len(digits.test), digits.class_names[:3]
+        (1347, 450, ('0', '1', '2'))
     """
 
     name: str
@@ -236,6 +246,11 @@ def stratified_split(
     """Part off `share` of the samples of every class: what remains, and what was held out.
 
     Without known classes, of all samples. `least` are held out of every class, but for its last.
+
+    Examples:
+        >>> rest, held_out = eq.data.stratified_split(eq.data.load_digits().train, 0.1, seed=0)
+        >>> len(rest), len(held_out)
+        (1211, 136)
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, not {share}")

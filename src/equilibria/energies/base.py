@@ -30,16 +30,20 @@ from equilibria.energies.local_gradients import gradients_of
 class Energy(nn.Module):
     """A smooth term E(y; x) of a hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x).
 
-    A new term needs one method, `value`, written with ordinary torch operations:
+    A new term needs one method, `value`, written with ordinary torch operations. Its `descent` −∇E,
+    which the fixed-point map y = σ(−∇E(y; x)) is made of, then comes from autograd. Parameters of
+    the term are trained like those of any module. Override `inject` to compute what depends on the
+    input once a solve, `prepare` for what depends on parameters only, and `descent` with a
+    hand-written fast path (tests hold it equal to the gradient of `value`).
 
-        class Smoothness(Energy):
-            def value(self, y, context):
-                return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
-
-    Its `descent` −∇E, which the fixed-point map y = σ(−∇E(y; x)) is made of, then comes from
-    autograd. Parameters of the term are trained like those of any module. Override `inject` to
-    compute what depends on the input once a solve, `prepare` for what depends on parameters only,
-    and `descent` with a hand-written fast path (tests hold it equal to the gradient of `value`).
+    Examples:
+        >>> class Smoothness(eq.Energy):
+        ...     def value(self, y, context):
+        ...         return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
+        >>> energy = eq.Input(torch.eye(3)) + Smoothness()
+        >>> layer = eq.EquilibriumLayer(energy, activation="identity")
+        >>> layer(torch.tensor([[0.0, 1.0, 0.0]])).round(decimals=2)
+        tensor([[0.2900, 0.4300, 0.2900]], grad_fn=...)
     """
 
     couples_batch: bool = False
@@ -302,6 +306,13 @@ class Sum(Composite):
 
     A term is called after its class or its function; the second of a kind gets a number. The
     context of the sum holds those of its terms under the same names.
+
+    Examples:
+        >>> energy = eq.Input(torch.eye(2)) + eq.Quadratic(0.5 * torch.eye(2))
+        >>> energy["quadratic"]
+        Quadratic(
+          (W): Dense(2, 2)
+        )
     """
 
     def __init__(self, *terms: Energy, **named: Energy) -> None:
@@ -393,7 +404,13 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 class Scaled(Energy):
-    """A multiple of an energy term; the factor may be a trainable parameter."""
+    """A multiple of an energy term; the factor may be a trainable parameter.
+
+    Examples:
+        >>> term = 0.5 * eq.Input(torch.eye(2))
+        >>> type(term).__name__, eq.EquilibriumLayer(term)(torch.ones(1, 2))
+        ('Scaled', tensor([[0.5000, 0.5000]], grad_fn=...))
+    """
 
     def __init__(self, term: Energy, factor: float | Tensor) -> None:
         super().__init__()
@@ -492,6 +509,11 @@ class FunctionEnergy(Energy):
     """The term E(y; x) = function(y, x), where the function returns one number per sample.
 
     In a layer with several inputs the function takes them all: function(y, image, graph).
+
+    Examples:
+        >>> term = eq.energies.FunctionEnergy(lambda y, x: 0.5 * (y - x).square().sum(dim=1))
+        >>> eq.EquilibriumLayer(term, activation="identity")(torch.ones(1, 2)).round(decimals=2)
+        tensor([[0.5000, 0.5000]])
     """
 
     def __init__(self, function: Callable[..., Tensor], *, couples_batch: bool = False) -> None:
@@ -532,11 +554,13 @@ def energy_term(
 ) -> FunctionEnergy | Callable[[Callable[..., Tensor]], FunctionEnergy]:
     """Turn a function of (state, input) into an energy term, also as a decorator.
 
-    @energy_term
-    def smoothness(y, x):
-        return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
-
-    layer = EquilibriumLayer(Input(U) + Quadratic(W) + 0.1 * smoothness)
+    Examples:
+        >>> @eq.energy_term
+        ... def pull(y, x):
+        ...     return 0.5 * (y - 1).square().sum(dim=1)
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)) + 0.5 * pull)
+        >>> layer(torch.ones(1, 2)).round(decimals=2)
+        tensor([[1., 1.]], grad_fn=...)
     """
     if function is None:
         return lambda wrapped: FunctionEnergy(wrapped, couples_batch=couples_batch)
@@ -548,6 +572,12 @@ def curvature(term: Energy, state: State, context: Context, steps: int = 12) -> 
     """About the largest eigenvalue of ∇²E over the samples at a state, by absolute value.
 
     By `steps` of power iteration, which come close from below; 0 where nothing finite is found.
+
+    Examples:
+        >>> term, y = eq.Quadratic(0.5 * torch.eye(2)), torch.ones(1, 2)
+        >>> context = eq.EnergyCell(term).inject(y)
+        >>> round(eq.energies.curvature(term, y, context), 3)
+        -0.25
     """
     generator = torch.Generator().manual_seed(0)
     tensors = state_tensors(state)

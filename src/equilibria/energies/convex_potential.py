@@ -22,6 +22,12 @@ class ConvexPotential(Energy):
 
     Beside ½‖z − u‖² it makes the equilibrium z = u − Wᵀσ(Wz + b) a proximal operator of u, for
     every W: with this sign nothing has to be small.
+
+    Examples:
+        >>> energy = eq.Input(torch.eye(2)) + eq.energies.ConvexPotential(torch.eye(2), bias=False)
+        >>> layer = eq.EquilibriumLayer(energy, activation="identity")
+        >>> layer(torch.tensor([[2.0, -2.0]])).round(decimals=2)  # z = x − max(z, 0)
+        tensor([[ 1., -2.]], grad_fn=...)
     """
 
     def __init__(

@@ -25,6 +25,12 @@ class DataFidelity(Energy):
         of x, as JPEG has one for each frequency; of Ay nothing more is known than that it was
         rounded to x.
     image_shape: of one picture (C, H, W), where A is a function that changes it.
+
+    Examples:
+        >>> mask = eq.operators.Mask(torch.tensor([[[[1.0, 0.0]]]]))
+        >>> layer = eq.EquilibriumLayer(eq.energies.DataFidelity(mask), activation="identity")
+        >>> layer(torch.ones(1, 1, 1, 2)).round(decimals=2)  # ½‖y‖² halves what is seen
+        tensor([[[[0.5000, 0.0000]]]])
     """
 
     def __init__(

@@ -133,6 +133,12 @@ class GaussianKernel(Energy):
     The Hessian in q_p is β_p(I − 2γ q_p q_pᵀ), with eigenvalues in [−2e^{−3/2}, 1] for any fixed γ.
     So ‖∇²E‖ ≤ (‖W‖‖W_h‖)², G is strongly convex for ‖W‖‖W_h‖ < 1.497, and the damped step with
     s = 1/(1 + (‖W‖‖W_h‖)²) lowers G for any norms.
+
+    Examples:
+        >>> W = eq.Dense(4, 6, norm="bound", zeta=0.8)
+        >>> kernel = eq.GaussianKernel(eq.Dense(3, 6), W, patch=None, gamma=0.1)
+        >>> eq.EquilibriumLayer(kernel)(torch.ones(2, 3)).shape
+        torch.Size([2, 4])
     """
 
     def __init__(

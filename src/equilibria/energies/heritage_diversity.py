@@ -85,6 +85,11 @@ class BranchCoupling(nn.Module):
 
     heritage=False is the paper's ablation "−H": H is replaced by ‖zᵢ‖², so that without diversity
     (λ = 0) the branches are independent OptEqs. `directions`: 2 for images, 1 for sequences.
+
+    Examples:
+        >>> coupling = eq.energies.BranchCoupling([1, 1], diversity=0.0)
+        >>> coupling.value([torch.ones(1, 2, 4, 4)] * 2, {})  # −½ H, for both pairs of the loop
+        tensor([-32.])
     """
 
     def __init__(
@@ -213,12 +218,24 @@ class BranchCoupling(nn.Module):
 
 
 def heritage(z: Tensor, other: Tensor) -> Tensor:
-    """H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample, for maps of one shape."""
+    """H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample, for maps of one shape.
+
+    Examples:
+        >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> eq.energies.heritage(z, z)
+        tensor([2.])
+    """
     return sum_per_sample(z * other)
 
 
 def diversity(z: Tensor, other: Tensor) -> Tensor:
-    """D(z, other) (Eq. 4): Σ_{k≠l} |⟨z_k, other_l⟩| of each sample, for maps of one shape."""
+    """D(z, other) (Eq. 4): Σ_{k≠l} |⟨z_k, other_l⟩| of each sample, for maps of one shape.
+
+    Examples:
+        >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # two channels that share nothing
+        >>> eq.energies.diversity(z, z)
+        tensor([0.])
+    """
     return sum_per_sample(off_diagonal(_products(other, z)).abs())
 
 
@@ -255,6 +272,11 @@ class HeritageDiversity(Energy):
         with W of `Conv1d` in time, else in both directions of an image.
     heritage, sign, tau: as in `BranchCoupling`. freeze_after: for how many iterations
         sign="freeze" renews the signs.
+
+    Examples:
+        >>> coupling = eq.energies.HeritageDiversity([torch.eye(2), torch.eye(2)], diversity=0.1)
+        >>> print(coupling.formula)
+        ½Σᵢ [0.1·Σₖ≠ₗ (√(M²ₖₗ + t²ₖₗ) − tₖₗ) − zᵢᵀPzᵢ₊₁]   (zᵢ = Wᵢᵀyᵢ, M = (Pzᵢ₊₁)zᵢᵀ)
     """
 
     vanishes_at_zero = True

@@ -105,6 +105,11 @@ class PolynomialKernel(InnerProductKernel):
     stays, and outgrows ½‖y‖² far from it.
 
     ‖∇²E‖ = (d−1)|1 + ⟨c, y⟩/n|^{d−2} ‖c‖²/n: at most ρ for d = 2, and unbounded in y for d ≥ 3.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.energies.PolynomialKernel(torch.eye(2), degree=2))
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     def __init__(
@@ -155,6 +160,11 @@ class SigmoidKernel(InnerProductKernel):
 
     The paper's −tanh⟨c, y⟩ (form="printed") saturates as soon as ⟨c, y⟩ exceeds a few, which one
     pixel can do, and then the input no longer acts.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.energies.SigmoidKernel(torch.eye(2)))
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     @property

@@ -22,6 +22,11 @@ class OpponentPrior(Energy):
     The three are an orthonormal basis of the colors, so that white noise stays white. The luminance
     of a gray picture in three colors is √3 times as bright, and is seen as that picture with noise
     σ/√3: one prior serves both.
+
+    Examples:
+        >>> prior = eq.models.photo_prior()
+        >>> type(prior).__name__, type(prior.luminance).__name__
+        ('OpponentPrior', 'RidgePrior')
     """
 
     vanishes_at_zero = True

@@ -58,6 +58,11 @@ class Regularizer(ABC):
 
     A regularizer is a value: frozen, without parameters. `step` is how it enters a fixed-point map
     (Theorem 4): the proximal operator where there is one, else a gradient step z − γ∇R(z).
+
+    Examples:
+        >>> l1 = eq.energies.get_regularizer("l1")
+        >>> l1.step(torch.tensor([[1.0, 0.05]]), 0.1)  # its proximal operator
+        tensor([[0.9000, 0.0000]])
     """
 
     couples_batch: ClassVar[bool] = False
@@ -113,6 +118,11 @@ class Decorrelation(Regularizer):
         printed, once for the batch.
     epsilon: the mean square below which a row counts less and less; 0 is as printed. L is 2/ε at
         most (a weak row beside strong ones that are all parallel).
+
+    Examples:
+        >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # two features that are the same
+        >>> eq.energies.Decorrelation(epsilon=0.0).value(z)
+        tensor(1.0000)
     """
 
     couples_batch: ClassVar[bool] = True
@@ -166,6 +176,11 @@ class HSIC(Regularizer):
         without a bound.
 
     A constant channel depends on nothing and contributes nothing.
+
+    Examples:
+        >>> z = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+        >>> eq.energies.HSIC().value(z).shape
+        torch.Size([])
     """
 
     couples_batch: ClassVar[bool] = True
@@ -276,7 +291,12 @@ Step = Literal["auto", "proximal", "gradient"]
 
 @dataclass(frozen=True)
 class L2(Regularizer):
-    """½‖z‖²: feature decay."""
+    """½‖z‖²: feature decay.
+
+    Examples:
+        >>> eq.energies.L2().value(torch.tensor([[3.0, 4.0]]))
+        tensor([12.5000])
+    """
 
     def value(self, z: Tensor) -> Tensor:
         return 0.5 * sum_per_sample(z.square())
@@ -290,7 +310,12 @@ class L2(Regularizer):
 
 @dataclass(frozen=True)
 class L1(Regularizer):
-    """‖z‖₁: sparsity. The feature that is sparse is `proximal(z*)`, not z* itself."""
+    """‖z‖₁: sparsity. The feature that is sparse is `proximal(z*)`, not z* itself.
+
+    Examples:
+        >>> eq.energies.L1().proximal(torch.tensor([[-1.0, 0.2]]), 0.5)
+        tensor([[-0.5000,  0.0000]])
+    """
 
     def value(self, z: Tensor) -> Tensor:
         return sum_per_sample(z.abs())
@@ -309,6 +334,10 @@ class Incay(Regularizer):
     scale: "number": ‖z‖² is the mean of z² over a sample, and R is taken once for each of its
         numbers; "batch": both are sums, as printed. The step is (1 + 4γ/(‖z‖² + 2ε)²) z either way.
         L is 1/ε² at most.
+
+    Examples:
+        >>> eq.energies.Incay().value(torch.ones(1, 4))
+        tensor([2.6667])
     """
 
     convex: ClassVar[bool] = False
@@ -339,6 +368,12 @@ class FeatureRegularizer(Energy):
     the Moreau envelope of R with parameter γ, whose gradient step is the proximal operator; for L1
     that is Huber's function, and the sparse feature is `regularizer.proximal(z*, gamma)`. "auto"
     takes the proximal operator where R has one.
+
+    Examples:
+        >>> W = eq.Dense(4, 4, norm="bound", zeta=0.5)
+        >>> energy = eq.Input(torch.eye(4)) + eq.Quadratic(W) + eq.FeatureRegularizer(W, "l2", 0.1)
+        >>> eq.EquilibriumLayer(energy)(torch.ones(1, 4)).shape
+        torch.Size([1, 4])
     """
 
     def __init__(

@@ -21,6 +21,11 @@ class Input(Energy):
 
     bias: a tensor b, True or False; by default b starts at zero where U knows its channels.
     of: which input x is, in a layer that takes several; the first one by default.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), activation="relu")
+        >>> layer(torch.tensor([[1.0, -2.0]]))  # argmin of ½‖y‖² − ⟨x, y⟩ over y ≥ 0
+        tensor([[1., 0.]], grad_fn=...)
     """
 
     concave = True
@@ -95,7 +100,14 @@ class Input(Energy):
 
 
 class Quadratic(Energy):
-    """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium."""
+    """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium.
+
+    Examples:
+        >>> energy = eq.Input(torch.eye(2)) + eq.Quadratic(0.5 * torch.eye(2))
+        >>> layer = eq.EquilibriumLayer(energy, activation="identity")
+        >>> layer(torch.tensor([[3.0, 6.0]])).round(decimals=2)  # x/(1 − ¼)
+        tensor([[4., 8.]], grad_fn=...)
+    """
 
     formula = "−½‖Wᵀy‖²"
     concave = True
@@ -156,6 +168,12 @@ class Branches(Composite):
     """Σᵢ Eᵢ(yᵢ; x): one term a branch, on the state (y₁, …, y_L). All see the same input x.
 
     A branch of lower resolution pools the input in its own U, e.g. `Conv2d(…) @ AveragePool(2)`.
+
+    Examples:
+        >>> both = eq.energies.Branches([eq.Input(torch.eye(2)), eq.Input(2 * torch.eye(2))])
+        >>> x = torch.ones(1, 2)
+        >>> both.value((x, x), both.inject(x))  # −⟨x, x⟩ − ⟨2x, x⟩
+        tensor([-6.], grad_fn=...)
     """
 
     def __init__(self, terms: Sequence[Energy]) -> None:

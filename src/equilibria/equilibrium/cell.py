@@ -24,6 +24,14 @@ class Cell(nn.Module):
     `inject` runs once a solve and computes everything that is random, depends on the input, or
     depends on parameters only (through `prepare`); `step` runs every iteration and reads nothing
     but the state, the context and parameters.
+
+    Examples:
+        >>> class Halving(eq.Cell):  # z = z/2 + x
+        ...     def inject(self, x): return eq.Context(sample={"x": x})
+        ...     def initial_state(self, x, context): return torch.zeros_like(x)
+        ...     def step(self, z, context): return z / 2 + context["x"]
+        >>> eq.EquilibriumLayer(cell=Halving())(torch.ones(1, 2)).round(decimals=2)
+        tensor([[2., 2.]])
     """
 
     symmetry: Symmetry = Symmetry.NONE
@@ -192,6 +200,12 @@ class EnergyCell(Cell):
     With `damping` s < 1 it is the proximal gradient step y ← prox_{sf}((1−s) y − s∇E(y; x)), which
     for s ≤ 1/(1 + ‖∇²E‖) lowers G at every step, also where the plain step does not contract. It
     needs an f that s does not change: ReLU's or the identity's.
+
+    Examples:
+        >>> cell = eq.EnergyCell(eq.Input(torch.eye(2)), activation="tanh")
+        >>> context = cell.inject(torch.ones(1, 2))
+        >>> cell.step(torch.zeros(1, 2), context)
+        tensor([[0.7616, 0.7616]], grad_fn=...)
     """
 
     symmetry = Symmetry.WEIGHTED

@@ -20,6 +20,11 @@ class FunctionCell(Cell):
     tensor which needs a gradient is refused, since that gradient would be lost.
 
     state_shape: the shape of the state of one sample; that of the first input if it is not given.
+
+    Examples:
+        >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
+        >>> cell.step(torch.zeros(1, 2), cell.inject(torch.ones(1, 2)))
+        tensor([[1., 1.]])
     """
 
     def __init__(
@@ -112,11 +117,15 @@ def fixed_point(
 ) -> Tensor:
     """z* = f(z*, x), differentiable in x and in the parameters of f, if it is a module.
 
-        z = fixed_point(lambda z, x: torch.tanh(z @ W + x), x)
-
     start: where to begin, which also gives the state's shape; zeros of the input's shape if not.
     solving: solver, gradient, tolerance, max_iterations, strict, as of `EquilibriumLayer`, which is
         what a network is made of. A solve that does not converge warns.
+
+    Examples:
+        >>> x = torch.zeros(1, 1, requires_grad=True)
+        >>> z = eq.fixed_point(lambda z, x: torch.cos(z) + x, x, tolerance=1e-6)
+        >>> round(z.item(), 4), round(torch.autograd.grad(z.sum(), x)[0].item(), 4)  # 1/(1 + sin z)
+        (0.7391, 0.5975)
     """
     from equilibria.equilibrium.layer import EquilibriumLayer
 

@@ -25,6 +25,12 @@ def jacobian_penalty(
     J = ∂T/∂y at `state`: the equilibrium, or a `random_iterate`. The mean of ‖Jᵀv‖² over
     v ~ N(0, I) is ‖J‖²_F (Hutchinson); it is differentiable in the context and the parameters, and
     added to a loss it makes the map contract faster. The state itself is taken as a constant.
+
+    Examples:
+        >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
+        >>> x = torch.ones(1, 4)
+        >>> eq.equilibrium.jacobian_penalty(cell, x, cell.inject(x), vectors=9).shape  # near ¼
+        torch.Size([1])
     """
     check_at_least_one(vectors=vectors)
     with torch.enable_grad():
@@ -61,6 +67,12 @@ def random_iterate(
 
     k is one for the batch. The state is a constant; the context is in the graph of the input and
     the parameters, and is renewed as a solve would for cells with a `refresh`.
+
+    Examples:
+        >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
+        >>> state, context = eq.equilibrium.random_iterate(cell, torch.ones(1, 1), max_iterations=1)
+        >>> state
+        tensor([[1.]])
     """
     check_at_least_one(max_iterations=max_iterations)
     context = cell.inject(*inputs)
@@ -88,6 +100,12 @@ def spectral_radius(
 
     By power iteration with Jᵀ: the mean growth over the later half of the iterations, which
     tends to the radius whether the leading eigenvalues are real or a complex pair.
+
+    Examples:
+        >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
+        >>> x = torch.ones(1, 4)
+        >>> eq.equilibrium.spectral_radius(cell, x, cell.inject(x)).round(decimals=3)
+        tensor([0.5000])
     """
     if iterations < 2:
         raise ValueError(f"iterations must be at least 2, not {iterations}")

@@ -60,11 +60,6 @@ class EquilibriumLayer(nn.Module):
     f(z, x) as a module or a function, or a `cell` of your own. Solver and gradient rule are chosen
     independently, by name or as objects.
 
-        layer = EquilibriumLayer(
-            Input(U) + Quadratic(W), activation="relu",
-            solver=Anderson(tolerance=1e-4), gradient=Implicit(),
-        )
-
     The input is a tensor, or a tuple of them where the cell takes several. How the layer solves is
     its value `solving`, which nobody changes: `with solving(model, tolerance=1e-6):` does for a
     block.
@@ -75,6 +70,14 @@ class EquilibriumLayer(nn.Module):
     solving: all of solver, gradient, tolerance, max_iterations and strict in one value.
     compile_step: run the solver on `torch.compile(step)`, by default or with the backend named, and
         differentiate that one for `OneStep`; the other derivatives use the step as it is.
+
+    Examples:
+        >>> W = eq.Dense(4, 4, norm="bound", zeta=0.5)
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(4)) + eq.Quadratic(W), activation="relu")
+        >>> y = layer(torch.randn(3, 4))
+        >>> y.sum().backward()
+        >>> layer.last_solution.summary()
+        'all 3 samples converged to 1.0e-04'
     """
 
     @accepts_old_names

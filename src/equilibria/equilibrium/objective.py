@@ -21,6 +21,12 @@ class Objective(ABC):
 
     Evaluate it at outputs of the map, which is what solvers return: a point between two outputs may
     lie outside the domain, where the value is infinite.
+
+    Examples:
+        >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
+        >>> y = layer(x).detach()
+        >>> layer.objective(x).value(y).item(), layer.objective(x).residual(y).item()
+        (-1.0, 0.0)
     """
 
     @property
@@ -50,6 +56,11 @@ class EnergyObjective(Objective):
     scale: multiplies value and gradient: OptEq with μ ≠ 1 has φ = G/μ (Theorem 1).
     relaxed: the states come from the relaxed map αT + (1−α)I, whose outputs may leave the domain of
         f by a little of what the solver mixed in. Value and gradient are then those at T(y).
+
+    Examples:
+        >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
+        >>> isinstance(layer.objective(x), eq.equilibrium.EnergyObjective)
+        True
     """
 
     def __init__(

@@ -29,6 +29,11 @@ class Solving:
     solver, gradient: by name, as objects, or as a mapping with a name and options.
     tolerance, max_iterations: of the solver; None leaves it its own.
     strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
+
+    Examples:
+        >>> exact = eq.Solving(solver="anderson", tolerance=1e-8, gradient="implicit", strict=True)
+        >>> eq.EquilibriumLayer(eq.Input(torch.eye(2)), solving=exact).solving.tolerance
+        1e-08
     """
 
     solver: Solver[Any] = "auto"  # type: ignore[assignment]
@@ -71,7 +76,15 @@ class Equilibrium:
 
 @dataclass
 class Record:
-    """What was solved inside a `solving` block, in the order in which it happened."""
+    """What was solved inside a `solving` block, in the order in which it happened.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
+        >>> with eq.solving(layer, record=True) as record:
+        ...     layer(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        >>> len(record.solutions), len(record.backward)
+        (1, 1)
+    """
 
     keep: Recording | None = None
     solutions: list[Solution] = field(default_factory=list)
@@ -120,10 +133,6 @@ def solving(
 ) -> Iterator[Record]:
     """Inside the block the layers of `model` solve as told; after it everything is as before.
 
-        with solving(model, tolerance=1e-6, record=True) as record:
-            model(images)
-        record.solutions, record.backward
-
     Nothing is written to a layer: the change holds for this thread (or task) and this block alone,
     whatever ends it. Blocks nest; an inner one wins, and all of them record. Backward passes of
     what was computed inside are recorded too, even if they run after the block.
@@ -133,6 +142,13 @@ def solving(
     record: True or "solves": the facts of every solve. "equilibria": also the passes, in the graph.
         "iterates": also every iterate.
     private: blocks around this one neither record what happens inside nor say where solves start.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
+        >>> with eq.solving(layer, tolerance=1e-8, record=True) as record:
+        ...     y = layer(torch.ones(1, 2))
+        >>> record.solutions[0].tolerance
+        1e-08
     """
     from equilibria.equilibrium.layer import EquilibriumLayer
 

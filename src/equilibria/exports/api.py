@@ -77,6 +77,12 @@ def export(
     unrolled: so many evaluations of the map in place of the loop, for runtimes without one.
     any_size: images of any size, where the weights do not depend on it.
     images: what the file is compared on; random pixels if not given.
+
+    Examples:
+        >>> eq.export("digits-opteq", "digits.safetensors", format="safetensors").bytes < 200_000
+        True
+        >>> eq.load("digits.safetensors").class_names[:3]
+        ('0', '1', '2')
     """
     check_choice(get_args(Format), format=format)
     check_positive(tolerance=tolerance)

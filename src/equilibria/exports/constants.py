@@ -26,6 +26,11 @@ def certificate_constants(model: nn.Module, image_shape: tuple[int, ...]) -> dic
     why_not: why one of them is missing.
 
     In exact arithmetic with the weights of the file; the rounding of a runtime is not counted.
+
+    Examples:
+        >>> constants = eq.exports.certificate_constants(eq.load("digits-opteq"), (1, 8, 8))
+        >>> sorted(constants)[:2]
+        ['contraction', 'image_shape']
     """
     limits = _contractions(model, image_shape)
     known: dict[str, Any] = {"image_shape": list(image_shape), "contraction": limits}

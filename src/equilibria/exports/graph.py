@@ -32,6 +32,10 @@ class Loop:
 
     A sample stops where ‖T(y) − y‖ ≤ tolerance·‖T(y)‖, and keeps its T(y): what else is in its
     batch does not matter. `unrolled`: so many evaluations instead, for all, without a loop.
+
+    Examples:
+        >>> eq.exports.Loop(tolerance=1e-5, max_iterations=100).unrolled is None
+        True
     """
 
     tolerance: float = 3e-6

@@ -24,7 +24,12 @@ from equilibria.solvers import (
 
 
 class Symmetry(Enum):
-    """What is known of the Jacobian J of the map, and so which backward solver is right."""
+    """What is known of the Jacobian J of the map, and so which backward solver is right.
+
+    Examples:
+        >>> eq.EnergyCell(eq.Input(torch.eye(2))).symmetry.name  # in the inner product of σ′
+        'WEIGHTED'
+    """
 
     NONE = "none"
     """Nothing: GMRES."""
@@ -104,7 +109,13 @@ class Backward:
 
 
 class GradientRule(ABC):
-    """How an equilibrium is differentiated; independent of the solver that finds it."""
+    """How an equilibrium is differentiated; independent of the solver that finds it.
+
+    Examples:
+        >>> rule = eq.gradients.get_gradient("phantom", steps=5)
+        >>> isinstance(rule, eq.gradients.GradientRule), rule.steps
+        (True, 5)
+    """
 
     exact: ClassVar[bool]
     """Whether the gradient is that of the equilibrium, up to the tolerances."""

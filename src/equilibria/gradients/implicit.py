@@ -50,6 +50,12 @@ class Implicit(GradientRule):
         of memory in the place of GMRES's `restart` + 1, for more products with the Jacobian.
     warm_start: start from the last backward solution if its shape fits. It pays where the same
         samples are differentiated again and again, as in input optimization.
+
+    Examples:
+        >>> x = torch.tensor([[1.0]], requires_grad=True)
+        >>> z = eq.fixed_point(lambda z, x: z / 2 + x, x, gradient=eq.Implicit())  # z = 2x
+        >>> torch.autograd.grad(z.sum(), x)
+        (tensor([[2.]]),)
     """
 
     exact: ClassVar[bool] = True

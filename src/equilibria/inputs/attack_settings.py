@@ -30,6 +30,10 @@ class AttackSettings:
     """The options of `attack`, checked.
 
     An image may be changed by ‖δ‖ ≤ eps in a norm, and stays an image: its values within `clip`.
+
+    Examples:
+        >>> eq.inputs.AttackSettings(eps=0.5, norm="linf", method="pgd", steps=10).steps
+        10
     """
 
     eps: float

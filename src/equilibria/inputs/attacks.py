@@ -144,9 +144,6 @@ def attack(
 ) -> AttackResult:
     """Look for the image within `eps` of each given one that the model gets most wrong.
 
-        found = attack(model, images, labels, norm="l2", eps=1.0, method="pgd", steps=20)
-        found.robust_accuracy, found.images
-
     model: any classifier for "pgd" and "fgsm"; for "jiio" one that `optimize_input` takes, with a
         stem, an equilibrium layer and a head. It is attacked in evaluation mode and with its exact
         gradient, whatever rule it trains with, and left as it is.
@@ -169,6 +166,13 @@ def attack(
 
     Of all images that were seen the worst counts: a wrong prediction before a right one, then the
     higher loss.
+
+    Examples:
+        >>> test = eq.data.load_digits().test
+        >>> model = eq.load("digits-opteq")
+        >>> found = eq.attack(model, test.images[:4], test.labels[:4], eps=0.5, steps=3)
+        >>> bool((found.distance <= 0.5).all())
+        True
     """
     if settings is None:
         check_options("attack", AttackSettings, options)

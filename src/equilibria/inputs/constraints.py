@@ -43,7 +43,12 @@ class Constraint(ABC):
 
 @dataclass(frozen=True, eq=False)
 class L2Ball(Constraint):
-    """‖x − center‖₂ ≤ radius for each input; `radius` is a number, or one for each."""
+    """‖x − center‖₂ ≤ radius for each input; `radius` is a number, or one for each.
+
+    Examples:
+        >>> eq.L2Ball(torch.zeros(1, 2), 1.0).project(torch.tensor([[3.0, 4.0]]))
+        tensor([[0.6000, 0.8000]])
+    """
 
     center: Tensor
     radius: Bound
@@ -59,7 +64,13 @@ class L2Ball(Constraint):
 
 @dataclass(frozen=True, eq=False)
 class LinfBall(Constraint):
-    """max |x − center| ≤ radius for each input; `radius` is a number, or one for each."""
+    """max |x − center| ≤ radius for each input; `radius` is a number, or one for each.
+
+    Examples:
+        >>> near = eq.LinfBall(torch.zeros(1, 2), 0.1) & eq.Box(0, 1)
+        >>> near.project(torch.tensor([[-1.0, 1.0]]))
+        tensor([[0.0000, 0.1000]])
+    """
 
     center: Tensor
     radius: Bound
@@ -75,7 +86,12 @@ class LinfBall(Constraint):
 
 @dataclass(frozen=True, eq=False)
 class Box(Constraint):
-    """low ≤ x ≤ high, with numbers or with tensors that fit the input."""
+    """low ≤ x ≤ high, with numbers or with tensors that fit the input.
+
+    Examples:
+        >>> eq.Box(0, 1).project(torch.tensor([[-0.5, 0.3, 2.0]]))
+        tensor([[0.0000, 0.3000, 1.0000]])
+    """
 
     low: Bound
     high: Bound

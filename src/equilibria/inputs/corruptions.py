@@ -69,7 +69,13 @@ class Corruption(ABC):
 
 @dataclass(frozen=True)
 class Denoising(Corruption):
-    """Gaussian noise of standard deviation `noise` on every pixel."""
+    """Gaussian noise of standard deviation `noise` on every pixel.
+
+    Examples:
+        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.zeros(1, 1, 8, 8))
+        >>> seen.measured.shape, seen.noise
+        (torch.Size([1, 1, 8, 8]), 0.1)
+    """
 
     noise: float = 0.2
 
@@ -89,6 +95,11 @@ class Inpainting(Corruption):
     """A square window of every image is hidden, somewhere else in each.
 
     window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
+
+    Examples:
+        >>> seen = eq.inputs.Inpainting(window=4).corrupt(torch.ones(1, 1, 8, 8))
+        >>> seen.measured.sum()  # 16 of 64 pixels are hidden
+        tensor(48.)
     """
 
     window: float = PAPER_WINDOW
@@ -124,7 +135,13 @@ class Inpainting(Corruption):
 
 @dataclass(frozen=True)
 class Deblurring(Corruption):
-    """A Gaussian blur of standard deviation `width` pixels, and noise."""
+    """A Gaussian blur of standard deviation `width` pixels, and noise.
+
+    Examples:
+        >>> seen = eq.inputs.Deblurring(width=1.0, noise=0.0).corrupt(torch.ones(1, 1, 8, 8))
+        >>> seen.measured.mean().round(decimals=3)
+        tensor(1.)
+    """
 
     width: float = 1.5
     noise: float = 0.02
@@ -142,7 +159,12 @@ class Deblurring(Corruption):
 
 @dataclass(frozen=True)
 class SuperResolution(Corruption):
-    """The mean over blocks of `factor`×`factor` pixels, and noise."""
+    """The mean over blocks of `factor`×`factor` pixels, and noise.
+
+    Examples:
+        >>> eq.inputs.SuperResolution(factor=2).corrupt(torch.ones(1, 1, 8, 8)).measured.shape
+        torch.Size([1, 1, 4, 4])
+    """
 
     factor: int = 2
     noise: float = 0.0
@@ -162,7 +184,13 @@ class SuperResolution(Corruption):
 
 @dataclass(frozen=True)
 class Scattering(Corruption):
-    """A share of the pixels of every image is missing, here and there, and noise on the others."""
+    """A share of the pixels of every image is missing, here and there, and noise on the others.
+
+    Examples:
+        >>> seen = eq.inputs.Scattering(share=0.5).corrupt(torch.ones(1, 1, 8, 8))
+        >>> 0 < seen.measured.mean() < 1
+        tensor(True)
+    """
 
     share: float = 0.7
     noise: float = 0.0
@@ -184,7 +212,12 @@ class Scattering(Corruption):
 
 @dataclass(frozen=True)
 class Demosaicing(Corruption):
-    """One color a pixel, as a camera's sensor sees it (Bayer's pattern, red first), and noise."""
+    """One color a pixel, as a camera's sensor sees it (Bayer's pattern, red first), and noise.
+
+    Examples:
+        >>> eq.inputs.Demosaicing().corrupt(torch.ones(1, 3, 4, 4)).measured.sum()  # a third of 48
+        tensor(16.)
+    """
 
     noise: float = 0.0
 
@@ -209,7 +242,13 @@ def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
 
 @dataclass(frozen=True)
 class Measured(Corruption):
-    """Any differentiable measurement, with noise."""
+    """Any differentiable measurement, with noise.
+
+    Examples:
+        >>> seen = eq.inputs.Measured(lambda y: y.mean(dim=(2, 3))).corrupt(torch.ones(1, 1, 4, 4))
+        >>> seen.measured
+        tensor([[1.]])
+    """
 
     measurement: Measurement
     noise: float = 0.0

@@ -109,7 +109,13 @@ def zero_latents(generator: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
-    """The images of latent vectors, in batches."""
+    """The images of latent vectors, in batches.
+
+    Examples:
+        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> eq.inputs.decode(decoder, torch.randn(3, 4)).shape
+        torch.Size([3, 1, 8, 8])
+    """
     generator = generator_of(model)
     return torch.cat([generator(some) for some in torch.split(latents, batch)])
 
@@ -209,6 +215,11 @@ def find_latents(
 
     start: where the search begins; None: at zero, as in the paper.
     search: the options of `LatentSearch`, by default 40 iterations of "secant".
+
+    Examples:
+        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> eq.inputs.find_latents(decoder, torch.rand(2, 1, 8, 8), iterations=3).x.shape
+        torch.Size([2, 4])
     """
     settings = LatentSearch(**{"engine": "secant", "iterations": 40, **search})
     return settings.run(decoder, images, start=start)

@@ -186,6 +186,13 @@ def optimize_input(
 
     Among what the search saw, the result is the point of lowest true loss, unless a problem has
     converged: then it is that point. x0 and the model are left as they are.
+
+    Examples:
+        >>> image, box = eq.data.load_digits().test.images[:1], eq.Box(0, 1)
+        >>> model = eq.load("digits-opteq")
+        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, constraint=box, iterations=5)
+        >>> bool(found.loss < found.initial_loss)  # less of a three
+        True
     """
     _check(x0)
     check_at_least_one(sweeps=sweeps, iterations=iterations)

@@ -82,6 +82,12 @@ def restore(
     noise: of the measurements; the search ends where it explains the misfit (`LatentSearch.run`).
     prior: of the latents: a density that was fitted to those of training images, with a weight.
     search: the options of `LatentSearch`: engine, iterations, ridge, …
+
+    Examples:
+        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.rand(2, 1, 8, 8))
+        >>> eq.restore(decoder, seen.measured, seen.measurement, iterations=5).images.shape
+        torch.Size([2, 1, 8, 8])
     """
     check_at_least_one(starts=starts)
     check_not_negative(spread=spread)

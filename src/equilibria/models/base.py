@@ -88,13 +88,24 @@ def predicted_classes(logits: Tensor) -> Tensor:
 
     Logits without a softmax (NaN, an infinite one) say nothing, and a maximum among them would be
     class 0 or any other: an answer that is right for some samples.
+
+    Examples:
+        >>> eq.models.predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
+        tensor([ 1, -1])
     """
     answered = logits.detach().logsumexp(dim=1).isfinite()
     return torch.where(answered, logits.detach().argmax(dim=1), -1)
 
 
 class EquilibriumClassifier(EquilibriumModel):
-    """logits = head(z*), z* the feature at the equilibrium for the input g(image) (OptEq Eq. 5)."""
+    """logits = head(z*), z* the feature at the equilibrium for the input g(image) (OptEq Eq. 5).
+
+    Examples:
+        >>> model = eq.create_model("opteq-small", in_channels=1)
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> model.features(images).shape, model.solve(images).converged
+        (torch.Size([2, 32, 8, 8]), tensor([True, True]))
+    """
 
 
 def image_classifier(
@@ -119,6 +130,12 @@ def image_classifier(
     they are. `recompute`: training keeps nothing of the stem, and computes it twice.
     `compile_step`: as for an `EquilibriumLayer`; it pays where a step is many small operations, as
     those of MOptEqs are. The head is made by `head(feature_channels, num_classes, pool=pool)`.
+
+    Examples:
+        >>> cell = eq.models.opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
+        >>> model = eq.models.image_classifier(cell, 8, num_classes=3, in_channels=1)
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 3])
     """
     stem: nn.Module
     if stem_depth == 0 and channels == in_channels:

@@ -117,14 +117,17 @@ class NoCertificateError(ValueError):
 def certify(model: nn.Module, images: Tensor, *, refine: bool = True) -> Certificate:
     """What is certain about what a classifier says of images.
 
-        found = eq.certify(eq.load("runs/opteq"), images)
-        found.certified_class, found.radius, found.reasons
-
     The model solves as it is set up (`with eq.solving(model, tolerance=1e-3)` for another
     tolerance); its state is then judged in float64.
 
     refine: radii by the activation pattern of each sample too, for some hundred evaluations of
         the map a sample.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:3]
+        >>> found = eq.certify(eq.load("digits-certified"), images)
+        >>> found.certified_class, (found.radius > 0.1).all()
+        (tensor([True, True, True]), tensor(True))
     """
     return certifier(model, tuple(images.shape[1:]))(images, refine=refine)
 
@@ -142,7 +145,14 @@ def certifier(model: nn.Module, image_shape: tuple[int, ...]) -> Certifying:
 
 
 class Certifier:
-    """`certify` for many batches of images of one shape: what all samples share is found once."""
+    """`certify` for many batches of images of one shape: what all samples share is found once.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images
+        >>> certifier = eq.models.Certifier(eq.load("digits-opteq"), images.shape[1:])
+        >>> certifier(images[:2]).error.shape
+        torch.Size([2])
+    """
 
     @torch.no_grad()
     def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:

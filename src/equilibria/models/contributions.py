@@ -77,6 +77,13 @@ def contributions(
     """What pulled the decision for `classes` over `rivals`, one of each a sample.
 
     Everything is computed in float64, at equilibria that are solved to 1e-10.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> zero, three = torch.tensor([0]), torch.tensor([3])
+        >>> found = eq.models.contributions(model, images, zero, three)
+        >>> found.terms, found.pull.shape
+        (('input', 'bias', 'quadratic'), torch.Size([1, 3]))
     """
     exact = in_float64(model)
     if exact.layer.couples_batch:

@@ -24,13 +24,16 @@ from equilibria.operators.rounding import NORM_SLACK, unit_roundoff, upper_norm
 class CertifiedExit(nn.Module):
     """A classifier that solves each sample until its class is certain, or to the tolerance.
 
-        quick = eq.models.CertifiedExit(model, images.shape[1:])
-        quick(images).argmax(dim=1), quick.certified
-
     The class of a sample that stops early is that of the exact equilibrium (see `certify`), which a
     full solve approximates; all others are solved as the model solves them. The rounding of the
     model's own arithmetic is bounded: nothing is computed in float64 but what is read off. For
     inference: it has no gradients.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> quick = eq.models.CertifiedExit(eq.load("digits-opteq"), images.shape[1:])
+        >>> quick(images).argmax(dim=1)
+        tensor([0, 3])
     """
 
     def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:

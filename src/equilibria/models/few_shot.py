@@ -233,6 +233,11 @@ def few_shot_opteq(
     shared: all classes have the same weights, y_c = σ(WWᵀy_c + FiLM(g(image); x_c) + b) with W at
         every pixel and x_c a part of the task vector, and the logit of c is a function of y_c: what
         a class is called cannot matter.
+
+    Examples:
+        >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
+        >>> model.task_size
+        12
     """
     W: LinearOperator
     head: ClassesHead | PooledLinearHead

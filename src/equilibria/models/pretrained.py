@@ -49,7 +49,13 @@ class PretrainedCard:
 
 
 def pretrained_cards() -> dict[str, PretrainedCard]:
-    """The cards of all trained models that come with the package, by name."""
+    """The cards of all trained models that come with the package, by name.
+
+    Examples:
+        >>> card = eq.models.pretrained_cards()["digits-certified"]
+        >>> card.recipe, card.seed
+        ('digits-certified', 0)
+    """
     found = {}
     for file in sorted(SHIPPED.glob("*.yaml")):
         found[file.stem] = PretrainedCard(

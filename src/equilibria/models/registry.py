@@ -66,6 +66,13 @@ def register_model(
     `summary` is the line that lists of models show; `paper` and `reported` say where it comes from
     and how many parameters it has there. A factory that takes `solving`, a `Solving`, is given one
     of the options solver, gradient, tolerance, max_iterations and strict.
+
+    Examples:
+        >>> @eq.register_model("my-net")
+        ... def my_net(*, num_classes=10, in_channels=3, width=8):
+        ...     return torch.nn.Conv2d(in_channels, num_classes, width)
+        >>> eq.create_model("my-net", num_classes=2, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 2, 1, 1])
     """
     card = ModelCard(summary, paper, reported, preset)
 
@@ -92,12 +99,23 @@ def _tuples(value: Any) -> Any:
 
 
 def model_card(name: str) -> ModelCard:
-    """What is known of a model before it is built."""
+    """What is known of a model before it is built.
+
+    Examples:
+        >>> eq.models.model_card("opteq-small").summary
+        'OptEq of width 32 on 32 channels, images of 8×8 to 32×32'
+    """
     _models.factory(name)
     return _cards[name]
 
 
 def list_models() -> list[str]:
+    """The names that `create_model` knows.
+
+    Examples:
+        >>> "mopteq-small" in eq.list_models()
+        True
+    """
     return _models.names()
 
 
@@ -118,6 +136,11 @@ def create_model(
 
     pretrained: a trained model that comes with the package, by the name that `equilibria models
         --pretrained` lists; the only options are then those of how it solves.
+
+    Examples:
+        >>> model = eq.create_model("opteq-small", num_classes=3, in_channels=1)
+        >>> model(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 3])
     """
     if pretrained:
         from equilibria.models.pretrained import pretrained_model
@@ -148,18 +171,34 @@ def create_model(
 
 
 def model_outline(name: str, **overrides: Any) -> nn.Module:
-    """The model without memory for its parameters: its structure and sizes, made at once."""
+    """The model without memory for its parameters: its structure and sizes, made at once.
+
+    Examples:
+        >>> outline = eq.models.model_outline("deep-opteq-1m")
+        >>> next(outline.parameters()).device
+        device(type='meta')
+    """
     with torch.device("meta"):
         return create_model(name, **overrides)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many trainable numbers a model has."""
+    """How many trainable numbers a model has.
+
+    Examples:
+        >>> eq.models.parameter_count(torch.nn.Linear(3, 2))
+        8
+    """
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def model_options(name: str) -> dict[str, Any]:
-    """The options of a model with their values."""
+    """The options of a model with their values.
+
+    Examples:
+        >>> eq.models.model_options("opteq-small")["width"]
+        32
+    """
     parameters = inspect.signature(_models.factory(name)).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     single = SOLVING if "solving" in options else {}
@@ -231,7 +270,12 @@ class ModelDescription:
 
 
 def describe_model(name: str, **overrides: Any) -> ModelDescription:
-    """The size, the parts, the hidden objective and the guarantee of a named model."""
+    """The size, the parts, the hidden objective and the guarantee of a named model.
+
+    Examples:
+        >>> eq.models.describe_model("opteq-small").objective
+        'G(y) = 1ᵀf(y) + ½‖y‖² − ⟨Ux + b, y⟩ − ½‖Wᵀy‖²'
+    """
     model = model_outline(name, **overrides)
     layer = getattr(model, "layer", None)
     cell = layer.cell if isinstance(layer, EquilibriumLayer) else None

@@ -39,6 +39,12 @@ class LinearOperator(nn.Module, ABC):
 
     A subclass implements the abstract methods, and sets `weight_count` to the length of what
     `weights` returns (0 for a map without parameters).
+
+    Examples:
+        >>> A = eq.Dense(3, 2) @ eq.Dense(4, 3)
+        >>> z, y = torch.randn(1, 4), torch.randn(1, 2)
+        >>> bool(torch.isclose((A(z) * y).sum(), (z * A.adjoint(y)).sum(), atol=1e-5))
+        True
     """
 
     weight_count: int = 0

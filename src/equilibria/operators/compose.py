@@ -17,7 +17,13 @@ from equilibria.operators.sparse import Sparse
 
 
 class Adjoint(LinearOperator):
-    """Aᵀ as an operator; it shares A's parameters and norm (‖Aᵀ‖ = ‖A‖)."""
+    """Aᵀ as an operator; it shares A's parameters and norm (‖Aᵀ‖ = ‖A‖).
+
+    Examples:
+        >>> A = eq.Dense(4, 3)
+        >>> eq.operators.Adjoint(A)(torch.ones(1, 3)).shape  # A.T is the same
+        torch.Size([1, 4])
+    """
 
     def __init__(self, operator: LinearOperator) -> None:
         super().__init__()
@@ -58,6 +64,11 @@ class Compose(LinearOperator):
     """The product A₁ A₂ … Aₙ: the last operator is applied first, as in A @ B.
 
     Its bound is the product of the bounds, ‖A B‖ ≤ ‖A‖ ‖B‖. Products inside are flattened.
+
+    Examples:
+        >>> A = eq.Conv2d(3, 8, 3) @ eq.AveragePool(2)  # pools first
+        >>> A(torch.zeros(1, 3, 8, 8)).shape
+        torch.Size([1, 8, 4, 4])
     """
 
     def __init__(self, *operators: LinearOperator) -> None:
@@ -163,6 +174,10 @@ def as_operator(obj: object) -> LinearOperator:
     Accepts an operator (returned as it is), a tensor of shape (out, in), (out, in, k) or
     (out, in, k, k), a sparse matrix, and nn.Linear, nn.Conv1d or nn.Conv2d without bias. Parameters
     stay shared and trainable; plain tensors become constants.
+
+    Examples:
+        >>> eq.operators.as_operator(torch.eye(3))(torch.ones(1, 3))
+        tensor([[1., 1., 1.]])
     """
     if isinstance(obj, LinearOperator):
         return obj

@@ -302,6 +302,10 @@ class Conv1d(PlainConvolution):
     """z ↦ W ∗ z on (C, T) samples, zero padded; the raw kernel is (out, in, k), no bias.
 
     The bound is that of `Conv2d` in one direction.
+
+    Examples:
+        >>> eq.Conv1d(2, 3, 5)(torch.zeros(1, 2, 20)).shape
+        torch.Size([1, 3, 20])
     """
 
     axes = "T"
@@ -313,6 +317,13 @@ class Conv2d(PlainConvolution):
     The bound is the largest singular value of the symbol (see `conv_symbol`): within 20 % of the
     norm for maps of n ≥ 4 (k = 3), 8 (k = 5), and within 2-7 % from n = 12 on; small maps are
     bounded exactly through their matrix.
+
+    Examples:
+        >>> W = eq.Conv2d(3, 8, 3, norm="bound", zeta=0.9)
+        >>> W(torch.zeros(1, 3, 16, 16)).shape
+        torch.Size([1, 8, 16, 16])
+        >>> bool(W.norm_bound((3, 16, 16)) <= 0.9001)
+        True
     """
 
     axes = "HW"

@@ -18,6 +18,13 @@ class Dense(KernelOperator):
 
     A sample is a vector, or has other axes before: time steps, nodes. Its bound is the spectral
     norm itself.
+
+    Examples:
+        >>> W = eq.Dense(4, 3, norm="bound", zeta=0.5)
+        >>> W(torch.ones(2, 4)).shape, W.adjoint(torch.ones(2, 3)).shape
+        (torch.Size([2, 3]), torch.Size([2, 4]))
+        >>> bool(W.norm_bound((4,)) <= 0.5001)
+        True
     """
 
     kernel: nn.Parameter

@@ -27,6 +27,12 @@ class Adjacency(Sparse):
     nodes: how many there are; by default as many as the edges name.
     edge_weight: a non-negative number an edge, (E,); ones by default.
     self_loops: add an edge of weight 1 from every node to itself (Kipf and Welling's Ã).
+
+    Examples:
+        >>> edges = torch.tensor([[0, 1], [1, 2]])  # from 0 to 1, from 1 to 2
+        >>> A = eq.operators.Adjacency(edges, self_loops=False)
+        >>> A(torch.tensor([[1.0, 10.0, 100.0]]))
+        tensor([[ 0.0000,  1.0000, 10.0000]])
     """
 
     def __init__(
@@ -62,6 +68,11 @@ class GraphConv(Compose):
     Â is the normalized `Adjacency`, W a `Dense(in_features, out_features)` whose norm is that of
     the whole, ‖Â ⊗ W‖ = ‖Â‖‖W‖ = ‖W‖, controlled by `norm` and `zeta` as ever. Called with the
     features (N, F) of one graph it gives those of one graph.
+
+    Examples:
+        >>> edges = torch.tensor([[0, 1], [1, 2]])
+        >>> eq.operators.GraphConv(edges, 4, 2)(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
     """
 
     def __init__(
@@ -118,6 +129,11 @@ class Incidence(Sparse):
 
     normalized: y_i/√d_i in the place of y_i, d_i the sum of the weights at i: DᵀD is then the
         normalized Laplacian, and ‖D‖ ≤ √2.
+
+    Examples:
+        >>> edges = torch.tensor([[0, 1], [1, 2]])  # a path of three nodes
+        >>> eq.operators.Incidence(edges)(torch.tensor([[1.0, 3.0, 6.0]])).abs()
+        tensor([[2., 3.]])
     """
 
     def __init__(

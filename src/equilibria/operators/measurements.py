@@ -24,6 +24,13 @@ class AveragePool(LinearOperator):
     couplings between two resolutions the gradient of one energy.)
 
     directions: 2 for images (C, H, W); 1 for sequences (C, T), where s² is s and ‖P‖ = 1/√s.
+
+    Examples:
+        >>> pool = eq.AveragePool(2)
+        >>> pool(torch.arange(4.0).reshape(1, 1, 2, 2))
+        tensor([[[[1.5000]]]])
+        >>> pool.norm_bound((1, 2, 2)).item()
+        0.5
     """
 
     def __init__(self, scale: int, directions: int = 2) -> None:
@@ -92,7 +99,12 @@ class _SameShape(LinearOperator):
 
 
 class Identity(_SameShape):
-    """z itself; norm 1."""
+    """z itself; norm 1.
+
+    Examples:
+        >>> eq.operators.Identity()(torch.ones(1, 2))
+        tensor([[1., 1.]])
+    """
 
     norm_limit = 1.0
 
@@ -108,6 +120,11 @@ class Mask(_SameShape):
 
     known: zeros and ones that fit the images, such as `(1, 1, height, width)`, or
         `(samples, 1, height, width)` for a batch whose samples have a mask each.
+
+    Examples:
+        >>> known = torch.tensor([[[[1.0, 0.0]]]])
+        >>> eq.operators.Mask(known)(torch.tensor([[[[5.0, 7.0]]]]))
+        tensor([[[[5., 0.]]]])
     """
 
     known: Tensor
@@ -144,6 +161,10 @@ class Blur(_SameShape):
     The kernel ends at three standard deviations. It is a product of one in each direction, so that
     A Z = B_h Z B_wᵀ with a small matrix for the rows and one for the columns, and
     ‖A‖ = ‖B_h‖·‖B_w‖.
+
+    Examples:
+        >>> eq.operators.Blur(1.5)(torch.ones(1, 1, 8, 8)).mean().round(decimals=3)
+        tensor(1.)
     """
 
     def __init__(self, width: float) -> None:

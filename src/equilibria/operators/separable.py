@@ -24,6 +24,11 @@ class SeparableConv2d(Convolution):
     The bound is that of `Conv2d` for the kernel P·D, which is never formed: its symbol is
     P diag(d̂(ω)). It is as tight as there, where the product of the norms of P and D exceeds the
     norm by 20 to 100 % (8 channels and more).
+
+    Examples:
+        >>> separable = eq.operators.SeparableConv2d(8, 16, 3)
+        >>> sum(p.numel() for p in separable.parameters())  # Conv2d has 1152
+        200
     """
 
     axes = "HW"

@@ -28,6 +28,11 @@ class Sparse(KernelOperator):
 
     matrix: a sparse tensor, COO or CSR.
     trainable: whether the stored entries are trained; the pattern stays.
+
+    Examples:
+        >>> A = eq.operators.Sparse(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
+        >>> A(torch.tensor([[1.0, 3.0]]))
+        tensor([[6., 0.]])
     """
 
     kernel: nn.Parameter

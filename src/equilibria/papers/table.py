@@ -168,7 +168,12 @@ def register_table(table: PaperTable, *, replace: bool = False) -> None:
 
 
 def list_tables() -> list[PaperTable]:
-    """All of them, paper by paper, in the order of their numbers: tables, figures, appendices."""
+    """All of them, paper by paper, in the order of their numbers: tables, figures, appendices.
+
+    Examples:
+        >>> len(eq.papers.list_tables()) > 20
+        True
+    """
     papers = [table.paper for table in _tables().values()]
 
     def place(table: PaperTable) -> tuple[int, int, int, str]:
@@ -187,7 +192,12 @@ def list_elsewhere() -> list[Elsewhere]:
 
 
 def find_table(table_id: str) -> PaperTable:
-    """The table of this id, or the one that draws a figure; an unknown id is an error."""
+    """The table of this id, or the one that draws a figure; an unknown id is an error.
+
+    Examples:
+        >>> eq.papers.find_table("opteq-t3").title
+        'Table 3, Deep OptEq with and without regularizers on CIFAR-10'
+    """
     tables, others = _tables(), {other.id: other for other in list_elsewhere()}
     if table_id in tables:
         return tables[table_id]

@@ -160,6 +160,12 @@ def explain(
     follow: the images whose solves are followed; by default the first of `images`, as many as there
         is memory for.
     class_names: those that the model knows (`eq.load`) if not given, else their numbers.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:1]
+        >>> found = eq.explain(eq.load("digits-opteq"), images)
+        >>> found.contributions.terms
+        ('input', 'bias', 'quadratic')
     """
     if not isinstance(model, EquilibriumClassifier):
         raise TypeError(

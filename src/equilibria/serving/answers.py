@@ -41,7 +41,13 @@ class Answer:
 
 
 class Answerer:
-    """Answers batches of pictures by a classifier that `eq.load` gave."""
+    """Answers batches of pictures by a classifier that `eq.load` gave.
+
+    Examples:
+        >>> answerer = eq.serving.Answerer(eq.load("digits-opteq"))
+        >>> answerer([eq.data.load_digits().test.images[0]])[0].label
+        '0'
+    """
 
     def __init__(self, model: nn.Module, *, certificates: bool = True) -> None:
         shape, frame = getattr(model, "image_shape", None), getattr(model, "frame", None)

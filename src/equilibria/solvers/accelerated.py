@@ -26,6 +26,11 @@ class Accelerated(Solver[Momentum]):
     y ← T(y) + (t−1)/t⁺ · (T(y) − T(y_prev)) is its accelerated form; a sample whose momentum points
     uphill restarts. Two vectors of memory. Meant for maps with an objective (OptEq, energies with
     0 ≼ −∇²E ≼ I); for others, such as Deep OptEq or MDEQ, use `Anderson`.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), solver=eq.Accelerated())
+        >>> layer(torch.tensor([[1.0, -1.0]]))
+        tensor([[1., 0.]], grad_fn=...)
     """
 
     drop_share: float = 0.25

@@ -41,6 +41,11 @@ class Anderson(Solver[History]):
 
     memory: how many earlier points are mixed.
     damping: 1 mixes images only; less mixes in the points themselves.
+
+    Examples:
+        >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)
+        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=mixing).item(), 4)
+        0.7391
     """
 
     memory: int = 4

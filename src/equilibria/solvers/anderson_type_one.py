@@ -40,6 +40,11 @@ class AndersonTypeOne(Solver[Differences]):
     again.
 
     memory: how many differences are kept.
+
+    Examples:
+        >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.solvers.AndersonTypeOne(tolerance=1e-6)
+        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=mixing).item(), 4)
+        0.7391
     """
 
     memory: int = 5

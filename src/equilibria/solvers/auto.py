@@ -47,6 +47,11 @@ class Auto(Anderson):
     if there is a hidden objective: a convex one is minimized in any case. It begins with what the
     plain steps have seen. That may cost many times `max_iterations`; below fifty of them there is
     no descent.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), solver="auto")
+        >>> layer.solve(torch.ones(1, 2)).solver  # a constant map contracts strongly
+        'Picard'
     """
 
     @property

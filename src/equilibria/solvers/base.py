@@ -61,6 +61,11 @@ class Solver(ABC, Generic[M]):
         on devices where asking stalls the queue.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
+
+    Examples:
+        >>> patient = eq.Anderson(tolerance=1e-6, max_iterations=500)  # as all solvers
+        >>> isinstance(patient, eq.solvers.Solver), patient.max_iterations
+        (True, 500)
     """
 
     tolerance: float = 1e-4

@@ -38,6 +38,11 @@ class Broyden(Solver[InverseJacobian]):
     (Broyden, 1965; for equilibrium models Bai et al., 2019.) Memory is bounded by `rank`, whatever
     the number of iterations. A row whose residual jumps by `restart_growth` starts again from
     B = −I, a plain step, and an update whose denominator vanishes is left out.
+
+    Examples:
+        >>> f, quasi_newton = lambda z, x: torch.cos(z) + x, eq.Broyden(rank=5, tolerance=1e-6)
+        >>> round(eq.fixed_point(f, torch.zeros(1, 1), solver=quasi_newton).item(), 4)
+        0.7391
     """
 
     rank: int = 8

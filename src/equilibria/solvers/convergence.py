@@ -134,6 +134,14 @@ class StoppingCriterion(ABC):
 
     A criterion is a value without state; what it has to know of the samples it reads from the
     context of the problem, which shrinks with the batch.
+
+    Examples:
+        >>> class Large(eq.solvers.StoppingCriterion):  # content with ‖T(y)‖ > 1.4
+        ...     def reached(self, iterate):
+        ...         return iterate.image.norm(dim=1) > 1.4
+        >>> solver = eq.Picard(stop=Large())
+        >>> eq.fixed_point(lambda z, x: z / 2 + x, torch.ones(1, 1), solver=solver)
+        tensor([[1.5000]])
     """
 
     @abstractmethod
@@ -147,7 +155,13 @@ class StoppingCriterion(ABC):
 
 @dataclass(frozen=True)
 class RelativeResidual(StoppingCriterion):
-    """‖T(y) − y‖ ≤ tolerance · ‖T(y)‖."""
+    """‖T(y) − y‖ ≤ tolerance · ‖T(y)‖.
+
+    Examples:
+        >>> rough = eq.Picard(stop=eq.solvers.RelativeResidual(0.5))
+        >>> eq.fixed_point(lambda z, x: z / 2 + x, torch.ones(1, 1), solver=rough)
+        tensor([[1.5000]])
+    """
 
     tolerance: float
 

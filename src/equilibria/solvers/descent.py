@@ -126,6 +126,14 @@ class Descent(Solver[Memory]):
     Float32 is lifted to float64: beside a large curvature its rounding would hide the minimum.
 
     max_iterations: evaluations of the map and of products with its Jacobian.
+
+    Examples:
+        >>> @eq.energy_term
+        ... def steep(y, x):  # its plain iteration y = x − 50y would diverge
+        ...     return 25 * y.square().sum(dim=1)
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(1)) + steep, solver=eq.solvers.Descent())
+        >>> layer(torch.tensor([[51.0]])).round(decimals=3)
+        tensor([[1.]], grad_fn=...)
     """
 
     max_iterations: int = 10_000

@@ -18,6 +18,11 @@ class Picard(Solver[Memory]):
     For an energy model with ‖∇²E‖ ≤ 1 it is proximal gradient descent on the hidden objective with
     unit step, so the objective falls at every iteration. Converges at the rate of the contraction:
     slow near 1; prefer `Accelerated` or `Anderson` there.
+
+    Examples:
+        >>> f = lambda z, x: z / 2 + x
+        >>> eq.fixed_point(f, torch.ones(1, 1), solver=eq.Picard(tolerance=1e-6)).round(decimals=4)
+        tensor([[2.]])
     """
 
     damping: float = 1.0

@@ -74,6 +74,13 @@ class FixedPointProblem:
 
     For the first `refresh_until` iterations the context is renewed by `refresh` (signs or
     perturbations that depend on the state); after them the map is fixed.
+
+    Examples:
+        >>> problem = eq.solvers.FixedPointProblem(
+        ...     lambda y, context: y / 2 + 1, eq.Context(), torch.zeros(1, 1)
+        ... )
+        >>> eq.Picard().solve(problem).state.round(decimals=2)
+        tensor([[2.]])
     """
 
     step: Callable[[State, Context], State]

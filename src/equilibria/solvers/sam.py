@@ -31,6 +31,12 @@ class SAM(Picard):
     Every solve takes `max_iterations` steps K: a small residual says nothing about R. The state is
     z^K itself, as in Eq. 12, which is no image of T; residual and status are those of z^(K−1), the
     last point at which T was evaluated.
+
+    Examples:
+        >>> sam = eq.solvers.SAM(regularizer="l2", max_iterations=20)
+        >>> layer = eq.EquilibriumLayer(lambda z, x: 0 * z + x, solver=sam)
+        >>> layer.solve(torch.ones(1, 2)).state.shape
+        torch.Size([1, 2])
     """
 
     regularizer: Regularizer = "l2"  # type: ignore[assignment]

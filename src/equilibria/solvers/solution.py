@@ -14,7 +14,13 @@ from equilibria.context import Context, State
 
 
 class Status(IntEnum):
-    """How the solve of one sample ended."""
+    """How the solve of one sample ended.
+
+    Examples:
+        >>> solution = eq.EquilibriumLayer(eq.Input(torch.eye(2))).solve(torch.ones(1, 2))
+        >>> eq.Status(int(solution.status[0])).name
+        'CONVERGED'
+    """
 
     CONVERGED = 0
     OUT_OF_ITERATIONS = 1
@@ -30,11 +36,29 @@ TOO_SMALL = (
 
 
 class ConvergenceWarning(UserWarning):
-    """Some samples did not reach the tolerance: their result is only the best that was seen."""
+    """Some samples did not reach the tolerance: their result is only the best that was seen.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     z = eq.fixed_point(lambda z, x: z + x, torch.ones(1, 2))  # there is none
+        >>> caught[0].category.__name__
+        'ConvergenceWarning'
+    """
 
 
 class ConvergenceError(RuntimeError):
-    """Some samples did not reach the tolerance, and `strict=True` asked for an error."""
+    """Some samples did not reach the tolerance, and `strict=True` asked for an error.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(lambda z, x: z + x, strict=True)  # has no fixed point
+        >>> try:
+        ...     layer(torch.ones(1, 2))
+        ... except eq.ConvergenceError as error:
+        ...     print(str(error)[:44])
+        1 of 1 samples (100%) did not converge; samp
+    """
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,13 @@ class Trace:
     `residual` has shape `(iterations, problems)` and is NaN from where a problem had already
     stopped: nothing is made up. `states`, if asked for, holds T(y) of every iteration, and for a
     problem that has stopped its answer.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(lambda z, x: z / 2 + x, solver="picard", tolerance=1e-2)
+        >>> with eq.solving(layer, record="iterates") as record:
+        ...     z = layer(torch.ones(1, 1))
+        >>> record.solutions[0].trace.residual.flatten()[:3]
+        tensor([1.0000, 0.3333, 0.1429])
     """
 
     residual: Tensor
@@ -57,6 +88,12 @@ class Solution:
     Every per-problem tensor has one entry a sample, or a single one where the samples of the batch
     are coupled. `state` is always an output of the map (T of the best point seen), never a mixture
     of iterates and never NaN; it is the start where not even the first evaluation was finite.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
+        >>> solution = layer.solve(torch.ones(3, 2))
+        >>> solution.converged, solution.summary()
+        (tensor([True, True, True]), 'all 3 samples converged to 1.0e-04')
     """
 
     state: State

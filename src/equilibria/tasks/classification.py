@@ -25,6 +25,12 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
     """How many samples of each true class (row) were predicted as each class (column).
 
     Predictions below 0 are none, and counted nowhere.
+
+    Examples:
+        >>> labels, predictions = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])
+        >>> eq.tasks.confusion_matrix(labels, predictions, classes=2)
+        tensor([[1, 1],
+                [0, 1]])
     """
     answered = predictions >= 0
     pairs = (labels * classes + predictions)[answered]
@@ -34,7 +40,13 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Cross-entropy over classes; in training the targets are softened by `label_smoothing`."""
+    """Cross-entropy over classes; in training the targets are softened by `label_smoothing`.
+
+    Examples:
+        >>> task = eq.tasks.Classification(label_smoothing=0.1)
+        >>> task.label_smoothing
+        0.1
+    """
 
     names_classes: ClassVar[bool] = True
 
@@ -249,12 +261,21 @@ def class_accuracy(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
     """Of each class, the share of its pixels that were found; NaN where it has none.
 
     unanswered: how many pixels of each class are in no column.
+
+    Examples:
+        >>> eq.tasks.class_accuracy(torch.tensor([[3, 1], [0, 4]]))
+        tensor([0.7500, 1.0000], dtype=torch.float64)
     """
     return confusion.diagonal().double() / (confusion.sum(dim=1) + unanswered)
 
 
 def class_iou(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
-    """Intersection ÷ union of each class; NaN where it is neither there nor predicted."""
+    """Intersection ÷ union of each class; NaN where it is neither there nor predicted.
+
+    Examples:
+        >>> eq.tasks.class_iou(torch.tensor([[3, 1], [0, 4]]))
+        tensor([0.7500, 0.8000], dtype=torch.float64)
+    """
     hits = confusion.diagonal().double()
     return hits / (confusion.sum(dim=0) + confusion.sum(dim=1) + unanswered - hits)
 

@@ -82,6 +82,12 @@ def train(
         classes, its last layer is new.
     imports: files or modules of your own parts, imported first (`equilibria.plugins`).
     on_epoch, on_step: are told how it goes; an exception they raise ends the training.
+
+    Examples:
+        >>> few = ["data.options.train_samples=64", "training.epochs=1"]
+        >>> model = eq.train("digits-opteq", *few, output="runs/mine")
+        >>> model.class_names[:3]
+        ('0', '1', '2')
     """
     import_parts(imports)
     folder, is_more = Path(output), str(epochs).startswith("+")
@@ -116,6 +122,11 @@ def load(
     weights: "best" are those of the epoch that did best on the validation images.
     imports: what the run was trained with, besides what comes with Equilibria; `run.json` names it,
         but nothing is imported that is not named here.
+
+    Examples:
+        >>> model = eq.load("digits-opteq")
+        >>> model.class_names, model.image_shape
+        (('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'), (1, 8, 8))
     """
     import_parts(imports)
     return trained_model(folder, device=device, weights=weights).model
@@ -147,6 +158,11 @@ def evaluate(
     task: what is judged; by default that of the run, and classification for a model.
     root: the folder of data sets; by default where the run, or EQUILIBRIA_DATA, has it.
     certified: of a run, solve each image until its class is certain (`CertifiedExit`).
+
+    Examples:
+        >>> found = eq.evaluate("digits-opteq")
+        >>> found.samples, found.accuracy > 0.9
+        (450, True)
     """
     if isinstance(data, str):
         data = load_dataset(data, root, **options)
@@ -226,6 +242,11 @@ def predict(
     certified: solve each image until its class is certain (`CertifiedExit`).
     on_unreadable: is told of a file that cannot be read, which is then left out; without it, that
         is an error.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> [answer.label for answer in eq.predict("digits-opteq", images)]
+        ['0', '3']
     """
     found = predictions(
         run_or_model,

@@ -395,7 +395,13 @@ def trained(
 def trained_model(
     folder: str | Path, *, device: torch.device | str = "cpu", weights: Weights = "last"
 ) -> RecipeModel:
-    """What `trained` gives, without the data set where the run says what its images are."""
+    """What `trained` gives, without the data set where the run says what its images are.
+
+    Examples:
+        >>> run = eq.training.trained_model("digits-opteq")
+        >>> run.recipe.model.name
+        'opteq-small'
+    """
     place = choose_device(device)
     source = source_of(folder, weights)
     recipe, known = source.recipe, source.images

@@ -126,7 +126,14 @@ def _seal(data: Mapping[str, Any]) -> str:
 
 
 def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Parameters and buffers as a safetensors file, which loads without running any code."""
+    """Parameters and buffers as a safetensors file, which loads without running any code.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> model = torch.nn.Linear(2, 2)
+        >>> eq.training.save_weights(model, Path("linear.safetensors"))
+        >>> eq.training.load_weights(model, Path("linear.safetensors"))
+    """
     save_tensors(model.state_dict(), path, metadata)
 
 

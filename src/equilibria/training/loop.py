@@ -70,6 +70,13 @@ def fit(
     `processes` each takes its share of every batch, and the first one reports. So many `workers`
     are processes that read ahead; by default as many as image files and cores suggest.
     Meanwhile denormal numbers count as zero (`denormals_as_zero`).
+
+    Examples:
+        >>> model, task = eq.create_model("opteq-small", in_channels=1), eq.tasks.Classification()
+        >>> data = eq.data.Split(torch.rand(8, 1, 8, 8), torch.arange(8))
+        >>> settings = eq.training.TrainingSettings(epochs=1, batch_size=4)
+        >>> eq.training.fit(model, task, data, settings)[0].epoch
+        1
     """
     if len(data) == 0:
         raise ValueError("there is nothing to train on: the split holds no sample")

@@ -160,6 +160,11 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Keys are dotted (`training.epochs=3`, `model.options.channels=16`); values are YAML. For a
     folder of images, one folder a class, or a table of files and labels (CSV), a recipe is chosen
     by what the images are like.
+
+    Examples:
+        >>> recipe = eq.training.load_recipe("digits-opteq", ["training.epochs=3"])
+        >>> recipe.model.name, recipe.training.epochs
+        ('opteq-small', 3)
     """
     from equilibria.training.own_images import is_own_images, recipe_for_path
 
@@ -264,6 +269,10 @@ def list_recipes() -> dict[str, Path]:
     """The recipes by name: those of the package, and those of a folder `recipes` here.
 
     A recipe here comes before one of the package that has the same name.
+
+    Examples:
+        >>> "digits-opteq" in eq.training.list_recipes()
+        True
     """
     return {
         path.stem: path

@@ -48,6 +48,10 @@ class TrainingSettings:
         over inputs (JIIO), at a random one of that search, with the x it had there.
     seed: of the order of samples and of augmentation. The model's initial weights come from torch's
         own generator: call `torch.manual_seed` before making the model.
+
+    Examples:
+        >>> eq.training.TrainingSettings(epochs=10, optimizer="sgd", learning_rate=0.1).batch_size
+        64
     """
 
     epochs: int

@@ -50,6 +50,11 @@ def load_digits() -> DataSet:
     """The handwritten digits that come with scikit-learn: 1797 images, 8×8, pixels in [0, 1].
 
     A quarter of every class is the test set.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images
+        >>> images.shape[1:], float(images.max())
+        (torch.Size([1, 8, 8]), 1.0)
     """
     from sklearn.datasets import load_digits as read_digits
 

@@ -216,7 +216,12 @@ def resnet_small(
     blocks: Sequence[int] = (1, 1, 1),
     **stem: Any,
 ) -> ResNet:
-    """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32."""
+    """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32.
+
+    Examples:
+        >>> eq.models.resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
     trunk = ResNetTrunk(
         in_channels, kind="basic", widths=channels, blocks=blocks, form="cifar", **stem
     )

@@ -216,7 +216,13 @@ def opteq_decoder(
     solving: Solving | None = None,
     **options: Any,
 ) -> EquilibriumDecoder:
-    """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached."""
+    """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached.
+
+    Examples:
+        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> decoder(torch.randn(2, 4)).shape
+        torch.Size([2, 1, 8, 8])
+    """
     size = equilibrium_size(image_size, downsample, 1)
     W = small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
     U = Conv2d(channels, width, kernel_size)

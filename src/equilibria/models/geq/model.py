@@ -97,6 +97,11 @@ def geq(
 
     kernel="polynomial" (with `degree`) and "sigmoid" are the other models of Table 4, with
     −½‖Wy‖² beside the kernel; `rho` and `form` are those of `PolynomialKernel`, `SigmoidKernel`.
+
+    Examples:
+        >>> model = eq.models.geq(channels=8, widths=(8,), scales=(1,), hidden=None, in_channels=1)
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
     """
     _refuse_foreign_options(kernel, locals())
     checked_branches(widths, scales)

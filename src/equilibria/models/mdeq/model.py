@@ -130,6 +130,12 @@ def mdeq(
     the paper; with "group" no sample sees another, and training and evaluation are the same map).
     `groups` are reduced to what fits the channels. `downsample` (1, 2 or 4) is by strides in the
     stem. The other options are those of `MDEQCell`.
+
+    Examples:
+        >>> model = eq.models.mdeq(channels=(4, 8), groups=2, in_channels=1).eval()
+        >>> with eq.solving(model, tolerance=0.1):
+        ...     print(model(torch.rand(1, 1, 8, 8)).shape)
+        torch.Size([1, 10])
     """
     widths = channels_of(channels, "branch")
     outer: dict[str, Any] = {"norm": outer_norm, "groups": groups}

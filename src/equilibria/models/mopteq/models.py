@@ -96,6 +96,11 @@ def popteq(
     has 276 K parameters with a convolution, 83 K more than without: that is one from 96 channels to
     96, as many as go in. Inside the map it has to be so; of the equilibria, 96 to 32 would do, and
     give 222 K. Both places with 96 to 96 have 278 K: the count fits either.
+
+    Examples:
+        >>> model = eq.models.popteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
     """
     check_choice(("output", "map"), fused=fused)
     branches = take_options(options, branch_classifier)
@@ -201,6 +206,11 @@ def mopteq(
     resolution (32/16/8/4 for CIFAR). `diversity` is λ, to be kept around 1/channels or below.
     Ablations: −D is diversity=0, −H is heritage=False. `space="auto"` iterates in z-space unless
     the features are much larger than the middle widths, or a kernel needs y.
+
+    Examples:
+        >>> model = eq.models.mopteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
     """
     check_choice(("auto", "y", "z"), space=space)
     check_choice(INPUT_TERMS, kernel=kernel)

@@ -35,6 +35,11 @@ class OptEqCell(EnergyCell):
     φ(z) = G(y)/μ at every output of the map: no inverse of W is needed, so W may be a convolution,
     rectangular or singular. `alpha` < 1 is the skip connection of Table 1, row 2, which leaves the
     fixed points where they are.
+
+    Examples:
+        >>> cell = eq.models.OptEqCell(eq.Dense(3, 4, norm="bound"), eq.Dense(2, 4))
+        >>> eq.EquilibriumLayer(cell=cell)(torch.ones(1, 2)).shape  # the feature z = Wᵀy
+        torch.Size([1, 3])
     """
 
     def __init__(

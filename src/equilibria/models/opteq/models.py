@@ -47,6 +47,10 @@ def opteq(
     """A convolutional OptEq classifier; `width` is the middle width, the rows of W.
 
     `space="auto"` iterates in y-space, or in z-space where the middle width is the larger.
+
+    Examples:
+        >>> eq.models.opteq(channels=8, width=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
     """
     check_choice(("auto", "y", "z"), space=space)
     if norm is not None and mu < get_activation(activation).lipschitz * zeta**2:
@@ -102,7 +106,13 @@ def deep_opteq(
     input_kernel_size: int = 1,
     **options: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers."""
+    """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers.
+
+    Examples:
+        >>> model = eq.models.deep_opteq(channels=8, widths=(4, 8), in_channels=1)
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
+    """
     sizes = [(width, kernel_size, input_kernel_size) for width in widths]
     own = take_options(options, deep_opteq_cell)
     cell = deep_opteq_cell(Conv2d, channels, channels, sizes, **own)
@@ -244,6 +254,11 @@ def deep_opteq_segmentation(
     The defaults are the paper's shape an eighth or a sixteenth as wide, for images of about 90×120
     on a laptop. Its size is widths=(256, 512, 512), with channels=512, stride=8, head_width=128 and
     norm="estimate"; it states the widths alone. The other options are those of `deep_opteq`.
+
+    Examples:
+        >>> model = eq.models.deep_opteq_segmentation(num_classes=4, widths=(8, 8, 8)).eval()
+        >>> model(torch.rand(1, 3, 32, 40)).shape
+        torch.Size([1, 4, 32, 40])
     """
     segmenter = take_options(options, equilibrium_segmenter)
     cell = deep_opteq(channels=channels, widths=widths, **options).layer.cell

@@ -218,6 +218,11 @@ def reflection_network(
     center: what is taken off every pixel, their mean. pool: of squares this wide the mean is kept.
     zeta: ‖W‖ at most. Large norms reflect almost fully, and take longer to solve.
     norm: how ‖W‖ is kept there: "estimate" or "bound". No certificate depends on it.
+
+    Examples:
+        >>> model = eq.models.reflection_network(image_size=8, units=(16,), in_channels=1)
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
     """
     check_positive(zeta=zeta)
     check_at_least_one(image_size=image_size)

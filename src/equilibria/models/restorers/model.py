@@ -209,6 +209,12 @@ def deq_restorer(
     weight: of the data term against ½‖y‖²; high for little noise. factor: of a lower resolution.
     image_size: of the images it is trained on, on which the norm of W is bounded; W is then the
         same for pictures of all sizes. If None, the norm is bounded for each size anew.
+
+    Examples:
+        >>> restorer = eq.models.deq_restorer(channels=4, kernel_size=3)
+        >>> seen = eq.inputs.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
+        >>> eq.inputs.answer(restorer, seen).shape
+        torch.Size([1, 1, 9, 7])
     """
     W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)
     prior = _Prior(Conv2d(in_channels, channels, kernel_size), bias=True)

@@ -24,6 +24,12 @@ def bicgstab(
     Eight vectors of memory however long it runs, against GMRES's `restart` + 1, for two products
     with A an iteration. A row that breaks down (ρ or ω vanishes) keeps its best iterate and is
     reported as diverged. An iteration here is one product, as for the other solvers.
+
+    Examples:
+        >>> A, g = torch.tensor([[2.0, 1.0], [0.0, 4.0]]), torch.tensor([[4.0, 4.0]])
+        >>> found = eq.solvers.bicgstab(lambda u: u @ A.T, g, tolerance=1e-5, max_iterations=9)
+        >>> found.value.round(decimals=3)
+        tensor([[1.5000, 1.0000]])
     """
 
     def run(rhs: Tensor, goal: Tensor, limit: int) -> Run:

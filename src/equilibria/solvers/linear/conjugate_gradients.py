@@ -23,6 +23,12 @@ def conjugate_gradients(
 
     For an energy model A = I − Jᵀ = I − HS with H symmetric. A row with pᵀSAp ≤ 0 (A is not
     positive: the point is no minimum) stops as diverged.
+
+    Examples:
+        >>> A, g = torch.tensor([2.0, 5.0]), torch.tensor([[4.0, 5.0]])  # a diagonal A
+        >>> found = eq.solvers.conjugate_gradients(A.mul, g, tolerance=1e-5, max_iterations=9)
+        >>> found.value.round(decimals=3)
+        tensor([[2., 1.]])
     """
 
     def run(residual: Tensor, goal: Tensor, limit: int) -> Run:

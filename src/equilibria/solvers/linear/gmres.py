@@ -32,6 +32,12 @@ def gmres(
 
     jacobian: v ↦ Jv where A = I − J. Both have the same Krylov spaces, and next to nothing cancels
         where Jv, and not v − Jv, is made orthogonal to them.
+
+    Examples:
+        >>> A, g = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), torch.tensor([[1.0, 2.0]])
+        >>> found = eq.solvers.gmres(lambda u: u @ A.T, g, tolerance=1e-5, max_iterations=9)
+        >>> found.value.round(decimals=3)
+        tensor([[-2.,  1.]])
     """
 
     def run(residual: Tensor, goal: Tensor, limit: int) -> Run:

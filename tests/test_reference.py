@@ -1,0 +1,76 @@
+"""The examples of the reference: public names have one, and all of them run."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+COMPLETE = ("", "activations", "operators", "energies", "solvers", "gradients", "equilibrium")
+"""Rooms, the window first, in which every name has an example: what models are made of."""
+
+WITHOUT = {
+    "State": "a type alias",
+    "OperatorLike": "a type alias",
+    "Shape": "a type alias",
+    "Weights": "a type alias",
+    "Inputs": "a type alias",
+    "__version__": "a string",
+    "BatchCouplingWarning": "a warning, which says what to do",
+    "NoObjectiveError": "an error, which says what to do",
+    "SmoothActivation": "an abstract class; Tanh is one",
+    "RidgePrior": "a part of `OpponentPrior`, shown there",
+    "Rounding": "a table of constants, for certificates",
+    "Iterate": "what a `StoppingCriterion` is given, shown there",
+    "LinearSolution": "what `gmres` returns, shown there",
+    "Memory": "what a solver keeps for itself",
+    "Potential": "what `Descent` is given by a layer",
+    "Backward": "between a layer and its gradient rule",
+    "BackwardLog": "between a layer and its gradient rule",
+    "Linearization": "between a layer and its gradient rule",
+    "Map": "a protocol of cells",
+    "EnergyForm": "between a cell and a gradient rule",
+}
+
+RUN = """
+import doctest, importlib, inspect, pkgutil
+import torch
+import equilibria as eq
+
+finder = doctest.DocTestFinder(recurse=False)
+runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+seen = set()
+for package in ["equilibria", *(f"equilibria.{m.name}" for m in pkgutil.iter_modules(eq.__path__))]:
+    if package.endswith("__main__"):
+        continue
+    module = importlib.import_module(package)
+    for name in getattr(module, "__all__", []):
+        thing = inspect.unwrap(getattr(module, name))
+        text = getattr(thing, "__doc__", None) or ""
+        if ">>>" not in text or text in seen:
+            continue
+        seen.add(text)
+        for test in finder.find(thing, name, globs={"eq": eq, "torch": torch}):
+            torch.manual_seed(0)
+            runner.run(test)
+print(len(seen), "names, ", runner.summarize(verbose=False))
+"""
+
+
+def test_all_examples_run(tmp_path: Path) -> None:
+    """In one process of their own, since some register parts."""
+    command = [sys.executable, "-W", "error", "-c", RUN]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "TestResults(failed=0, attempted=" in answer.stdout, answer.stdout
+    assert int(answer.stdout.split()[0]) > 150
+
+
+def test_every_name_has_an_example() -> None:
+    bare = set()
+    for room in COMPLETE:
+        module = importlib.import_module(f"equilibria.{room}".rstrip("."))
+        named = {name: getattr(module, name) for name in module.__all__}
+        bare |= {name for name, thing in named.items() if ">>>" not in (thing.__doc__ or "")}
+    assert bare == {*WITHOUT}, bare ^ {*WITHOUT}
