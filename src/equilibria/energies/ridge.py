@@ -24,7 +24,7 @@ from equilibria.registry import check_at_least_one, check_not_negative, check_po
 
 LEVELS = (2 / 255, 5 / 255, 10 / 255, 20 / 255, 35 / 255, 60 / 255)
 """Noise levels at which the scales of a prior are learned; between them they are interpolated."""
-KNOTS = tuple(0.25 * 1.9**place for place in range(7))
+KNOTS = (0.25, 0.5, 2.0, 5.0, 9.0)
 """Where a profile bends, on the scale of a filter's own noise. Few, for each costs a pass over all
 responses."""
 PACE = 5.0
@@ -73,10 +73,10 @@ class RidgePrior(Energy):
     def __init__(
         self,
         channels: Sequence[int] = (48,),
-        kernel_sizes: Sequence[int] = (7,),
+        kernel_sizes: Sequence[int] = (9,),
         *,
         concavity: float = 0.9,
-        steepness: float = 10.0,
+        steepness: float = 30.0,
         knots: Sequence[float] = KNOTS,
         noise: float | None = None,
     ) -> None:
@@ -228,11 +228,14 @@ class RidgePrior(Energy):
                 yield _Strip(sample, channel, seen, scales, part)
 
     def _first_slopes(self) -> Tensor:
-        """Those of Student's t, steepness · t/(1 + t²), within the bounds."""
+        """ψ′ rises as steeply as it may up to the first knot, and falls as steeply to zero: small
+        responses are noise, and large ones are left alone."""
         knots = torch.tensor((0.0, *self.knots), dtype=torch.float64)
-        slopes = self.steepness * (knots / (1 + knots.square())).diff() / knots.diff()
+        top = self.steepness * self.knots[0]
+        falling = (top - self.concavity * (knots - self.knots[0])).clamp_min(0)
+        slopes = torch.minimum(self.steepness * knots, falling).diff() / knots.diff()
         share = (slopes + self.concavity) / (self.steepness + self.concavity)
-        return share.clamp(0.01, 0.99).logit().float()
+        return share.clamp(0.004, 0.99).logit().float()
 
 
 def noise_level(image: Tensor, *others: Tensor) -> Tensor:

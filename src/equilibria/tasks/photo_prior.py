@@ -8,27 +8,28 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.image_quality import picture_psnr
 
-GROWTH = 1.3
-"""About the power of σ that the mean squared error of a denoiser grows with: losses of all noise
-levels are then of one size."""
-TYPICAL = 0.01
-"""About its size."""
+FLOOR = 1e-6
+"""Of a mean squared error, so that a patch without contents does not outweigh all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoPriorTask(Task):
-    """minimize Σ ‖y*(x, σ) − y‖²/σ^1.3 over patches y of photographs and x = y + noise of σ.
+    """maximize the mean PSNR of y*(x, σ) over patches y of photographs and x = y + noise of σ.
 
-    The model takes (x, σ). Losses leave out the `edge`, where a patch does not go on.
+    The model takes (x, σ). What is judged leaves out the `edge`, where a patch does not go on.
 
     patch: the side of a patch, one of each photograph, cut and turned on its side at random.
-    least, most: of σ, drawn evenly in its logarithm.
+    zoom: patches are enlarged by 1 to `zoom`, drawn evenly in its logarithm: a photograph of full
+        size is smoother than a small copy of it.
+    zoomed: the share of patches that are.
+    least, most: of σ, drawn evenly in its logarithm, and spread over a batch.
     judged: σ in evaluations, of the middle of each photograph.
     """
 
@@ -36,7 +37,9 @@ class PhotoPriorTask(Task):
     draws_pictures: ClassVar[bool] = True
 
     patch: int = 64
-    edge: int = 6
+    edge: int = 8
+    zoom: float = 1.0
+    zoomed: float = 0.5
     least: float = 5 / 255
     most: float = 100 / 255
     judged: float = 25 / 255
@@ -46,15 +49,17 @@ class PhotoPriorTask(Task):
         check_values(self, at_least_one=("patch",), positive=("least", "most", "judged"))
         if self.patch <= 2 * self.edge or self.least >= self.most:
             raise ValueError("a patch is wider than its two edges, and `least` is below `most`")
+        if self.zoom < 1 or not 0 <= self.zoomed <= 1:
+            raise ValueError("`zoom` is at least 1, and `zoomed` a share from 0 to 1")
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         clean = torch.stack([self._cut(photograph) for photograph in inputs])
         spread = math.log(self.most / self.least)
-        noise = self.least * torch.exp(spread * torch.rand(len(clean))).to(clean)
+        place = (torch.arange(len(clean)) + torch.rand(len(clean))) / len(clean)
+        noise = self.least * torch.exp(spread * place).to(clean)
         restored = self._restored(model, clean, noise, torch.randn_like(clean))
-        error = (restored - clean)[..., self.edge : -self.edge, self.edge : -self.edge]
-        losses = error.square().flatten(1).mean(dim=1) / (TYPICAL * noise**GROWTH)
-        return Outcome({"loss": losses})
+        errors = self._inside(restored - clean).square().flatten(1).mean(dim=1)
+        return Outcome({"loss": (errors + FLOOR).log()})
 
     def evaluation_step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, generator: torch.Generator
@@ -64,17 +69,25 @@ class PhotoPriorTask(Task):
         noise = clean.new_full((len(clean),), self.judged)
         drawn = torch.randn(clean.shape, generator=generator).to(clean)
         restored = self._restored(model, clean, noise, drawn)
+        restored, clean = self._inside(restored), self._inside(clean)
         errors = (restored - clean).square().flatten(1).mean(dim=1)
-        return Outcome({"loss": errors, "psnr": picture_psnr(restored, clean)})
+        return Outcome({"loss": (errors + FLOOR).log(), "psnr": picture_psnr(restored, clean)})
 
     def _cut(self, photograph: Tensor) -> Tensor:
         """A square of it, the same for photographs of all sizes that are at least as large."""
-        top, left = (
-            int(torch.randint(max(0, size - self.patch) + 1, ())) for size in photograph.shape[1:]
-        )
-        square = photograph[:, top : top + self.patch, left : left + self.patch]
-        is_turned = square.shape[1] == square.shape[2] and bool(torch.rand(()) < 0.5)
-        return square.transpose(1, 2) if is_turned else square
+        is_zoomed = bool(torch.rand(()) < self.zoomed)
+        zoom = math.exp(math.log(self.zoom) * float(torch.rand(()))) if is_zoomed else 1.0
+        side = min(math.ceil(self.patch / zoom), *photograph.shape[1:])
+        top, left = (int(torch.randint(size - side + 1, ())) for size in photograph.shape[1:])
+        square = photograph[:, top : top + side, left : left + side]
+        if side != self.patch:
+            size = (self.patch, self.patch)
+            square = F.interpolate(square[None], size=size, mode="bicubic")[0].clamp(0, 1)
+        return square.transpose(1, 2) if bool(torch.rand(()) < 0.5) else square
+
+    def _inside(self, images: Tensor) -> Tensor:
+        """Without the edges."""
+        return images[..., self.edge : -self.edge, self.edge : -self.edge]
 
     def figures(self, found: Outcome) -> dict[str, float | None]:
         return {"psnr": found.mean("psnr"), "median_psnr": found.median("psnr")}
