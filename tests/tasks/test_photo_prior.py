@@ -30,8 +30,66 @@ def test_training_lowers_the_loss_of_a_fixed_batch() -> None:
     assert found.score > 20.2  # Of the noisy pictures it is 20.2.
 
 
+class Recorder(torch.nn.Module):
+    """Keeps what it was given, and spoils the outermost pixels of it."""
+
+    def __init__(self, spoiled: int) -> None:
+        super().__init__()
+        self.spoiled = spoiled
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forward(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        self.seen.append((images, noise))
+        answer = images.clone()
+        answer[..., : self.spoiled, :] += 9.0
+        answer[..., :, -self.spoiled :] -= 9.0
+        return answer
+
+
+def test_enlarged_patches_are_smoother_and_of_the_same_size() -> None:
+    torch.manual_seed(0)
+    images = torch.rand(4, 3, 40, 50)
+    rough = []
+    for zoom in (1.0, 4.0):
+        task = PhotoPriorTask(patch=32, edge=4, least=1e-6, most=2e-6, zoom=zoom, zoomed=1.0)
+        model = Recorder(1)
+        for _ in range(4):
+            task.training_step(model, images, torch.zeros(4))
+        patches = torch.cat([seen for seen, _ in model.seen])
+        assert patches.shape == (16, 3, 32, 32)
+        assert -1e-3 < patches.min() and patches.max() < 1.001
+        rough.append(float(patches.diff(dim=3).square().mean()))
+    assert rough[1] < 0.7 * rough[0]
+
+
+def test_photographs_smaller_than_a_patch_are_enlarged() -> None:
+    model = Recorder(1)
+    task = PhotoPriorTask(patch=32, edge=4)
+    task.training_step(model, torch.rand(2, 3, 20, 26), torch.zeros(2))
+    assert model.seen[0][0].shape == (2, 3, 32, 32)
+
+
+def test_noise_is_spread_over_its_range_in_every_batch() -> None:
+    model = Recorder(1)
+    task = PhotoPriorTask(patch=20, edge=3, least=0.01, most=0.16)
+    task.training_step(model, torch.rand(4, 3, 20, 20), torch.zeros(4))
+    bounds = torch.tensor([0.01, 0.02, 0.04, 0.08, 0.16])
+    noise = model.seen[0][1]
+    assert (noise >= bounds[:-1] * 0.999).all() and (noise <= bounds[1:] * 1.001).all()
+
+
+def test_edges_do_not_count() -> None:
+    images, none = torch.rand(3, 3, 30, 30), torch.zeros(3)
+    task = PhotoPriorTask(patch=30, edge=4, judged=0.1)
+    scores = [task.evaluate(Recorder(edge), [(images, none)]).score for edge in (1, 4, 5)]
+    assert abs(scores[0] - 20) < 0.5
+    assert scores[1] == scores[0] > scores[2] + 3
+
+
 def test_a_bad_range_is_explained() -> None:
     with pytest.raises(ValueError, match="wider than its two edges"):
         PhotoPriorTask(patch=12, edge=6)
     with pytest.raises(ValueError, match="positive"):
         PhotoPriorTask(least=0.0)
+    with pytest.raises(ValueError, match="`zoom` is at least 1"):
+        PhotoPriorTask(zoom=0.5)
