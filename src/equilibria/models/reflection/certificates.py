@@ -158,7 +158,7 @@ class ReflectionExit:
 
     What one reflection leaves open enters the next, so that no layer knows by itself when it is
     enough: all of them are solved to a tolerance of 0.1 and judged; images that are still open go
-    on from there, to a tenth of it.
+    on from there, to a tenth of it. What stays open is answered as the model answers it.
     """
 
     def __init__(self, by: ReflectionCertifier) -> None:
@@ -178,9 +178,14 @@ class ReflectionExit:
             sure = by.judged(images[still], states, predicted_classes(logits)).certified_class
             found = logits if found is None else found.index_copy(0, still, logits)
             certified[still] = sure
-            if tolerance <= last or bool(sure.all()):
+            is_last = tolerance <= last
+            still = still[~sure]
+            if is_last and starts is not None and len(still):
+                _, own = by.solved(images[still])
+                found = found.index_copy(0, still, own)
+            if is_last or not len(still):
                 return found, certified
-            still, starts = still[~sure], [state[~sure] for state in states]
+            starts = [state[~sure] for state in states]
             tolerance = max(tolerance / 10, last)
 
 
