@@ -18,7 +18,7 @@ import equilibria as eq
 from equilibria.models import NoCertificateError, certifier
 from equilibria.models.certificates import joined
 from equilibria.models.pretrained import SHIPPED
-from equilibria.training import pack, trained
+from equilibria.training import kept_latents, pack, trained
 
 MOST_BYTES = 5 * 2**20
 """Of all trained models together."""
@@ -54,6 +54,9 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
     if read.evaluation is None:
         raise ValueError(f"{run} was not evaluated: equilibria compare {run} --evaluate does")
     figures = {n: v for n, v in read.evaluation.items() if isinstance(v, int | float)}
+    if task == "generate":
+        found, _, _ = eq.report.generate(experiment, torch.device("cpu"), folder=run)
+        figures |= {"sample_fid": found.sample_fid} if found.sample_fid is not None else {}
     file = SHIPPED / f"{name}.safetensors"
     card = {
         "summary": summary,
@@ -65,10 +68,10 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
         "seed": recipe.training.seed,
         "figures": {n: round(v, 4) for n, v in figures.items() if n not in OF_THE_SOLVE},
         "measured_by": f"equilibria evaluate --model {name}",
-        "certificate": certificate(experiment, samples),
+        "certificate": {} if task == "generate" else certificate(experiment, samples),
         "use": f"equilibria {task} --model {name}" + " image.png" * (task == "predict"),
     }
-    pack(experiment, file)
+    pack(experiment, file, latents=kept_latents(run))
     total = sum(path.stat().st_size for path in SHIPPED.glob("*.safetensors"))
     if total > MOST_BYTES:
         file.unlink()

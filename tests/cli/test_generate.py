@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+import equilibria as eq
 from tests.program import invoke
 
 RECIPE = """
@@ -120,3 +122,17 @@ def test_what_cannot_be_drawn_is_refused(generator: Path, tmp_path: Path) -> Non
     classifier = invoke("generate", tmp_path / "classifier")
     assert classifier.exit_code == 2
     assert "opteq-small draws no images" in classifier.output
+
+
+def test_a_generator_in_one_file_draws_without_data(generator: Path, tmp_path: Path) -> None:
+    """The file holds the latents that a density is fitted to."""
+    file, output = tmp_path / "generator.safetensors", tmp_path / "samples.png"
+    exported = invoke("export", generator, "--format", "safetensors", "--output", file)
+    assert exported.exit_code == 0, exported.output
+    latents = eq.training.kept_latents(file)
+    assert latents is not None
+    assert torch.equal(latents, eq.training.kept_latents(generator))
+    assert eq.load(file)(latents[:2]).shape == (2, 1, 8, 8)
+    drawn = invoke("generate", file, "--output", output, *SMALL, "--json")
+    assert drawn.exit_code == 0, drawn.output
+    assert output.is_file()

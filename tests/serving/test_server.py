@@ -17,8 +17,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import equilibria as eq
+from equilibria.cli.serve import hosts
 from equilibria.data import load_digits
 from equilibria.serving import Answer, Answerer, Limits, prediction_app
+from equilibria.serving.server import LOOPBACK
 from tests.program import invoke
 from tests.serving.running import png, running
 
@@ -239,3 +241,17 @@ def until(holds: object, seconds: float = 60) -> None:
     while not holds():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_names_that_a_server_may_be_called_by(capsys: pytest.CaptureFixture[str]) -> None:
+    assert hosts("127.0.0.1", None) == (*LOOPBACK, "127.0.0.1")
+    assert hosts("0.0.0.0", ["Models.Example.org", "10.0.0.7"])[-2:] == (
+        "models.example.org",
+        "10.0.0.7",
+    )
+    assert capsys.readouterr().out == ""
+    assert "example.org" not in hosts("0.0.0.0", None)
+    assert "--name" in capsys.readouterr().out
+    for wrong in ("*", "http://example.org", "example.org:8000", ""):
+        with pytest.raises(ValueError, match="not the name of a host"):
+            hosts("0.0.0.0", [wrong])

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, command, opened_model
 from equilibria.cli.console import say
-from equilibria.cli.serve import Host, Port, check_installed
+from equilibria.cli.serve import Host, Names, Port, check_installed, hosts
 
 CLASSIFIERS = ("predict", "evaluate", "certify")
 """What is done with trained models that name classes."""
@@ -28,6 +28,7 @@ def explore(
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    names: Names = None,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     best: Best = False,
     device: Device = "auto",
@@ -38,14 +39,14 @@ def explore(
     from equilibria.serving import run_server
     from equilibria.serving.explorer import explorer_app
     from equilibria.serving.exploring import Explored
-    from equilibria.serving.server import LOOPBACK
 
+    called = hosts(host, names)
     place = eq.training.choose_device(device)
     cards = eq.models.pretrained_cards().values()
     asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
     explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]
     explored.sort(key=lambda one: not len(one.samples()))  # The page begins with a picture.
-    app = explorer_app(explored, hosts=(*LOOPBACK, host))
+    app = explorer_app(explored, hosts=called)
     address = f"http://{host}:{port}/"
     say(f"Open {address}   Ctrl-C ends it.")
     if show:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -20,19 +21,47 @@ def check_installed() -> None:
 
 
 Host = Annotated[str, Option(help="Address to listen at; the default reaches this machine only.")]
+Names = Annotated[
+    list[str] | None,
+    Option(
+        "--name",
+        metavar="HOST",
+        help="A name that it may be called by, beside localhost and --host; several times.",
+    ),
+]
 Port = Annotated[int, Option(min=1, max=65535)]
+
+
+def hosts(host: str, names: list[str] | None) -> tuple[str, ...]:
+    """What the server may be called: itself, and what the user names."""
+    from equilibria.serving.server import LOOPBACK
+
+    for name in names or ():
+        if not re.fullmatch(r"[\w.:-]+", name) or re.search(r"^[\w.-]+:\d*$", name):
+            raise ValueError(
+                f"{name!r} is not the name of a host: give it as clients do, without http:// and "
+                "port, such as --name models.example.org"
+            )
+    if host in ("0.0.0.0", "::") and not names:
+        say(
+            f"It listens everywhere, but may be called {', '.join(LOOPBACK)} alone: --name HOST "
+            "gives it another name."
+        )
+    return (*LOOPBACK, host, *(name.lower() for name in names or ()))
 
 
 @command(
     "serve",
     "equilibria serve runs/opteq",
     "equilibria serve runs/opteq --port 9000 --no-certificates",
+    "equilibria serve runs/opteq --host 0.0.0.0 --name models.example.org",
     "curl --data-binary @digit.png http://127.0.0.1:8000/predict",
 )
 def serve(
     run: SomeRun,
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    names: Names = None,
     certificates: Annotated[
         bool, Option("--certificates/--no-certificates", help="What is certain of each answer.")
     ] = True,
@@ -47,12 +76,12 @@ def serve(
     check_installed()
     import equilibria as eq
     from equilibria.serving import Answerer, Limits, prediction_app, run_server
-    from equilibria.serving.server import LOOPBACK
 
+    called = hosts(host, names)
     model = opened_model(run, eq.training.choose_device(device), best).model
     answerer = Answerer(model, certificates=certificates)
     limits = Limits(megabytes, seconds, batch, waiting)
-    app = prediction_app(answerer, str(run), limits, (*LOOPBACK, host))
+    app = prediction_app(answerer, str(run), limits, called)
     say(f"{run} answers at http://{host}:{port}/predict; /health and /metrics tell how it is.")
     say(f"Try: curl --data-binary @picture.png http://{host}:{port}/predict   Ctrl-C ends it.")
     run_server(app, host, port)

@@ -17,7 +17,7 @@ from equilibria.exports import onnx_file, torch_program
 from equilibria.exports.constants import certificate_constants
 from equilibria.exports.graph import Loop, model_graph
 from equilibria.registry import check_at_least_one, check_choice, check_positive
-from equilibria.training import RecipeModel, pack, trained_model
+from equilibria.training import RecipeModel, kept_latents, pack, trained_model
 
 Format = Literal["onnx", "torch-export", "safetensors"]
 ENDINGS: Mapping[str, str] = {"onnx": "onnx", "torch-export": "pt2", "safetensors": "safetensors"}
@@ -94,9 +94,9 @@ def export(
     if not isinstance(run_or_model, nn.Module):
         opened = trained_model(run_or_model, weights=weights)
     if format == "safetensors":
-        if opened is None:
+        if opened is None or isinstance(run_or_model, nn.Module):
             raise TypeError("weights with their recipe are those of a run: name its folder")
-        pack(opened, path)
+        pack(opened, path, latents=kept_latents(run_or_model))
         return Exported(path, format, path.stat().st_size, {})
     given = run_or_model if opened is None else opened.model
     assert isinstance(given, nn.Module)

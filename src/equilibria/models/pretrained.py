@@ -19,6 +19,8 @@ SHIPPED = Path(str(resources.files("equilibria") / "weights"))
 HEADER = "equilibria"
 """The entry of a file's metadata that describes its model."""
 KIND = "equilibria model"
+LATENTS = "equilibria.latents"
+"""The tensor of a generator's file that holds latents of training images, beside its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,9 @@ def pretrained_model(name: str, **solving: Any) -> nn.Module:
     described = header_of(file)
     options = {**described["model"]["options"], **solving}
     model = create_model(described["model"]["name"], **options)
-    model.load_state_dict(load_file(file))
+    weights = load_file(file)
+    weights.pop(LATENTS, None)
+    model.load_state_dict(weights)
     for fact in ("class_names", "image_shape"):
         setattr(model, fact, tuple(described["images"][fact]))
     return model.eval()

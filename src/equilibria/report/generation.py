@@ -25,9 +25,8 @@ from equilibria.tasks.image_quality import (
 from equilibria.training import (
     Experiment,
     RecipeModel,
-    RunFolder,
+    kept_latents,
     load_weights,
-    read_weights,
     save_weights,
 )
 
@@ -134,19 +133,19 @@ def generate(
     return result, _samples(experiment, drawn[:samples]), Sheet(rows, titles, heading)
 
 
-@torch.no_grad()
-def kept_latents(folder: Path) -> Tensor:
-    """Of training images, as the run in `folder` keeps them."""
-    file = RunFolder(folder).latents
-    if not file.is_file():
+def known_latents(place: Path) -> Tensor:
+    """Those that a run or a file keeps of training images; an error where there are none."""
+    latents = kept_latents(place)
+    if latents is None:
         raise FileNotFoundError(
-            f"{file} is missing: without the latents that a run of a generator or an autoencoder "
-            "keeps there is nothing to fit a density to; name the folder of its data set with "
-            "--root, or train it again"
+            f"{place} holds no latents: without those that a run of a generator or an autoencoder "
+            "keeps (latents.safetensors) there is nothing to fit a density to; name the folder of "
+            "its data set with --root, or train it again"
         )
-    return read_weights(file)["latents"]
+    return latents
 
 
+@torch.no_grad()
 def generate_without_data(
     run: RecipeModel,
     device: torch.device,
@@ -159,7 +158,7 @@ def generate_without_data(
 ) -> tuple[Generation, Sheet]:
     """Samples alone: the density is fitted to latents that the run in `folder` keeps."""
     model = _checked(run)
-    known = kept_latents(folder)[:latents].to(device)
+    known = known_latents(folder)[:latents].to(device)
     chosen = _chosen_density(run, density)
     fitted = fit_density(chosen, known, seed=seed)
     drawn = decode(model, fitted.sample(samples, seed=seed).to(device))
@@ -229,7 +228,8 @@ def _feature_network(
     """The classifier behind the FID: trained once, then read from the run's folder."""
     data = experiment.data
     labelled = data.kind == "classification" and data.num_classes > 1
-    file = None if folder is None else folder / "feature_network.safetensors"
+    kept = folder is not None and folder.is_dir()  # not of a model that is one file
+    file = folder / "feature_network.safetensors" if folder is not None and kept else None
     turns = 4 if data.image_shape[1] == data.image_shape[2] else 2
     classes = data.num_classes if labelled else turns
     if file is not None and file.is_file():

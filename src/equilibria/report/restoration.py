@@ -26,7 +26,7 @@ from equilibria.inputs import (
 )
 from equilibria.models.generators.densities import fit_density
 from equilibria.operators import Mask
-from equilibria.report.generation import kept_latents
+from equilibria.report.generation import known_latents
 from equilibria.report.sheets import Sheet, SheetRow, compared
 from equilibria.solvers import Status
 from equilibria.tasks import ImageRestoration, Reconstruction
@@ -111,7 +111,7 @@ def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -
 
 def fitted_prior(folder: Path, weight: float, *, seed: int = 0) -> Prior:
     """A mixture of Gaussians on the latents that a run keeps of training images."""
-    known = kept_latents(folder)
+    known = known_latents(folder)
     return Prior(fit_density(PRIOR_DENSITY, known, seed=seed).log_likelihood, weight)
 
 

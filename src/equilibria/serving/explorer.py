@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from torch.overrides import TorchFunctionMode
 
 from equilibria.serving.exploring import Explored, restored_photo
 from equilibria.serving.server import LOOPBACK, Limits, RefusedError, body_of, prediction_app
@@ -40,11 +42,26 @@ def explorer_app(
     thread = ThreadPoolExecutor(1, thread_name_prefix="equilibria-explorer")
 
     async def in_turn(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
-        """One thing at a time: who moves a slider asks often."""
-        loop = asyncio.get_running_loop()
+        """One thing at a time: who moves a slider asks often, and waits for the last alone."""
+        loop, gone = asyncio.get_running_loop(), threading.Event()
         content = await body_of(request, limits.bytes)
-        done = loop.run_in_executor(thread, work, content)
-        return JSONResponse(await asyncio.wait_for(done, limits.seconds))
+
+        def while_wanted() -> dict[str, Any]:
+            with WhileWanted(gone):
+                return work(content)
+
+        done = loop.run_in_executor(thread, while_wanted)
+        left = asyncio.create_task(_left(request))
+        try:
+            either = (done, left)
+            await asyncio.wait(either, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise ClientDisconnect if left.done() else asyncio.TimeoutError
+            return JSONResponse(done.result())
+        finally:
+            gone.set()
+            left.cancel()
+            done.cancel()
 
     def chosen(request: Request) -> Explored:
         name = request.query_params.get("model", explored[0].name)
@@ -91,6 +108,31 @@ def explorer_app(
     ]
     answerer = explored[0].answerer
     return prediction_app(answerer, explored[0].name, limits, hosts, [*pages, *routes])
+
+
+class AbandonedError(Exception):
+    """Nobody waits for what is computed."""
+
+
+class WhileWanted(TorchFunctionMode):
+    """Inside the block the first call of torch after `gone` is set is the last one."""
+
+    def __init__(self, gone: threading.Event) -> None:
+        super().__init__()
+        self.gone = gone
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self.gone.is_set():
+            raise AbandonedError
+        return func(*args, **(kwargs or {}))
+
+
+async def _left(request: Request) -> None:
+    """Until whoever asked has gone: the page asks for something else, or was closed."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.05)
 
 
 def number(request: Request, name: str, least: float, most: float, usual: float) -> float:

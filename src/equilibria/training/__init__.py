@@ -33,7 +33,7 @@ from equilibria.training.files import (
 from equilibria.training.folder import RunError, RunFolder
 from equilibria.training.loop import NonFiniteError, fit
 from equilibria.training.metrics import EpochMetrics, StepProgress, TensorBoardLog
-from equilibria.training.packed import pack
+from equilibria.training.packed import kept_latents, pack
 from equilibria.training.planning import Plan, open_run, plan_run
 from equilibria.training.processes import ALONE, Processes, choose_device, denormals_as_zero, now
 from equilibria.training.recipe import (
@@ -78,6 +78,7 @@ __all__ = [
     "fitting_options",
     "joined_group",
     "json_text",
+    "kept_latents",
     "list_recipes",
     "load",
     "load_recipe",

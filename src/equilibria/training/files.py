@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from torch import Tensor, nn
 
+from equilibria.models.pretrained import LATENTS
+
 CHECKSUM = "sha256"
 BLANK = "0" * 64
 """Stands in a file of weights where its checksum will be."""
@@ -196,7 +198,9 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load what `save_weights` wrote into a model of the same shape; anything else is an error."""
-    fill(model, read_weights(path))
+    found = read_weights(path)
+    found.pop(LATENTS, None)
+    fill(model, found)
 
 
 def take_lock(path: Path, *, wait: bool = False) -> int | None:

@@ -7,16 +7,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equilibria.models.pretrained import HEADER, KIND
-from equilibria.training.files import json_text, save_weights
+from equilibria.models.pretrained import HEADER, KIND, LATENTS, pretrained_cards, pretrained_file
+from equilibria.training.files import json_text, read_weights, save_tensors
+from equilibria.training.folder import RunFolder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from equilibria.training.experiment import RecipeModel
 
 
-def pack(run: RecipeModel, path: Path, **card: Any) -> None:
+def kept_latents(place: str | Path) -> Tensor | None:
+    """Of training images, as the run of a generator, or the file of one, keeps them."""
+    path = Path(place)
+    if not path.exists() and str(place) in pretrained_cards():
+        path = pretrained_file(str(place))
+    if path.is_file():
+        return read_weights(path).get(LATENTS)
+    file = RunFolder(path).latents
+    return read_weights(file)["latents"] if file.is_file() else None
+
+
+def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card: Any) -> None:
     """Write the model of a run, so that `load` needs nothing but the file.
 
+    latents: what `generate` fits a density to, of a generator.
     card: what else there is to say of it, such as measured figures.
     """
     recipe = run.recipe.as_data()
@@ -30,4 +45,5 @@ def pack(run: RecipeModel, path: Path, **card: Any) -> None:
     }
     # Sorted, so that equal models are equal files.
     text = json.dumps(json.loads(json_text(known)), sort_keys=True, ensure_ascii=False)
-    save_weights(run.model, path, {HEADER: text})
+    beside = {} if latents is None else {LATENTS: latents}
+    save_tensors({**run.model.state_dict(), **beside}, path, {HEADER: text})

@@ -1,7 +1,7 @@
 "use strict";
 // The page of `equilibria explore`: asks the server that it came from, draws what it says.
 const $ = (id) => document.getElementById(id);
-let models = [], model = null, picture = null, solve = null, timer = null, asked = 0;
+let models = [], model = null, picture = null, solve = null, timer = null, working = null;
 
 const short = (x) => x === null || x === undefined ? "–" : Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? String(Number(x.toPrecision(3))) : x.toExponential(1);
 const share = (x) => x === null ? "–" : (100 * x).toFixed(x > .995 || x < .005 ? 1 : 0) + " %";
@@ -11,15 +11,20 @@ function trouble(text) { $("trouble").textContent = text; $("trouble").hidden = 
 async function ask(path, body, values) {
   const address = new URL(path, location.href);
   for (const [key, value] of Object.entries(values || {})) address.searchParams.set(key, value);
-  const answer = await fetch(address, body ? { method: "POST", body } : {});
+  const answer = await fetch(address, body ? { method: "POST", body, signal: working.signal } : {});
   const said = await answer.json().catch(() => ({ error: "the server's answer cannot be read" }));
   if (!answer.ok) throw new Error(said.error || answer.statusText);
   return said;
 }
 
+// What was asked for before, or is about to be, is given up: the server then stops it.
 async function guarded(panel, work) {
+  clearTimeout(timer);
+  if (working) { working.abort(); working.panel.classList.remove("waiting"); }
+  const mine = working = Object.assign(new AbortController(), { panel });
   panel.classList.add("waiting");
-  try { trouble(""); await work(); } catch (error) { trouble(error.message); } finally { panel.classList.remove("waiting"); }
+  try { trouble(""); await work(); } catch (error) { if (working === mine) trouble(error.message); }
+  finally { if (working === mine) panel.classList.remove("waiting"); }
 }
 
 // Charts ---------------------------------------------------------------------
@@ -108,11 +113,10 @@ $("file").addEventListener("change", () => { if ($("file").files[0]) take($("fil
 // Watch it solve -----------------------------------------------------------------
 function follow() {
   if (!picture || !model) return Promise.resolve();
-  const turn = ++asked, values = { model: model.name, solver: $("solver").value, tolerance: 10 ** Number($("tolerance").value) };
+  const values = { model: model.name, solver: $("solver").value, tolerance: 10 ** Number($("tolerance").value) };
   document.querySelectorAll(".knob input").forEach((input) => { values[input.name] = input.value; });
   return guarded($("panel-solve"), async () => {
     const said = await ask("explorer/follow", picture, values);
-    if (turn !== asked) return;
     solve = said; $("seen").src = said.picture;
     $("step").max = Math.max(0, said.steps.length - 1); $("step").value = $("step").max;
     show();
