@@ -33,10 +33,10 @@ figures: demo ## Draw the figures of README.md and docs/results again.
 
 # One thread a process: test processes that each take every core slow each other down.
 test: $(INSTALLED) ## Run the tests, all but those marked slow.
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
 test-all: $(INSTALLED) ## Run every test, the slow ones too.
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(INSTALLED) ## Check style, types and the import rule between rooms.
 	$(BIN)/ruff check .

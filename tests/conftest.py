@@ -24,10 +24,15 @@ DEVICES = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for the `real_data` fixture carries the marker of that name."""
+    """A test that asks for the `real_data` fixture carries the marker of that name.
+
+    Files with slow tests come first: at the end, no process of several waits for a long one.
+    """
     for item in items:
         if "real_data" in getattr(item, "fixturenames", ()):
             item.add_marker("real_data")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)

@@ -55,10 +55,9 @@ def test_torch_is_imported_with_the_first_name() -> None:
 
 @pytest.fixture(scope="module")
 def imported_modules() -> set[str]:
-    """What the names of the window bring in."""
-    return set(
-        output_of_python("import sys; from equilibria import *; print(*sys.modules)").split()
-    )
+    """What the names of the window bring in, and the digits, with which most begin."""
+    program = "import sys; from equilibria import *; from equilibria.data import load_digits"
+    return set(output_of_python(f"{program}; load_digits(); print(*sys.modules)").split())
 
 
 def test_names_are_those_that_type_checkers_see() -> None:

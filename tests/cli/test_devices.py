@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from typer.testing import CliRunner
 
 import equilibria
 from equilibria.cli import app
-from equilibria.training import Place, RunFolder, joined_group
+from equilibria.training import RunFolder
+from tests.cli.stumbling import ENDED
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,58 +136,28 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(tmp_path: Path) ->
         assert together["validation_accuracy"] == single["validation_accuracy"]
 
 
-def fail_alone(place: Place) -> None:
-    """An error of the second process alone, while the first waits for it."""
-    torch.set_num_threads(1)
-    with joined_group(place, torch.device("cpu")) as group:
-        if group.rank == 1:
-            raise KeyError("the second process stumbles")
-        group.total(torch.zeros(1))
-
-
-@pytest.mark.parametrize(
-    ("what", "code", "message"),
-    [
+def test_every_error_is_told_once(tmp_path: Path) -> None:
+    cases: list[tuple[list[str] | None, int, str]] = [
         (["model.options.chanels=3"], 2, "did you mean 'channels'"),
         (["training.learning_rate=1e30", "training.optimizer=sgd"], 1, "lower the learning rate"),
         (None, 70, "KeyError: 'the second process stumbles'"),
-    ],
-)
-def test_every_error_is_told_once(
-    what: list[str] | None, code: int, message: str, tmp_path: Path
-) -> None:
-    """In a process of its own: the launcher changes how that one takes signals."""
-    call = (
-        "launch(2, fail_alone)"
-        if what is None
-        else f"train('digits-opteq', {what!r}, Path({str(tmp_path)!r}) / 'run', devices=2)"
-    )
-    program = f"""
-import sys, typer
-from pathlib import Path
-from equilibria.cli.train import train
-from equilibria.cli.training import launch
-from tests.cli.test_devices import fail_alone
-if __name__ == "__main__":
-    try:
-        {call}
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
-"""
-    file = tmp_path / "program.py"
-    file.write_text(program)
+    ]
     source = Path(equilibria.__file__).parents[1]
     ended = subprocess.run(
-        [sys.executable, str(file)],
+        [sys.executable, "-m", "tests.cli.stumbling", json.dumps([what for what, *_ in cases])],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
         timeout=240,
     )
-    assert ended.returncode == code, ended.stderr
-    assert ended.stderr.count(message) == 1
-    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    told, codes = zip(*re.findall(rf"(.*?){ENDED}(\d+)\n", ended.stderr, re.DOTALL), strict=True)
+    assert [int(code) for code in codes] == [code for _, code, _ in cases]
+    for (*_, message), text in zip(cases, told, strict=True):
+        assert text.count(message) == 1
+        assert "Traceback" not in text
 
 
 def test_mistakes_show_before_anything_starts(

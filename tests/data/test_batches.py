@@ -159,8 +159,11 @@ def test_what_fails_ahead_fails_at_its_batch(
 ) -> None:
     batches = iter(Batches(Watched(6, error), 2, workers=1))
     assert next(batches)[1].tolist() == [0, 1]
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as told:
         next(batches)
+    # Not even while the error is at hand, which keeps all that its traceback names.
+    assert told.value
+    assert not multiprocessing.active_children()
 
 
 def test_a_pass_that_is_left_early_does_not_disturb_the_next(split: Split) -> None:

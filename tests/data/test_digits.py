@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn import datasets
 
 from equilibria.data import Split, load_digits, stratified_split
+from equilibria.data.sets import arrays
 
 
 def fingerprints(split: Split) -> list[tuple[float, ...]]:
@@ -20,6 +22,21 @@ def test_digits_are_images_between_zero_and_one() -> None:
     assert data.class_names == tuple("0123456789")
     assert float(data.train.images.min()) == 0
     assert float(data.train.images.max()) == 1
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its file is read without it, and by it where the file is elsewhere."""
+    theirs = datasets.load_digits()
+    read = load_digits()
+    monkeypatch.setattr(arrays, "find_spec", lambda name: None)
+    for data in (read, load_digits()):
+        pairs = list(zip(*data.train.fetch(torch.arange(len(data.train))), strict=True))
+        pairs += zip(*data.test.fetch(torch.arange(len(data.test))), strict=True)
+        found = sorted([*image.flatten().tolist(), int(label)] for image, label in pairs)
+        rows = zip(theirs.data / 16, theirs.target, strict=True)
+        assert found == sorted([*image.tolist(), int(label)] for image, label in rows)
 
 
 def test_test_set_is_a_quarter_of_every_class() -> None:

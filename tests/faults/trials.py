@@ -1,7 +1,7 @@
 """A training whose every access to its folder is an event, at which it is killed or refused.
 
-As a program: forks children from a process that has imported everything, one for each event, and
-prints a JSON object of what came of them. A fresh interpreter for each would take most of the time.
+As a program: forks children from a process that has imported everything, and prints a JSON object
+of what came of them. A fresh interpreter for each would take most of the time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
-import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -147,36 +148,67 @@ def watch(folder: Path, at_event: Callable[[str], None]) -> None:
     os.fsync = watched_fsync
 
 
+def exit_code(work: Callable[[], None]) -> int:
+    """0, 1 for an error that the program tells in a sentence, and 3 for another."""
+    try:
+        work()
+    except (OSError, ValueError) as error:
+        return 1 if str(error) and "\n" not in str(error) else 3
+    except Exception:
+        return 3
+    return 0
+
+
 def in_child(work: Callable[[], None]) -> int:
-    """The status of a forked process that does this: minus a signal, or an exit code."""
+    """The exit code of a forked process that does this."""
     child = os.fork()
     if child == 0:
         code = 3
         try:
-            work()
-            code = 0
-        except (OSError, ValueError) as error:
-            # What the program tells in a sentence.
-            code = 1 if str(error) and "\n" not in str(error) else 3
+            code = exit_code(work)
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed_at(number: int, folder: Path, **options: Any) -> int:
+def left_by_kills(folder: Path, **options: Any) -> tuple[int, list[Path]]:
+    """How many events a training has, and what is in its place when it is killed at one of them.
+
+    A kill leaves what is on the disk at that moment: a copy is the same, and costs no training.
+    Where an event follows another that changed nothing, one of them is enough.
+    """
+    kept = folder.parent.with_name("left by kills")
+
     def work() -> None:
+        before: dict[str, bytes] = {}
         count = 0
 
         def at_event(kind: str) -> None:
-            nonlocal count
-            count += kind != "open"
-            if count == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+            nonlocal before, count
+            if kind != "open":
+                count += 1
+                now = content(folder.parent)
+                if now != before or count == 1:
+                    shutil.copytree(folder.parent, kept / f"{count:04}")
+                    before = now
 
+        folder.parent.mkdir(exist_ok=True)
         watch(folder.parent, at_event)
         train(folder, **options)
+        (kept / "events").write_text(str(count))
 
-    return in_child(work)
+    assert in_child(work) == 0
+    shutil.rmtree(folder.parent)
+    return int((kept / "events").read_text()), sorted(kept.glob("0*"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All that there is below a folder, by name; whichever process a temporary file is of."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = re.sub(r"\.\d+\.tmp$", ".tmp", str(path.relative_to(folder)))
+        found[name] = path.read_bytes() if path.is_file() else b"a folder"
+    return found
 
 
 def refused_from(number: int, fault: int, folder: Path) -> int:
@@ -203,20 +235,19 @@ def kills(place: Path) -> dict[str, Any]:
     epochs = 3  # Two checkpoints are kept: the third epoch deletes one.
     train(place / "whole" / "run", epochs=epochs)
     whole = outcome(place / "whole" / "run")
-    wrong, number = {}, 0
+    wrong = {}
     folder = place / "killed" / "run"
-    while True:
-        number += 1
-        code = killed_at(number, folder, epochs=epochs)
-        if code == 0:
-            return {"events": number - 1, "wrong": wrong}
-        again = in_child(lambda: train(folder, epochs=epochs, resume=True))
+    events, left = left_by_kills(folder, epochs=epochs)
+    for state in left:
+        shutil.copytree(state, folder.parent)
+        again = exit_code(lambda: train(folder, epochs=epochs, resume=True))
         found = outcome(folder) if again == 0 else {"exit": again}
         differing = [key for key in whole if found.get(key) != whole[key]]
         beside = [path.name for path in folder.parent.iterdir() if path != folder]
-        if code != -signal.SIGKILL or differing or beside:
-            wrong[number] = [code, differing, beside]
+        if differing or beside:
+            wrong[state.name] = [differing, beside]
         shutil.rmtree(folder.parent)
+    return {"events": events, "states": len(left), "wrong": wrong}
 
 
 def replaced(place: Path) -> dict[str, Any]:
@@ -226,21 +257,21 @@ def replaced(place: Path) -> dict[str, Any]:
     earlier = outcome(folder)
     train(place / "other" / "run", seed=1)
     whole = outcome(place / "other" / "run")
-    shutil.copytree(place / "one", place / "kept")
-    wrong, number, gone = {}, 0, 0
-    while gone < 5:  # From then on it is a run like others.
-        number += 1
-        code = killed_at(number, folder, seed=1, overwrite=True)
+    events, left = left_by_kills(folder, seed=1, overwrite=True)
+    wrong, gone = {}, 0
+    for state in left:
+        shutil.copytree(state, folder.parent)
         aside = folder.parent / ".run.replaced"
         if not any(is_whole(path, earlier) for path in (folder, aside)):
             # It has gone; then the new run has a checkpoint to go on from.
             gone += 1
-            resumed = in_child(lambda: train(folder, seed=1, resume=True))
+            resumed = exit_code(lambda: train(folder, seed=1, resume=True))
             if resumed != 0 or outcome(folder) != whole:
-                wrong[number] = [code, resumed]
-        shutil.rmtree(place / "one")
-        shutil.copytree(place / "kept", place / "one")
-    return {"events": number, "wrong": wrong}
+                wrong[state.name] = resumed
+        shutil.rmtree(folder.parent)
+        if gone == 5:
+            break  # From then on it is a run like others.
+    return {"events": events, "states": len(left), "gone": gone, "wrong": wrong}
 
 
 def is_whole(folder: Path, expected: dict[str, Any]) -> bool:
@@ -256,6 +287,7 @@ def refusals(place: Path) -> dict[str, Any]:
     whole = outcome(place / "whole" / "run")
     wrong: dict[str, Any] = {}
     events = 0
+    resumed: dict[str, tuple[int, list[str]]] = {}
     folder = place / "refused" / "run"
     for fault in FAULTS:
         number = 0
@@ -267,14 +299,18 @@ def refusals(place: Path) -> dict[str, Any]:
                 # Either the end, or a fault of something that is not needed.
                 shutil.rmtree(folder.parent)
                 break
-            again = in_child(lambda: train(folder, resume=True))
-            found = outcome(folder) if again == 0 else {}
-            differing = [key for key in whole if found.get(key) != whole[key]]
+            # Many leave the same, and from the same the same comes.
+            left = repr(content(folder.parent))
+            if left not in resumed:
+                again = exit_code(lambda: train(folder, resume=True))
+                found = outcome(folder) if again == 0 else {}
+                resumed[left] = again, [key for key in whole if found.get(key) != whole[key]]
+            again, differing = resumed[left]
             if code != 1 or differing:
                 wrong[f"{errno.errorcode[fault]} {number}"] = [code, again, differing]
             shutil.rmtree(folder.parent)
         events += number - 1
-    return {"events": events, "wrong": wrong}
+    return {"events": events, "states": len(resumed), "wrong": wrong}
 
 
 if __name__ == "__main__":
@@ -282,6 +318,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # A kill loses nothing that was written; only a crash of the machine would.
     os.fsync = lambda descriptor: None
+    # What a training writes then depends on nothing but its recipe.
+    time.perf_counter = time.process_time = lambda: 0.0
     prepare()
     trials = {"kills": kills, "replaced": replaced, "refusals": refusals}
     with tempfile.TemporaryDirectory() as temporary:

@@ -83,6 +83,9 @@ class Batches:
             found = iter(self._loader)
         for batch in found:
             if batch.error is not None:
+                # Workers end here: a traceback, which keeps this frame, would keep them.
+                del found
+                self.__dict__.pop("_loader")
                 raise batch.error
             self._tell(batch.problems)
             yield batch
