@@ -231,16 +231,16 @@ def test_models_as_markdown() -> None:
     assert all(line.startswith("|") and line.endswith("|") for line in lines)
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in HELPFUL)]
-)
-def test_help_comes_without_torch(arguments: list[str]) -> None:
+def test_help_comes_without_torch() -> None:
+    """One process for all, each asked what has come with it: `[]` is the import alone."""
+    calls = [[], ["--help"], ["--version"], *([name, "--help"] for name in HELPFUL)]
     program = (
         "import sys; import equilibria.cli\n"
         "from typer.testing import CliRunner\n"
-        f"arguments = {arguments!r}\n"
-        "if arguments:\n"
-        "    assert CliRunner().invoke(equilibria.cli.app, arguments).exit_code == 0\n"
-        f"print(*({HEAVY!r} & set(sys.modules)))"
+        f"for call in {calls!r}:\n"
+        "    if call:\n"
+        "        assert CliRunner().invoke(equilibria.cli.app, call).exit_code == 0, call\n"
+        f"    found = {HEAVY!r} & set(sys.modules)\n"
+        "    assert not found, (call, found)"
     )
     assert output_of_python(program) == ""
