@@ -20,7 +20,7 @@ PHOTOS = ROOT / "docs" / "tutorials" / "photos.md"
 
 RUN = """
 import os, re, sys, tempfile
-import sklearn.datasets, torch._dynamo, equilibria.training
+import torch._dynamo, equilibria.training
 for page in sys.argv[1:]:
     sys.stderr.flush()
     child = os.fork()
