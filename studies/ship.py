@@ -67,7 +67,8 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
         "data": recipe.data.name,
         "seed": recipe.training.seed,
         "figures": {n: round(v, 4) for n, v in figures.items() if n not in OF_THE_SOLVE},
-        "measured_by": f"equilibria evaluate --model {name}",
+        "measured_by": f"equilibria evaluate --model {name}"
+        + f", and equilibria generate --model {name}" * (task == "generate"),
         "certificate": {} if task == "generate" else certificate(experiment, samples),
         "use": f"equilibria {task} --model {name}" + " image.png" * (task == "predict"),
     }

@@ -97,7 +97,7 @@ SECTIONS = {
     ),
     "generate": Section(
         "New images of a generator ([generators](generative.md)).",
-        (Line("equilibria generate --help", 12, 8),),
+        (Line("equilibria generate --model mnist-generator --output samples.png"),),
     ),
     "restore": Section(
         "Damaged pictures made whole ([restoration](restoration.md)).",

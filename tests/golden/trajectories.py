@@ -42,6 +42,11 @@ OTHER_MODELS = (
 WARM = ("training.warm_start=true", "training.jacobian_weight=0.1", "training.final_tolerance=1e-4")
 ONE_CONVOLUTION = ("model.options={pool: 4}",)
 """The stem that the recipe had when the trajectories were recorded."""
+LATENTS_OF_32 = (
+    "model.options={latent_dim: 32, channels: 32, width: 32, kernel_size: 3, downsample: 4}",
+    "training.tolerance=null",
+)
+"""The generator that the recipe had then."""
 
 DIGITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "opteq": ("digits-opteq", ONE_CONVOLUTION),
@@ -72,7 +77,7 @@ REAL: dict[str, tuple[str, tuple[str, ...]]] = {
     "mnist-opteq-jiio": ("mnist-opteq-jiio", (*SMALL, "task.options.steps=20")),
     "camvid-deep-opteq": ("camvid-deep-opteq", FOUR),
     "camvid-fcn": ("camvid-fcn", FOUR),
-    "generator": ("mnist-generator", SMALL),
+    "generator": ("mnist-generator", (*SMALL, *LATENTS_OF_32)),
     "vae": ("mnist-vae", SMALL),
     "ae": ("mnist-ae", SMALL),
     "rae": ("mnist-rae", SMALL),

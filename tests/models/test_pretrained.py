@@ -11,6 +11,7 @@ from PIL import Image
 
 import equilibria as eq
 from equilibria.data import load_dataset
+from equilibria.models.generators.densities import fit_density
 from equilibria.models.pretrained import SHIPPED, pretrained_cards
 from studies.ship import MOST_BYTES
 from tests.program import invoke
@@ -78,3 +79,23 @@ def test_the_program_takes_a_model_by_name(tmp_path: Path) -> None:
     listed = json.loads(invoke("models", "--pretrained", "--json").output)
     assert [card["name"] for card in listed] == list(CARDS)
     assert "certified_accuracy" in invoke("models", "digits-certified", "--pretrained").output
+
+
+def test_the_generator_draws_digits_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bright as MNIST's images, and of most classes, as the model that reads them says."""
+    monkeypatch.setenv("EQUILIBRIA_DATA", str(tmp_path))
+    output = tmp_path / "samples.png"
+    drawn = invoke("generate", "--model", "mnist-generator", "--output", output, "--json")
+    assert drawn.exit_code == 0, drawn.output
+    assert output.stat().st_size > 1000
+    latents = eq.training.kept_latents("mnist-generator")
+    assert latents is not None
+    density = fit_density({"name": "gmm", "ridge": 0.01}, latents, seed=0)
+    generator = eq.create_model("mnist-generator", pretrained=True)
+    images = eq.inputs.decode(generator, density.sample(64, seed=0))
+    assert 0.1 < float(images.mean()) < 0.16
+    reader = eq.load("mnist-certified")
+    classes = reader(images).argmax(dim=1)
+    assert len(classes.unique()) >= 8

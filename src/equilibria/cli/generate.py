@@ -25,11 +25,14 @@ from equilibria.cli.faults import check_new, warn, writable_file
 
 @command(
     "generate",
+    "equilibria generate --model mnist-generator",
     "equilibria generate runs/generator",
     "equilibria generate runs/vae --samples 64 --output samples.png --density vae-gmm",
 )
 def generate(
-    run: Annotated[Path, Argument(help="Run of a generator or an autoencoder.")],
+    run: Annotated[
+        Path, Argument(help="Run of a generator or an autoencoder, or --model mnist-generator.")
+    ],
     output: Annotated[
         Path,
         Option(help="PNG of samples; reconstructions are drawn beside it.", callback=writable_file),
