@@ -138,9 +138,9 @@ def known_latents(place: Path) -> Tensor:
     latents = kept_latents(place)
     if latents is None:
         raise FileNotFoundError(
-            f"{place} holds no latents: without those that a run of a generator or an autoencoder "
-            "keeps (latents.safetensors) there is nothing to fit a density to; name the folder of "
-            "its data set with --root, or train it again"
+            f"{place}: without the latents that a run of a generator or an autoencoder keeps "
+            "(latents.safetensors) there is nothing to fit a density to; name the folder of its "
+            "data set with --root, or train it again"
         )
     return latents
 
