@@ -111,6 +111,8 @@ def made(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Te
         shrunk["init_scale"] = 1.5
     if name == "few-shot-opteq":
         shrunk |= {"num_classes": 3, "task_size": 6, "stem_depth": 1}
+    if name == "photo-denoiser":
+        shrunk |= {"kernel_size": 7, "steepness": 10.0}
     torch.manual_seed(0)
     limits = {"tolerance": 1e-12, "max_iterations": 300}
     model = eq.create_model(name, **{**shrunk, **limits, **options}).double()

@@ -248,13 +248,13 @@ def test_rounded_pictures_are_restored_within_their_steps(prior: eq.energies.Opp
     clean = gray(photograph(side=40))
     step = 1 / 12
     x = (clean / step).round() * step
-    restorer = PhotoRestorer(prior, 0.005, level=0.05, box=step)
+    restorer = PhotoRestorer(prior, 0.005, level=0.15, box=step)
     found = restorer.restore(x)
     assert found.bound is None  # Within its steps a picture is not told from another by x.
     assert (found.images - x).abs().max() < step / 2 + 0.02
     assert picture_psnr(found.images, clean) > picture_psnr(x, clean) + 0.3
     steps = torch.full_like(x[:, :, :1, :1], step)
-    again = PhotoRestorer(prior, 0.005, level=0.05, box=steps).restore(x)
+    again = PhotoRestorer(prior, 0.005, level=0.15, box=steps).restore(x)
     torch.testing.assert_close(again.images, found.images)
 
 
@@ -345,7 +345,7 @@ def test_the_prior_of_the_package_keeps_its_promises(prior: eq.energies.Opponent
     assert sum(p.numel() for p in prior.parameters()) <= 20_000
     for part in (prior.luminance, prior.colors):
         slopes = part.slope_values()
-        assert -0.9 <= slopes.min() < 0 < slopes.max() <= 7.2
+        assert -0.9 <= slopes.min() < 0 < slopes.max() <= 30
         spectrum = torch.fft.fft2(part.filters()[:, 0], s=(200, 200)).abs().square().sum(dim=0)
         assert spectrum.max() <= 1
 
