@@ -82,9 +82,7 @@ def _iterate_by_hand(by_hand: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> 
 
 
 def _our_run(problem: Problem, name: str) -> Callable[[], int]:
-    layer = ours.layer(
-        problem.cell, tolerance=UNREACHABLE, solver=name, max_iterations=EVALUATIONS
-    )
+    layer = ours.layer(problem.cell, tolerance=UNREACHABLE, solver=name, max_iterations=EVALUATIONS)
     # In evaluation a solve that fails is followed by a diagnosis, which is no part of an iteration.
     layer.train()
     return lambda: layer.solve(problem.x).evaluations
