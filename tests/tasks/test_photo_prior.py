@@ -88,6 +88,14 @@ def test_edges_do_not_count() -> None:
     assert scores[1] == scores[0] > scores[2] + 3
 
 
+@pytest.mark.parametrize(("edge", "side"), [(0, 20), (8, 12)])
+def test_a_picture_without_edges_or_of_little_else_is_judged(edge: int, side: int) -> None:
+    task = PhotoPriorTask(patch=20, edge=edge, judged=0.1)
+    model, images = torch.nn.Identity(), torch.rand(2, 3, side, side)
+    model.forward = lambda images, noise: images  # type: ignore[method-assign]
+    assert abs(task.evaluate(model, [(images, torch.zeros(2))]).score - 20) < 3
+
+
 def test_a_bad_range_is_explained() -> None:
     with pytest.raises(ValueError, match="wider than its two edges"):
         PhotoPriorTask(patch=12, edge=6)
