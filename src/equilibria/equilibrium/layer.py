@@ -282,13 +282,13 @@ class EquilibriumLayer(nn.Module):
     def _start(
         self, inputs: tuple[Tensor, ...], context: Context, given: State | None, from_zero: bool
     ) -> State:
-        expected = self.cell.initial_state(*inputs, context)
+        first = None if from_zero or given is not None else self.cell.first_image(context)
+        expected = self.cell.initial_state(*inputs, context) if first is None else first
         if torch.is_autocast_enabled(inputs[0].device.type):
             # The map computes in half precision; the iterates are kept in single.
             expected = map_state(at_least_float32, expected)
-        first = None if from_zero or given is not None else self.cell.first_image(context)
         if first is not None:
-            return map_state(_finite_start, first, expected)
+            return map_state(_finite_start, expected)
         if given is None:
             # What is unrolled is differentiated from its very start, where that is the input.
             return expected if from_zero else map_state(lambda t: t.detach(), expected)
@@ -389,6 +389,6 @@ def in_fastest_format(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if fast else x
 
 
-def _finite_start(first: Tensor, like: Tensor) -> Tensor:
+def _finite_start(first: Tensor) -> Tensor:
     """Where T(0) is not finite a solve starts at zero: it returns its start if nothing was."""
-    return first.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(like)
+    return first.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

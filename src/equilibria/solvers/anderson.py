@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equilibria.registry import check_at_least_one, check_not_negative, check_share
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.scratch import Scratch
 
 
 @dataclass
@@ -22,6 +23,7 @@ class History(Memory):
     images: Tensor
     residuals: Tensor
     gram: Tensor
+    scratch: Scratch
     written: int = 0
 
     def difference(self, image: Tensor, point: Tensor) -> Tensor:
@@ -64,12 +66,11 @@ class Anderson(Solver[History]):
 
     def begin(self, start: Tensor) -> History:
         rows, size = start.shape
-        return History(
-            # Slots are read only once they have been written.
-            images=start.new_empty(rows, self.memory, size),
-            residuals=start.new_empty(rows, self.memory, size),
-            gram=start.new_zeros(rows, self.memory, self.memory),
-        )
+        # Slots are read only once they have been written.
+        scratch = Scratch(start, 2 * rows * self.memory * size)
+        images, residuals = scratch.room.view(2, rows, self.memory, size)
+        gram = start.new_zeros(rows, self.memory, self.memory)
+        return History(images, residuals, gram, scratch)
 
     def propose(self, memory: History, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         slot = memory.written % self.memory

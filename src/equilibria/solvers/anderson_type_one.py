@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equilibria.registry import check_at_least_one, check_not_negative
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.scratch import Scratch
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Differences(Memory):
     last_residual: Tensor
     smallest: Tensor
     """The smallest residual of each row since its last restart."""
+    scratch: Scratch
     written: int = -1
 
 
@@ -61,14 +63,17 @@ class AndersonTypeOne(Solver[Differences]):
 
     def begin(self, start: Tensor) -> Differences:
         rows, size = start.shape
+        scratch = Scratch(start, 2 * rows * self.memory * size)
+        points, residuals = scratch.room.view(2, rows, self.memory, size)
         return Differences(
-            points=start.new_empty(rows, self.memory, size),
-            residuals=start.new_empty(rows, self.memory, size),
+            points=points,
+            residuals=residuals,
             products=start.new_zeros(rows, self.memory, self.memory),
             valid=torch.zeros(rows, self.memory, dtype=torch.bool, device=start.device),
             last_point=start,
             last_residual=start,
             smallest=start.new_full((rows,), torch.inf),
+            scratch=scratch,
         )
 
     def propose(self, memory: Differences, point: Tensor, image: Tensor, change: Tensor) -> Tensor:

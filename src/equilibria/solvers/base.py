@@ -18,6 +18,7 @@ from equilibria.solvers.convergence import (
     StoppingCriterion,
 )
 from equilibria.solvers.problem import FixedPointProblem
+from equilibria.solvers.scratch import Scratch
 from equilibria.solvers.solution import Solution, Status, Trace
 
 STALLED = 0.9
@@ -38,6 +39,12 @@ class Memory:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value[rows])
+
+    def end(self) -> None:
+        """Nothing is asked of it any more."""
+        for value in vars(self).values():
+            if isinstance(value, Scratch):
+                value.give_back()
 
 
 M = TypeVar("M", bound=Memory)
@@ -179,6 +186,7 @@ class Solver(ABC, Generic[M]):
             iteration += 1
             image = current.evaluate(point)
             sample_evaluations += image.shape[0]
+        memory.end()
         results = progress.results()
         return Solution(
             state=problem.unpack(results.best),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equilibria.registry import check_at_least_one
 from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.scratch import Scratch
 
 
 @dataclass
@@ -25,6 +26,7 @@ class InverseJacobian(Memory):
     """The last step y_k − y_{k−1} = −B g_{k−1}; None before the first."""
     smallest: Tensor
     """The smallest residual of each row since its last restart."""
+    scratch: Scratch
     written: int = 0
 
     def pairs(self) -> tuple[Tensor, Tensor]:
@@ -56,11 +58,14 @@ class Broyden(Solver[InverseJacobian]):
 
     def begin(self, start: Tensor) -> InverseJacobian:
         rows, size = start.shape
+        scratch = Scratch(start, 2 * rows * self.rank * size)
+        left, right = scratch.room.view(2, rows, self.rank, size)
         return InverseJacobian(
-            left=start.new_empty(rows, self.rank, size),
-            right=start.new_empty(rows, self.rank, size),
+            left=left,
+            right=right,
             step=None,
             smallest=start.new_full((rows,), torch.inf),
+            scratch=scratch,
         )
 
     def propose(

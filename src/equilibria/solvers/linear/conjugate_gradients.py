@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
+from equilibria.solvers.scratch import Scratch
 
 
 def conjugate_gradients(
@@ -56,14 +57,16 @@ def weighted_run(
     g + HSu is exact as soon as Su is. So r is added to u in the end, but where S is not zero only
     as much of it as a step of Richardson's method would: 1/(λS), λ the curvature that was seen.
     """
-    scratch = torch.empty_like(residual)
+    scratch = Scratch(residual, 2 * residual.numel())
+    products, direction = scratch.room.view(2, *residual.shape)
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
-        product = torch.mul(a, b, out=scratch)
+        product = torch.mul(a, b, out=products)
         return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
     threshold = goal.square()
-    solution, direction = torch.zeros_like(residual), residual.clone()
+    solution = torch.zeros_like(residual)
+    direction.copy_(residual)
     square = inner(residual, residual)
     running = ~(square <= threshold)
     broken = ~torch.isfinite(square)
@@ -91,6 +94,7 @@ def weighted_run(
         torch.addcmul(residual, conjugacy, direction, out=direction)
         square = following
         running = running & ~(square <= threshold)
+    scratch.give_back()
     # Of a plain product the step in the end makes less.
     norm = square.sqrt() if weight is None else None
     if steps:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
+from equilibria.solvers.scratch import Scratch
 
 FIRST_ROOM = 8
 """Vectors that a basis has room for at first; most solves need no more."""
@@ -44,7 +45,9 @@ def gmres(
         cycle = _Cycle(operator, jacobian, residual, goal, min(restart, limit))
         unbroken = torch.zeros_like(goal, dtype=torch.bool)
         norm = cycle.target[:, cycle.steps].abs()
-        return Run(cycle.correction(), cycle.iterations, cycle.steps, unbroken, norm)
+        correction = cycle.correction()
+        cycle.scratch.give_back()
+        return Run(correction, cycle.iterations, cycle.steps, unbroken, norm)
 
     return refine(
         "GMRES", run, operator, rhs, start, tolerance, max_iterations, epsilon, relative_to
@@ -65,7 +68,9 @@ class _Cycle:
         rows, size = residual.shape
         norm = torch.linalg.vector_norm(residual, dim=1)
         # Slots are read only once they have been written.
-        self.basis = residual.new_empty(rows, min(steps + 1, FIRST_ROOM), size)
+        room = min(steps + 1, FIRST_ROOM)
+        self.scratch = Scratch(residual, rows * room * size)
+        self.basis = self.scratch.room.view(rows, room, size)
         self.basis[:, 0] = residual / norm.clamp_min(torch.finfo(residual.dtype).tiny)[:, None]
         self.triangle = residual.new_zeros(rows, steps, steps)
         self.target = residual.new_zeros(rows, steps + 1)
