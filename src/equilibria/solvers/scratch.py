@@ -43,7 +43,8 @@ class Scratch:
             return
         kept, _kept.buffer = _kept.buffer, None
         if kept is None or kept.numel() < size:
-            kept = torch.empty(size, dtype=torch.uint8)
+            with torch.inference_mode(False):  # or it could be used in inference mode alone
+                kept = torch.empty(size, dtype=torch.uint8)
         self._buffer = kept
         self.room = kept[:size].view(like.dtype)
 
