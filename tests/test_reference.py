@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMPLETE = ("", "activations", "operators", "energies", "solvers", "gradients", "equilibrium")
-"""Rooms, the window first, in which every name has an example: what models are made of."""
+COMPLETE = (
+    *("", "activations", "operators", "energies", "solvers", "gradients", "equilibrium"),
+    *("models", "inputs", "tasks", "data"),
+)
+"""Rooms, the window first, in which every name has an example."""
 
 WITHOUT = {
     "State": "a type alias",
@@ -31,6 +34,20 @@ WITHOUT = {
     "Linearization": "between a layer and its gradient rule",
     "Map": "a protocol of cells",
     "EnergyForm": "between a cell and a gradient rule",
+    "NoCertificateError": "an error, which says why",
+    "NoContributionsError": "an error, which says why",
+    "CurvePoint": "a point of `RobustnessCurves`, shown there",
+    "Method": "the names of attacks",
+    "Norm": "the names of norms",
+    "Outer": "the names of two ways to differentiate",
+    "BRIGHTEST": "a number",
+    "CORRUPTIONS": "the names of corruptions",
+    "Augmentation": "a type alias; `RandomShift` is one",
+    "Kind": "the names of kinds of data sets",
+    "DataFileError": "an error, which says what to do",
+    "DownloadError": "an error, which says what to do",
+    "MissingDataError": "an error, which says what to do",
+    "UnreadableImageWarning": "a warning, which names the file",
 }
 
 RUN = """
