@@ -9,7 +9,7 @@ from pathlib import Path
 
 COMPLETE = (
     *("", "activations", "operators", "energies", "solvers", "gradients", "equilibrium"),
-    *("models", "inputs", "tasks", "data"),
+    *("models", "inputs", "tasks", "data", "training"),
 )
 """Rooms, the window first, in which every name has an example."""
 
@@ -48,6 +48,15 @@ WITHOUT = {
     "DownloadError": "an error, which says what to do",
     "MissingDataError": "an error, which says what to do",
     "UnreadableImageWarning": "a warning, which names the file",
+    "CheckpointWarning": "a warning, which says what was taken instead",
+    "ClassMap": "what `predict` returns for a model that segments",
+    "DamagedFileError": "an error, which says what to do",
+    "NonFiniteError": "an error, which says what to do",
+    "ProcessLostError": "an error, which says what to do",
+    "RecipeError": "an error, which says what to do",
+    "RunError": "an error, which says what to do",
+    "TensorBoardLog": "it needs TensorBoard, which is not installed along",
+    "joined_group": "it waits for other processes; `train --devices` starts them",
 }
 
 RUN = """

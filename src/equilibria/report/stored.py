@@ -23,7 +23,7 @@ from equilibria.training import (
     unsealed,
     write_atomically,
 )
-from equilibria.training.experiment import Weights
+from equilibria.training.weights_source import Weights
 
 
 def stored_history(run: RunFolder) -> list[EpochMetrics]:
