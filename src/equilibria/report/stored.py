@@ -39,7 +39,16 @@ def stored_history(run: RunFolder) -> list[EpochMetrics]:
 
 
 def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
-    """Keep what `equilibria attack --curve` has measured."""
+    """Keep what `equilibria attack --curve` has measured.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> Path("attacked").mkdir()
+        >>> curves = eq.inputs.RobustnessCurves("l2", 4, 1.0, {}, {}, 0.5)
+        >>> eq.report.store_robustness(Path("attacked"), curves)
+        >>> [path.name for path in Path("attacked").iterdir()]
+        ['robustness.json']
+    """
     text = sealed_json(asdict(curves))
     write_atomically(RunFolder(folder).robustness, text.encode())
 
