@@ -37,7 +37,16 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Parts:
-    """What was imported: as the user named it, and the checksum of its code."""
+    """What was imported: as the user named it, and the checksum of its code.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> _ = Path("my_parts.py").write_text("answer = 42")
+        >>> eq.plugins.import_parts("my_parts.py")
+        >>> parts = eq.plugins.imported()[-1]
+        >>> parts.source, parts.module
+        ('my_parts.py', 'my_parts')
+    """
 
     source: str
     sha256: str
@@ -51,7 +60,12 @@ _imported: dict[str, Parts] = {}
 
 
 def imported() -> list[Parts]:
-    """What users have imported into this process by name, in that order."""
+    """What users have imported into this process by name, in that order.
+
+    Examples:
+        >>> all(isinstance(parts, eq.plugins.Parts) for parts in eq.plugins.imported())
+        True
+    """
     return list(_imported.values())
 
 
@@ -60,6 +74,14 @@ def import_parts(sources: str | Path | Iterable[str | Path]) -> None:
 
     sources: a file (`parts.py`), a folder with an `__init__.py` (`./parts`), a module by its dotted
         name (`my_package.parts`), or several of them.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> code = "from equilibria.solvers import Picard, register_solver as register"
+        >>> _ = Path("mine.py").write_text(f"{code}; register('slow', Picard)")
+        >>> eq.plugins.import_parts("mine.py")
+        >>> type(eq.solvers.get_solver("slow")).__name__
+        'Picard'
     """
     for source in [sources] if isinstance(sources, str | Path) else sources:
         name = f"{source}{os.sep}" if isinstance(source, Path) and source.is_dir() else str(source)
@@ -71,7 +93,11 @@ def import_parts(sources: str | Path | Iterable[str | Path]) -> None:
 
 
 def require(needed: Iterable[Parts], whose: str) -> None:
-    """Refuse to go on without code that was not imported; warn where it has changed since."""
+    """Refuse to go on without code that was not imported; warn where it has changed since.
+
+    Examples:
+        >>> eq.plugins.require(eq.plugins.imported(), "runs/mine")  # all of it is here
+    """
     missing = []
     for parts in needed:
         module = sys.modules.get(parts.module)

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from equilibria.data import Batches, DataFileError, Framing, ImageFiles, SegmentedFiles
-from equilibria.data.image_files import list_images, read_image
+from equilibria.data.finding import list_images
+from equilibria.data.image_files import read_image
 from tests.data.formats import random_bytes, write_image
 
 

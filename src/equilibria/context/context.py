@@ -106,7 +106,12 @@ class Context:
 
 
 def numbered(parts: Iterable[Context]) -> dict[str, Context]:
-    """Parts that have an order and no names, such as branches and layers."""
+    """Parts that have an order and no names, such as branches and layers.
+
+    Examples:
+        >>> list(eq.context.numbered([eq.Context(), eq.Context()]))
+        ['0', '1']
+    """
     return {str(place): part for place, part in enumerate(parts)}
 
 
@@ -121,7 +126,12 @@ def _map_entry(function: Callable[[Tensor], Tensor], entry: Entry) -> Entry:
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` runs; torch before 2.7 does not say."""
+    """Whether `torch.export` runs; torch before 2.7 does not say.
+
+    Examples:
+        >>> eq.context.is_exporting()
+        False
+    """
     return bool(getattr(torch.compiler, "is_exporting", bool)())
 
 
@@ -134,6 +144,13 @@ def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
 
     A solve is a loop that depends on the data, and the choice of a frequency is too: inside
     `torch.compile(model)` they run as they are, and what is around them is compiled.
+
+    Examples:
+        >>> @eq.context.run_eagerly
+        ... def depends_on_data(z):
+        ...     return z if z.sum() > 0 else -z
+        >>> depends_on_data(torch.tensor([-1.0]))
+        tensor([1.])
     """
 
     @functools.wraps(function)

@@ -18,11 +18,24 @@ Layout = tuple[tuple[int, ...], ...]
 
 
 def state_tensors(state: State) -> tuple[Tensor, ...]:
+    """The tensors of a state, in a tuple.
+
+    Examples:
+        >>> one, three = torch.ones(2), (torch.ones(2),) * 3
+        >>> len(eq.context.state_tensors(one)), len(eq.context.state_tensors(three))
+        (1, 3)
+    """
     return (state,) if isinstance(state, Tensor) else tuple(state)
 
 
 def unflatten_state(like: State, tensors: Iterable[Tensor]) -> State:
-    """`tensors` in the structure of `like`."""
+    """`tensors` in the structure of `like`.
+
+    Examples:
+        >>> branches = (torch.ones(1), torch.ones(2))
+        >>> eq.context.unflatten_state(branches, [torch.zeros(1), torch.zeros(2)])
+        (tensor([0.]), tensor([0., 0.]))
+    """
     collected = tuple(tensors)
     return collected[0] if isinstance(like, Tensor) else collected
 
@@ -40,11 +53,22 @@ def map_state(function: Callable[..., Tensor], *states: State) -> State:
 
 
 def batch_size(state: State) -> int:
+    """How many samples a state has.
+
+    Examples:
+        >>> eq.context.batch_size((torch.ones(2, 3), torch.ones(2, 5)))
+        2
+    """
     return state_tensors(state)[0].shape[0]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor itself, or its float32 copy: norms, sums and logarithms do not run in half."""
+    """The tensor itself, or its float32 copy: norms, sums and logarithms do not run in half.
+
+    Examples:
+        >>> eq.context.at_least_float32(torch.ones(1, dtype=torch.float16)).dtype
+        torch.float32
+    """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -65,6 +89,12 @@ class Packing:
     Each sample is a problem of its own, a row. Where the samples of a batch are coupled
     (`couples_batch`) the whole batch is one problem and the buffer has one row. A tensor in
     channels_last format is packed in that order, so that packing and unpacking copy nothing.
+
+    Examples:
+        >>> packing = eq.context.Packing.of((torch.ones(2, 3), torch.ones(2, 1, 2)))
+        >>> rows = packing.pack((torch.ones(2, 3), torch.ones(2, 1, 2)))
+        >>> rows.shape, [part.shape for part in packing.unpack(rows)]
+        (torch.Size([2, 5]), [torch.Size([2, 3]), torch.Size([2, 1, 2])])
     """
 
     layout: Layout

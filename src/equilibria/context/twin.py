@@ -18,6 +18,12 @@ def twin(module: M, replaced: Callable[[Tensor], Tensor]) -> M:
     other threads see; a twin is its caller's alone, and costs a dictionary a submodule. Parameters,
     buffers and plain attributes count; all else is shared. A module that writes to more than its
     own attributes renews that in a method `on_twin`.
+
+    Examples:
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> half = eq.context.twin(layer, lambda tensor: tensor.detach() / 2)
+        >>> torch.allclose(half(torch.ones(1, 2)), layer(torch.ones(1, 2)) / 2)
+        True
     """
     tensors: dict[int, Tensor] = {}
 

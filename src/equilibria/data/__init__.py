@@ -15,13 +15,13 @@ from equilibria.data.batches import (
 )
 from equilibria.data.common_corruptions import CorruptedImages
 from equilibria.data.download import DownloadError, download
+from equilibria.data.finding import find_images
 from equilibria.data.image_files import (
     AS_ON_DISK,
     BRIGHTEST,
     Framing,
     ImageFiles,
     SegmentedFiles,
-    find_images,
     has_several_frames,
     image_from_tensor,
     image_to_tensor,

@@ -142,7 +142,14 @@ class Cutout:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Adds normal noise of this standard deviation; it moves no pixel, so that label maps stay."""
+    """Adds normal noise of this standard deviation; it moves no pixel, so that label maps stay.
+
+    Examples:
+        >>> images, labels = torch.zeros(1, 1, 2, 2), torch.tensor([7])
+        >>> noisy, _ = eq.data.GaussianNoise(0.1)(images, labels, torch.Generator())
+        >>> bool((noisy != 0).all())
+        True
+    """
 
     deviation: float
 
@@ -155,7 +162,15 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class Chain:
-    """One augmentation after the other."""
+    """One augmentation after the other.
+
+    Examples:
+        >>> digits = eq.data.load_digits().test
+        >>> noisy = eq.data.Chain((eq.data.GaussianNoise(0.1), eq.data.GaussianNoise(0.1)))
+        >>> images, labels = noisy(digits.images[:2], digits.labels[:2], torch.Generator())
+        >>> images.shape, labels.equal(digits.labels[:2])
+        (torch.Size([2, 1, 8, 8]), True)
+    """
 
     steps: tuple[Augmentation, ...]
 

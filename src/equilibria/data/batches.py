@@ -133,6 +133,11 @@ def read_into_memory(
     """All samples of a source that reads files, as bytes: read once instead of in every epoch.
 
     on_read: is told how many of how many samples have been read.
+
+    Examples:
+        >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]
+        >>> eq.data.read_into_memory(eq.data.Items(pairs)).labels.tolist()
+        [3, 1]
     """
     parts = []
     for part in Batches(source, batch, workers=workers).read():
@@ -146,7 +151,12 @@ def read_into_memory(
 
 
 def unreadable_images(source: Source) -> dict[str, DataFileError]:
-    """The images of a source that could not be read so far, by path."""
+    """The images of a source that could not be read so far, by path.
+
+    Examples:
+        >>> eq.data.unreadable_images(eq.data.load_digits().test)
+        {}
+    """
     base, _ = behind_selections(source, torch.arange(0))
     return base.unreadable if isinstance(base, ImageFiles) else {}
 

@@ -56,6 +56,10 @@ def download(
 
     What is there already is kept. None for a data set that needs no files. An error for one whose
     license asks for a registration says where to go instead.
+
+    Examples:
+        >>> print(eq.data.download("digits"))  # comes with the package: there is nothing to fetch
+        None
     """
     card = dataset_card(name)
     if not card.folders:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,9 +25,6 @@ Content = TypeVar("Content")
 
 BRIGHTEST = 255.0
 """The largest byte, which is 1 in an image of floats."""
-SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".jfif", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-)
 SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
 READING_THREADS = 4
 SENT_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -122,7 +118,15 @@ AS_ON_DISK = Framing()
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """One file an image, with its class; decoded by `threads` threads, in a worker by one."""
+    """One file an image, with its class; decoded by `threads` threads, in a worker by one.
+
+    Examples:
+        >>> eq.data.image_from_tensor(torch.full((1, 6, 8), 0.5)).save("gray.png")
+        >>> framing = eq.data.Framing(size=(4, 4))
+        >>> files = eq.data.ImageFiles(("gray.png",), torch.tensor([0]), framing)
+        >>> files.fetch(torch.tensor([0]))[0].shape
+        torch.Size([1, 3, 4, 4])
+    """
 
     paths: tuple[Path | str, ...]
     """As text where there are millions: a `Path` takes several times the memory."""
@@ -186,6 +190,16 @@ class SegmentedFiles:
     """Images with a map of labels each, both files.
 
     `classes[value]` is the class of a pixel whose value in the map's file is `value`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> picture, labels = (Path(name) for name in ("picture.png", "labels.png"))
+        >>> for path in (picture, labels):
+        ...     eq.data.image_from_tensor(torch.zeros(1, 8, 8)).save(path)
+        >>> framing, classes = eq.data.Framing(), torch.arange(256)
+        >>> files = eq.data.SegmentedFiles((picture,), (labels,), framing, classes)
+        >>> [part.shape for part in files.fetch(torch.tensor([0]))]
+        [torch.Size([1, 3, 8, 8]), torch.Size([1, 8, 8])]
     """
 
     paths: tuple[Path, ...]
@@ -227,7 +241,14 @@ class SegmentedFiles:
 def read_image(
     path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool | None = False
 ) -> Tensor:
-    """One image, framed, as bytes of shape `(channels, height, width)`."""
+    """One image, framed, as bytes of shape `(channels, height, width)`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.data.image_from_tensor(torch.ones(1, 1, 2)).save("white.png")
+        >>> eq.data.read_image(Path("white.png"), is_gray=True)
+        tensor([[[255, 255]]], dtype=torch.uint8)
+    """
     return image_to_tensor(framing.apply(open_image(path, is_gray=is_gray, framing=framing)))
 
 
@@ -240,6 +261,12 @@ def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = A
     the first counts. Pixels of 16 bits go from 0 to 65535, those of floating-point numbers from 0
     to 1. A JPEG that is much larger than `framing` needs may come in a half, a quarter or an eighth
     of its size, which takes a fraction of the time.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.data.image_from_tensor(torch.rand(1, 4, 6)).save("gray.png")
+        >>> eq.data.open_image(Path("gray.png"), is_gray=None).mode
+        'L'
     """
     with _opened(path, framing) as opened:
         return _shown(path, opened, is_gray=is_gray)
@@ -293,7 +320,14 @@ def _shown(path: Path, opened: Image, *, is_gray: bool | None) -> Image:
 
 
 def has_several_frames(path: Path) -> bool:
-    """Whether a file is an animation, or has pages, of which `open_image` takes the first."""
+    """Whether a file is an animation, or has pages, of which `open_image` takes the first.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.data.image_from_tensor(torch.rand(3, 4, 4)).save("still.png")
+        >>> eq.data.has_several_frames(Path("still.png"))
+        False
+    """
     import PIL.Image
 
     if path.suffix.lower() not in SEVERAL_FRAMES:
@@ -306,47 +340,28 @@ def has_several_frames(path: Path) -> bool:
 
 
 def image_to_tensor(image: Image) -> Tensor:
-    """The bytes of an image, shape `(channels, height, width)`."""
+    """The bytes of an image, shape `(channels, height, width)`.
+
+    Examples:
+        >>> pixels = torch.tensor([[[0.0, 1.0]]])
+        >>> eq.data.image_to_tensor(eq.data.image_from_tensor(pixels))
+        tensor([[[  0, 255]]], dtype=torch.uint8)
+    """
     return torch.from_numpy(np.atleast_3d(np.array(image, dtype=np.uint8))).permute(2, 0, 1)
 
 
 def image_from_tensor(pixels: Tensor) -> Image:
-    """The image of numbers in [0, 1], shape `(channels, height, width)`, gray or in color."""
+    """The image of numbers in [0, 1], shape `(channels, height, width)`, gray or in color.
+
+    Examples:
+        >>> image = eq.data.image_from_tensor(torch.rand(3, 4, 6))
+        >>> image.size, image.mode
+        ((6, 4), 'RGB')
+    """
     import PIL.Image
 
     levels = (pixels.clamp(0, 1) * BRIGHTEST).round().byte()
     return PIL.Image.fromarray((levels[0] if len(levels) == 1 else levels.permute(1, 2, 0)).numpy())
-
-
-def is_image(path: Path | str) -> bool:
-    """Whether a file's name ends as that of an image does."""
-    return os.path.splitext(path)[1].lower() in SUFFIXES
-
-
-def list_images(folder: Path) -> list[Path]:
-    """The images of a folder, by name."""
-    return [folder / name for name in sorted(filter(is_image, os.listdir(folder)))]
-
-
-def list_folders(folder: Path) -> list[Path]:
-    """The folders in a folder, by name."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
-
-
-def find_images(paths: Iterable[Path]) -> list[Path]:
-    """Image files, those of folders included, in order."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(below for below in path.rglob("*") if is_image(below))
-            if not inside:
-                raise ValueError(f"there is no image in the folder {path}")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise ValueError(f"there is no file or folder {path}")
-    return found
 
 
 def readable(
@@ -357,6 +372,11 @@ def readable(
     """Each item with what `read` makes of it; of those it cannot read, `on_unreadable` is told.
 
     Without `on_unreadable` the first one that cannot be read is an error.
+
+    Examples:
+        >>> told = []
+        >>> [number for _, number in eq.data.readable(["1", "two"], int, told.append)], len(told)
+        ([1], 1)
     """
     for item in items:
         try:

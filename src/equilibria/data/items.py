@@ -21,6 +21,12 @@ class Items:
 
     An image is one of Pillow's, which is framed, or a tensor `(C, H, W)` or `(H, W)` of bytes or of
     numbers in [0, 1].
+
+    Examples:
+        >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]  # any map-style data set
+        >>> source = eq.data.Items(pairs)
+        >>> source.fetch(torch.tensor([1]))[1]
+        tensor([1])
     """
 
     dataset: Any

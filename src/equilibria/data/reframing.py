@@ -47,7 +47,14 @@ class Reframed:
 
 
 def reframed(source: Source, framing: Framing, image_shape: Sequence[int]) -> Source:
-    """The source with images of this shape (channels, height, width); files are read so."""
+    """The source with images of this shape (channels, height, width); files are read so.
+
+    Examples:
+        >>> digits = eq.data.load_digits().test
+        >>> larger = eq.data.reframed(digits, eq.data.Framing(size=(16, 16)), (1, 16, 16))
+        >>> larger.fetch(torch.tensor([0]))[0].shape
+        torch.Size([1, 1, 16, 16])
+    """
     is_gray = image_shape[0] == 1
     if isinstance(source, Selection):
         return Selection(reframed(source.source, framing, image_shape), source.indices)

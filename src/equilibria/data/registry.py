@@ -23,7 +23,12 @@ ROOT_VARIABLE = "EQUILIBRIA_DATA"
 
 @dataclass(frozen=True)
 class Download:
-    """A file that its publisher offers to everyone."""
+    """A file that its publisher offers to everyone.
+
+    Examples:
+        >>> eq.data.dataset_card("mnist").downloads[0].target
+        'MNIST/raw/train-images-idx3-ubyte.gz'
+    """
 
     url: str
     checksum: str
@@ -36,7 +41,13 @@ class Download:
 
 @dataclass(frozen=True)
 class DataSetCard:
-    """What is known of a data set before it is read."""
+    """What is known of a data set before it is read.
+
+    Examples:
+        >>> card = eq.data.dataset_card("digits")
+        >>> card.kind, card.classes, card.folders
+        ('classification', 10, ())
+    """
 
     name: str
     summary: str = ""
@@ -80,6 +91,14 @@ def register_dataset(
 
     `loader` is called with the folder that the card's `find` gives (without it, if the card names
     no folders) and the user's options.
+
+    Examples:
+        >>> @eq.data.register_dataset(eq.data.DataSetCard("my-noise", "Noise", classes=2))
+        ... def my_noise(count=4):
+        ...     part = eq.data.Split(torch.rand(count, 1, 8, 8), torch.arange(count) % 2)
+        ...     return eq.data.DataSet("my-noise", train=part, test=part, class_names=("a", "b"))
+        >>> len(eq.data.load_dataset("my-noise", count=6).train)
+        6
     """
     if loader is None:
         return partial(register_dataset, card, replace=replace)
@@ -110,7 +129,12 @@ def dataset_card(name: str) -> DataSetCard:
 
 
 def data_root(root: Path | str | None = None) -> Path:
-    """The folder of all data sets: `root`, or else what EQUILIBRIA_DATA names."""
+    """The folder of all data sets: `root`, or else what EQUILIBRIA_DATA names.
+
+    Examples:
+        >>> eq.data.data_root("my/data").name
+        'data'
+    """
     chosen = root if root is not None else os.environ.get(ROOT_VARIABLE)
     if not chosen:
         raise MissingDataError(

@@ -25,7 +25,13 @@ Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabel
 
 
 class Source(Protocol):
-    """Samples by index, in memory or on disk."""
+    """Samples by index, in memory or on disk.
+
+    Examples:
+        >>> test = eq.data.load_digits().test
+        >>> len(test), test.fetch(torch.tensor([0]))[0].shape
+        (450, torch.Size([1, 1, 8, 8]))
+    """
 
     def __len__(self) -> int: ...
 
@@ -40,7 +46,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """Some samples of a source, in the order of `indices`."""
+    """Some samples of a source, in the order of `indices`.
+
+    Examples:
+        >>> test = eq.data.load_digits().test
+        >>> few = eq.data.Selection(test, torch.tensor([5, 7]))
+        >>> len(few), few.fetch(torch.tensor([1]))[1].equal(test.labels[7:8])
+        (2, True)
+    """
 
     source: Source
     indices: Tensor
@@ -168,7 +181,12 @@ def check_subclasses(subclasses: str, labels_are_groups: bool, groups: str) -> N
 
 
 def known_labels(source: Source) -> Tensor | None:
-    """The classes of all samples, where they are known without reading an image."""
+    """The classes of all samples, where they are known without reading an image.
+
+    Examples:
+        >>> eq.data.known_labels(eq.data.load_digits().test).shape
+        torch.Size([450])
+    """
     labels = getattr(source, "labels", None)
     return labels if isinstance(labels, Tensor) and labels.dim() == 1 else None
 
@@ -196,7 +214,12 @@ def choose_samples(source: Source, samples: int, seed: int) -> Tensor:
 
 
 def evenly_spread(source: Source, count: int) -> Tensor:
-    """The indices of at most `count` samples, from the first to the last."""
+    """The indices of at most `count` samples, from the first to the last.
+
+    Examples:
+        >>> eq.data.evenly_spread(eq.data.load_digits().test, 2)
+        tensor([  0, 449])
+    """
     count = min(count, len(source))
     return torch.linspace(0, len(source) - 1, count).round().long()
 
@@ -220,6 +243,11 @@ def fingerprint(source: Source) -> str:
 
     It is of all labels that are known, and of files all names and some sizes, of others some
     samples: quick, so that not every change shows, but samples that are missing or added do.
+
+    Examples:
+        >>> test = eq.data.load_digits().test
+        >>> eq.data.fingerprint(test) == eq.data.fingerprint(test)
+        True
     """
     digest = hashlib.sha256()
     labels = known_labels(source)

@@ -27,7 +27,14 @@ FLAT = 1e-3
 
 @dataclass(frozen=True)
 class Survey:
-    """What a sample of image files is like."""
+    """What a sample of image files is like.
+
+    Examples:
+        >>> eq.data.image_from_tensor(torch.full((1, 6, 8), 0.5)).save("gray.png")
+        >>> found = eq.data.survey(["gray.png"])
+        >>> found.height, found.width, found.is_gray
+        (6, 8, True)
+    """
 
     height: int
     width: int
@@ -40,7 +47,13 @@ class Survey:
 
 
 def survey(paths: Sequence[str]) -> Survey:
-    """Look at the headers of some files, and at the colors of a few."""
+    """Look at the headers of some files, and at the colors of a few.
+
+    Examples:
+        >>> eq.data.image_from_tensor(torch.rand(3, 6, 12)).save("wide.png")
+        >>> eq.data.survey(["wide.png"]).aspects
+        (2.0, 2.0)
+    """
     some = [paths[int(i)] for i in np.linspace(0, len(paths) - 1, min(len(paths), SAMPLED_HEADERS))]
     headers, problems = {}, []
     for path in some:
@@ -74,7 +87,13 @@ def _is_gray(path: str, mode: str) -> bool:
 
 
 def mean_and_deviation(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of every channel, over some images of a source; those that cannot be read do not count."""
+    """Of every channel, over some images of a source; those that cannot be read do not count.
+
+    Examples:
+        >>> mean, deviation = eq.data.mean_and_deviation(eq.data.load_digits().test)
+        >>> round(mean[0], 1), round(deviation[0], 1)
+        (0.3, 0.4)
+    """
     some = Selection(source, evenly_spread(source, MEASURED_IMAGES))
     workers = usual_workers(some, 16)
     sums = torch.zeros(3, 1, dtype=torch.float64)

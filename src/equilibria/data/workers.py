@@ -29,6 +29,10 @@ def usual_workers(source: Source, size: int, processes: int = 1) -> int:
 
     None for samples in memory and for a few batches, and none in a process of a pool, which may not
     start any. One core is left to the process that takes the batches.
+
+    Examples:
+        >>> eq.data.usual_workers(eq.data.load_digits().train, 64)  # they are in memory
+        0
     """
     base, _ = behind_selections(source, torch.arange(0))
     if not hasattr(base, "read") or multiprocessing.current_process().daemon:

@@ -2,14 +2,13 @@
 
 from equilibria.exports.api import Exported, Format, export
 from equilibria.exports.constants import certificate_constants
-from equilibria.exports.graph import ExportError, Loop, ModelGraph, model_graph
+from equilibria.exports.graph import ExportError, Loop, model_graph
 
 __all__ = [
     "ExportError",
     "Exported",
     "Format",
     "Loop",
-    "ModelGraph",
     "certificate_constants",
     "export",
     "model_graph",

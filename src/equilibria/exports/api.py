@@ -29,7 +29,13 @@ CHECKED = 16
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, and how it compares with the model it was made of."""
+    """A file that was written, and how it compares with the model it was made of.
+
+    Examples:
+        >>> found = eq.export("digits-opteq", "shown.safetensors", format="safetensors")
+        >>> found.path.name, found.format, found.bytes > 0
+        ('shown.safetensors', 'safetensors', True)
+    """
 
     path: Path
     format: Format

@@ -142,7 +142,16 @@ class ModelGraph(nn.Module):
 
 @torch.no_grad()
 def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) -> ModelGraph:
-    """The graph of a model for images like the probe, of any size if asked; it is a copy."""
+    """The graph of a model for images like the probe, of any size if asked; it is a copy.
+
+    Examples:
+        >>> model, probe = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> loop = eq.exports.Loop(unrolled=20)
+        >>> graph = eq.exports.model_graph(model, probe, loop, any_size=False)
+        >>> logits, residual, iterations = graph(probe)
+        >>> logits.argmax()
+        tensor(0)
+    """
     refuse_unknown(model)
     fixed = copy.deepcopy(model).eval()
     if any_size:

@@ -39,7 +39,6 @@ from equilibria.inputs.outer import Outer, optimal_input, optimal_value
 from equilibria.inputs.photos import PhotoSettings, discrepancy, proven, restore_photo
 from equilibria.inputs.restore import Restoration, restore
 from equilibria.inputs.robustness import (
-    CurvePoint,
     RobustnessCurves,
     certified_curve,
     curve_methods,
@@ -55,7 +54,6 @@ __all__ = [
     "Constraint",
     "Corrupted",
     "Corruption",
-    "CurvePoint",
     "Deblurring",
     "Demosaicing",
     "Denoising",

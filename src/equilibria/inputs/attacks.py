@@ -32,6 +32,12 @@ class AttackResult:
 
     Logits and losses before and after come from the same ordinary forward pass in evaluation mode,
     equilibria solved anew: what the model would say of the image, not what the search believed.
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> found = eq.attack(model, digits.images[:4], digits.labels[:4], eps=0.5, steps=2)
+        >>> found.robust_accuracy <= found.accuracy, found.success.shape
+        (True, torch.Size([4]))
     """
 
     images: Tensor
@@ -216,6 +222,14 @@ def adversarial_images(
     JIIO's images are those that its search ends at: what it would take to report on them is saved.
     Of its last search an iterate is told to `solving` blocks that record equilibria of the model
     (`InputResult.report_visited`).
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> settings = eq.inputs.AttackSettings(norm="linf", eps=0.1, steps=2)
+        >>> images, labels = digits.images[:4], digits.labels[:4]
+        >>> near = eq.inputs.adversarial_images(model, images, labels, settings)
+        >>> bool(((near - images).abs() <= 0.1 + 1e-6).all())
+        True
     """
     images, labels = _checked(images, labels, settings)
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
@@ -236,7 +250,15 @@ def measure_attack(
     batch_size: int,
     on_batch: Callable[[], object] = lambda: None,
 ) -> AttackResult:
-    """One method on all images, batch by batch, with the processor time it took."""
+    """One method on all images, batch by batch, with the processor time it took.
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=2)
+        >>> images, labels = digits.images[:6], digits.labels[:6]
+        >>> eq.inputs.measure_attack(model, images, labels, settings, batch_size=3).labels.shape
+        torch.Size([6])
+    """
     generator = torch.Generator().manual_seed(MEASURE_SEED)
     started = time.process_time()
     results = []

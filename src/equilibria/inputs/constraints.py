@@ -21,7 +21,13 @@ SHARE_TOLERANCE = 32
 
 
 class Constraint(ABC):
-    """A convex set of inputs. `a & b` is the intersection."""
+    """A convex set of inputs. `a & b` is the intersection.
+
+    Examples:
+        >>> ball = eq.inputs.L2Ball(torch.zeros(1, 2), 1.0)
+        >>> isinstance(ball, eq.inputs.Constraint)
+        True
+    """
 
     @abstractmethod
     def restrict(self, region: Region, x: Tensor) -> Region:

@@ -24,7 +24,13 @@ PAPER_WINDOW = 20 / 64
 
 @dataclass(frozen=True)
 class Corrupted:
-    """What is seen of images, and how."""
+    """What is seen of images, and how.
+
+    Examples:
+        >>> seen = eq.inputs.get_corruption("superres", factor=2).corrupt(torch.rand(1, 1, 8, 8))
+        >>> seen.measured.shape == seen.measurement(torch.rand(1, 1, 8, 8)).shape == (1, 1, 4, 4)
+        True
+    """
 
     measured: Tensor
     """ŷ = Ay + noise."""
@@ -35,7 +41,13 @@ class Corrupted:
 
 
 class Corruption(ABC):
-    """A way to damage images: a measurement, and noise of a standard deviation `noise`."""
+    """A way to damage images: a measurement, and noise of a standard deviation `noise`.
+
+    Examples:
+        >>> damage = eq.inputs.get_corruption("denoise", noise=0.1)
+        >>> isinstance(damage, eq.inputs.Corruption), damage.noise
+        (True, 0.1)
+    """
 
     noise: float
 
@@ -233,7 +245,14 @@ class Demosaicing(Corruption):
 
 
 def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
-    """Red and green in even rows, green and blue in odd ones."""
+    """Red and green in even rows, green and blue in odd ones.
+
+    Examples:
+        >>> mosaic = eq.inputs.bayer_mosaic(2, 2, like=torch.rand(1, 3, 2, 2))
+        >>> mosaic.known[0, 1]  # where green is measured
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
     known = like.new_zeros(1, 3, height, width)
     for row, column, color in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)):
         known[:, color, row::2, column::2] = 1
@@ -278,7 +297,13 @@ get_corruption = _corruptions.create
 
 
 def picture_of(measurement: Measurement, measured: Tensor, size: tuple[int, ...]) -> Tensor | None:
-    """The measurement as an image of this height and width; None where it is no picture."""
+    """The measurement as an image of this height and width; None where it is no picture.
+
+    Examples:
+        >>> half = eq.operators.AveragePool(2)
+        >>> eq.inputs.picture_of(half, torch.rand(1, 1, 4, 4), (8, 8)).shape
+        torch.Size([1, 1, 8, 8])
+    """
     picture = getattr(measurement, "picture", None)
     if callable(picture):
         shown: Tensor = picture(measured)
@@ -288,7 +313,14 @@ def picture_of(measurement: Measurement, measured: Tensor, size: tuple[int, ...]
 
 
 def answer(model: nn.Module, seen: Corrupted) -> Tensor:
-    """What a model that was trained to restore makes of measurements (G of Eq. 23)."""
+    """What a model that was trained to restore makes of measurements (G of Eq. 23).
+
+    Examples:
+        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
+        >>> eq.inputs.answer(restorer, seen).shape
+        torch.Size([1, 1, 8, 8])
+    """
     if getattr(model, "takes_measurement", False):
         restored: Tensor = model(seen.measured, seen.measurement)
     else:

@@ -28,6 +28,11 @@ class Prior:
     With noise of variance σ² and a weight of 2σ² the search ends at the most probable latent (MAP).
 
     log_density: ln p of each latent, differentiable, as `Density.log_likelihood` is.
+
+    Examples:
+        >>> normal = eq.inputs.Prior(lambda x: -0.5 * x.square().sum(dim=1), weight=2.0)
+        >>> normal(torch.ones(1, 3))
+        tensor([3.])
     """
 
     log_density: Callable[[Tensor], Tensor]
@@ -45,6 +50,11 @@ class ExplicitGenerator(nn.Module):
 
     The decoder is the stem; T(z; x) = stem(x) does not depend on z, so that one evaluation is the
     equilibrium, and μ is the gradient of the loss.
+
+    Examples:
+        >>> generator = eq.inputs.ExplicitGenerator(torch.nn.Linear(2, 5), latent_dim=2)
+        >>> generator(torch.zeros(3, 2)).shape
+        torch.Size([3, 5])
     """
 
     def __init__(self, model: nn.Module, latent_dim: int) -> None:
@@ -69,7 +79,12 @@ def _image(z: Tensor, x: Tensor) -> Tensor:
 
 
 def is_generator(model: nn.Module) -> bool:
-    """Whether a model itself maps latents, by an equilibrium, to images."""
+    """Whether a model itself maps latents, by an equilibrium, to images.
+
+    Examples:
+        >>> eq.inputs.is_generator(eq.load("mnist-generator"))
+        True
+    """
     parts = (callable(getattr(model, name, None)) for name in ("stem", "head"))
     layered = isinstance(getattr(model, "layer", None), EquilibriumLayer)
     return layered and all(parts) and isinstance(getattr(model, "latent_dim", None), int)
@@ -79,6 +94,11 @@ def generator_of(model: nn.Module, *, explicit: bool = True) -> nn.Module:
     """The generator in a model: itself, its `decoder`, or its `decode` method.
 
     A model without an equilibrium must say its `latent_dim`; explicit=False refuses it.
+
+    Examples:
+        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> eq.inputs.generator_of(model)(torch.zeros(1, 3)).shape
+        torch.Size([1, 1, 8, 8])
     """
     if is_generator(model):
         return model
@@ -128,6 +148,14 @@ class LatentSearch:
     ridge: ridge·‖x‖² is added to the misfit. Where latents are N(0, I), as a VAE's, the variance of
         the noise makes the result the most probable latent.
     iterations, sweeps, step_size, tolerance: of `optimize_input`.
+
+    Examples:
+        >>> decoder = eq.load("mnist-generator")
+        >>> image = decoder(torch.zeros(1, 16)).detach()
+        >>> search = eq.inputs.LatentSearch(iterations=3)
+        >>> found = search.run(decoder, image, start=torch.ones(1, 16))
+        >>> bool(found.loss < found.initial_loss)
+        True
     """
 
     engine: str | Engine = "auto"
@@ -226,7 +254,12 @@ def find_latents(
 
 
 def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
-    """‖y − ŷ‖² of each image, the sum over its pixels."""
+    """‖y − ŷ‖² of each image, the sum over its pixels.
+
+    Examples:
+        >>> eq.inputs.squared_error(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+        tensor([4.])
+    """
     if outputs.shape != images.shape:
         raise ValueError(
             f"the model draws images of shape {tuple(outputs.shape)}, but these have "
@@ -236,7 +269,12 @@ def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
 
 
 def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = None) -> Tensor:
-    """‖ŷ − A·images‖² of each image."""
+    """‖ŷ − A·images‖² of each image.
+
+    Examples:
+        >>> eq.inputs.misfit(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+        tensor([4.])
+    """
     if measurement is None:
         return squared_error(images, measured)
     seen = measurement(images)
@@ -249,7 +287,13 @@ def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = N
 
 
 def entries(measured: Tensor, measurement: Measurement | None = None) -> Tensor:
-    """How many numbers were measured of each image."""
+    """How many numbers were measured of each image.
+
+    Examples:
+        >>> left = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> eq.inputs.entries(torch.rand(1, 1, 2, 2), eq.operators.Mask(left[None, None]))
+        tensor([2.])
+    """
     if isinstance(measurement, Mask):
         seen: Tensor = measurement(torch.ones_like(measured))
         return seen.flatten(1).sum(dim=1)

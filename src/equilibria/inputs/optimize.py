@@ -34,6 +34,12 @@ class InputResult:
 
     Per-problem tensors have one entry a row of x0. The losses are those at equilibria that were
     solved anew, tightly, at the inputs themselves.
+
+    Examples:
+        >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=5)
+        >>> found.x.shape, found.iterations
+        (torch.Size([1, 1, 8, 8]), tensor([5]))
     """
 
     x: Tensor

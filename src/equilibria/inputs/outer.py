@@ -25,6 +25,13 @@ def optimal_value(result: InputResult) -> Tensor:
     elsewhere it is the gradient of ℓ at that x. For training by the same loss, or by its negative,
     as adversarial training does. Needs the polished μ: with that of a search that was cut short
     the gradient can point the wrong way.
+
+    Examples:
+        >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=2)
+        >>> eq.inputs.optimal_value(found).sum().backward()
+        >>> bool(model.head.classifier.weight.grad.abs().sum() > 0)
+        True
     """
     problem = result.problem
     state, mu = _detached(result.state), _detached(result.adjoint)
@@ -55,6 +62,12 @@ def optimal_input(
 
     The gradient is of first order. strict: raise where the linear solve does not converge, or
     where the inner problem has not.
+
+    Examples:
+        >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, iterations=2)
+        >>> eq.inputs.optimal_input(found, "detached").requires_grad
+        False
     """
     if outer == "detached":
         return result.x.detach()

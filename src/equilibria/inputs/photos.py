@@ -39,6 +39,11 @@ class PhotoSettings:
     accuracy: see `PhotoRestorer`.
     level: σ of the prior, at the least, where something else than noise is undone.
     tile: the side of the pieces of large pictures.
+
+    Examples:
+        >>> settings = eq.inputs.PhotoSettings(strength=1.2)
+        >>> settings.accuracy == 1 / 255
+        True
     """
 
     strength: float | None = None
@@ -108,6 +113,12 @@ def discrepancy(prior: OpponentPrior, seen: Corrupted, settings: PhotoSettings) 
     """The strength λ at which the misfit ‖Ay − x‖ is that of the noise, on the middle of a picture.
 
     The misfit rises with λ; log λ is bisected between 1/30 and 30.
+
+    Examples:
+        >>> flat = torch.full((1, 1, 24, 24), 0.5)
+        >>> seen = eq.inputs.Inpainting(window=4, noise=0.2).corrupt(flat)
+        >>> eq.inputs.discrepancy(eq.models.photo_prior(), seen, eq.inputs.PhotoSettings()) <= 30
+        True
     """
     part = middle_of(seen)
     noise = max(seen.noise, LEAST_NOISE)
@@ -136,7 +147,13 @@ def middle_of(seen: Corrupted, side: int = MIDDLE) -> Corrupted:
 
 
 def proven(found: RestoredPhotos) -> str:
-    """What is known of the answer, in a few words."""
+    """What is known of the answer, in a few words.
+
+    Examples:
+        >>> restorer = eq.models.PhotoRestorer(eq.models.photo_prior(), noise=0.1)
+        >>> eq.inputs.proven(restorer.restore(torch.rand(1, 1, 24, 24)))
+        'within 0... gray levels of the exact minimizer'
+    """
     if found.bound is not None:
         return f"within {float(found.bound.max()) * 255:.2f} gray levels of the exact minimizer"
     done = bool((found.solution.status == int(Status.CONVERGED)).all())

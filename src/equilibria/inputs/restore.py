@@ -26,7 +26,15 @@ from equilibria.solvers import Status
 
 @dataclass(frozen=True)
 class Restoration:
-    """Restored images, and how far the search for their latents came, image by image."""
+    """Restored images, and how far the search for their latents came, image by image.
+
+    Examples:
+        >>> decoder = eq.load("mnist-generator")
+        >>> image = decoder(torch.zeros(1, 16)).detach()
+        >>> found = eq.restore(decoder, image, eq.operators.Identity(), iterations=3)
+        >>> found.latents.shape, found.images.shape
+        (torch.Size([1, 16]), torch.Size([1, 1, 28, 28]))
+    """
 
     images: Tensor
     """h(z*), as the generator makes them."""

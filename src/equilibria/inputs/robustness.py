@@ -41,7 +41,16 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class RobustnessCurves:
-    """By method, the accuracy over the distance and over the steps."""
+    """By method, the accuracy over the distance and over the steps.
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
+        >>> batch = digits.images[:4], digits.labels[:4]
+        >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
+        >>> [round(point.eps, 3) for point in curves.over_eps["fgsm"]][-1], curves.samples
+        (0.5, 4)
+    """
 
     norm: str
     samples: int
@@ -59,7 +68,12 @@ class RobustnessCurves:
 
 
 def curve_methods(norm: str) -> tuple[str, ...]:
-    """The names of all methods that may have a curve."""
+    """The names of all methods that may have a curve.
+
+    Examples:
+        >>> "pgd" in eq.inputs.curve_methods("l2")
+        True
+    """
     return (*get_args(Method), *OUTSIDE[norm])
 
 
@@ -83,6 +97,14 @@ def measure_robustness(
 
     An image that was changed within a distance was changed within every larger one: it is not
     attacked again.
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=2)
+        >>> batch = digits.images[:4], digits.labels[:4]
+        >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
+        >>> list(curves.over_eps)
+        ['fgsm']
     """
     check_positive(eps=settings.eps)
     check_at_least_one(batch_size=batch_size)
@@ -122,6 +144,11 @@ def certified_curve(
 
     radii: in L2, zero where there is none; an image of `numbers` pixels that is moved by ε in L∞ is
         moved by at most ε√numbers in L2. At most `count` points of the curve are kept.
+
+    Examples:
+        >>> radii, right = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
+        >>> eq.inputs.certified_curve("l2", radii, right, numbers=64)
+        ((0.0, 0.5), (0.5, 0.5), (0.5, 0.0))
     """
     scale = 1.0 if norm == "l2" else numbers**0.5
     held = torch.where(right.cpu(), radii.cpu().double() / scale, 0.0)

@@ -23,7 +23,12 @@ EXACT = 1e-6
 
 
 def takes_any_size(model: nn.Module) -> bool:
-    """Whether a restorer takes pictures of any size: it then says how far a pixel looks."""
+    """Whether a restorer takes pictures of any size: it then says how far a pixel looks.
+
+    Examples:
+        >>> eq.inputs.takes_any_size(eq.models.deq_restorer(in_channels=1, channels=8))
+        True
+    """
     return callable(getattr(model, "reach", None))
 
 
@@ -40,6 +45,12 @@ def answer_in_tiles(
 
     side: of a piece, in pixels of the restored image; by default 512, or what the reach asks for.
     progress: goes through the pieces, to show how many are done.
+
+    Examples:
+        >>> restorer = eq.models.PhotoRestorer(eq.models.photo_prior(), noise=0.1)
+        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 40, 60))
+        >>> eq.inputs.answer_in_tiles(restorer, seen).shape
+        torch.Size([1, 1, 40, 60])
     """
     if not getattr(model, "takes_measurement", False):
         seen = pictured(model, seen)

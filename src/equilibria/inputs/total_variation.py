@@ -23,6 +23,12 @@ def least_variation(
     """argmin ½‖Ay − x‖² + weight · TV(y), TV isotropic and of all colors together.
 
     By Condat and Vũ's primal-dual steps (2013), with the exact adjoint of A.
+
+    Examples:
+        >>> seen = torch.rand(1, 1, 16, 16)
+        >>> flat = eq.inputs.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
+        >>> bool(flat.std() < 0.01 * seen.std())
+        True
     """
     check_positive(weight=weight)
     norm = float(measurement.norm_bound(tuple(start.shape[1:])))

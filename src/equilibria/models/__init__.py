@@ -49,7 +49,7 @@ from equilibria.models.mopteq.models import (
     perturbed_logits,
     popteq,
 )
-from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer, opteq_cell
+from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer
 from equilibria.models.opteq.models import (
     EquilibriumSegmenter,
     deep_opteq,
@@ -58,6 +58,7 @@ from equilibria.models.opteq.models import (
     opteq,
     opteq_imagenet,
 )
+from equilibria.models.opteq.spaces import opteq_cell
 from equilibria.models.pretrained import PretrainedCard, pretrained_cards, pretrained_file
 from equilibria.models.reflection.model import (
     ReflectionCell,

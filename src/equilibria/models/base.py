@@ -32,6 +32,12 @@ class EquilibriumModel(nn.Module):
     """head(z*), z* the feature at the equilibrium whose input the stem makes.
 
     The stem returns a tensor, or a tuple of them: what the cell's `inject` takes.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(lambda z, x: torch.tanh(0.5 * z + x))
+        >>> model = eq.models.EquilibriumModel(torch.nn.Linear(2, 3), layer, torch.nn.Linear(3, 1))
+        >>> model(torch.ones(4, 2)).shape, model.last_solution.converged.all()
+        (torch.Size([4, 1]), tensor(True))
     """
 
     def __init__(self, stem: nn.Module, layer: EquilibriumLayer, head: nn.Module) -> None:

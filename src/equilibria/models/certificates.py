@@ -42,6 +42,12 @@ class Certificate:
     It is a statement about the exact equilibrium: that of the model in exact arithmetic, with the
     weights it has stored (effective weights as float64 makes them of those). The bounds of norms
     that it rests on are measured, and rounding is accounted for.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> certificate = eq.certify(eq.load("digits-certified"), images)
+        >>> len(certificate), certificate.share_certified, certificate.reasons
+        (2, 1.0, ['', ''])
     """
 
     contraction: Tensor
@@ -139,7 +145,14 @@ class Certifying(Protocol):
 
 
 def certifier(model: nn.Module, image_shape: tuple[int, ...]) -> Certifying:
-    """`certify` for many batches: a model's own, or a `Certifier`."""
+    """`certify` for many batches: a model's own, or a `Certifier`.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images
+        >>> certify = eq.models.certifier(eq.load("digits-certified"), images.shape[1:])
+        >>> [certify(batch).share_certified for batch in images[:4].split(2)]
+        [1.0, 1.0]
+    """
     own: Callable[[tuple[int, ...]], Certifying] | None = getattr(model, "certifier", None)
     return Certifier(model, image_shape) if own is None else own(image_shape)
 

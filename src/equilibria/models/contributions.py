@@ -52,7 +52,15 @@ class NoContributionsError(ValueError):
 
 @dataclass(frozen=True)
 class Contributions:
-    """What each term does to the margin between two classes; float64, samples first."""
+    """What each term does to the margin between two classes; float64, samples first.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> zero, three = torch.tensor([0]), torch.tensor([3])
+        >>> found = eq.models.contributions(model, images, zero, three)
+        >>> found.margin > 0, found.why_not_sum  # for the zero, and its terms add up
+        (tensor([True]), '')
+    """
 
     terms: tuple[str, ...]
     pull: Tensor

@@ -148,6 +148,13 @@ class FewShotClassifier(EquilibriumModel):
     stem: from images to features; conditioning: from features and task vectors to the injection.
     episode_statistics: whether the stem normalizes by the images it gets, so that it must see the
         support and the queries of every episode by themselves.
+
+    Examples:
+        >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
+        >>> images = torch.rand(2, 1, 16, 16)
+        >>> tasks = model.no_tasks(2, like=images)
+        >>> model.for_images(images)(tasks).shape
+        torch.Size([2, 3])
     """
 
     def __init__(
@@ -281,7 +288,13 @@ def few_shot_mdeq(
     solving: Solving | None = None,
     **cell: Any,
 ) -> FewShotClassifier:
-    """An MDEQ with FiLM on top of the first norm of its residual blocks (C.2, Table 9)."""
+    """An MDEQ with FiLM on top of the first norm of its residual blocks (C.2, Table 9).
+
+    Examples:
+        >>> model = eq.models.few_shot_mdeq(in_channels=1, channels=(8, 16), task_size=6)
+        >>> model(torch.rand(2, 1, 16, 16)).shape
+        torch.Size([2, 5])
+    """
     made = FiLMCell(channels, groups=groups, **cell)
     outer: dict[str, Any] = {"norm": "group", "groups": groups}
     return FewShotClassifier(

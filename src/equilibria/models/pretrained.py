@@ -25,7 +25,15 @@ LATENTS = "equilibria.latents"
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedCard:
-    """What a trained model is, how it was made, and what was measured of it."""
+    """What a trained model is, how it was made, and what was measured of it.
+
+    Examples:
+        >>> card = eq.models.pretrained_cards()["digits-opteq"]
+        >>> card.command
+        'equilibria train digits-opteq --output runs/digits-opteq'
+        >>> card.figures["accuracy"] > 0.98
+        True
+    """
 
     name: str
     summary: str
@@ -67,7 +75,12 @@ def pretrained_cards() -> dict[str, PretrainedCard]:
 
 
 def pretrained_file(name: str) -> Path:
-    """The weights of a trained model that comes with the package."""
+    """The weights of a trained model that comes with the package.
+
+    Examples:
+        >>> eq.models.pretrained_file("digits-opteq").name
+        'digits-opteq.safetensors'
+    """
     cards = pretrained_cards()
     if name not in cards:
         raise ValueError(

@@ -250,7 +250,13 @@ class Part:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What there is to say of a named model without running it."""
+    """What there is to say of a named model without running it.
+
+    Examples:
+        >>> found = eq.models.describe_model("mondeq-small")
+        >>> found.is_equilibrium, found.objective_kind
+        (True, 'no')
+    """
 
     card: ModelCard
     parameters: int
@@ -298,6 +304,12 @@ def nearest_width(count: Callable[[int], int], parameters: int, *, remedy: str) 
     """The width whose growing `count` is nearest to `parameters`.
 
     remedy: what to do where even the narrowest network is too large, for the error.
+
+    Examples:
+        >>> def count(width):
+        ...     return 10 * width**2
+        >>> eq.models.nearest_width(count, 1000, remedy="ask for more")
+        10
     """
     if count(1) > parameters:
         raise ValueError(

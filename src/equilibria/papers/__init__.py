@@ -3,7 +3,6 @@
 from equilibria.papers.jobs import Job, Outcome, make_job, run_job, run_jobs
 from equilibria.papers.report import cells, provenance, redraw, write_index, write_report
 from equilibria.papers.runner import (
-    Findings,
     Plan,
     carry_out,
     check_data,
@@ -11,7 +10,7 @@ from equilibria.papers.runner import (
     model_sizes,
     plan,
 )
-from equilibria.papers.settings import SettingLine, compared_settings
+from equilibria.papers.settings import compared_settings
 from equilibria.papers.table import (
     Column,
     Elsewhere,
@@ -28,7 +27,6 @@ from equilibria.papers.table import (
 __all__ = [
     "Column",
     "Elsewhere",
-    "Findings",
     "Job",
     "Outcome",
     "Panel",
@@ -36,7 +34,6 @@ __all__ = [
     "Plan",
     "Row",
     "Setting",
-    "SettingLine",
     "carry_out",
     "cells",
     "check_data",

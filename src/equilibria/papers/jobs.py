@@ -44,7 +44,15 @@ DIGITS_OF_HASH = 10
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe to follow, with its seed in it; `folder` follows from the recipe alone."""
+    """A recipe to follow, with its seed in it; `folder` follows from the recipe alone.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
+        >>> job = eq.papers.make_job(recipe, seed=3, runs=Path("runs"))
+        >>> job.recipe["training"]["seed"]
+        3
+    """
 
     recipe: Mapping[str, Any]
     folder: Path
@@ -69,7 +77,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: with a result, or with an error."""
+    """How a job ended: with a result, or with an error.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
+        >>> job = eq.papers.make_job(recipe, seed=0, runs=Path("runs"))
+        >>> eq.papers.Outcome(job, None, error="the disk is full").result is None
+        True
+    """
 
     job: Job
     result: Result | None
@@ -85,7 +101,15 @@ def make_job(
     pictures: tuple[str, ...] = (),
     root: Path | None = None,
 ) -> Job:
-    """The run of a recipe with a seed; the same resolved recipe has the same folder."""
+    """The run of a recipe with a seed; the same resolved recipe has the same folder.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
+        >>> jobs = [eq.papers.make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
+        >>> jobs[0].folder == jobs[1].folder, jobs[0].folder == jobs[2].folder
+        (True, False)
+    """
     seeded = {**recipe, "training": {**recipe["training"], "seed": seed}}
     resolved = recipe_from_data(seeded).as_data()
     content = json.dumps({**resolved, "about": ""}, sort_keys=True)

@@ -71,6 +71,12 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     """The heading and the rows: ours beside the paper's, column by column.
 
     A column of which the paper prints nothing is ours alone.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
+        >>> eq.papers.cells(plan, eq.papers.findings(plan, []))[0][:3]
+        ['row', 'accuracy (%)', 'paper: Acc.']
     """
     heading = ["row"]
     printed = {title for row in made.table.rows for title in row.paper}  # A figure may print none.
@@ -177,7 +183,14 @@ def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
 
 
 def write_index(folder: Path) -> str:
-    """A Markdown table of every recorded table in a folder, for a page beside that folder."""
+    """A Markdown table of every recorded table in a folder, for a page beside that folder.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> Path("no-results").mkdir()
+        >>> eq.papers.write_index(Path("no-results")).splitlines()[0]  # and no lines below it
+        '| table | what | setting | date | commit | seeds | command |'
+    """
     lines = [
         "| table | what | setting | date | commit | seeds | command |",
         "|---|---|---|---|---|---|---|",
@@ -209,7 +222,14 @@ def recorded(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw the picture of every recorded table in a folder again, from its numbers."""
+    """Draw the picture of every recorded table in a folder again, from its numbers.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> Path("nothing-recorded").mkdir()
+        >>> eq.papers.redraw(Path("nothing-recorded"))
+        []
+    """
     drawn = []
     for path, record in recorded(folder):
         drawn.append(path.with_suffix(".png"))
@@ -218,7 +238,12 @@ def redraw(folder: Path) -> list[Path]:
 
 
 def provenance() -> dict[str, Any]:
-    """When, with what and on what results were made; names neither the machine nor its folders."""
+    """When, with what and on what results were made; names neither the machine nor its folders.
+
+    Examples:
+        >>> "versions" in eq.papers.provenance()
+        True
+    """
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "commit": commit(),

@@ -23,7 +23,14 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs that a table asks for. Rows with the same recipe share theirs."""
+    """The runs that a table asks for. Rows with the same recipe share theirs.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0, 1], Path("tables"))
+        >>> plan.seeds, len(plan.unfinished()) > 0
+        ((0, 1), True)
+    """
 
     table: PaperTable
     setting: Setting
@@ -66,7 +73,14 @@ def plan(
     *,
     root: Path | None = None,
 ) -> Plan:
-    """What to run, and where. Wrong recipes are found here, before anything runs."""
+    """What to run, and where. Wrong recipes are found here, before anything runs.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0, 1], Path("tables"))
+        >>> plan.setting, plan.seeds
+        ('quick', (0, 1))
+    """
     jobs = {}
     for row in table.rows:
         recipe = row.recipe(setting)
@@ -108,7 +122,14 @@ def carry_out(
 
 
 def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
-    """The results on disk, of this call and earlier ones, and the errors of this call."""
+    """The results on disk, of this call and earlier ones, and the errors of this call.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
+        >>> eq.papers.findings(plan, []).failures  # nothing has run yet
+        {}
+    """
     found = Findings()
     for (label, seed), job in made.jobs.items():
         result = job.result()
@@ -121,7 +142,14 @@ def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
 
 
 def model_sizes(made: Plan) -> dict[str, int]:
-    """The number of parameters of every row; nothing is allocated for them."""
+    """The number of parameters of every row; nothing is allocated for them.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
+        >>> eq.papers.model_sizes(plan)["DNN"]
+        12774
+    """
     loaded: dict[str, DataSet | None] = {}
     sizes: dict[str, int] = {}
     for (label, _), job in made.jobs.items():

@@ -115,7 +115,13 @@ class SettingLine:
 
 
 def compared_settings(table: PaperTable) -> list[SettingLine]:
-    """The full setting of a table, key by key; rows that have the same in common are one line."""
+    """The full setting of a table, key by key; rows that have the same in common are one line.
+
+    Examples:
+        >>> lines = eq.papers.compared_settings(eq.papers.find_table("opteq-t3"))
+        >>> lines[0].name, lines[0].ours
+        ('model.name', 'deep-opteq-199k')
+    """
     lines: dict[tuple[str, str, str, str, bool | None], list[str]] = {}
     for row in table.rows:
         for line in _of_row(row, table.seeds):

@@ -18,7 +18,13 @@ RecipeData = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column as printed, and the measure that stands beside it; None: it is only the paper's."""
+    """A column as printed, and the measure that stands beside it; None: it is only the paper's.
+
+    Examples:
+        >>> column = eq.papers.find_table("opteq-t3").columns[0]
+        >>> column.title, column.measure
+        ('Acc.', 'accuracy')
+    """
 
     title: str
     measure: str | None = None
@@ -47,6 +53,11 @@ class Row:
         rows that share a recipe may measure different things.
     settings: what the paper sets, by keys of the full recipe, patterns of them or other names; of
         the paper, the model, the table, the run and the row, a later one above the earlier.
+
+    Examples:
+        >>> row = eq.papers.find_table("opteq-t3").rows[0]
+        >>> row.label, dict(row.paper)
+        ('no Reg, α = 0.01', {'Acc.': '58.4%'})
     """
 
     label: str
@@ -77,6 +88,11 @@ class Panel:
     form: what is shown are series, values "NAME@PLACE" of a run. "curves": over their places, which
         `along` names; a curve for each row and series. "dots": one series over another (`over`).
         "map": a matrix a row, its places "row,column", which `along` names ("column / row").
+
+    Examples:
+        >>> panel = eq.papers.Panel(show=("Acc.",), unit="%")
+        >>> panel.show
+        ('Acc.',)
     """
 
     show: tuple[str, ...]
@@ -98,6 +114,11 @@ class PaperTable:
     turned: the columns stand below each other and the rows side by side, in table and picture.
     full_remarks: what the paper leaves open and was chosen here.
     quick_remarks: how the quick setting differs from the paper's.
+
+    Examples:
+        >>> table = eq.papers.find_table("opteq-t3")
+        >>> table.paper, len(table.rows), table.data_sets("full")
+        ('OptEq', 22, ['cifar10'])
     """
 
     id: str
@@ -143,6 +164,11 @@ class Elsewhere:
     """What a paper numbers that has no table of its own here.
 
     table: the one that draws or measures it; None: nothing does, for the reason `why`.
+
+    Examples:
+        >>> elsewhere = eq.papers.list_elsewhere()[0]
+        >>> bool(elsewhere.table or elsewhere.why)
+        True
     """
 
     id: str
@@ -161,7 +187,15 @@ def _tables() -> dict[str, PaperTable]:
 
 
 def register_table(table: PaperTable, *, replace: bool = False) -> None:
-    """Make a table known by its id."""
+    """Make a table known by its id.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> mine = replace(eq.papers.find_table("opteq-t3"), id="my-table", title="Mine")
+        >>> eq.papers.register_table(mine)
+        >>> eq.papers.find_table("my-table").title
+        'Mine'
+    """
     if table.id in _tables() and not replace:
         raise ValueError(f"there is a table {table.id!r} already")
     _tables()[table.id] = table
@@ -185,7 +219,12 @@ def list_tables() -> list[PaperTable]:
 
 
 def list_elsewhere() -> list[Elsewhere]:
-    """What the papers number besides, as it stands in their files."""
+    """What the papers number besides, as it stands in their files.
+
+    Examples:
+        >>> len(eq.papers.list_elsewhere()) > 10
+        True
+    """
     from equilibria.papers.reading import read_elsewhere
 
     return read_elsewhere()

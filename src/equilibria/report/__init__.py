@@ -12,7 +12,7 @@ from equilibria.report.compare import (
 from equilibria.report.convergence import Convergence, follow_solve
 from equilibria.report.explanation import Explanation, explain
 from equilibria.report.figures import attack_png, convergence_charts, robustness_charts, themed
-from equilibria.report.formulas import Formula, model_formula
+from equilibria.report.formulas import model_formula
 from equilibria.report.generation import generate, generate_without_data
 from equilibria.report.html import report_page
 from equilibria.report.labels import (
@@ -23,7 +23,7 @@ from equilibria.report.labels import (
     nearest_rival,
 )
 from equilibria.report.page import RunReport, choose_examples, run_report, with_certified
-from equilibria.report.photos import PhotoFiles, RestoredPhoto
+from equilibria.report.photos import PhotoFiles
 from equilibria.report.restoration import (
     TEST_IMAGES,
     RestoredTestImages,
@@ -45,11 +45,9 @@ __all__ = [
     "Convergence",
     "Explanation",
     "FileRestoration",
-    "Formula",
     "PhotoFiles",
     "PixelPrediction",
     "RestoredImage",
-    "RestoredPhoto",
     "RestoredTestImages",
     "Restorer",
     "RunReport",

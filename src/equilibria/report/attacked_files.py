@@ -63,6 +63,15 @@ def attack_files(
     on_unreadable: is told of a file that cannot be read, which is then left out.
     on_refused: is told of an attack that does not take the model, which is then left out; the last
         one that is left may not be.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.data.image_from_tensor(eq.data.load_digits().test.images[0]).save("zero.png")
+        >>> run = eq.training.trained_model("digits-opteq")
+        >>> attack, cpu = eq.inputs.AttackSettings(eps=0.5), torch.device("cpu")
+        >>> found = eq.report.attack_files(run, [Path("zero.png")], [attack], cpu)
+        >>> [one.before for one in found]
+        ['0']
     """
     names, frame = run.images.class_names, run.images.frame
     is_gray = run.images.image_shape[0] == 1

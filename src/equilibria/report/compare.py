@@ -55,7 +55,16 @@ Curve = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run as far as it got. What was not measured, or not yet, is None."""
+    """A run as far as it got. What was not measured, or not yet, is None.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe = eq.training.load_recipe("digits-opteq")
+        >>> epochs = ({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0})
+        >>> run = eq.report.ComparedRun("a", Path("runs/a"), recipe, None, 100, True, epochs, None)
+        >>> run.last("loss")
+        1.0
+    """
 
     name: str
     """The shortest end of the path that no other run has."""
@@ -130,14 +139,30 @@ class ComparedRun:
 
 
 def score_name(runs: Sequence[ComparedRun]) -> str:
-    """What the validation scores of these runs are."""
+    """What the validation scores of these runs are.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe, empty = eq.training.load_recipe("digits-opteq"), (None, None, False, (), None)
+        >>> eq.report.score_name([eq.report.ComparedRun("a", Path("a"), recipe, *empty)])
+        'accuracy'
+    """
     if any(run.recipe.task.name is not None for run in runs):
         return "score"
     return "mIoU" if any(run.kind == "segmentation" for run in runs) else "accuracy"
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
-    """The runs in these folders; what cannot be compared is an error that says why."""
+    """The runs in these folders; what cannot be compared is an error that says why.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> few = ["data.options.train_samples=64", "training.epochs=1"]
+        >>> model = eq.train("digits-opteq", *few, output="runs/read")
+        >>> (run,) = eq.report.read_runs([Path("runs/read")])
+        >>> run.name, run.is_finished
+        ('read', True)
+    """
     if not folders:
         raise ValueError("there is nothing to compare: name the folders of runs")
     places = [folder.resolve() for folder in folders]
@@ -153,12 +178,30 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 
 def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
-    """Keep the evaluation of a run in its folder; numbers that are not finite become None."""
+    """Keep the evaluation of a run in its folder; numbers that are not finite become None.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> Path("evaluated").mkdir()
+        >>> eq.report.store_evaluation(Path("evaluated"), {"accuracy": 0.98})
+        >>> [path.name for path in Path("evaluated").iterdir()]
+        ['evaluation.json']
+    """
     write_atomically(RunFolder(folder).evaluation, f"{sealed_json(evaluation)}\n".encode())
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
-    """The keys on which the recipes disagree, each with a value a run; None where it has none."""
+    """The keys on which the recipes disagree, each with a value a run; None where it has none.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> longer = eq.training.load_recipe("digits-opteq", ["training.epochs=90"])
+        >>> recipes = [eq.training.load_recipe("digits-opteq"), longer]
+        >>> empty = (None, None, False, (), None)
+        >>> runs = [eq.report.ComparedRun("a", Path("a"), recipe, *empty) for recipe in recipes]
+        >>> eq.report.differing_settings(runs)
+        {'training.epochs': [30, 90]}
+    """
     flat = [_flatten(run.recipe.as_data()) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     values = {key: [settings.get(key) for settings in flat] for key in keys}
@@ -173,6 +216,14 @@ def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
 
     A panel is there if a run has what it shows. Runs that did not record their processor time are
     left out of the second row.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe = eq.training.load_recipe("digits-opteq")
+        >>> epochs = ({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0})
+        >>> run = eq.report.ComparedRun("a", Path("runs/a"), recipe, None, 100, True, epochs, None)
+        >>> eq.report.comparison_png([run])[1:4]
+        b'PNG'
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

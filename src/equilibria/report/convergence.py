@@ -24,6 +24,12 @@ class Convergence:
 
     A problem, which is a sample unless the batch is coupled, keeps its last values from where it
     has converged; `stops` says how many of its rows are its own.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
+        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> found.objective_falls, found.contraction < 1
+        (True, True)
     """
 
     solver: str
@@ -67,7 +73,14 @@ class Convergence:
 
 @torch.no_grad()
 def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]) -> Convergence:
-    """Solve in float64, where the last digits still mean something, and evaluate every iterate."""
+    """Solve in float64, where the last digits still mean something, and evaluate every iterate.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
+        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> bool((found.residual[-1] < found.residual[0]).all())
+        True
+    """
     precise = copy.deepcopy(model).cpu().double().eval()
     images = images.cpu().double()
     cell, inputs = precise.layer.cell, as_inputs(precise.stem(images))

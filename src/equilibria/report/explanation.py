@@ -45,7 +45,13 @@ FOLLOWED_NUMBERS = 2**25
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a classifier says of images, and why. Tensors have the images first."""
+    """What a classifier says of images, and why. Tensors have the images first.
+
+    Examples:
+        >>> found = eq.explain(eq.load("digits-opteq"), eq.data.load_digits().test.images[:1])
+        >>> found.name(found.prediction[0]), found.contributions.terms
+        ('0', ('input', 'bias', 'quadratic'))
+    """
 
     images: Tensor
     class_names: tuple[str, ...]

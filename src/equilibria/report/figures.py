@@ -49,7 +49,14 @@ class ThemedFigure:
 
 
 def convergence_charts(picard: Convergence, other: Convergence | None = None) -> list[Chart]:
-    """Objective (where there is one) and residual along a Picard solve; `other` for comparison."""
+    """Objective (where there is one) and residual along a Picard solve; `other` for comparison.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
+        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> len(eq.report.convergence_charts(found))  # of the objective, and of the residual
+        2
+    """
     count = picard.residual.shape[1]
     charts = []
     excess = picard.excess()
@@ -143,7 +150,16 @@ def calibration_chart(calibration: Calibration) -> Chart:
 
 
 def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
-    """Accuracy over the distance and over the steps, with what is certain below."""
+    """Accuracy over the distance and over the steps, with what is certain below.
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
+        >>> batch = digits.images[:4], digits.labels[:4]
+        >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
+        >>> len(eq.report.robustness_charts(curves))  # one step has no curve over the steps
+        1
+    """
     norm = {"l2": "L2", "linf": "L∞"}[curves.norm]
     colors = dict(zip(curves.over_eps, SERIES, strict=False))
     clean = (0.0, curves.accuracy)
@@ -213,7 +229,14 @@ def relation_chart(relations: Relations) -> Chart:
 
 
 def themed(charts: Sequence[Chart]) -> ThemedFigure:
-    """Charts as files: side by side, and below each other for a phone."""
+    """Charts as files: side by side, and below each other for a phone.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
+        >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
+        >>> eq.report.themed(eq.report.convergence_charts(found)).light[:4]
+        b'<svg'
+    """
     drawn = {
         f"{shape}{name}": side_by_side(charts, theme, columns=columns)
         for shape, columns in (("", len(charts)), ("narrow_", 1))
@@ -224,7 +247,14 @@ def themed(charts: Sequence[Chart]) -> ThemedFigure:
 
 @drawing()
 def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str]) -> bytes:
-    """Some images, what was added to them (magnified), and what the model then says."""
+    """Some images, what was added to them (magnified), and what the model then says.
+
+    Examples:
+        >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> found = eq.attack(model, digits.images[:2], digits.labels[:2], eps=0.5, steps=2)
+        >>> eq.report.attack_png(digits.images[:2], found, model.class_names)[1:4]
+        b'PNG'
+    """
     from matplotlib.figure import Figure
 
     # Images that the attack turned, then those that withstood it.

@@ -26,7 +26,12 @@ FIGURES: dict[str, tuple[str, str]] = {
 
 
 def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """The measures of an evaluation as (label, value)."""
+    """The measures of an evaluation as (label, value).
+
+    Examples:
+        >>> eq.report.figure_rows({"accuracy": 0.98, "loss": 0.1})
+        [('Accuracy', '98.00%'), ('Loss', '0.1')]
+    """
     usual = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
     return [
         (usual[name][0], "" if value is None else format(value, usual[name][1]))
@@ -40,6 +45,11 @@ def certificate_rows(
     """What is certain of a batch, as (label, value), empty where nothing is known.
 
     true: the classes, where they are known.
+
+    Examples:
+        >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:2])
+        >>> eq.report.certificate_rows(found)[0]
+        ('Class certified', '100.00% (2 of 2)')
     """
     count, gains = len(found), found.gains()
     certain = int(found.certified_class.sum())
@@ -69,13 +79,26 @@ def certificate_rows(
 
 
 def certificate_reasons(found: Certificate) -> list[str]:
-    """Why there are no certificates, or no radii, with how often."""
+    """Why there are no certificates, or no radii, with how often.
+
+    Examples:
+        >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:2])
+        >>> eq.report.certificate_reasons(found)  # both have a certificate
+        []
+    """
     counted = Counter(filter(None, found.reasons)).most_common()
     return [f"{times} of {len(found)}: {reason}" for reason, times in counted]
 
 
 def nearest_rival(found: Certificate, place: int) -> tuple[float, float] | None:
-    """The smallest margin of an image to another class, and how far it may be off."""
+    """The smallest margin of an image to another class, and how far it may be off.
+
+    Examples:
+        >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:1])
+        >>> margin, error = eq.report.nearest_rival(found, 0)
+        >>> margin > error
+        True
+    """
     said = int(found.prediction[place])
     if said < 0 or found.margin.shape[1] < 2:
         return None

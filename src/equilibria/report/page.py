@@ -151,7 +151,16 @@ def certified_images(
 def with_certified(
     model: nn.Module, images: Tensor, labels: Tensor, curves: RobustnessCurves
 ) -> RobustnessCurves:
-    """The curves with what is certain of the same images, or why nothing is."""
+    """The curves with what is certain of the same images, or why nothing is.
+
+    Examples:
+        >>> model, digits = eq.load("digits-certified"), eq.data.load_digits().test
+        >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
+        >>> batch = digits.images[:4], digits.labels[:4]
+        >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
+        >>> eq.report.with_certified(model, *batch, curves).certified[0]
+        (0.0, 1.0)
+    """
     try:
         certified = certified_images(model, images, labels, refine=True)
     except NoCertificateError as error:
@@ -175,6 +184,13 @@ def run_report(
     robustness: as measured before, by `equilibria attack --curve`.
     quick: in seconds; otherwise radii by activation patterns, more images, and accuracy under
         attack.
+
+    Examples:
+        >>> report = eq.report.run_report(eq.training.trained("digits-opteq"), [], name="digits")
+        >>> report.parameters, report.evaluation.samples
+        (33098, 450)
+        >>> eq.report.report_page([report])[:15]
+        '<!DOCTYPE html>'
     """
     evaluation = experiment.evaluate() if evaluation is None else evaluation
     model, data = experiment.model.eval(), experiment.data
@@ -271,7 +287,13 @@ def choose_examples(
     labels: Tensor, predictions: Tensor, *, count: int = EXAMPLES, mistakes: int = MISTAKES
 ) -> Tensor:
     """Places of mistakes first, up to `mistakes` of them if there are enough right ones, then of
-    right ones, class after class."""
+    right ones, class after class.
+
+    Examples:
+        >>> labels, said = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
+        >>> eq.report.choose_examples(labels, said, count=3, mistakes=1)
+        tensor([2, 0, 1])
+    """
     right = predictions == labels
     # The first of every class, then the second of every class, and so on.
     seen: dict[int, int] = {}

@@ -73,6 +73,13 @@ class PhotoFiles:
     task: one of `TASKS`. noise: its deviation; None: estimated. blur: in pixels. factor: of a lower
     resolution. mask: an image whose bright pixels are missing. share: of missing pixels that
     `simulate` draws. compare: draw total variation beside it.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.data.image_from_tensor(torch.rand(1, 24, 24)).save("noisy.png")
+        >>> restore = eq.report.PhotoFiles(eq.models.photo_prior(), "denoise", noise=0.1)
+        >>> [found.status for found in restore.run([Path("noisy.png")], Path("restored"))]
+        ['converged']
     """
 
     prior: OpponentPrior

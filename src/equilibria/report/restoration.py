@@ -90,7 +90,13 @@ class RestoredTestImages:
 
 
 def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -> Corruption:
-    """What is undone: as asked for, or what the run was trained to undo."""
+    """What is undone: as asked for, or what the run was trained to undo.
+
+    Examples:
+        >>> run = eq.training.trained_model("digits-opteq")
+        >>> eq.report.chosen_damage(run, "denoise", {"noise": 0.1})
+        Denoising(noise=0.1)
+    """
     task = run.task
     own = task.damage if isinstance(task, ImageRestoration) else None
     if name is None:
@@ -110,7 +116,13 @@ def chosen_damage(run: RecipeModel, name: str | None, options: dict[str, Any]) -
 
 
 def fitted_prior(folder: Path, weight: float, *, seed: int = 0) -> Prior:
-    """A mixture of Gaussians on the latents that a run keeps of training images."""
+    """A mixture of Gaussians on the latents that a run keeps of training images.
+
+    Examples:
+        >>> prior = eq.report.fitted_prior(eq.models.pretrained_file("mnist-generator"), weight=1.0)
+        >>> prior(torch.zeros(2, 16)).shape
+        torch.Size([2])
+    """
     known = known_latents(folder)
     return Prior(fit_density(PRIOR_DENSITY, known, seed=seed).log_likelihood, weight)
 

@@ -23,6 +23,11 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
     the head alone is between the feature and the logits.
 
     classes: one a sample; by default the one with the largest logit.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
+        >>> eq.report.grad_cam(model, images).shape
+        torch.Size([2, 8, 8])
     """
     if not isinstance(model, EquilibriumClassifier):
         raise TypeError(

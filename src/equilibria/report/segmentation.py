@@ -82,6 +82,11 @@ def segmentation_png(
     images: `(samples, 1 or 3, height, width)` with values in [0, 1], not normalized.
     labels, predictions: classes of the pixels, `(samples, height, width)`.
     opacity: of the classes over the image, which is gray below them.
+
+    Examples:
+        >>> images, labels = torch.rand(1, 3, 8, 8), torch.zeros(1, 8, 8, dtype=torch.long)
+        >>> eq.report.segmentation_png(images, labels, labels, ["sky", "road"])[1:4]
+        b'PNG'
     """
     shape = (len(images), *images.shape[2:])
     if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) == 0:

@@ -167,7 +167,12 @@ def decibels(ratio: float | None) -> str:
 
 
 def class_titles(data: DataSet, labels: Tensor) -> list[str]:
-    """The classes of images, to stand above their columns; nothing where they have none."""
+    """The classes of images, to stand above their columns; nothing where they have none.
+
+    Examples:
+        >>> eq.report.class_titles(eq.data.load_digits(), torch.tensor([3, 7]))
+        ['3', '7']
+    """
     if data.kind != "classification" or data.num_classes < 2:
         return []
     return [data.class_names[label] for label in labels.tolist()]

@@ -23,7 +23,7 @@ from equilibria.training import (
     unsealed,
     write_atomically,
 )
-from equilibria.training.experiment import Weights
+from equilibria.training.weights_source import Weights
 
 
 def stored_history(run: RunFolder) -> list[EpochMetrics]:
@@ -39,7 +39,16 @@ def stored_history(run: RunFolder) -> list[EpochMetrics]:
 
 
 def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
-    """Keep what `equilibria attack --curve` has measured."""
+    """Keep what `equilibria attack --curve` has measured.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> Path("attacked").mkdir()
+        >>> curves = eq.inputs.RobustnessCurves("l2", 4, 1.0, {}, {}, 0.5)
+        >>> eq.report.store_robustness(Path("attacked"), curves)
+        >>> [path.name for path in Path("attacked").iterdir()]
+        ['robustness.json']
+    """
     text = sealed_json(asdict(curves))
     write_atomically(RunFolder(folder).robustness, text.encode())
 

@@ -18,7 +18,14 @@ from equilibria.training import Prediction, predict
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture; numbers that are not known are None."""
+    """What a model says of one picture; numbers that are not known are None.
+
+    Examples:
+        >>> answerer = eq.serving.Answerer(eq.load("digits-certified"))
+        >>> (answer,) = answerer([eq.data.load_digits().test.images[0]])
+        >>> answer.label, answer.certified, answer.radius > 0
+        ('0', True, True)
+    """
 
     label: str | None
     """None where the model has no answer: its logits are NaN or infinite."""

@@ -28,7 +28,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them, may take."""
+    """What one request, and all of them, may take.
+
+    Examples:
+        >>> eq.serving.Limits(megabytes=2).bytes
+        2000000
+    """
 
     megabytes: float = 10.0
     """Of a body."""
@@ -62,6 +67,12 @@ def prediction_app(
 
     hosts: names that it may be called by; a page elsewhere cannot reach it under a name of its own.
     pages: more routes.
+
+    Examples:
+        >>> answerer = eq.serving.Answerer(eq.load("digits-opteq"))
+        >>> app = eq.serving.prediction_app(answerer, "digits-opteq")
+        >>> [route.path for route in app.routes]
+        ['/predict', '/health', '/metrics']
     """
     limits = Limits() if limits is None else limits
     batcher: Batcher[Tensor, Answer] = Batcher(answerer, limits.largest_batch, limits.waiting)

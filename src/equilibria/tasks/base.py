@@ -25,17 +25,20 @@ from equilibria.tasks.evaluation import (
 class Task(ABC):
     """What is learned: what one training step is, and how a model is judged.
 
-    A task of one's own gives the losses of a batch, sample by sample, and figures:
+    A task of one's own gives the losses of a batch, sample by sample, and figures.
 
-        class SmallLogits(Task):
-            score = "size"
-
-            def training_step(self, model, inputs, targets):
-                sizes = model(inputs).square().sum(dim=1)
-                return Outcome({"loss": sizes})
-
-            def figures(self, found):
-                return {"size": -found.mean("loss")}
+    Examples:
+        >>> class SmallLogits(eq.tasks.Task):
+        ...     score = "size"
+        ...
+        ...     def training_step(self, model, inputs, targets):
+        ...         return eq.tasks.Outcome({"loss": model(inputs).square().sum(dim=1)})
+        ...
+        ...     def figures(self, found):
+        ...         return {"size": -found.mean("loss")}
+        >>> batches = [(torch.ones(2, 3), torch.zeros(2))]
+        >>> SmallLogits().evaluate(torch.nn.Identity(), batches).figures
+        {'size': -3.0}
     """
 
     score: ClassVar[str] = "accuracy"

@@ -28,6 +28,13 @@ class CertifiedClassification(Classification):
     eps: ε, in pixels of [0, 1]; larger than what is asked for later, since the loss is satisfied
         just beyond it. A model is judged by the share of images that are right within `radius`.
     radii: other radii, for the report.
+
+    Examples:
+        >>> task = eq.tasks.CertifiedClassification(eps=0.5, radii=(0.1, 0.5))
+        >>> model, data = eq.load("digits-certified"), eq.data.load_digits().test
+        >>> found = task.evaluate(model, [(data.images[:50], data.labels[:50])]).figures
+        >>> found["certified_at_0.1"] >= found["certified_at_0.5"]
+        True
     """
 
     score: ClassVar[str] = "certified_accuracy"

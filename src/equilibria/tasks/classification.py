@@ -89,6 +89,12 @@ class BranchClassification(Classification):
     equilibria there without a γ.) It has no lower bound: a large γ drives the features apart.
 
     gamma, diversity: γ and λ.
+
+    Examples:
+        >>> model = eq.create_model("mopteq-small", in_channels=1)
+        >>> task = eq.tasks.BranchClassification(gamma=0.01)
+        >>> task.training_step(model, torch.rand(2, 1, 8, 8), torch.tensor([0, 1])).samples
+        tensor(2)
     """
 
     gamma: float = 0.0
@@ -135,6 +141,13 @@ class AdversarialClassification(Task):
     label_smoothing: softens the targets of training.
     attack_method, attack_steps, attack_restarts: the attack under which a model is evaluated.
     attack_share: the share of each batch that is attacked in an evaluation.
+
+    Examples:
+        >>> task = eq.tasks.AdversarialClassification(eps=0.3, norm="l2", steps=2)
+        >>> model, data = eq.load("digits-opteq"), eq.data.load_digits().test
+        >>> found = task.evaluate(model, [(data.images[:4], data.labels[:4])])
+        >>> found.figures["robust_accuracy"] <= found.accuracy
+        True
     """
 
     score: ClassVar[str] = "robust_accuracy"
@@ -211,6 +224,12 @@ class Segmentation(Task):
     """Pixelwise cross-entropy; pixels labelled `ignore_index` count for nothing.
 
     What is counted are labelled pixels: the loss is their mean (zero where no pixel is labelled).
+
+    Examples:
+        >>> logits, labels = torch.zeros(1, 3, 2, 2), torch.tensor([[[0, 0], [1, 255]]])
+        >>> task = eq.tasks.Segmentation(ignore_index=255)
+        >>> task.training_step(torch.nn.Identity(), logits, labels).samples  # labelled pixels
+        tensor(3)
     """
 
     score: ClassVar[str] = "mean_iou"

@@ -26,7 +26,14 @@ from equilibria.tasks.evaluation import Outcome
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """B episodes: `support` images with their labels, then `query` images with theirs."""
+    """B episodes: `support` images with their labels, then `query` images with theirs.
+
+    Examples:
+        >>> images, labels = torch.rand(2, 6, 1, 8, 8), torch.tensor([[0, 1, 0, 0, 1, 1]] * 2)
+        >>> batch = eq.tasks.EpisodeBatch.of(images, labels)
+        >>> batch.ways, batch.shots, batch.query.shape
+        (2, 1, torch.Size([2, 4, 1, 8, 8]))
+    """
 
     support: Tensor
     """(B, ways · shots, C, H, W)"""
@@ -145,6 +152,13 @@ class FewShot(EpisodicTask):
     evaluation_iterations: in evaluation; None: `iterations`.
     check_tolerance: of the equilibria at the result of the inner problem.
     outer_iterations: of the linear solve of "implicit".
+
+    Examples:
+        >>> model = eq.models.few_shot_opteq(num_classes=2, in_channels=1, channels=4, task_size=4)
+        >>> images, labels = torch.rand(1, 4, 1, 16, 16), torch.tensor([[0, 1, 0, 1]])
+        >>> task = eq.tasks.FewShot(iterations=3)
+        >>> task.training_step(model, images, labels).loss.isfinite()
+        tensor(True)
     """
 
     ridge: float = 1e-2

@@ -53,6 +53,12 @@ class Autoencoding(Task):
         and `decoder_weight` times the squared norm of the decoder's weights (RAE-L2 of Ghosh et
         al., 2020). "ae" adds nothing. "auto": "vae" for a variational model, else "ae".
     density: what new images are drawn from, a name or a mapping with options (`fit_density`).
+
+    Examples:
+        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> task = eq.tasks.Autoencoding(kind="rae")
+        >>> task.training_step(model, torch.rand(2, 1, 8, 8), torch.zeros(2)).loss.requires_grad
+        True
     """
 
     score: ClassVar[str] = "psnr"
@@ -129,6 +135,12 @@ class Reconstruction(LatentSearch, Task):
         draw about the same image, so that those between two draw an image too.
     density: of the latents, what new images are drawn from: a name, or a mapping with options. The
         paper's is {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
+
+    Examples:
+        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> task = eq.tasks.Reconstruction(iterations=3)
+        >>> task.training_step(decoder, torch.rand(2, 1, 8, 8), torch.zeros(2)).loss.requires_grad
+        True
     """
 
     score: ClassVar[str] = "psnr"
@@ -206,6 +218,11 @@ def latents_of(model: nn.Module, task: Task, images: Tensor, *, searched: bool =
     """By the encoder of an autoencoder; by JIIO for a decoder trained alone, or if so asked for.
 
     The search is that of the task, or one without a ridge on a decoder that has an encoder.
+
+    Examples:
+        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> eq.tasks.latents_of(model, eq.tasks.Autoencoding(), torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 3])
     """
     search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
     found = []
@@ -235,6 +252,13 @@ class ImageRestoration(LatentSearch, Task):
     outer: "detached" takes the optimal latent as a constant, as the paper does; "implicit"
         differentiates it too, which needs an inner problem that converges (a ridge helps).
     seed: of the damage that evaluations see, the same in every epoch.
+
+    Examples:
+        >>> model = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> task = eq.tasks.ImageRestoration(corruption={"denoise": {"noise": 0.1}})
+        >>> found = task.evaluate(model, [(torch.rand(2, 1, 8, 8), torch.zeros(2))])
+        >>> "psnr" in found.figures
+        True
     """
 
     score: ClassVar[str] = "median_psnr"

@@ -111,6 +111,14 @@ class MAML(WeightAdaptation):
     """The loss of the queries after `inner_steps` gradient steps on the support, differentiated.
 
     first_order: take the inner gradients as constants (FOMAML).
+
+    Examples:
+        >>> model, labels = eq.create_model("conv4", num_classes=2, in_channels=1), [0, 1, 0, 1]
+        >>> found = eq.tasks.MAML().training_step(
+        ...     model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels])
+        ... )
+        >>> found.loss.requires_grad
+        True
     """
 
     inner_steps: int = 1
@@ -137,6 +145,13 @@ class Reptile(WeightAdaptation):
 
     inner_batch: images of a step in training, drawn anew in every pass.
     optimizer: of the inner steps; Adam without momentum (β₁ = 0), as the paper has it, or SGD.
+
+    Examples:
+        >>> model, labels = eq.create_model("conv4", num_classes=2, in_channels=1), [0, 1, 0, 1]
+        >>> task = eq.tasks.Reptile(inner_steps=1)
+        >>> found = task.training_step(model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels]))
+        >>> found.loss.requires_grad
+        True
     """
 
     inner_steps: int = 5
@@ -197,6 +212,13 @@ class IMAML(WeightAdaptation):
     at φ*, makes the system indefinite.
 
     proximal: λ.
+
+    Examples:
+        >>> model, labels = eq.create_model("conv4", num_classes=2, in_channels=1), [0, 1, 0, 1]
+        >>> task = eq.tasks.IMAML(inner_steps=1, solve_steps=1)
+        >>> found = task.training_step(model, torch.rand(1, 4, 1, 28, 28), torch.tensor([labels]))
+        >>> found.loss.requires_grad
+        True
     """
 
     inner_steps: int = 16

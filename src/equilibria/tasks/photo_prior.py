@@ -31,6 +31,12 @@ class PhotoPriorTask(Task):
     zoomed: the share of patches that are.
     least, most: of σ, drawn evenly in its logarithm, and spread over a batch.
     judged: σ in evaluations, of the middle of each photograph.
+
+    Examples:
+        >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
+        >>> task = eq.tasks.PhotoPriorTask(patch=24, edge=4)
+        >>> task.training_step(model, torch.rand(1, 1, 32, 32), torch.zeros(1)).loss.requires_grad
+        True
     """
 
     score: ClassVar[str] = "psnr"

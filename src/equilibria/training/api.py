@@ -34,7 +34,6 @@ from equilibria.training.elsewhere import fitting_test
 from equilibria.training.experiment import (
     Experiment,
     RecipeModel,
-    Weights,
     trained,
     trained_model,
 )
@@ -43,6 +42,7 @@ from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.planning import open_run, plan_run
 from equilibria.training.processes import choose_device, denormals_as_zero
 from equilibria.training.recipe import Recipe, given_to, recipe_for
+from equilibria.training.weights_source import Weights
 
 Data: TypeAlias = "DataSet | Source | Dataset[Any]"
 Paths: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -192,7 +192,13 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image."""
+    """What a model says of one image.
+
+    Examples:
+        >>> (answer,) = eq.predict("digits-opteq", eq.data.load_digits().test.images[:1])
+        >>> answer.label, answer.confidence > 0.5, answer.converged
+        ('0', True, True)
+    """
 
     file: str
     """Empty for an image that came as a tensor."""
@@ -272,7 +278,13 @@ def predictions(
     certified: bool = False,
     on_unreadable: Callable[[Exception], None] | None = None,
 ) -> Iterator[Prediction | ClassMap]:
-    """What `predict` gives, one by one: files are read when their turn comes, and none is kept."""
+    """What `predict` gives, one by one: files are read when their turn comes, and none is kept.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> [answer.label for answer in eq.training.predictions("digits-opteq", images)]
+        ['0', '3']
+    """
     check_at_least_one(batch_size=batch_size, top=top)
     if isinstance(run_or_model, nn.Module):
         model = run_or_model

@@ -61,6 +61,11 @@ class Checkpoints:
     the highest epoch is not the newest.
 
     metrics: a file for people, a line of JSON an epoch; always made anew from the history.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.training.Checkpoints(Path("no-run")).present()
+        []
     """
 
     def __init__(self, folder: Path, metrics: Path | None = None) -> None:

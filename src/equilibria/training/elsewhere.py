@@ -15,6 +15,12 @@ def on_other_data(run: RecipeModel, data: DataSet) -> Experiment:
     """The run as an experiment on another data set, with its test images as the run frames them.
 
     Normalization is a layer of the model, and stays that of the run.
+
+    Examples:
+        >>> run = eq.training.trained_model("digits-opteq")
+        >>> other = eq.training.on_other_data(run, eq.data.load_dataset("digits", train_samples=10))
+        >>> len(other.test)
+        450
     """
     test = fitting_test(data, run.model)
     return Experiment(

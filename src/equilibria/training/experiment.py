@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -35,7 +34,6 @@ from equilibria.data import (
 )
 from equilibria.equilibrium import Record, solving
 from equilibria.models import CertifiedExit, create_model, model_options
-from equilibria.models.pretrained import header_of, pretrained_cards, pretrained_file
 from equilibria.tasks import (
     Autoencoding,
     Classification,
@@ -46,13 +44,14 @@ from equilibria.tasks import (
     create_task,
     latents_of,
 )
-from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
+from equilibria.training.checkpoints import Checkpoints
 from equilibria.training.files import load_weights, save_tensors, save_weights
 from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import GIVEN, Recipe, recipe_from_data, told_where
+from equilibria.training.recipe import GIVEN, Recipe, told_where
+from equilibria.training.weights_source import Weights, source_of
 
 KEPT_LATENTS = 1000
 """Of training images, that a run of a generator or an autoencoder keeps."""
@@ -90,7 +89,13 @@ AnyRun = TypeVar("AnyRun", bound="RecipeModel")
 
 @dataclass(frozen=True)
 class RecipeModel:
-    """The model of a recipe with its task and what it must know of its images, without any data."""
+    """The model of a recipe with its task and what it must know of its images, without any data.
+
+    Examples:
+        >>> run = eq.training.trained_model("digits-opteq")
+        >>> isinstance(run, eq.training.RecipeModel), run.images.class_names[:2]
+        (True, ('0', '1'))
+    """
 
     recipe: Recipe
     model: nn.Module
@@ -114,7 +119,14 @@ class RecipeModel:
 
 @dataclass(frozen=True)
 class Experiment(RecipeModel):
-    """What a recipe stands for, ready to train."""
+    """What a recipe stands for, ready to train.
+
+    Examples:
+        >>> recipe = eq.training.load_recipe("digits-opteq")
+        >>> experiment = eq.training.Experiment.of(recipe)
+        >>> len(experiment.training), len(experiment.test), type(experiment.task).__name__
+        (1347, 450, 'Classification')
+    """
 
     data: DataSet
     augmentation: Augmentation
@@ -341,7 +353,12 @@ def _normalization(data: DataSet, training: Source) -> tuple[Any, Any]:
 
 
 def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
-    """The options of a model that follow from the data, as far as it has them."""
+    """The options of a model that follow from the data, as far as it has them.
+
+    Examples:
+        >>> eq.training.fitting_options("opteq-small", eq.data.load_digits())
+        {'in_channels': 1, 'num_classes': 10}
+    """
     channels, height, _ = data.image_shape
     options = {"in_channels": channels, "num_classes": data.num_classes, "image_size": height}
     known = model_options(model)
@@ -363,9 +380,6 @@ def _options(recipe: Recipe, images: ImageFacts) -> dict[str, Any]:
     return options
 
 
-Weights: TypeAlias = Literal["last", "best"]
-
-
 def trained(
     folder: str | Path,
     *,
@@ -381,6 +395,11 @@ def trained(
 
     weights: "best" are those of the epoch that did best on the validation images.
     root: the folder of data sets, if it is not where the recipe says.
+
+    Examples:
+        >>> experiment = eq.training.trained("digits-opteq")
+        >>> experiment.evaluate().accuracy > 0.9
+        True
     """
     place = choose_device(device)
     source = source_of(folder, weights)
@@ -415,75 +434,6 @@ def trained_model(
     model = _model(recipe, images)
     _load(model, recipe, source.file, place)
     return RecipeModel(recipe, model, images, task)
-
-
-@dataclass(frozen=True)
-class WeightsSource:
-    """Where a trained model comes from."""
-
-    recipe: Recipe
-    """As it is evaluated."""
-    file: Path
-    images: Mapping[str, Any]
-    """What `ImageFacts` is made of; empty where the run does not say."""
-
-
-def source_of(place: str | Path, weights: Weights = "last") -> WeightsSource:
-    """A run by its folder, a file that `pack` wrote, or a trained model of the package by name."""
-    path = Path(place)
-    if not path.exists() and str(place) in pretrained_cards():
-        path = pretrained_file(str(place))
-    if not path.is_file():
-        run = RunFolder(path)
-        recipe, file = _weights_of(run, weights)
-        return WeightsSource(recipe, file, run.facts().get("images", {}))
-    if weights == "best":
-        raise ValueError(f"{path} holds the weights of one epoch: there are no best among them")
-    described = header_of(path)
-    return WeightsSource(recipe_from_data(described["recipe"]), path, described["images"])
-
-
-def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
-    """The recipe of a run, as it is evaluated, and the file of its weights."""
-    checkpoints = Checkpoints(run.checkpoints)
-    if not run.config.is_file():
-        raise FileNotFoundError(
-            f"{run.config} is missing: name the folder of a finished run, as `equilibria train` "
-            f"writes one, or a trained model ({', '.join(pretrained_cards())})"
-        )
-    run.require_parts()
-    recipe = run.recipe()
-    file = run.weights if weights == "last" else checkpoints.best
-    if weights == "last" and not run.is_finished():
-        file = _newest(run, checkpoints, recipe)
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} is missing: the run had no validation images (data.validation) to find the "
-            "best epoch with"
-        )
-    tolerance = recipe.training.evaluation_tolerance
-    if tolerance is not None and "tolerance" in model_options(recipe.model.name):
-        options = {**recipe.model.options, "tolerance": tolerance}
-        recipe = replace(recipe, model=replace(recipe.model, options=options))
-    return recipe, file
-
-
-def _newest(run: RunFolder, checkpoints: Checkpoints, recipe: Recipe) -> Path:
-    """The weights of the newest sound checkpoint of a run that was interrupted."""
-    found = checkpoints.newest_sound()
-    if found is None:
-        raise FileNotFoundError(
-            f"{run.weights} is missing, and there is no sound checkpoint to take in its place: "
-            "name the folder of a finished run, as `equilibria train` writes one"
-        )
-    epoch, file = found
-    warnings.warn(
-        f"{run.path} is not finished: these are its weights after epoch {epoch} of "
-        f"{recipe.training.epochs} ({file})",
-        CheckpointWarning,
-        stacklevel=2,
-    )
-    return file
 
 
 def _load(model: nn.Module, recipe: Recipe, file: Path, device: torch.device) -> None:

@@ -53,6 +53,14 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name first: a kill leaves the old one, or the new one.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.training.write_atomically(Path("notes.txt"), b"done")
+        >>> Path("notes.txt").read_bytes()
+        b'done'
+    """
     with atomic_writer(path) as file:
         file.write(content)
 
@@ -87,7 +95,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def json_text(data: Any, *, indent: int | None = 2) -> str:
-    """Data as JSON, dataclasses as objects; it has no NaN and no infinity: these become null."""
+    """Data as JSON, dataclasses as objects; it has no NaN and no infinity: these become null.
+
+    Examples:
+        >>> eq.training.json_text({"accuracy": 0.5, "loss": float("nan")}, indent=None)
+        '{"accuracy": 0.5, "loss": null}'
+    """
 
     def finite(value: Any) -> Any:
         if is_dataclass(value):
@@ -102,13 +115,26 @@ def json_text(data: Any, *, indent: int | None = 2) -> str:
 
 
 def sealed_json(data: Mapping[str, Any], *, indent: int | None = 2) -> str:
-    """Data as JSON with the checksum of all of it."""
+    """Data as JSON with the checksum of all of it.
+
+    Examples:
+        >>> text = eq.training.sealed_json({"accuracy": 0.5})
+        >>> eq.training.unsealed(text, "an example")
+        {'accuracy': 0.5}
+    """
     plain = json.loads(json_text(data))
     return json_text({**plain, CHECKSUM: _seal(plain)}, indent=indent)
 
 
 def unsealed(text: str, name: object) -> dict[str, Any]:
-    """What `sealed_json` was given; files from before version 0.2 have no checksum."""
+    """What `sealed_json` was given; files from before version 0.2 have no checksum.
+
+    Examples:
+        >>> text = eq.training.sealed_json({"accuracy": 0.5}).replace("0.5", "0.9")
+        >>> eq.training.unsealed(text, "results.json")
+        Traceback (most recent call last):
+        equilibria.training.files.DamagedFileError: ...
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -170,7 +196,13 @@ def _ordered(content: bytes) -> bytes:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """What `save_tensors` wrote; a file that has changed since is an error."""
+    """What `save_tensors` wrote; a file that has changed since is an error.
+
+    Examples:
+        >>> weights = eq.training.read_weights(eq.models.pretrained_file("digits-opteq"))
+        >>> weights["head.classifier.bias"].shape
+        torch.Size([10])
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -197,7 +229,16 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load what `save_weights` wrote into a model of the same shape; anything else is an error."""
+    """Load what `save_weights` wrote into a model of the same shape; anything else is an error.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        >>> eq.training.save_weights(one, Path("one.safetensors"))
+        >>> eq.training.load_weights(other, Path("one.safetensors"))
+        >>> one.weight.equal(other.weight)
+        True
+    """
     found = read_weights(path)
     found.pop(LATENTS, None)
     fill(model, found)

@@ -39,6 +39,14 @@ class RunFolder:
 
     `run.json` marks the folder as ours. It holds the checksum of the recipe, what the images of the
     run are like and a fingerprint of its data.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> few = ["data.options.train_samples=64", "training.epochs=1"]
+        >>> model = eq.train("digits-opteq", *few, output="runs/folder")
+        >>> run = eq.training.RunFolder(Path("runs/folder"))
+        >>> run.is_finished(), len(run.read_metrics())
+        (True, 1)
     """
 
     def __init__(self, path: Path) -> None:

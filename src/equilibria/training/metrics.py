@@ -11,7 +11,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class EpochMetrics:
-    """One epoch, measured on the training batches as they were used."""
+    """One epoch, measured on the training batches as they were used.
+
+    Examples:
+        >>> data = eq.data.Split(torch.rand(8, 1, 8, 8), torch.arange(8))
+        >>> settings = eq.training.TrainingSettings(epochs=1, batch_size=8)
+        >>> model, task = eq.load("digits-opteq"), eq.tasks.Classification()
+        >>> (epoch,) = eq.training.fit(model, task, data, settings)
+        >>> epoch.epoch, epoch.loss > 0
+        (1, True)
+    """
 
     epoch: int
     """The first is 1."""
@@ -38,7 +47,16 @@ class EpochMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgress:
-    """Where a run stands after a step."""
+    """Where a run stands after a step.
+
+    Examples:
+        >>> steps, data = [], eq.data.Split(torch.rand(8, 1, 8, 8), torch.arange(8))
+        >>> settings = eq.training.TrainingSettings(epochs=1, batch_size=4)
+        >>> model, task = eq.load("digits-opteq"), eq.tasks.Classification()
+        >>> _ = eq.training.fit(model, task, data, settings, on_step=steps.append)
+        >>> [(progress.step, progress.steps) for progress in steps]
+        [(1, 2), (2, 2)]
+    """
 
     epoch: int
     step: int

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def kept_latents(place: str | Path) -> Tensor | None:
-    """Of training images, as the run of a generator, or the file of one, keeps them."""
+    """Of training images, as the run of a generator, or the file of one, keeps them.
+
+    Examples:
+        >>> eq.training.kept_latents(eq.models.pretrained_file("mnist-generator")).shape
+        torch.Size([1000, 16])
+    """
     path = Path(place)
     if not path.exists() and str(place) in pretrained_cards():
         path = pretrained_file(str(place))
@@ -33,6 +38,12 @@ def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card:
 
     latents: what `generate` fits a density to, of a generator.
     card: what else there is to say of it, such as measured figures.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.training.pack(eq.training.trained_model("digits-opteq"), Path("mine.safetensors"))
+        >>> eq.load("mine.safetensors").image_shape
+        (1, 8, 8)
     """
     recipe = run.recipe.as_data()
     recipe["data"] |= {"root": None, "workers": None}

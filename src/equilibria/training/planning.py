@@ -19,7 +19,14 @@ from equilibria.training.recipe import Recipe, RecipeError, load_recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """What is followed in a folder."""
+    """What is followed in a folder.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan = eq.training.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
+        >>> plan.recipe.training.epochs, plan.resume
+        (2, False)
+    """
 
     recipe: Recipe
     resume: bool
@@ -41,6 +48,11 @@ def plan_run(
     recipe: None for that of the run in `output`, which goes on.
     epochs: how many in all, or "+5" for five more than the run in `output` was to have. Its own are
         as they would have been, and the schedule starts anew after them (`TrainingSettings`).
+
+    Examples:
+        >>> from pathlib import Path
+        >>> eq.training.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
+        False
     """
     run = RunFolder(output)
     is_more, count = _epochs(epochs)
@@ -106,6 +118,14 @@ def open_run(
     """The folder, locked for the experiment.
 
     start_from: a run whose weights the model takes; `run.json` says so, in "started_from".
+
+    Examples:
+        >>> from pathlib import Path
+        >>> plan, folder = eq.training.plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
+        >>> run = eq.training.open_run(plan, eq.training.Experiment.of(plan.recipe), folder)
+        >>> run.close()
+        >>> (folder / "run.json").is_file()
+        True
     """
     facts = experiment.facts()
     if start_from is not None:

@@ -13,7 +13,12 @@ from equilibria.data import Selection, Source
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """The device called `name`; "auto" is the first of cuda, mps and cpu that is there."""
+    """The device called `name`; "auto" is the first of cuda, mps and cpu that is there.
+
+    Examples:
+        >>> eq.training.choose_device("cpu")
+        device(type='cpu')
+    """
     if isinstance(name, torch.device):
         return name
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -32,7 +37,13 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
 
 def now(device: torch.device) -> float:
     """Seconds: processor time on a CPU, where waiting for a core does not count; elsewhere the
-    clock, once the device has done its work."""
+    clock, once the device has done its work.
+
+    Examples:
+        >>> start = eq.training.now(torch.device("cpu"))
+        >>> eq.training.now(torch.device("cpu")) >= start
+        True
+    """
     if device.type == "cpu":
         return time.process_time()
     torch.accelerator.synchronize(device)
@@ -47,6 +58,12 @@ def denormals_as_zero() -> Iterator[None]:
     many processors compute twenty times slower. The setting is one of a thread: it holds for this
     one, in which autograd runs too, and for those that it starts from now on. Torch's own worker
     threads, once started, keep what held then: the commands `train` and `reproduce` set it first.
+
+    Examples:
+        >>> with eq.training.denormals_as_zero():
+        ...     tiny = torch.full((64,), 1e-30) * 1e-10
+        >>> float(tiny.sum()) < 1e-37
+        True
     """
     tiny = torch.tensor(torch.finfo(torch.float32).tiny)
     before = bool(tiny / 2 == 0)
@@ -62,6 +79,11 @@ class Processes:
 
     Each takes its share of every batch. What is a sum over the batch becomes the sum over all of
     them by `total`, gradients by `sum_gradients`.
+
+    Examples:
+        >>> alone = eq.training.ALONE
+        >>> alone.leads, alone.count, alone.part_of(torch.arange(3))
+        (True, 1, tensor([0, 1, 2]))
     """
 
     rank: int = 0

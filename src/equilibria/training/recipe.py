@@ -92,6 +92,11 @@ class Recipe:
     """A training run.
 
     threads: of the processor; small images give a second one nothing to do.
+
+    Examples:
+        >>> recipe = eq.training.load_recipe("digits-opteq")
+        >>> recipe.model.name, recipe.data.name, recipe.training.epochs
+        ('opteq-small', 'digits', 30)
     """
 
     model: ModelRecipe
@@ -132,7 +137,13 @@ def told_where(place: str) -> Iterator[None]:
 
 
 def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
-    """A recipe checked against its types; an unknown key is an error that names the nearest."""
+    """A recipe checked against its types; an unknown key is an error that names the nearest.
+
+    Examples:
+        >>> data = {"model": {"name": "opteq-small"}, "data": {"name": "digits"}}
+        >>> eq.training.recipe_from_data({**data, "training": {"epochs": 3}}).training.epochs
+        3
+    """
     from pydantic import ValidationError
 
     checked = _checked(data, Recipe, "")
@@ -252,7 +263,12 @@ def given_to(recipe: Recipe) -> Recipe:
 
 
 def find_recipe(source: str | Path) -> Path:
-    """The file of a recipe, given by its path or its name."""
+    """The file of a recipe, given by its path or its name.
+
+    Examples:
+        >>> eq.training.find_recipe("digits-opteq").name
+        'digits-opteq.yaml'
+    """
     path = Path(source)
     if path.is_file():
         return path
@@ -301,7 +317,12 @@ def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
 
 
 def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The data of a recipe with `key=value` changes, made in it."""
+    """The data of a recipe with `key=value` changes, made in it.
+
+    Examples:
+        >>> eq.training.with_overrides({"training": {"epochs": 30}}, ["training.epochs=3"])
+        {'training': {'epochs': 3}}
+    """
     for override in overrides:
         _override(data, override)
     return data

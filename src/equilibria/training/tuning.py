@@ -148,6 +148,13 @@ def tune(
     loss: makes a number of the model's output; a fixed random combination of it by default.
     solvers, gradients: registered names; all but "auto" and "sam", and all, by default.
     repeats: how many steps of each setting are timed.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().train.images[:8]
+        >>> few = {"solvers": ["picard"], "tolerances": [1e-2], "repeats": 1}
+        >>> found = eq.training.tune(model, images, **few)
+        >>> found.recommended.setting.tolerance
+        0.01
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, not {repeats}")

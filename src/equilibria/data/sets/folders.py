@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
+from equilibria.data.finding import is_image, list_folders, list_images
 from equilibria.data.image_files import (
     READING_THREADS,
     Framing,
     ImageFiles,
     SegmentedFiles,
-    is_image,
-    list_folders,
-    list_images,
 )
 from equilibria.data.readers import DataFileError, MissingDataError, incomplete, read_lines
 from equilibria.data.source import DataSet

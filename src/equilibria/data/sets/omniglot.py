@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from equilibria.data.batches import read_into_memory
+from equilibria.data.finding import list_folders, list_images
 from equilibria.data.image_files import (
     BRIGHTEST,
     READING_THREADS,
     Framing,
     ImageFiles,
-    list_folders,
-    list_images,
 )
 from equilibria.data.readers import MissingDataError, incomplete
 from equilibria.data.source import DataSet, Source, check_subclasses
@@ -139,6 +138,12 @@ class Episodes:
 
     images: bytes, shape (classes, drawings, C, H, W).
     rotations: every class also turned by 90°, 180° and 270°, as three more classes.
+
+    Examples:
+        >>> images = torch.rand(6, 20, 1, 8, 8)  # 20 images of each of 6 classes
+        >>> source = eq.data.Episodes(images, ways=5, shots=1, queries=3, episodes=10, seed=0)
+        >>> len(source), source.fetch(torch.tensor([0]))[0].shape
+        (10, torch.Size([1, 20, 1, 8, 8]))
     """
 
     images: Tensor

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equilibria.data.image_files import READING_THREADS, Framing, ImageFiles, is_image, list_folders
+from equilibria.data.finding import is_image, list_folders
+from equilibria.data.image_files import READING_THREADS, Framing, ImageFiles
 from equilibria.data.readers import DataFileError, read_bytes
 from equilibria.data.source import DataSet, Selection, Source, stratified_split
 
@@ -56,7 +57,16 @@ class Listing:
 
 
 def list_own_images(folder: Path, labels: str | None = None) -> Listing:
-    """The images of a folder, sorted into classes by folders, or by the table `labels` in it."""
+    """The images of a folder, sorted into classes by folders, or by the table `labels` in it.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> for kind in ("cats", "dogs"):
+        ...     Path("pets", kind).mkdir(parents=True)
+        ...     eq.data.image_from_tensor(torch.rand(3, 4, 4)).save(Path("pets", kind, "a.png"))
+        >>> eq.data.list_own_images(Path("pets")).class_names
+        ('cats', 'dogs')
+    """
     if labels is not None:
         return _list_table(folder / labels)
     return _list_folder(folder)

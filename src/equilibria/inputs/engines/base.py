@@ -60,6 +60,13 @@ class Engine:
     unit_loss: scale the loss so that μ is of the order of 1; otherwise it is taken as given.
     cheapest: the result is the iterate of the least loss as it seemed, whatever the residual of its
         z; otherwise only iterates near their equilibrium, and the last one, are believed.
+
+    Examples:
+        >>> model, image = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
+        >>> engine = eq.inputs.Engine(rule="adam", sweeps=2, alpha_x=0.01)
+        >>> found = eq.optimize_input(model, lambda y: y[:, 3], image, engine=engine, iterations=5)
+        >>> bool(found.loss < found.initial_loss), found.engine
+        (True, 'own')
     """
 
     name: str = "own"

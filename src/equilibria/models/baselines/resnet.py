@@ -131,7 +131,13 @@ class ResNetTrunk(nn.Module):
 
 
 class ResNet(nn.Module):
-    """logits = head(trunk(images))."""
+    """logits = head(trunk(images)).
+
+    Examples:
+        >>> model = eq.create_model("resnet-small", in_channels=1)
+        >>> isinstance(model, eq.models.ResNet)
+        True
+    """
 
     def __init__(self, trunk: ResNetTrunk, head: nn.Module) -> None:
         super().__init__()

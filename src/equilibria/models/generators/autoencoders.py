@@ -24,6 +24,12 @@ class Autoencoder(nn.Module):
 
     variational: the encoder has 2 · `latent_dim` outputs, the mean and the log-variance of the
         latent given the image. The reconstruction is that of the mean; draws are for the training.
+
+    Examples:
+        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> model.encode(images).shape, model(images).shape
+        (torch.Size([2, 3]), torch.Size([2, 1, 8, 8]))
     """
 
     def __init__(
@@ -117,6 +123,12 @@ def convolutional_autoencoder(
 
     Whether it is an AE or an RAE is for the training to say (Ghosh et al., "From variational to
     deterministic autoencoders", ICLR 2020, have 128 channels there).
+
+    Examples:
+        >>> model = eq.models.convolutional_autoencoder(image_size=8, width=4, variational=True)
+        >>> mean, log_variance = model.posterior(torch.rand(2, 1, 8, 8))
+        >>> mean.shape == log_variance.shape == (2, 32)
+        True
     """
     outputs = 2 * latent_dim if variational else latent_dim
     return Autoencoder(
@@ -145,6 +157,11 @@ def mdeq_autoencoder(
     """MDEQ-VAE or MDEQ-AE: an MDEQ classifier as encoder, and an `mdeq_decoder` (Appendix C.2).
 
     All norms are group norms, so that JIIO can be run on the decoder of a trained one.
+
+    Examples:
+        >>> model = eq.models.mdeq_autoencoder(image_size=8, latent_dim=3, channels=(4, 8))
+        >>> model(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 1, 8, 8])
     """
     shared: dict[str, Any] = {
         "in_channels": in_channels,

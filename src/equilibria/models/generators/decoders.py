@@ -18,7 +18,8 @@ from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import channels_of, fitting_groups, small
 from equilibria.models.mdeq.cell import MDEQCell, unpack_branches
-from equilibria.models.opteq.cells import OptEqCell, opteq_cell, optimal_space
+from equilibria.models.opteq.cells import OptEqCell
+from equilibria.models.opteq.spaces import opteq_cell, optimal_space
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
 from equilibria.registry import check_at_least_one, check_choice
@@ -32,6 +33,13 @@ class EquilibriumDecoder(EquilibriumModel):
 
     Nothing in it draws at random or couples samples, so that `optimize_input` finds the latent of
     each image on its own. Images have values in [0, 1].
+
+    Examples:
+        >>> decoder = eq.load("mnist-generator")
+        >>> isinstance(decoder, eq.models.EquilibriumDecoder), decoder.latent_dim
+        (True, 16)
+        >>> decoder(torch.zeros(1, 16)).shape
+        torch.Size([1, 1, 28, 28])
     """
 
     def __init__(
@@ -185,6 +193,11 @@ def mdeq_decoder(
     the finest works at 1/`downsample` of the resolution, and the head makes up for it, by pixel
     shuffling or transposed convolutions (`readout`). All norms are group norms: inputs are
     optimized sample by sample.
+
+    Examples:
+        >>> decoder = eq.models.mdeq_decoder(image_size=8, latent_dim=3, channels=(4, 8))
+        >>> decoder(torch.rand(2, 3)).shape
+        torch.Size([2, 1, 8, 8])
     """
     widths = channels_of(channels, "branch")
     size = equilibrium_size(image_size, downsample, len(widths))

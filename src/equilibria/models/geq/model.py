@@ -40,6 +40,11 @@ class GEQCell(BranchCell):
     """y = σ(Wᵀm), m_p = β_p (Ux + b − Wy)_p W_h W_hᵀ, in every branch (Eqs. 6 and 16).
 
     The energy is a `GaussianKernel`, or `Branches` of them. The feature is y itself.
+
+    Examples:
+        >>> model = eq.create_model("geq-small", in_channels=1)
+        >>> isinstance(model.layer.cell, eq.models.GEQCell)
+        True
     """
 
     remedy = (

@@ -136,6 +136,11 @@ class MDEQCell(Cell):
         the injection is added to starts at the scale `init_gain`; the norms on the paths that lead
         back (from coarse to fine, and round a branch) start with the gain `feedback`, those that
         carry the injection on with 1.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(cell=eq.models.MDEQCell((8, 16), expansion=1))
+        >>> layer(torch.rand(1, 8, 4, 4)).shape  # both branches, in one tensor
+        torch.Size([1, 48, 2, 2])
     """
 
     remedy = (

@@ -79,6 +79,11 @@ class MonDEQCell(Cell):
 
     σ must be a proximal operator prox_f with a known prox_{af}: ReLU, leaky ReLU, soft threshold,
     identity.
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(cell=eq.models.MonDEQCell(2, 4, m=1.0))
+        >>> layer(torch.rand(1, 2, 8, 8)).shape
+        torch.Size([1, 4, 8, 8])
     """
 
     def __init__(

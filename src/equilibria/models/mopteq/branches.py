@@ -70,6 +70,12 @@ class POptEqCell(BranchCell):
     """zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ) for each branch (Eq. 10), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
 
     The branches together minimize Eq. 11, a sum of OptEq's objectives.
+
+    Examples:
+        >>> W = [eq.Dense(3, 4, norm="bound"), eq.Dense(3, 5, norm="bound")]
+        >>> cell = eq.models.POptEqCell(W, [eq.Dense(2, 4), eq.Dense(2, 5)], fusion="sum")
+        >>> [y.shape[1] for y in eq.EquilibriumLayer(cell=cell).solve(torch.ones(1, 2)).state]
+        [4, 5]
     """
 
     def __init__(

@@ -34,6 +34,11 @@ class MOptEqCell(BranchCell):
     the objective of branch i most. pe="train": in training only; "always"; "off". A δ that changed
     at every step would make the iteration chatter: it is renewed in the first `perturb_for`
     iterations and then kept, so that the solve converges.
+
+    Examples:
+        >>> model = eq.models.mopteq(channels=4, in_channels=1)
+        >>> model.features(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 4, 8, 8])
     """
 
     def __init__(

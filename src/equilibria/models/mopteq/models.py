@@ -140,6 +140,11 @@ def perturbed_logits(
     """The logits at g(x) − δ, ‖δ‖∞ ≤ ε (Figure 3a).
 
     δ is reconstructed from the equilibrium of one branch, ±ε by chance ("binomial"), or uniform.
+
+    Examples:
+        >>> model = eq.create_model("mopteq-small", in_channels=1)
+        >>> eq.models.perturbed_logits(model, torch.rand(2, 1, 8, 8), epsilon=0.1).shape
+        torch.Size([2, 10])
     """
     check_choice(get_args(Direction), direction=direction)
     feature = model.stem(images)
@@ -167,7 +172,15 @@ def _reconstructed(
 
 
 def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
-    """zᵢ of every branch at an equilibrium, each at its own resolution."""
+    """zᵢ of every branch at an equilibrium, each at its own resolution.
+
+    Examples:
+        >>> model = eq.create_model("mopteq-small", in_channels=1)
+        >>> found = model.solve(torch.rand(1, 1, 8, 8))
+        >>> branches = eq.models.branch_features(model.layer.cell, found.state, found.context)
+        >>> [tuple(z.shape[2:]) for z in branches]
+        [(8, 8), (8, 8), (8, 8)]
+    """
     if isinstance(cell, MOptEqFeatureCell):
         return list(state_tensors(state))
     if isinstance(cell, BranchCell):
@@ -181,6 +194,11 @@ def heritage_diversity_loss(features: Sequence[Tensor], strength: float) -> Tens
     Section 3.2 adds γ times it to the training loss of a model without HH&D, instead of putting it
     into the objective (the printed sign, γ(H − λD), would reward what it should penalize).
     `features` are those of the branches, as `branch_features` gives them.
+
+    Examples:
+        >>> features = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
+        >>> eq.models.heritage_diversity_loss(features, strength=0.1).shape
+        torch.Size([2])
     """
     finest = max(feature.shape[2] for feature in features)
     scales = [finest // feature.shape[2] for feature in features]

@@ -84,6 +84,12 @@ class UnitLayer(nn.Module):
     α is fixed, or learnable with that start. A learnable α is kept in [0.01, 1] by reflection at
     both ends, which, unlike a sigmoid, can start at and reach 1 and, unlike clamping, never gets
     stuck.
+
+    Examples:
+        >>> layer = eq.models.UnitLayer(eq.Dense(3, 4, norm="bound"), eq.Dense(2, 4), alpha=0.8)
+        >>> context = layer.inject(torch.ones(1, 2)).with_shared(layer.prepare(((3,),)))
+        >>> layer(torch.zeros(1, 3), context).shape
+        torch.Size([1, 3])
     """
 
     def __init__(
@@ -204,6 +210,13 @@ class DeepOptEqCell(Cell):
     z0: where the iteration starts: at zero, or at the input x itself (Algorithm 1), which matters
     where it is cut short: after K plain steps of L layers (1 − α)^(KL) of z₀ is left, 37 % at
     α = 0.01, K = 20, L = 5.
+
+    Examples:
+        >>> W = [eq.Dense(3, 4, norm="bound") for _ in range(2)]
+        >>> layers = [eq.models.UnitLayer(w, eq.Dense(2, 4), alpha=0.8) for w in W]
+        >>> layer = eq.EquilibriumLayer(cell=eq.models.DeepOptEqCell(layers))
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 3])
     """
 
     def __init__(
@@ -476,20 +489,3 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
     def residual(self, state: State) -> Tensor:
         squares = [sum_per_sample(block.square()) for block in self.gradient(state)]
         return torch.stack(squares).sum(dim=0).sqrt()
-
-
-def optimal_space(channels: int, width: int) -> Literal["y", "z"]:
-    """The smaller of the two spaces: y has the middle width, z the channels of the feature."""
-    return "z" if width > channels else "y"
-
-
-def opteq_cell(
-    W: LinearOperator, U: LinearOperator, *, space: Literal["y", "z"] = "y", **options: Any
-) -> Cell:
-    """OptEq's cell in the space where it is iterated; both have the same feature z*.
-
-    Its options are those of `OptEqCell`.
-    """
-    if space == "y":
-        return OptEqCell(W, U, **options)
-    return DeepOptEqCell([UnitLayer(W, U, **options)])

@@ -19,7 +19,8 @@ from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.baselines.fcn import FCNHead, SegmentationStem, crop_to
 from equilibria.models.baselines.resnet import ConvolutionalHead, Form, resnet_extractor
 from equilibria.models.blocks import small
-from equilibria.models.opteq.cells import DeepOptEqCell, UnitLayer, opteq_cell, optimal_space
+from equilibria.models.opteq.cells import DeepOptEqCell, UnitLayer
+from equilibria.models.opteq.spaces import opteq_cell, optimal_space
 from equilibria.models.registry import take_options, with_options_of
 from equilibria.operators import Conv2d, LinearOperator, SeparableConv2d
 from equilibria.registry import check_choice
@@ -174,6 +175,12 @@ def opteq_imagenet(
     `norm="estimate"`, because the rigorous bound takes, after every parameter update and for each
     W_l on 28×28 maps, 7 s (3×3, 512) or 12 s (5×5, 1024) of one processor core, the estimate 0.05 s
     or 0.1 s. `contraction_bound` computes the rigorous one on request. Images may have any size.
+
+    Examples:
+        >>> small = {"extractor_channels": 4, "channels": 8, "widths": (8,), "kernel_sizes": (3,)}
+        >>> model = eq.models.opteq_imagenet(num_classes=3, head_widths=(8,), **small)
+        >>> model.eval()(torch.rand(1, 3, 32, 32)).shape
+        torch.Size([1, 3])
     """
     if len(widths) != len(kernel_sizes):
         raise ValueError(
@@ -203,6 +210,13 @@ class EquilibriumSegmenter(EquilibriumClassifier):
 
     Images may have any size. The stem repeats their right and lower edges until they fit, and so
     for `features`, `solve`, `objective` and `contraction_bound`; the logits are cut back.
+
+    Examples:
+        >>> model = eq.models.deep_opteq_segmentation(num_classes=3, widths=(4, 4, 4)).eval()
+        >>> isinstance(model, eq.models.EquilibriumSegmenter)
+        True
+        >>> model(torch.rand(1, 3, 9, 13)).shape  # a size that does not fit the stride
+        torch.Size([1, 3, 9, 13])
     """
 
     def forward(self, images: Tensor, *, start: State | None = None) -> Tensor:  # type: ignore[override]
@@ -228,6 +242,12 @@ def equilibrium_segmenter(
     channels: of the input that the cell takes; feature_channels: of its output, if different.
     multiple: what the sides of the cell's maps must be divisible by: the largest of its `scales`,
         where it has branches of several.
+
+    Examples:
+        >>> cell = eq.models.mopteq(channels=8).layer.cell
+        >>> model = eq.models.equilibrium_segmenter(cell, num_classes=3, channels=8, multiple=4)
+        >>> model.eval()(torch.rand(1, 3, 32, 32)).shape
+        torch.Size([1, 3, 32, 32])
     """
     return EquilibriumSegmenter(
         stem=SegmentationStem(

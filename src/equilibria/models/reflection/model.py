@@ -45,6 +45,11 @@ class ReflectionCell(EnergyCell):
 
     Solved by z ← z − s∇G(z), s = 2/(2 + ζ²) where ‖W‖ ≤ ζ: G is 1-strongly convex and its gradient
     (1 + ζ²)-Lipschitz, so that the map contracts by ζ²/(2 + ζ²).
+
+    Examples:
+        >>> layer = eq.EquilibriumLayer(cell=eq.models.ReflectionCell(eq.Dense(3, 3), zeta=1.0))
+        >>> layer(torch.ones(1, 3)).shape
+        torch.Size([1, 3])
     """
 
     def __init__(
@@ -167,7 +172,14 @@ class UnitHead(nn.Module):
 
 
 class ReflectionNetwork(EquilibriumClassifier):
-    """logits = head(R_L∘…∘R_1(embedding of the image))."""
+    """logits = head(R_L∘…∘R_1(embedding of the image)).
+
+    Examples:
+        >>> model = eq.load("digits-certified")
+        >>> images = eq.data.load_digits().test.images[:1]
+        >>> type(model).__name__, model.certify(images).certified_class
+        ('ReflectionNetwork', tensor([True]))
+    """
 
     def reflections(self) -> list[EquilibriumLayer]:
         """In the order in which they are applied."""

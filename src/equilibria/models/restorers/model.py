@@ -155,6 +155,11 @@ class EquilibriumRestorer(EquilibriumModel):
     image, and `objective` tells its value. Called with a measurement alone it takes every pixel as
     seen; a measurement operator may say which are (`known`), or how much coarser they are
     (`scale`, which must be the model's factor).
+
+    Examples:
+        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> restorer(torch.rand(1, 1, 8, 8)).shape
+        torch.Size([1, 1, 8, 8])
     """
 
     takes_measurement = True

@@ -171,9 +171,6 @@ class RestoredPhotos:
 class PhotoRestorer(nn.Module):
     """Restores pictures of any size, gray or colored, with values in [0, 1].
 
-        restorer = PhotoRestorer(photo_prior(), noise=25 / 255)
-        restorer.restore(noisy).images, restorer.restore(seen, Blur(1.5)).images
-
     A measurement of one's own is a linear operator or any differentiable map of images; the picture
     then ends at its edges. Where a map changes the size of pictures `restore` needs a `start`.
 
@@ -182,6 +179,14 @@ class PhotoRestorer(nn.Module):
         default a gray level.
     factor: how much finer the restored picture is.
     box: the step, or the steps, of a quantization that x went through (see `DataFidelity`).
+
+    Examples:
+        >>> restorer = eq.models.PhotoRestorer(eq.models.photo_prior(), noise=0.1)
+        >>> found = restorer.restore(0.5 + 0.1 * torch.randn(1, 1, 24, 24))
+        >>> found.images.shape, found.bound <= 1 / 255  # of the distance to the exact minimizer
+        (torch.Size([1, 1, 24, 24]), tensor([True]))
+        >>> restorer.restore(torch.rand(1, 1, 24, 24), eq.operators.Blur(1.5)).images.shape
+        torch.Size([1, 1, 24, 24])
     """
 
     takes_measurement = True
@@ -375,7 +380,13 @@ def first_picture(measured: Tensor, measurement: object) -> Tensor:
 
 
 def photo_prior() -> OpponentPrior:
-    """The trained prior that comes with the package."""
+    """The trained prior that comes with the package.
+
+    Examples:
+        >>> prior = eq.models.photo_prior()
+        >>> eq.models.PhotoRestorer(prior, noise=0.1).restore(torch.rand(1, 3, 16, 16)).images.shape
+        torch.Size([1, 3, 16, 16])
+    """
     with resources.as_file(resources.files("equilibria") / "weights") as folder:
         return load_prior(folder / "photo-prior.safetensors")
 
@@ -466,6 +477,11 @@ def photo_denoiser(
     channels, kernel_size: of the filters of the luminance; those of the colors are half as many,
         and two pixels smaller. concavity, steepness, knots: see `RidgePrior`. noise: of pictures
         that are given without one.
+
+    Examples:
+        >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
+        >>> model(torch.rand(1, 1, 16, 16)).shape
+        torch.Size([1, 1, 16, 16])
     """
     options: dict[str, Any] = {"concavity": concavity, "steepness": steepness, "knots": knots}
     luminance = RidgePrior((channels,), (kernel_size,), **options)
