@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,8 +16,24 @@ from equilibria.solvers.base import Memory, Solver
 class Momentum(Memory):
     previous: Tensor
     """T of the point before."""
-    time: Tensor
-    """Nesterov's t_k of each row; 1 after a restart."""
+    age: Tensor
+    """Steps of each row since its last restart."""
+    factors: Tensor
+    """Of the momentum at every age, the same for all rows."""
+
+    def keep(self, rows: Tensor) -> None:
+        self.previous, self.age = self.previous[rows], self.age[rows]
+
+
+@lru_cache(maxsize=8)
+def momentum_factors(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(t_k − 1)/t_{k+1} for k < count, with Nesterov's t_0 = 1, t_{k+1} = ½(1 + √(1 + 4t_k²))."""
+    factors, time = [], 1.0
+    for _ in range(count):
+        following = 0.5 * (1 + math.sqrt(1 + 4 * time * time))
+        factors.append((time - 1) / following)
+        time = following
+    return torch.tensor(factors, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +58,15 @@ class Accelerated(Solver[Momentum]):
         return False
 
     def begin(self, start: Tensor) -> Momentum:
-        return Momentum(previous=start, time=start.new_ones(start.shape[0]))
+        age = torch.zeros(start.shape[0], dtype=torch.int64, device=start.device)
+        factors = momentum_factors(self.max_iterations, start.dtype, start.device)
+        return Momentum(previous=start, age=age, factors=factors)
 
     def propose(self, memory: Momentum, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         advance = image - memory.previous
         uphill = torch.linalg.vecdot(change, advance) < 0
-        time = torch.where(uphill, 1.0, memory.time)
-        following = 0.5 * (1 + torch.sqrt(1 + 4 * time.square()))
-        momentum = torch.where(uphill, 0.0, (time - 1) / following)
         memory.previous = image
-        memory.time = following
+        memory.age.masked_fill_(uphill, 0)
+        momentum = memory.factors[memory.age]
+        memory.age += 1
         return torch.addcmul(image, momentum[:, None], advance, out=advance)

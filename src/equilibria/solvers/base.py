@@ -257,9 +257,9 @@ class _Progress:
         residuals = self.scale.measure(image, change, problem.rounding)
         absolute, relative = residuals.absolute, residuals.relative
         reached = residuals.bounded & self.criterion.reached(Iterate(problem, image, residuals))
-        going = residuals.bounded & ~reached
+        going = residuals.bounded ^ reached
         # What a criterion of its own is content with is what counts, though its residual be larger.
-        improved = residuals.bounded & ((relative < rows.residual) | reached)
+        improved = (residuals.bounded & (relative < rows.residual)) | reached
         if must_fall:
             going &= absolute < self.absolute
         self.latest, self.absolute = relative, absolute
