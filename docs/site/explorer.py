@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -15,7 +18,12 @@ from equilibria.serving.exploring import Explored  # noqa: E402
 from tests.report.browser import PHONE, Browser, chromium, find_chromium  # noqa: E402
 from tests.serving.running import running  # noqa: E402
 
-SIZE = (1000, 700)
+SIZE = (1000, 920)
+COLORS = 256
+"""Of a picture, so that it is small."""
+MARGIN = 20
+BOTTOM = """Math.max(...Array.from(document.querySelectorAll("main > section:not([hidden])"))
+    .map(section => section.getBoundingClientRect().bottom + window.scrollY))"""
 MODELS = ("digits-certified", "digits-opteq")
 DIGIT = 5
 
@@ -56,7 +64,10 @@ def main() -> None:
         for scene in (solve, attack, photo):
             scene(browser)
             picture = asked.output / f"explorer-{scene.__name__}.png"
-            picture.write_bytes(browser.screenshot())
+            taken = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
+            end = int(browser.value(BOTTOM)) + MARGIN
+            taken = taken.crop((0, 0, taken.width, min(end, taken.height)))
+            taken.quantize(COLORS).save(picture, optimize=True)
             print(picture)
         assert browser.complaints() == [], browser.complaints()
 
