@@ -8,6 +8,9 @@ from typing import Any
 import griffe
 
 OPTION = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
+CODE = re.compile(r"(`[^`]*`)")
+STAR = re.compile(r"(?<=[\w)\]])\*")
+"""The optimum z*, which Markdown would take for the beginning of an emphasis."""
 
 
 class Options(griffe.Extension):
@@ -15,7 +18,7 @@ class Options(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = with_lists(obj.docstring.value)
+            obj.docstring.value = with_stars(with_lists(obj.docstring.value))
 
 
 def with_lists(text: str) -> str:
@@ -29,5 +32,17 @@ def with_lists(text: str) -> str:
             names = ", ".join(f"`{name}`" for name in found[1].split(", "))
             line = f"- {names}: {line[found.end() :]}"
         follows_item = bool(found) or (follows_item and line.startswith("    "))
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def with_stars(text: str) -> str:
+    """Stars of formulas as stars, but for code."""
+    lines = []
+    for line in text.splitlines():
+        if not line.lstrip().startswith((">>>", "...")):
+            pieces = CODE.split(line)
+            pieces[::2] = (STAR.sub(r"\\*", piece) for piece in pieces[::2])
+            line = "".join(pieces)
         lines.append(line)
     return "\n".join(lines)

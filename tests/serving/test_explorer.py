@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +16,7 @@ from PIL import Image
 
 import equilibria as eq
 from equilibria.cli.explore import CLASSIFIERS
-from equilibria.data import load_digits
+from equilibria.data import image_to_tensor, load_digits
 from equilibria.models import pretrained_cards
 from equilibria.serving import Limits
 from equilibria.serving.explorer import explorer_app
@@ -177,5 +180,33 @@ def attack_it(browser: Browser) -> None:
 def restore(browser: Browser, photo: Path) -> None:
     browser.value("document.getElementById('tab-photo').click()")
     browser.give_file("#photo", photo)
-    browser.until("document.getElementById('photo-after').textContent.includes('dB')")
-    assert "gray levels" in browser.value("document.getElementById('photo-bound').textContent")
+    browser.until("document.getElementById('photo-bound').textContent.includes('gray levels')")
+    assert "dB" in browser.value("document.getElementById('photo-after').textContent")
+    assert browser.value("document.getElementById('photo-restored').naturalWidth") == 192
+
+
+def test_a_photograph_clears_up_line_by_line(address: str) -> None:
+    """The noisy picture comes first, then iterates whose objective ends lower than it began."""
+    names = requests.get(f"{address}/explorer/photos", timeout=60).json()
+    assert names == ["temple", "flower"]
+    sample = requests.get(f"{address}/explorer/photos/flower", timeout=60).content
+    picture = Image.open(io.BytesIO(sample)).resize((48, 32))
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    answer = ask(address, "photo", content.getvalue(), noise=0.1)
+    first, *steps = [json.loads(line) for line in answer.text.splitlines()]
+    assert first["before"] == pytest.approx(20, abs=1.5)
+    assert [step["iteration"] for step in steps] == sorted(step["iteration"] for step in steps)
+    assert steps[-1]["objective"] == min(step["objective"] for step in steps)
+    assert steps[-1]["bound"] <= 1
+    assert all("bound" not in step for step in steps[:-1])
+    assert steps[-1]["after"] > first["before"] + 3
+    assert requests.get(f"{address}/explorer/photos/no", timeout=60).status_code == 404
+    assert ask(address, "photo", b"no picture", noise=0.1).status_code == 400
+
+
+def test_samples_come_back_as_they_are(address: str) -> None:
+    (one, *_) = requests.get(f"{address}/explorer/models", timeout=60).json()
+    content = base64.b64decode(one["samples"][2].split(",")[1])
+    seen = image_to_tensor(Image.open(io.BytesIO(content)))
+    assert torch.equal(seen.float(), (load_digits().test.images[2] * 255).round())

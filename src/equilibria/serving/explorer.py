@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch.overrides import TorchFunctionMode
 
-from equilibria.serving.exploring import Explored, restored_photo
+from equilibria.serving.exploring import Explored
+from equilibria.serving.photographs import Tell, restored_photo, sample_photos
 from equilibria.serving.server import LOOPBACK, Limits, RefusedError, body_of, prediction_app
 from equilibria.solvers import list_solvers
 
@@ -41,27 +43,57 @@ def explorer_app(
     known = {one.name: one for one in explored}
     thread = ThreadPoolExecutor(1, thread_name_prefix="equilibria-explorer")
 
-    async def in_turn(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
-        """One thing at a time: who moves a slider asks often, and waits for the last alone."""
+    async def in_turn(request: Request, work: Callable[[bytes, Tell], dict[str, Any]]) -> Response:
+        """One thing at a time: who moves a slider asks often, and waits for the last alone.
+
+        Work that tells something on the way is answered by lines, one for each thing it tells.
+        """
         loop, gone = asyncio.get_running_loop(), threading.Event()
+        told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         content = await body_of(request, limits.bytes)
+        ends = loop.time() + limits.seconds
+
+        def tell(said: dict[str, Any] | None) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, said)
 
         def while_wanted() -> dict[str, Any]:
             with WhileWanted(gone):
-                return work(content)
+                return work(content, tell)
+
+        def stop() -> None:
+            gone.set()
+            done.cancel()
+
+        async def lines(said: dict[str, Any] | None) -> AsyncIterator[str]:
+            try:
+                while said is not None:
+                    yield json.dumps(said) + "\n"
+                    said = await asyncio.wait_for(told.get(), ends - loop.time())
+                yield json.dumps(await done) + "\n"
+            except asyncio.TimeoutError:
+                yield json.dumps({"error": "there was no answer in time"}) + "\n"
+            except Exception:
+                yield json.dumps({"error": "the picture could not be restored"}) + "\n"
+                raise
+            finally:
+                stop()
 
         done = loop.run_in_executor(thread, while_wanted)
-        left = asyncio.create_task(_left(request))
+        done.add_done_callback(lambda _: told.put_nowait(None))
+        left, first = asyncio.create_task(_left(request)), asyncio.create_task(told.get())
         try:
-            either = (done, left)
+            either = (done, left, first)
             await asyncio.wait(either, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if first.done() and first.result() is not None:
+                return StreamingResponse(lines(first.result()), media_type="application/x-ndjson")
             if not done.done():
                 raise ClientDisconnect if left.done() else asyncio.TimeoutError
             return JSONResponse(done.result())
         finally:
-            gone.set()
             left.cancel()
-            done.cancel()
+            if not (first.done() and first.result() is not None):
+                first.cancel()
+                stop()
 
     def chosen(request: Request) -> Explored:
         name = request.query_params.get("model", explored[0].name)
@@ -83,7 +115,7 @@ def explorer_app(
         for knob, value in one.knobs.items():
             asked[knob.name] = number(request, knob.name, knob.least, knob.most, value)
         return await in_turn(
-            request, lambda content: one.follow(one.answerer.decode(content), asked, solver)
+            request, lambda content, _: one.follow(one.answerer.decode(content), asked, solver)
         )
 
     async def fool(request: Request) -> Response:
@@ -92,12 +124,23 @@ def explorer_app(
             raise RefusedError(400, f"there is no attack {method!r}: take {', '.join(METHODS)}")
         eps = number(request, "eps", 1e-4, 10.0, 0.5)
         return await in_turn(
-            request, lambda content: one.fool(one.answerer.decode(content), eps, method)
+            request, lambda content, _: one.fool(one.answerer.decode(content), eps, method)
         )
 
     async def photo(request: Request) -> Response:
         noise = number(request, "noise", 0.01, 0.5, 0.1)
-        return await in_turn(request, lambda content: restored_photo(content, noise))
+        return await in_turn(request, lambda content, tell: restored_photo(content, noise, tell))
+
+    samples = sample_photos()
+
+    async def photos(_: Request) -> Response:
+        return JSONResponse(list(samples))
+
+    async def sample(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in samples:
+            raise RefusedError(404, f"there is no photograph {name!r} here")
+        return FileResponse(samples[name])
 
     pages = [Route(path, _file(name)) for path, name in PAGE.items()]
     routes = [
@@ -105,6 +148,8 @@ def explorer_app(
         Route("/explorer/follow", follow, methods=["POST"]),
         Route("/explorer/fool", fool, methods=["POST"]),
         Route("/explorer/photo", photo, methods=["POST"]),
+        Route("/explorer/photos", photos),
+        Route("/explorer/photos/{name}", sample),
     ]
     answerer = explored[0].answerer
     return prediction_app(answerer, explored[0].name, limits, hosts, [*pages, *routes])

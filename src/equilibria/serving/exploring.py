@@ -1,4 +1,4 @@
-"""What the explorer shows: a solve step by step, an attack and its certificate, a restoration."""
+"""What the explorer shows of a classifier: a solve step by step, an attack and its certificate."""
 
 from __future__ import annotations
 
@@ -15,25 +15,17 @@ from torch import Tensor, nn
 
 from equilibria.context import state_tensors
 from equilibria.data import load_digits
-from equilibria.data.image_files import (
-    BRIGHTEST,
-    Framing,
-    decode_image,
-    image_from_tensor,
-    image_to_tensor,
-)
+from equilibria.data.image_files import image_from_tensor
 from equilibria.equilibrium import solving
 from equilibria.equilibrium.objective import NoObjectiveError, distance_per_sample
-from equilibria.inputs import Denoising, PhotoSettings, attack
-from equilibria.models import EquilibriumModel, create_model, model_options, photo_prior
+from equilibria.inputs import attack
+from equilibria.models import EquilibriumModel, create_model, model_options
 from equilibria.serving.answers import Answerer, finite
 from equilibria.solvers import list_solvers
 from equilibria.training import RecipeModel, fitting_options
 
 MOST_STEPS = 60
 """Of a solve, that are shown."""
-PHOTO_SIDE = 320
-"""Of a photograph, so that an answer comes soon."""
 SAMPLES = 12
 SHOWN_SIDE = 160
 """Pixels of a picture on the page, at least."""
@@ -85,7 +77,8 @@ class Explored:
             "shape": list(self.run.images.image_shape),
             "solvers": list_solvers(),
             "knobs": [{**vars(knob), "value": value} for knob, value in self.knobs.items()],
-            "samples": [as_png(image) for image in self.samples()],
+            # As they are: one that was enlarged would come back blurred.
+            "samples": [as_png(image, side=1) for image in self.samples()],
         }
 
     def samples(self) -> Tensor:
@@ -197,34 +190,10 @@ def _map_of(feature: Any) -> Tensor:
     return torch.cat([flat, flat.new_zeros(side * side - len(flat))]).reshape(1, side, side)
 
 
-def restored_photo(content: bytes, noise: float, seed: int = 0) -> dict[str, Any]:
-    """A photograph with noise added, and what the prior that comes with the package makes of it."""
-    image = decode_image(content, is_gray=None, framing=Framing.make(PHOTO_SIDE))
-    image.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
-    photo = image_to_tensor(image).float()[None] / BRIGHTEST
-    seen = Denoising(noise=noise).corrupt(photo, torch.Generator().manual_seed(seed))
-    restorer = PhotoSettings().restorer(photo_prior(), seen, strength=1.0)
-    found = restorer.restore(seen.measured, seen.measurement, trace=True)
-    bound = None if found.bound is None else finite(BRIGHTEST * float(found.bound))
-    return {
-        "picture": as_png(photo[0]),
-        "seen": as_png(seen.measured[0]),
-        "restored": as_png(found.images[0]),
-        "before": _psnr(seen.measured, photo),
-        "after": _psnr(found.images, photo),
-        "bound": bound,
-        "objective": [finite(v) for v in found.objective[:, 0].tolist()],
-    }
-
-
-def _psnr(images: Tensor, truth: Tensor) -> float | None:
-    return finite(float(-10 * (images.clamp(0, 1) - truth).square().mean().log10()))
-
-
-def as_png(image: Tensor) -> str:
-    """A picture as an address that holds it; small ones are enlarged, pixel by pixel."""
+def as_png(image: Tensor, side: int = SHOWN_SIDE) -> str:
+    """A picture as an address that holds it; a smaller one is enlarged, pixel by pixel."""
     picture = image_from_tensor(image.detach().cpu())
-    times = max(1, -(-SHOWN_SIDE // max(picture.size)))
+    times = max(1, -(-side // max(picture.size)))
     picture = picture.resize((picture.width * times, picture.height * times), 0)
     content = io.BytesIO()
     picture.save(content, "PNG")

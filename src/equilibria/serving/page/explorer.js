@@ -8,13 +8,33 @@ const share = (x) => x === null ? "–" : (100 * x).toFixed(x > .995 || x < .005
 
 function trouble(text) { $("trouble").textContent = text; $("trouble").hidden = !text; }
 
-async function ask(path, body, values) {
+function asked(path, body, values) {
   const address = new URL(path, location.href);
   for (const [key, value] of Object.entries(values || {})) address.searchParams.set(key, value);
-  const answer = await fetch(address, body ? { method: "POST", body, signal: working.signal } : {});
+  return fetch(address, body ? { method: "POST", body, signal: working.signal } : {});
+}
+
+async function ask(path, body, values) {
+  const answer = await asked(path, body, values);
   const said = await answer.json().catch(() => ({ error: "the server's answer cannot be read" }));
   if (!answer.ok) throw new Error(said.error || answer.statusText);
   return said;
+}
+
+// An answer in lines, each shown when it comes.
+async function askAlong(path, body, values, show) {
+  const answer = await asked(path, body, values);
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let text = "", piece = await reader.read(); !piece.done; piece = await reader.read()) {
+    const lines = (text + piece.value).split("\n");
+    text = lines.pop();
+    for (const line of lines) {
+      const said = JSON.parse(line);
+      if (said.error) throw new Error(said.error);
+      show(said);
+    }
+  }
 }
 
 // What was asked for before, or is about to be, is given up: the server then stops it.
@@ -35,7 +55,7 @@ function node(name, attributes, text) {
   return made;
 }
 
-function chart(svg, title, lines, mark, log = true) {
+function chart(svg, title, lines, mark, log = true, places = null) {
   const W = 340, H = 200, left = 44, right = 8, top = 40, bottom = 26;
   svg.replaceChildren(); svg.setAttribute("viewBox", `0 0 ${W} ${H}`); svg.setAttribute("aria-label", title);
   svg.append(node("text", { x: 0, y: 12, class: "title" }, title));
@@ -44,8 +64,8 @@ function chart(svg, title, lines, mark, log = true) {
   const scale = log ? Math.log10 : (v) => v;
   let low = Math.min(...numbers.map(scale)), high = Math.max(...numbers.map(scale));
   if (high - low < 1e-9) { low -= 1; high += 1; }
-  const count = Math.max(...lines.map((line) => line.values.length));
-  const x = (k) => left + (W - left - right) * (count > 1 ? k / (count - 1) : .5);
+  const count = places ? places[places.length - 1] + 1 : Math.max(...lines.map((line) => line.values.length));
+  const x = (k) => left + (W - left - right) * (count > 1 ? (places ? places[k] : k) / (count - 1) : .5);
   const y = (v) => top + (H - top - bottom) * (1 - (scale(v) - low) / (high - low));
   for (let i = 0; i <= 3; i++) {
     const at = low + (high - low) * i / 3, value = log ? 10 ** at : at;
@@ -97,7 +117,11 @@ function bytesOf(source) {
   return new Blob([Uint8Array.from(text, (c) => c.charCodeAt(0))], { type: "image/png" });
 }
 function take(blob) { picture = blob; refresh(); }
-function refresh() { if ($("panel-solve").hidden === false) follow(); else if ($("panel-fool").hidden === false) fool(); }
+function refresh() {
+  if ($("panel-solve").hidden === false) follow();
+  else if ($("panel-fool").hidden === false) fool();
+  else if (!photo) { const first = $("photos").querySelector("button"); if (first) first.click(); }
+}
 function soon(work) { clearTimeout(timer); timer = setTimeout(work, 150); }
 
 const pad = $("pad"), pen = pad.getContext("2d");
@@ -165,13 +189,14 @@ $("play").addEventListener("click", () => {
 
 // Attack it -----------------------------------------------------------------------
 function ruler(eps, radius, changed) {
-  const svg = $("ruler"), W = 560, H = 64;
+  const svg = $("ruler"), W = Math.min(560, Math.max(240, $("ruler").clientWidth)), H = 64;
   svg.replaceChildren(); svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
   svg.setAttribute("aria-label", `the attack reaches ${short(eps)}, proven up to ${short(radius || 0)}`);
   const low = -4, high = Math.log10(3.2), x = (v) => 10 + (W - 20) * Math.min(1, Math.max(0, (Math.log10(Math.max(v, 1e-4)) - low) / (high - low)));
+  const within = (place) => Math.min(W - 45, Math.max(45, place));
   svg.append(node("line", { x1: 10, x2: W - 10, y1: 30, y2: 30, stroke: "var(--line)", "stroke-width": 8, "stroke-linecap": "round" }));
-  if (radius > 0) svg.append(node("line", { x1: 10, x2: x(radius), y1: 30, y2: 30, stroke: "var(--good)", "stroke-width": 8, "stroke-linecap": "round" }), node("text", { x: x(radius), y: 18, "text-anchor": "middle" }, `proven: ${short(radius)}`));
-  svg.append(node("circle", { cx: x(eps), cy: 30, r: 8, fill: changed ? "var(--warm)" : "var(--accent)" }), node("text", { x: x(eps), y: 54, "text-anchor": "middle" }, `ε = ${short(eps)}`));
+  if (radius > 0) svg.append(node("line", { x1: 10, x2: x(radius), y1: 30, y2: 30, stroke: "var(--good)", "stroke-width": 8, "stroke-linecap": "round" }), node("text", { x: within(x(radius)), y: 18, "text-anchor": "middle" }, `proven: ${short(radius)}`));
+  svg.append(node("circle", { cx: x(eps), cy: 30, r: 8, fill: changed ? "var(--warm)" : "var(--accent)" }), node("text", { x: within(x(eps)), y: 54, "text-anchor": "middle" }, `ε = ${short(eps)}`));
 }
 
 function fool() {
@@ -194,20 +219,39 @@ $("method").addEventListener("change", fool);
 $("fool").addEventListener("click", fool);
 
 // A photograph --------------------------------------------------------------------
+let photo = null;
 function photograph() {
-  const file = $("photo").files[0];
-  if (!file) return Promise.resolve();
-  return guarded($("panel-photo"), async () => {
-    const said = await ask("explorer/photo", file, { noise: $("noise").value });
-    $("photo-seen").src = said.seen; $("photo-restored").src = said.restored;
-    $("photo-before").textContent = `with noise: ${said.before.toFixed(1)} dB`;
-    $("photo-after").textContent = `restored: ${said.after.toFixed(1)} dB`;
-    const end = Math.min(...said.objective);
-    chart($("chart-photo"), "Hidden objective above its end", [{ name: "G(y) − min", values: said.objective.map((v) => Math.max(v - end, 0)), color: "var(--accent)" }], said.objective.length - 1);
-    $("photo-bound").textContent = said.bound === null ? "" : `Proven: within ${short(said.bound)} gray levels of 255 of the exact minimizer, as a root mean square.`;
-  });
+  if (!photo) return Promise.resolve();
+  const falls = [];
+  return guarded($("panel-photo"), () => askAlong("explorer/photo", photo, { noise: $("noise").value }, (said) => {
+    $("panel-photo").classList.remove("waiting");
+    if (said.seen) {
+      $("photo-seen").src = $("photo-restored").src = said.seen; $("photo-bound").textContent = "";
+      $("photo-before").textContent = `with noise: ${said.before.toFixed(1)} dB`; $("photo-after").textContent = "restoring …";
+      return;
+    }
+    falls.push({ at: said.iteration, value: said.objective });
+    const ended = "bound" in said, end = Math.min(...falls.map((one) => one.value));
+    $("photo-restored").src = said.restored;
+    $("photo-after").textContent = (ended ? "restored: " : `restoring, iteration ${said.iteration}: `) + `${said.after.toFixed(1)} dB`;
+    chart($("chart-photo"), ended ? "Hidden objective above its end" : "Hidden objective, falling", [{ name: ended ? "G(y) − min" : "G(y)", values: falls.map((one) => ended ? Math.max(one.value - end, 0) : one.value), color: "var(--accent)" }], falls.length - 1, ended, falls.map((one) => one.at));
+    if (ended && said.bound !== null) $("photo-bound").textContent = `Proven: within ${short(said.bound)} gray levels of 255 of the exact minimizer, as a root mean square.`;
+  }));
 }
-$("photo").addEventListener("change", photograph);
+let wanted = 0;
+async function takePhoto(coming, button) {
+  const mine = ++wanted, blob = await coming;
+  if (mine !== wanted) return;
+  photo = blob;
+  document.querySelectorAll("#photos button").forEach((b) => b.setAttribute("aria-pressed", b === button));
+  await photograph();
+}
+ask("explorer/photos").then((names) => $("photos").replaceChildren(...names.map((name) => {
+  const button = document.createElement("button"); button.type = "button"; button.textContent = name;
+  button.addEventListener("click", () => takePhoto(fetch("explorer/photos/" + name).then((answer) => answer.blob()), button));
+  return button;
+}))).catch(() => {});
+$("photo").addEventListener("change", () => { if ($("photo").files[0]) takePhoto($("photo").files[0], null); });
 $("noise").addEventListener("input", () => { $("noise-value").textContent = $("noise").value; soon(photograph); });
 
 // Tabs and start --------------------------------------------------------------------

@@ -1,0 +1,76 @@
+"""Takes the pictures of docs/explorer.md: `python docs/site/explorer.py` from the repository."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import equilibria as eq  # noqa: E402
+from equilibria.serving.explorer import explorer_app  # noqa: E402
+from equilibria.serving.exploring import Explored  # noqa: E402
+from tests.report.browser import PHONE, Browser, chromium, find_chromium  # noqa: E402
+from tests.serving.running import running  # noqa: E402
+
+SIZE = (1000, 920)
+COLORS = 256
+"""Of a picture, so that it is small."""
+MARGIN = 20
+BOTTOM = """Math.max(...Array.from(document.querySelectorAll("main > section:not([hidden])"))
+    .map(section => section.getBoundingClientRect().bottom + window.scrollY))"""
+MODELS = ("digits-certified", "digits-opteq")
+DIGIT = 5
+
+
+def solve(browser: Browser) -> None:
+    browser.until("document.querySelector('#verdict strong')")
+    browser.value(f"document.querySelectorAll('#samples button')[{DIGIT}].click()")
+    browser.until("document.querySelector('#panel-solve.waiting')")
+    browser.until("!document.querySelector('#panel-solve.waiting')")
+    browser.value(
+        "(s => { s.value = 2; s.dispatchEvent(new Event('input')); })"
+        "(document.getElementById('step'))"
+    )
+
+
+def attack(browser: Browser) -> None:
+    browser.value("document.getElementById('tab-fool').click()")
+    browser.until("document.getElementById('held').textContent")
+    browser.until("!document.querySelector('#panel-fool.waiting')")
+
+
+def photo(browser: Browser) -> None:
+    browser.value("document.getElementById('tab-photo').click()")
+    browser.until("document.getElementById('photo-bound').textContent.includes('gray')")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--phone", action="store_true", help="As on a phone.")
+    parser.add_argument("--dark", action="store_true")
+    asked = parser.parse_args()
+    found = find_chromium()
+    assert found is not None, "there is no Chromium here: apt-get install chromium"
+    explored = [Explored(name, eq.training.trained_model(name)) for name in MODELS]
+    with running(explorer_app(explored)) as address, chromium(found) as browser:
+        browser.open(address, size=PHONE if asked.phone else SIZE, dark=asked.dark)
+        for scene in (solve, attack, photo):
+            scene(browser)
+            picture = asked.output / f"explorer-{scene.__name__}.png"
+            taken = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
+            end = int(browser.value(BOTTOM)) + MARGIN
+            taken = taken.crop((0, 0, taken.width, min(end, taken.height)))
+            taken.quantize(COLORS).save(picture, optimize=True)
+            print(picture)
+        assert browser.complaints() == [], browser.complaints()
+
+
+if __name__ == "__main__":
+    main()
