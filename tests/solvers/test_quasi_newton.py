@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -130,3 +132,26 @@ def test_in_three_of_four_energies_it_needs_no_more_evaluations_than_an_outside_
             if theirs is not None and ours > theirs:
                 behind.append((entry.name, activation, ours, theirs))
     assert len(behind) <= total / 4, behind
+
+
+def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use() -> None:
+    """All of them would be memory that grows with the iterations."""
+    seen: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    class Counted(eq.Quadratic):
+        def descent(self, state: State, context: Context) -> State:
+            nonlocal most
+            assert isinstance(state, Tensor)
+            seen.append(weakref.ref(state))
+            most = max(most, sum(one() is not None for one in seen))
+            return super().descent(state, context)
+
+    W = Dense.from_tensor(torch.diag(torch.linspace(0.9, 0.9999, 8, dtype=torch.float64)))
+    energy = eq.Input(torch.eye(8, dtype=torch.float64)) + Counted(W)
+    solution = eq.EquilibriumLayer(energy, tolerance=1e-10, max_iterations=1000).solve(
+        torch.ones(2, 8, dtype=torch.float64)
+    )
+    assert bool(solution.converged.all())
+    assert len(seen) > 3 * PAIRS
+    assert most <= PAIRS + 5

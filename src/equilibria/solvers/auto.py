@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, State, map_state
+from equilibria.context import Context, State, batch_size, map_state
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
 from equilibria.solvers.descent import Descent
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
+from equilibria.solvers.quasi_newton import PAIRS
 from equilibria.solvers.solution import Solution, Status, Trace
 
 STRONG_CONTRACTION = 0.35
@@ -129,12 +131,14 @@ class Watched:
     """A problem whose evaluations are remembered as far as a descent can go on from them.
 
     That is y and d = −∇E(y) where the map is σ(d), the states are small, and until samples are
-    dropped. `step` computes what the cell's own step computes.
+    dropped: of these the last, as many as a quasi-Newton step remembers. `step` computes what the
+    cell's own step computes.
     """
 
     def __init__(self, problem: FixedPointProblem) -> None:
         self.problem = problem
-        self.seen: list[tuple[State, State]] = []
+        self.seen: deque[tuple[State, State]] = deque(maxlen=PAIRS + 1)
+        self.samples = batch_size(problem.start)
         potential = problem.potential
         if (
             potential is not None
@@ -149,14 +153,14 @@ class Watched:
 
     def step(self, state: State, context: Context) -> State:
         descent = self.potential.energy.descent(state, context)
-        self.seen.append((state, descent))
+        if batch_size(state) == self.samples:
+            self.seen.append((state, descent))
         return map_state(self.potential.activation, descent)
 
     def points(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """What is known of these samples."""
         found = [(self.problem.pack(y), self.problem.pack(d)) for y, d in self.seen]
-        count = len(found[0][0]) if found else 0
-        return [(y[rows], d[rows]) for y, d in found if len(y) == count]
+        return [(y[rows], d[rows]) for y, d in found]
 
 
 def _joined(

@@ -154,7 +154,7 @@ class Descent(Solver[Memory]):
     ) -> Solution:
         """Solve `problem`, each sample to its own end.
 
-        visited: states y and d = −∇E(y) that are known, packed, the first of them the start.
+        visited: states y and d = −∇E(y) that are known, packed, in their order.
         """
         if problem.potential is None:
             raise ValueError(
