@@ -15,6 +15,7 @@ import torch
 import yaml
 
 import equilibria as eq
+from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models import NoCertificateError, certifier
 from equilibria.models.certificates import joined
 from equilibria.models.pretrained import SHIPPED
@@ -46,6 +47,13 @@ def certificate(experiment: eq.training.Experiment, samples: int) -> dict[str, A
     }
 
 
+def proven_of_latents(generator: torch.nn.Module) -> dict[str, Any]:
+    """What holds by construction, whatever the latent."""
+    layer = getattr(generator, "layer", None)
+    guarantee = layer.cell.guarantee if isinstance(layer, EquilibriumLayer) else None
+    return {"equilibrium": f"{guarantee}, for every latent"} if guarantee else {"none": "no bound"}
+
+
 def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
     """Write the file and the card; an error where all of them would be too large."""
     experiment = trained(run)
@@ -69,7 +77,9 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
         "figures": {n: round(v, 4) for n, v in figures.items() if n not in OF_THE_SOLVE},
         "measured_by": f"equilibria evaluate --model {name}"
         + f", and equilibria generate --model {name}" * (task == "generate"),
-        "certificate": {} if task == "generate" else certificate(experiment, samples),
+        "certificate": proven_of_latents(experiment.model)
+        if task == "generate"
+        else certificate(experiment, samples),
         "use": f"equilibria {task} --model {name}" + " image.png" * (task == "predict"),
     }
     pack(experiment, file, latents=kept_latents(run))

@@ -28,6 +28,10 @@ def test_every_model_has_a_card_and_all_are_small() -> None:
     assert sum(card.file.stat().st_size for card in CARDS.values()) <= MOST_BYTES
     for card in CARDS.values():
         assert card.recipe in eq.training.list_recipes()
+        told = (card.summary, card.command, card.data, card.figures, card.measured_by, card.use)
+        assert all(told)
+        assert card.certificate, card.name
+        assert card.command.startswith(f"equilibria train {card.recipe} ")
         assert card.model in eq.list_models()
 
 
@@ -38,6 +42,13 @@ def test_figures_are_measured_again(name: str) -> None:
     assert round(found["accuracy"], 4) == pytest.approx(said["accuracy"], abs=1 / 450)
     if "mean_radius" in said:
         assert found["mean_radius"] == pytest.approx(said["mean_radius"], abs=0.01)
+
+
+@torch.no_grad()
+def test_the_generator_has_one_equilibrium_for_every_latent() -> None:
+    decoder = eq.load("mnist-generator")
+    bound = float(decoder.contraction_bound(torch.randn(3, 16)).max())
+    assert f"q ≤ {bound:.2g}" in CARDS["mnist-generator"].certificate["equilibrium"]
 
 
 @torch.no_grad()
