@@ -41,7 +41,7 @@ class Anderson(Solver[History]):
 
     memory: how many earlier points are mixed.
     damping: 1 mixes images only; less mixes in the points themselves; more goes beyond the images,
-        for maps whose steps are as short as the steepest direction asks for, and too short for most.
+        for maps whose steps are as short as their steepest direction asks for.
 
     Examples:
         >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)

@@ -310,11 +310,14 @@ class PhotoRestorer(nn.Module):
     def guess(
         self, measured: Tensor, measurement: LinearOperator | Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Where a solve starts: at the first picture; of noise alone, with less noise in it.
+        """Where a solve starts: at the first picture, but of a small one at a smooth enlargement,
+        not one of blocks, and of noise alone with less noise in it.
 
-        With mean μ and variance v of the pixels around each, μ + (v − n)₊/max(v, n)·(x − μ), n a
-        little more than the variance of the noise (Lee, 1980).
+        That is, with mean μ and variance v of the pixels around each, μ + (v − n)₊/max(v, n)·
+        (x − μ), n a little more than the variance of the noise (Lee, 1980).
         """
+        if isinstance(measurement, AveragePool) and measurement.scale > 1:
+            return F.interpolate(measured, scale_factor=measurement.scale, mode="bicubic")
         if not isinstance(measurement, Identity):
             return first_picture(measured, measurement)
         options = {"kernel_size": WINDOW, "stride": 1}
