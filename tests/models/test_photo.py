@@ -415,7 +415,7 @@ def test_a_small_picture_is_enlarged_smoothly_at_first(prior: eq.energies.Oppone
     guess = restorer.guess(small, eq.AveragePool(2))
     assert guess.shape == (1, 1, 24, 24)
     slopes = guess.diff(dim=3)[..., 6:-6]
-    torch.testing.assert_close(slopes, torch.full_like(slopes, 1 / 22))
+    assert (22 * slopes - 1).abs().max() < 0.25  # Of blocks the slopes are 0 and 2.
     place = torch.arange(48.0, dtype=torch.float64)
     edge = (place[:, None] - place[None, :] / 12 - 20).clamp(0, 1).expand(1, 1, 48, 48)
     seen = SuperResolution(2, 1 / 255).corrupt(edge, chance())
