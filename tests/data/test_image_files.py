@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,17 @@ def test_maps_follow_their_images(tmp_path: Path) -> None:
     assert maps.dtype == torch.long
     assert (maps[:, :, :6] == 0).all()
     assert (maps[:, :, 6:] == 1).all()
+
+
+def test_streets_may_be_gray(tmp_path: Path) -> None:
+    """0.299 red + 0.587 green + 0.114 blue, to a step of 255; maps stay as they are."""
+    colored = segmented(tmp_path, Framing())
+    images, maps = replace(colored, is_gray=True).fetch(torch.tensor([0]))
+    colors, same = colored.fetch(torch.tensor([0]))
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    expected = (colors * weights).sum(dim=1, keepdim=True)
+    assert (images - expected).abs().max() <= 1 / 255
+    assert maps.equal(same)
 
 
 def test_maps_are_scaled_without_mixing_labels(tmp_path: Path) -> None:

@@ -111,11 +111,12 @@ def test_scales_are_those_of_the_levels_and_continuous_between_them() -> None:
     torch.testing.assert_close(beyond, expected)
 
 
-@pytest.mark.parametrize("at_once", [1, 200, 2**18])
-def test_strips_give_the_descent_of_the_whole(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("at_once", "across"), [(1, 128), (200, 4), (2**18, 3), (2**18, 128)])
+def test_pieces_give_the_descent_of_the_whole(
+    at_once: int, across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ridge, "AT_ONCE", at_once)
+    monkeypatch.setattr(ridge, "ACROSS", across)
     made = prior()
     y = torch.randn(2, 3, 11, 9).double()
     context = prepared(made, y, y, torch.tensor([0.2, 0.5]).double())

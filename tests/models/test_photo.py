@@ -386,3 +386,42 @@ def test_standard_errors_are_those_of_the_inverse_hessian(
     assert float((errors / expected).log().abs().median()) < 0.1
     assert float(expected.min()) > 0.1 * NOISE
     assert float(expected.max()) < 2 * NOISE / math.sqrt(0.1)
+
+
+def test_a_solve_starts_at_a_picture_with_less_noise(prior: eq.energies.OpponentPrior) -> None:
+    clean = gray(photograph(side=48))
+    x = noisy(clean)
+    restorer = PhotoRestorer(prior, NOISE)
+    guess = restorer.guess(x, Identity())
+    assert (guess - clean).square().mean() < 0.5 * (x - clean).square().mean()
+    flat = torch.full_like(clean, 0.3)
+    torch.testing.assert_close(restorer.guess(flat, Identity()), flat)
+    faint = PhotoRestorer(prior, 1e-6).guess(x, Identity())
+    torch.testing.assert_close(faint, x, rtol=0, atol=1e-4)
+    # There is one minimizer: where a solve starts changes how long it takes, and nothing else.
+    stop = restorer.layer(x, Identity(), x)[0].solver.stop
+    plain = restorer.restore(x, start=x, solver=eq.Anderson(memory=8, stop=stop))
+    found = restorer.restore(x)
+    assert int(found.solution.iterations) < 0.8 * int(plain.solution.iterations)
+    assert found.bound is not None
+    assert plain.bound is not None
+    assert (found.images - plain.images).square().mean().sqrt() <= found.bound + plain.bound
+
+
+def test_a_small_picture_is_enlarged_smoothly_at_first(prior: eq.energies.OpponentPrior) -> None:
+    """Blocks are a minimum of their own along an edge that is nearly level, and a bad one."""
+    small = torch.linspace(0, 1, 12, dtype=torch.float64).expand(1, 1, 12, 12)
+    restorer = PhotoRestorer(prior, 1 / 255, level=0.12, factor=2)
+    guess = restorer.guess(small, eq.AveragePool(2))
+    assert guess.shape == (1, 1, 24, 24)
+    slopes = guess.diff(dim=3)[..., 6:-6]
+    assert (22 * slopes - 1).abs().max() < 0.25  # Of blocks the slopes are 0 and 2.
+    place = torch.arange(48.0, dtype=torch.float64)
+    edge = (place[:, None] - place[None, :] / 12 - 20).clamp(0, 1).expand(1, 1, 48, 48)
+    seen = SuperResolution(2, 1 / 255).corrupt(edge, chance())
+    smooth, blocks = (
+        restorer.restore(seen.measured, seen.measurement, start=start)
+        for start in (None, first_picture(seen.measured, seen.measurement))
+    )
+    assert float(smooth.objective[-1, 0]) < 1.001 * float(blocks.objective[-1, 0])
+    assert picture_psnr(smooth.images, edge) >= picture_psnr(blocks.images, edge) - 0.1

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import Context, map_state, state_tensors
+from equilibria.equilibrium import FunctionCell
 from equilibria.operators import Identity
 from equilibria.solvers import FixedPointProblem, Memory
 from tests.problems import PROBLEMS, WITH_OBJECTIVE, CoupledMean, layer, relu_active_set
@@ -273,6 +274,7 @@ OPTIONS = [
     (eq.Picard(damping=0.7), eq.Picard(damping=1.0)),
     (eq.Anderson(memory=2), eq.Anderson(memory=6)),
     (eq.Anderson(damping=0.5), eq.Anderson()),
+    (eq.Anderson(damping=1.5), eq.Anderson()),
     (eq.Anderson(ridge=1e-1), eq.Anderson(ridge=1e-10)),
     (eq.Anderson(cap=1.01), eq.Anderson()),
     (eq.Anderson(restart_growth=1.01), eq.Anderson()),
@@ -313,7 +315,7 @@ def test_every_option_changes_behavior(one: eq.solvers.Solver, other: eq.solvers
         (lambda: eq.Picard(damping=0.0), "damping"),
         (lambda: eq.Picard(drop_share=0.0), "drop_share"),
         (lambda: eq.Anderson(memory=0), "memory"),
-        (lambda: eq.Anderson(damping=1.5), "damping"),
+        (lambda: eq.Anderson(damping=0.0), "damping"),
         (lambda: eq.Anderson(ridge=-1.0), "ridge"),
         (lambda: eq.solvers.AndersonTypeOne(memory=0), "memory"),
         (lambda: eq.solvers.AndersonTypeOne(cap=0.0), "cap"),
@@ -490,3 +492,15 @@ def test_anderson_takes_residuals_from_wherever_they_are() -> None:
         z = solver.propose(written, z, other, written.difference(other, z))
     torch.testing.assert_close(y, z)
     assert bool(torch.isfinite(y).all())
+
+
+def test_anderson_may_go_beyond_the_image() -> None:
+    """A gradient step of 1/L on ½m‖y − c‖² is L/m times too short: so much damping ends it."""
+    c = torch.randn(3, 5, dtype=torch.float64)
+    cell = FunctionCell(lambda y, x: y - (y - x) / 8)
+    bold = eq.Anderson(damping=8.0, tolerance=1e-12)
+    found = layer(cell, bold).solve(c, torch.zeros_like(c))
+    torch.testing.assert_close(found.state, c, rtol=0, atol=1e-12)
+    assert (found.iterations == 2).all()
+    assert eq.Anderson().steady
+    assert not bold.steady

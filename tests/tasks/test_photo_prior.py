@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import equilibria as eq
 from equilibria.tasks import PhotoPriorTask
+from equilibria.training import Experiment, load_recipe
 
 
 def test_training_lowers_the_loss_of_a_fixed_batch() -> None:
@@ -103,3 +106,40 @@ def test_a_bad_range_is_explained() -> None:
         PhotoPriorTask(least=0.0)
     with pytest.raises(ValueError, match="`zoom` is at least 1"):
         PhotoPriorTask(zoom=0.5)
+
+
+def test_a_blind_model_is_given_the_picture_alone() -> None:
+    shapes = []
+
+    def answer(*inputs: torch.Tensor) -> torch.Tensor:
+        shapes.append([tuple(given.shape) for given in inputs])
+        return inputs[0]
+
+    model = torch.nn.Identity()
+    model.forward = answer  # type: ignore[method-assign, assignment]
+    images, none = torch.rand(2, 1, 20, 20), torch.zeros(2)
+    for blind in (True, False):
+        PhotoPriorTask(patch=20, edge=3, blind=blind).training_step(model, images, none)
+    assert shapes == [[(2, 1, 20, 20)], [(2, 1, 20, 20), (2,)]]
+
+
+def test_the_noise_may_be_one_level() -> None:
+    model = Recorder(1)
+    task = PhotoPriorTask(patch=20, edge=3, least=0.1, most=0.1)
+    task.training_step(model, torch.rand(4, 3, 20, 20), torch.zeros(4))
+    torch.testing.assert_close(model.seen[0][1], torch.full((4,), 0.1))
+
+
+@pytest.mark.parametrize("name", ["photo-dncnn", "photo-deq-restorer"])
+def test_networks_learn_from_the_same_patches_in_gray(name: str, real_data: Path) -> None:
+    recipe, prior = load_recipe(name, ["threads=null"]), load_recipe("photo-prior")
+    shared = ("patch", "zoom", "zoomed")
+    assert [recipe.task.options[key] for key in shared] == [
+        prior.task.options[key] for key in shared
+    ]
+    experiment = Experiment.of(recipe)
+    images, labels = experiment.training.fetch(torch.arange(2))
+    assert images.shape[1] == 1
+    step = experiment.task.training_step(experiment.model, images, labels)
+    step.loss.backward()
+    assert all(parameter.grad is not None for parameter in experiment.model.parameters())

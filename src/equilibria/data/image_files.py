@@ -207,6 +207,7 @@ class SegmentedFiles:
     framing: Framing
     classes: Tensor
     threads: int = READING_THREADS
+    is_gray: bool = False
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -217,7 +218,8 @@ class SegmentedFiles:
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The samples as `fetch` gives them, but in bytes."""
-        files = ImageFiles(self.paths, torch.zeros(len(self)), self.framing, threads=self.threads)
+        none = torch.zeros(len(self))
+        files = ImageFiles(self.paths, none, self.framing, self.is_gray, self.threads)
         images, _ = files.read(indices)
         maps = [self.maps[index] for index in indices.tolist()]
         values = _stacked(maps, _in_threads(self._read_map, maps, self.threads), images[:0])[:, 0]

@@ -31,21 +31,24 @@ PACE = 5.0
 """How much faster than filters scales and slopes are learned: a fifth of them is trained."""
 GRID = 128
 """Frequencies a side on which the norm of filters is bounded."""
-AT_ONCE = 2**20
+AT_ONCE = 2**18
 """Responses that are computed together where nothing is differentiated: a large picture has too
-many to keep."""
+many to keep, and few stay in a processor's cache."""
+ACROSS = 128
+"""Columns of them, at the most."""
 
 
 @dataclass(frozen=True)
-class _Strip:
-    """Some rows of a channel of a picture."""
+class _Piece:
+    """Some pixels of a channel of a picture."""
 
     sample: int
     channel: int
     rows: slice
+    columns: slice
     scales: Tensor
     seen: Tensor
-    """α (W y) there, (filters, rows, columns)."""
+    """α (W y) there, (rows, filters, columns)."""
 
 
 class RidgePrior(Energy):
@@ -156,9 +159,9 @@ class RidgePrior(Energy):
                 _profile(self._responses(y, W) * alphas, steps, self.knots) / alphas.square()
             )
         totals = y.new_zeros(len(y))
-        for strip in self._strips(y, context):
-            profile = _profile(strip.seen, context["steps"], self.knots).flatten(1).sum(dim=1)
-            totals[strip.sample] += (profile / strip.scales.square()).sum()
+        for piece in self._pieces(y, context):
+            profile = _profile(piece.seen, context["steps"], self.knots).sum(dim=(0, 2))
+            totals[piece.sample] += (profile / piece.scales.square()).sum()
         return totals
 
     def descent(self, state: State, context: Context) -> State:
@@ -174,11 +177,17 @@ class RidgePrior(Energy):
             return -folded.reshape(y.shape)
         known = context["steps"].tolist()
         descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
-        for strip in self._strips(y, context):
-            back = (context["W"] / strip.scales[:, None, None, None]).flatten(1).T
-            pulled = back @ _slope_of(strip.seen, known, self.knots).flatten(1)
-            target = descent[strip.sample, strip.channel, strip.rows]
-            target -= F.fold(pulled[None], tuple(target.shape), self.size)[0, 0]
+        memory: Tensor | None = None
+        for piece in self._pieces(y, context):
+            pulled = _slope_of(piece.seen, known, self.knots)
+            back = (context["W"][:, 0].flip(1) / piece.scales[:, None, None]).flatten(1).T
+            memory = _pulled_back(back, pulled, memory)
+            # Of each row of the picture the sum over the rows of responses that see it.
+            stacked = memory.unflatten(1, (self.size, self.size)).unfold(0, self.size, 1)
+            added = stacked.diagonal(dim1=1, dim2=4).sum(dim=-1)
+            target = descent[piece.sample, piece.channel, piece.rows, piece.columns]
+            for shift in range(self.size):
+                target[:, shift : shift + pulled.shape[2]] -= added[:, shift]
         return descent
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
@@ -214,18 +223,29 @@ class RidgePrior(Energy):
         return torch.is_grad_enabled() and any(t.requires_grad for t in (y, *context.tensors()))
 
     @torch.no_grad()
-    def _strips(self, y: Tensor, context: Context) -> Iterator[_Strip]:
-        """What the filters see, some rows at a time: nothing of it is kept."""
-        reach = self.size - 1
+    def _pieces(self, y: Tensor, context: Context) -> Iterator[_Piece]:
+        """What the filters see, some pixels at a time: nothing of it is kept.
+
+        A piece of a picture is copied once for each column of a filter, as (rows, columns of a
+        filter, columns). What one row of responses sees of it is then a matrix in one piece, of as
+        many of these rows as a filter has, and rows of responses are products with matrices that
+        overlap.
+        """
+        W, reach = context["W"], self.size - 1
         height, width = (size - reach for size in y.shape[2:])
-        count = math.ceil(len(context["W"]) * height * width / AT_ONCE)
-        rows = math.ceil(height / min(count, height))
+        across = math.ceil(width / math.ceil(width / ACROSS))
+        rows = math.ceil(height / math.ceil(len(W) * height * across / AT_ONCE))
         for sample, scales in enumerate(context["scales"]):
-            into = context["W"] * scales[:, None, None, None]
-            for channel, top in product(range(y.shape[1]), range(0, height, rows)):
-                seen = slice(top, min(top + rows, height) + reach)
-                part = F.conv2d(y[sample, channel, seen][None, None], into)[0]
-                yield _Strip(sample, channel, seen, scales, part)
+            into = (W * scales[:, None, None, None]).flatten(1)
+            for channel, top, left in product(
+                range(y.shape[1]), range(0, height, rows), range(0, width, across)
+            ):
+                high, wide = min(rows, height - top), min(across, width - left)
+                seen = slice(top, top + high + reach), slice(left, left + wide + reach)
+                copies = y[sample, channel][seen].unfold(1, wide, 1).contiguous().flatten(0, 1)
+                below = copies.unfold(0, self.size**2, self.size).transpose(1, 2)
+                responses = torch.bmm(into.expand(high, -1, -1), below)
+                yield _Piece(sample, channel, *seen, scales, responses)
 
     def _first_slopes(self) -> Tensor:
         """ψ′ rises as steeply as it may up to the first knot, and falls as steeply to zero: small
@@ -306,13 +326,34 @@ def _differentiable_slope(t: Tensor, steps: Tensor, knots: Sequence[float]) -> T
 
 
 def _slope_of(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tensor:
-    """ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k)."""
-    total = torch.clamp(t, -knots[0], knots[0]).mul_(steps[0])
-    clamped = torch.empty_like(total)
-    for knot, step in zip(knots[1:], steps[1:], strict=True):
-        torch.clamp(t, -knot, knot, out=clamped)
-        total.add_(clamped, alpha=step)
+    """ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k); t itself is spent on it.
+
+    From the last knot to the first, for what is cut off at one knot may be cut off at the next.
+    """
+    total: Tensor | None = None
+    for knot, step in zip(reversed(knots), reversed(steps), strict=True):
+        t.clamp_(-knot, knot)
+        total = t * step if total is None else total.add_(t, alpha=step)
+    assert total is not None
     return total
+
+
+def _pulled_back(back: Tensor, pulled: Tensor, memory: Tensor | None) -> Tensor:
+    """What each response gives to the pixels it sees, (rows, size², columns), and zeros in as many
+    rows before and behind as a filter reaches.
+
+    back: W with its rows upside down, (size², filters). pulled: (rows, filters, columns). memory:
+    what this gave last, to be written to if it fits.
+    """
+    high, _, wide = pulled.shape
+    reach = math.isqrt(len(back)) - 1
+    shape = (high + 2 * reach, len(back), wide)
+    if memory is None or memory.shape != shape:
+        memory = pulled.new_empty(shape)
+        memory[:reach] = 0
+        memory[reach + high :] = 0
+    torch.bmm(back.expand(high, -1, -1), pulled, out=memory[reach : reach + high])
+    return memory
 
 
 def _curvature_of(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:

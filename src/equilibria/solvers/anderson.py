@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.registry import check_at_least_one, check_not_negative, check_share
+from equilibria.registry import check_at_least_one, check_not_negative, check_positive
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.scratch import Scratch
 
@@ -42,7 +42,8 @@ class Anderson(Solver[History]):
     its history and takes a plain step.
 
     memory: how many earlier points are mixed.
-    damping: 1 mixes images only; less mixes in the points themselves.
+    damping: 1 mixes images only; less mixes in the points themselves; more goes beyond the images,
+        for maps whose steps are as short as their steepest direction asks for.
 
     Examples:
         >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)
@@ -59,10 +60,14 @@ class Anderson(Solver[History]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(memory=self.memory, cap=self.cap)
-        check_share(damping=self.damping)
+        check_positive(damping=self.damping)
         check_not_negative(ridge=self.ridge)
         if self.restart_growth <= 1:
             raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
+
+    @property
+    def steady(self) -> bool:
+        return self.damping <= 1
 
     def begin(self, start: Tensor) -> History:
         rows, size = start.shape
@@ -87,7 +92,7 @@ class Anderson(Solver[History]):
             return image if self.damping == 1 else point + self.damping * change
         weights = self._weights(memory, slot, used).to(image.dtype)[:, None]
         mixed: Tensor = torch.bmm(weights, images)[:, 0]
-        if self.damping < 1:
+        if self.damping != 1:
             mixed = mixed - (1 - self.damping) * torch.bmm(weights, residuals)[:, 0]
         return mixed
 

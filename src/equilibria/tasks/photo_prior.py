@@ -1,4 +1,4 @@
-"""Learning the prior of photographs: a denoiser of colored patches, over a range of noise."""
+"""Learning the prior of photographs: a denoiser of their patches, over a range of noise."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ FLOOR = 1e-6
 class PhotoPriorTask(Task):
     """maximize the mean PSNR of y*(x, σ) over patches y of photographs and x = y + noise of σ.
 
-    The model takes (x, σ). What is judged leaves out the `edge`, where a patch does not go on.
+    The model takes (x, σ), or x alone. What is judged leaves out the `edge`, where a patch does not
+    go on.
 
     patch: the side of a patch, one of each photograph, cut and turned on its side at random.
     zoom: patches are enlarged by 1 to `zoom`, drawn evenly in its logarithm: a photograph of full
         size is smoother than a small copy of it.
     zoomed: the share of patches that are.
-    least, most: of σ, drawn evenly in its logarithm, and spread over a batch.
+    least, most: of σ, drawn evenly in its logarithm, and spread over a batch; equal for one level.
     judged: σ in evaluations, of the middle of each photograph.
+    blind: the model is not told σ, as a plain network is not.
 
     Examples:
         >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
@@ -49,12 +51,13 @@ class PhotoPriorTask(Task):
     least: float = 5 / 255
     most: float = 100 / 255
     judged: float = 25 / 255
+    blind: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_values(self, at_least_one=("patch",), positive=("least", "most", "judged"))
-        if self.patch <= 2 * self.edge or self.least >= self.most:
-            raise ValueError("a patch is wider than its two edges, and `least` is below `most`")
+        if self.patch <= 2 * self.edge or self.least > self.most:
+            raise ValueError("a patch is wider than its two edges, and `least` is not above `most`")
         if self.zoom < 1 or not 0 <= self.zoomed <= 1:
             raise ValueError("`zoom` is at least 1, and `zoomed` a share from 0 to 1")
 
@@ -101,5 +104,6 @@ class PhotoPriorTask(Task):
         return {"psnr": found.mean("psnr"), "median_psnr": found.median("psnr")}
 
     def _restored(self, model: nn.Module, clean: Tensor, noise: Tensor, drawn: Tensor) -> Tensor:
-        restored: Tensor = model(clean + noise[:, None, None, None] * drawn, noise)
+        noisy = clean + noise[:, None, None, None] * drawn
+        restored: Tensor = model(noisy) if self.blind else model(noisy, noise)
         return restored

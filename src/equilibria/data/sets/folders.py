@@ -140,6 +140,7 @@ def load_streets(
     folder: Path,
     *,
     size: int | Sequence[int] | None = None,
+    gray: bool = False,
     threads: int = READING_THREADS,
     parts: dict[str, str],
     images: str,
@@ -170,7 +171,7 @@ def load_streets(
                     f"{folder / place} is missing: every image needs its map of labels"
                 )
             places.append(folder / place)
-        return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads)
+        return SegmentedFiles(tuple(found), tuple(places), framing, classes, threads, gray)
 
     read_parts: dict[str, Any] = {name: read(part) for name, part in parts.items()}
     return DataSet(framing=framing, **read_parts, **about)
