@@ -45,6 +45,7 @@ ONE_CONVOLUTION = ("model.options={pool: 4}",)
 LATENTS_OF_32 = (
     "model.options={latent_dim: 32, channels: 32, width: 32, kernel_size: 3, downsample: 4}",
     "training.tolerance=null",
+    "training.learning_rate=0.003",
 )
 """The generator that the recipe had then."""
 

@@ -139,3 +139,22 @@ def test_a_readout_that_cannot_be_is_refused() -> None:
         small_decoder("opteq", downsample=1, readout="deconvolution")
     with pytest.raises(ValueError, match="readout must be one of shuffle, deconvolution"):
         small_decoder("opteq", readout="bilinear")
+
+
+@pytest.mark.parametrize("readout", ["shuffle", "deconvolution"])
+@pytest.mark.parametrize("kind", list(FACTORIES))
+def test_a_gain_multiplies_what_the_sigmoid_sees(kind: str, readout: str) -> None:
+    """logit(image) = gain · (Wh) + b: affine in the gain, whatever the latent."""
+    latents = torch.randn(2, 5)
+    logits = []
+    for gain in (1.0, 2.0, 3.0):
+        torch.manual_seed(0)
+        decoder = small_decoder(kind, readout=readout, downsample=2, head_gain=gain)
+        logits.append(torch.logit(decoder(latents)).detach())
+    assert float((logits[1] - logits[0]).abs().max()) > 0.1
+    torch.testing.assert_close(logits[2] - logits[1], logits[1] - logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_gain_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(ValueError, match="head_gain must be positive"):
+        small_decoder("opteq", head_gain=0.0)

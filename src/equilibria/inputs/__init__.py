@@ -21,6 +21,7 @@ from equilibria.inputs.corruptions import (
     register_corruption,
 )
 from equilibria.inputs.engines import Engine, get_engine, list_engines, register_engine
+from equilibria.inputs.filling import seamless_fill
 from equilibria.inputs.latents import (
     ExplicitGenerator,
     LatentSearch,
@@ -105,6 +106,7 @@ __all__ = [
     "register_engine",
     "restore",
     "restore_photo",
+    "seamless_fill",
     "squared_error",
     "takes_any_size",
 ]

@@ -22,6 +22,7 @@ from equilibria.inputs import (
     is_generator,
     picture_of,
     restore,
+    seamless_fill,
     takes_any_size,
 )
 from equilibria.models.generators.densities import fit_density
@@ -192,7 +193,7 @@ class Restorer:
             generated, solves = found.images, _solves(found, lambda row: found.messages[row])
         images = generated
         if isinstance(seen.measurement, Mask) and not seen.noise:
-            images = seen.measurement.fill(seen.measured, images)
+            images = seamless_fill(seen.measurement, seen.measured, images)
         picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
         return RestoredBatch(generated, images, picture, solves)
 

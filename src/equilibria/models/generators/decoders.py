@@ -22,7 +22,7 @@ from equilibria.models.opteq.cells import OptEqCell
 from equilibria.models.opteq.spaces import opteq_cell, optimal_space
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d
-from equilibria.registry import check_at_least_one, check_choice
+from equilibria.registry import check_at_least_one, check_choice, check_positive
 
 Readout = Literal["shuffle", "deconvolution"]
 """How a head goes from the equilibrium's maps to the pixels."""
@@ -88,6 +88,7 @@ class ImageHead(nn.Module):
         *,
         upsample: int,
         groups: int,
+        gain: float = 1.0,
     ) -> None:
         super().__init__()
         self.channels = tuple(channels)
@@ -95,6 +96,7 @@ class ImageHead(nn.Module):
         self.norm = nn.GroupNorm(fitting_groups(width, groups), width)
         self.draw = nn.Conv2d(width, image_channels * upsample**2, 3, padding=1)
         self.shuffle = nn.PixelShuffle(upsample)
+        _amplify(self.draw, gain)
 
     def forward(self, features: Tensor) -> Tensor:
         merged = F.relu(self.norm(self.merge(at_finest_size(features, self.channels))))
@@ -116,6 +118,7 @@ class DeconvolutionHead(nn.Module):
         *,
         upsample: int,
         groups: int,
+        gain: float = 1.0,
     ) -> None:
         super().__init__()
         doublings = upsample.bit_length() - 1
@@ -132,12 +135,22 @@ class DeconvolutionHead(nn.Module):
             nn.ConvTranspose2d(before, after, 4, 2, padding=1)
             for before, after in pairwise([*widths, image_channels])
         )
+        _amplify(self.draw[-1], gain)
 
     def forward(self, features: Tensor) -> Tensor:
         maps = self.merge(at_finest_size(features, self.channels))
         for norm, double in zip(self.norms, self.draw, strict=True):
             maps = double(F.relu(norm(maps)))
         return torch.sigmoid(maps)
+
+
+def _amplify(last: nn.Module, gain: float) -> None:
+    """Multiply the first weights of the layer that the sigmoid of an image sees."""
+    check_positive(head_gain=gain)
+    with torch.no_grad():
+        for name, parameter in last.named_parameters():
+            if name == "weight":
+                parameter.mul_(gain)
 
 
 def at_finest_size(features: Tensor, channels: Sequence[int]) -> Tensor:
@@ -183,6 +196,7 @@ def mdeq_decoder(
     downsample: int = 2,
     head_channels: int = 32,
     readout: Readout = "shuffle",
+    head_gain: float = 1.0,
     groups: int = 8,
     solving: Solving | None = None,
     **cell: Any,
@@ -191,8 +205,10 @@ def mdeq_decoder(
 
     `in_channels` are those of the images. `channels` has one number a branch, the finest first;
     the finest works at 1/`downsample` of the resolution, and the head makes up for it, by pixel
-    shuffling or transposed convolutions (`readout`). All norms are group norms: inputs are
-    optimized sample by sample.
+    shuffling or transposed convolutions (`readout`). `head_gain` multiplies the first weights of
+    the layer before the sigmoid: with 4 a short training gets to black and white where there is
+    ink on paper, and leaves no gray. All norms are group norms: inputs are optimized sample by
+    sample.
 
     Examples:
         >>> decoder = eq.models.mdeq_decoder(image_size=8, latent_dim=3, channels=(4, 8))
@@ -205,7 +221,14 @@ def mdeq_decoder(
     return EquilibriumDecoder(
         LatentStem(latent_dim, widths, size),
         EquilibriumLayer(made, solving=solving),
-        _head(readout)(widths, head_channels, in_channels, upsample=downsample, groups=groups),
+        _head(readout)(
+            widths,
+            head_channels,
+            in_channels,
+            upsample=downsample,
+            groups=groups,
+            gain=head_gain,
+        ),
         latent_dim=latent_dim,
     )
 
@@ -222,6 +245,7 @@ def opteq_decoder(
     downsample: int = 2,
     head_channels: int = 32,
     readout: Readout = "shuffle",
+    head_gain: float = 1.0,
     norm: Literal["bound", "estimate"] | None = "bound",
     zeta: float = 0.9,
     init_scale: float = 1.0,
@@ -230,6 +254,8 @@ def opteq_decoder(
     **options: Any,
 ) -> EquilibriumDecoder:
     """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached.
+
+    `readout` and `head_gain` are those of `mdeq_decoder`.
 
     Examples:
         >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
@@ -243,6 +269,13 @@ def opteq_decoder(
     return EquilibriumDecoder(
         LatentStem(latent_dim, (channels,), size),
         EquilibriumLayer(cell, solving=solving),
-        _head(readout)((channels,), head_channels, in_channels, upsample=downsample, groups=groups),
+        _head(readout)(
+            (channels,),
+            head_channels,
+            in_channels,
+            upsample=downsample,
+            groups=groups,
+            gain=head_gain,
+        ),
         latent_dim=latent_dim,
     )
