@@ -74,6 +74,8 @@ def test_what_is_not_there_is_an_error() -> None:
         eq.create_model("photo-prior", pretrained=True)
     with pytest.raises(FileNotFoundError, match="digits-opteq"):
         eq.load("no-such-run")
+    with pytest.raises(FileNotFoundError, match="did you mean 'mnist-certified'"):
+        eq.load("mnist-certfied")
 
 
 def test_the_program_takes_a_model_by_name(tmp_path: Path) -> None:
