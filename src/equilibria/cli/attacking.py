@@ -36,7 +36,7 @@ AnyRun = TypeVar("AnyRun", bound=RecipeModel)
 def classifier(run: AnyRun) -> AnyRun:
     if run.images.kind != "classification" or not run.task.names_classes:
         raise ValueError(
-            f"an attack needs a run that classifies images, and {run.recipe.model.name} on "
+            f"this command needs a run that classifies images, and {run.recipe.model.name} on "
             f"{run.recipe.data.name} does not"
         )
     return run
