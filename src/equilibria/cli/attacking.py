@@ -158,7 +158,7 @@ def draw_curves(
         progress.update(task, description="certifying")
         with experiment.solving():
             curves = with_certified(experiment.model, images, labels, curves)
-    if not best:
+    if not best and run.is_dir():
         store_robustness(run, curves)
     if draw is not None:
         charts = robustness_charts(curves)
