@@ -116,7 +116,7 @@ def test_what_cannot_be_drawn_is_refused(generator: Path, tmp_path: Path) -> Non
     assert "density must be one of gmm, vae-gmm" in wrong.output
     missing = invoke("generate", tmp_path / "nothing")
     assert missing.exit_code == 2
-    assert "name the folder of a finished run" in missing.output
+    assert "folder of a finished run" in missing.output
     overrides = ("training.epochs=1", "data.options.train_samples=64", "model.options.channels=4")
     invoke("train", "digits-opteq", *overrides, "--output", tmp_path / "classifier")
     classifier = invoke("generate", tmp_path / "classifier")

@@ -116,6 +116,22 @@ def test_explanations_of_files_and_of_test_images(
     assert "1 of 1 images were left out" in broken.stderr
 
 
+def test_a_model_without_a_folder_leaves_its_page_here(
+    digit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both commands looked for a folder of the model's name, after all of their work."""
+    monkeypatch.chdir(tmp_path)
+    made = invoke("explain", "--model", "digits-opteq", digit)
+    assert made.exit_code == 0, made.output
+    page = tmp_path / "digits-opteq-explanation.html"
+    assert Checker(page.read_text(encoding="utf-8")).text.count("what pulled it") == 1
+    assert invoke("explain", "--model", "digits-opteq", digit).exit_code == 2  # It is there.
+    curve = ("--eps", 0.5, "--curve", "--steps", 2, "--samples", 2, "--json")
+    curves = invoke("attack", "--model", "digits-opteq", *curve)
+    assert curves.exit_code == 0, curves.output
+    assert json.loads(curves.stdout)["samples"] == 2
+
+
 def test_certify_ends_with_one_where_nothing_is_certain(
     mopteq: Path, trained: tuple[Path, str]
 ) -> None:

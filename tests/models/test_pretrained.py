@@ -74,6 +74,8 @@ def test_what_is_not_there_is_an_error() -> None:
         eq.create_model("photo-prior", pretrained=True)
     with pytest.raises(FileNotFoundError, match="digits-opteq"):
         eq.load("no-such-run")
+    with pytest.raises(FileNotFoundError, match="did you mean 'mnist-certified'"):
+        eq.load("mnist-certfied")
 
 
 def test_the_program_takes_a_model_by_name(tmp_path: Path) -> None:
@@ -110,3 +112,23 @@ def test_the_generator_draws_digits_without_data(
     reader = eq.load("mnist-certified")
     classes = reader(images).argmax(dim=1)
     assert len(classes.unique()) >= 8
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("certify", "--model", "mnist-generator", "x.png"), "needs a run that classifies images"),
+        (("generate", "--model", "digits-opteq"), "draws no images"),
+        (("export", "--model", "photo-prior", "--format", "onnx"), "no network of its own"),
+        (("restore", "--model", "digits-opteq", "x.png"), "--model takes photo"),
+        (("predict", "--model", "digit-opteq", "x.png"), "did you mean 'digits-opteq'"),
+    ],
+)
+def test_a_model_for_something_else_is_refused_in_a_sentence(
+    command: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    said = invoke(*(tmp_path / part if part == "x.png" else part for part in command))
+    assert said.exit_code == 2
+    assert says in said.output
+    assert "Traceback" not in said.output

@@ -237,6 +237,6 @@ def test_weights_that_do_not_fit_are_named(trained: Path, tmp_path: Path) -> Non
         other = recipe_from_data({**RECIPE, "model": {"name": "opteq-small", "options": options}})
         with pytest.raises(ValueError, match=message):
             eq.train(other, output=tmp_path / "run", start_from=trained, device="cpu")
-    with pytest.raises(FileNotFoundError, match="name the folder of a finished run"):
+    with pytest.raises(FileNotFoundError, match="folder of a finished run"):
         eq.train(recipe(), output=tmp_path / "run", start_from=tmp_path / "nowhere")
     assert not (tmp_path / "run").exists()

@@ -36,7 +36,7 @@ AnyRun = TypeVar("AnyRun", bound=RecipeModel)
 def classifier(run: AnyRun) -> AnyRun:
     if run.images.kind != "classification" or not run.task.names_classes:
         raise ValueError(
-            f"an attack needs a run that classifies images, and {run.recipe.model.name} on "
+            f"this command needs a run that classifies images, and {run.recipe.model.name} on "
             f"{run.recipe.data.name} does not"
         )
     return run
@@ -158,7 +158,7 @@ def draw_curves(
         progress.update(task, description="certifying")
         with experiment.solving():
             curves = with_certified(experiment.model, images, labels, curves)
-    if not best:
+    if not best and run.is_dir():
         store_robustness(run, curves)
     if draw is not None:
         charts = robustness_charts(curves)

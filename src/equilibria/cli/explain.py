@@ -31,7 +31,7 @@ def explain(
     files: ImagesOrTests = None,
     output: Annotated[
         Path | None,
-        Option(help="HTML page; explanation.html in the folder of the run if not set."),
+        Option(help="HTML page; explanation.html in the folder of the run if not set, or here."),
     ] = None,
     samples: Annotated[int, Option(min=1, help="Test images to explain.")] = 9,
     overwrite: OverwriteFiles = False,

@@ -36,14 +36,16 @@ def explain_images(
     device: str,
 ) -> None:
     """The options are those of the command."""
-    check_new(writable_file(output), overwrite=overwrite)
+    # A run keeps its page; that of a model which is no folder is written here.
+    own = run / PAGE if run.is_dir() else Path(f"{run.stem}-{PAGE}")
+    page = None if as_json and output is None else output or own
+    check_new(writable_file(page), overwrite=overwrite or (output is None and run.is_dir()))
     asked = asked_images(
         run, files, samples=samples, device=choose_device(device), best=best, root=root
     )
     with Console(stderr=True).status("explaining"), asked.run.solving():
         found = explain(asked.run.model, asked.images, class_names=asked.run.images.class_names)
         found = replace(found, truths=tuple(asked.truths))
-    page = None if as_json and output is None else output or run / PAGE
     if page is not None:
         title = f"{asked.run.recipe.model.name} on {asked.run.recipe.data.name}"
         write_atomically(page, found.html(title, footer(asked.run)).encode())

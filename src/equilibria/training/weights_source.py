@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from equilibria.models import model_options
 from equilibria.models.pretrained import header_of, pretrained_cards, pretrained_file
+from equilibria.registry import nearest
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.folder import RunFolder
 from equilibria.training.recipe import Recipe, recipe_from_data
@@ -30,8 +31,14 @@ class WeightsSource:
 
 def source_of(place: str | Path, weights: Weights = "last") -> WeightsSource:
     """A run by its folder, a file that `pack` wrote, or a trained model of the package by name."""
-    path = Path(place)
-    if not path.exists() and str(place) in pretrained_cards():
+    path, cards = Path(place), pretrained_cards()
+    if not path.exists():
+        if str(place) not in cards:
+            raise FileNotFoundError(
+                f"there is no run {place}, and no trained model of that name"
+                f"{nearest(place, cards)} Name the folder of a finished run, as `equilibria "
+                f"train` writes one, or a trained model: {', '.join(cards)}"
+            )
         path = pretrained_file(str(place))
     if not path.is_file():
         run = RunFolder(path)
