@@ -320,10 +320,9 @@ class PhotoRestorer(nn.Module):
             return F.interpolate(measured, scale_factor=measurement.scale, mode="bicubic")
         if not isinstance(measurement, Identity):
             return first_picture(measured, measurement)
-        options = {"kernel_size": WINDOW, "stride": 1}
         wider = _reflected(measured, WINDOW // 2)
-        mean = F.avg_pool2d(wider, **options)
-        variance = F.avg_pool2d(wider.square(), **options) - mean.square()
+        mean = F.avg_pool2d(wider, WINDOW, stride=1)
+        variance = F.avg_pool2d(wider.square(), WINDOW, stride=1) - mean.square()
         floor = 1.5 * self.noise**2
         share = (variance - floor).clamp_min(0) / variance.clamp_min(floor)
         return mean + share * (measured - mean)
