@@ -183,9 +183,8 @@ class RidgePrior(Energy):
             back = (context["W"][:, 0].flip(1) / piece.scales[:, None, None]).flatten(1).T
             memory = _pulled_back(back, pulled, memory)
             # Of each row of the picture the sum over the rows of responses that see it.
-            by_place = memory.view(len(memory), self.size, self.size, -1)
-            stacked = by_place.unfold(0, self.size, 1)
-            added = stacked.diagonal(dim1=1, dim2=4).sum(dim=-1)
+            rows = memory.reshape(len(memory), self.size, self.size, -1).unfold(0, self.size, 1)
+            added = rows.diagonal(dim1=1, dim2=4).sum(dim=-1)
             target = descent[piece.sample, piece.channel, piece.rows, piece.columns]
             for shift in range(self.size):
                 target[:, shift : shift + pulled.shape[2]] -= added[:, shift]
