@@ -233,16 +233,21 @@ def summary(rows: list[dict[str, Any]]) -> str:
         some = [row for row in rows if row["task"] == task]
         ours = {_case(row): row["psnr"] for row in some if row["method"] == OURS}
         for method in dict.fromkeys(row["method"] for row in some):
-            own = [row for row in some if row["method"] == method and _case(row) in ours]
+            own = [row for row in some if row["method"] == method]
+            if ours:
+                own = [row for row in own if _case(row) in ours]
+            if not own:
+                continue
             pictures = dict.fromkeys(row["picture"] for row in own)
             ahead = np.array(
                 [
                     np.mean([ours[_case(r)] - r["psnr"] for r in own if r["picture"] == picture])
-                    for picture in pictures
+                    for picture in (pictures if ours else ())
                 ]
             )
             error = ahead.std(ddof=1) / math.sqrt(len(ahead)) if len(ahead) > 1 else math.nan
-            beside = "" if method == OURS else f"{ahead.mean():+.2f} ± {error:.2f}"
+            compared = ours and method != OURS
+            beside = f"{ahead.mean():+.2f} ± {error:.2f}" if compared else ""
             figures = [np.mean([row[key] for row in own]) for key in ("psnr", "ssim", "seconds")]
             learned = own[0]["parameters"]
             known = f"{learned:,}" if learned else ""
