@@ -121,7 +121,7 @@ def test_mistakes_end_with_a_sentence(tmp_path: Path) -> None:
         result = invoke("train", *arguments, "--output", tmp_path / "run")
         assert result.exit_code == 2, result.output
         assert message in " ".join(result.output.split())
-    assert "is missing" in invoke("evaluate", tmp_path / "nowhere").output
+    assert "there is no run" in invoke("evaluate", tmp_path / "nowhere").output
 
 
 def test_resume_refuses_another_recipe(finished: Path) -> None:
