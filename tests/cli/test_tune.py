@@ -54,13 +54,13 @@ def test_table_and_recommendation() -> None:
     for piece in (
         "tiny, a training step on 2 × 3 × 8 × 8",
         "Picard",
-        "Auto → Accelerated",
+        "Auto → Anderson",
         "OneStep",
         "Phantom steps=5",
         "Unrolled steps=",
         "Implicit tolerance=",
         "100%",
-        "The solver auto chooses Accelerated",
+        "The solver auto chooses Anderson",
         "random images and initial weights",
         "present setting",
     ):
@@ -72,7 +72,7 @@ def test_json_is_valid_and_whole() -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["images"] == [2, 1, 8, 8]
-    assert found["auto"] == "Accelerated"
+    assert found["auto"] == "Anderson"
     assert found["present"]["solver"] == "Auto"
     assert found["recommended"]["qualifies"]
     assert found["recommended"] in found["measurements"]

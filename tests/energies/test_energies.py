@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import equilibria as eq
 from equilibria.context import Context, Packing
 from equilibria.energies import DataFidelity, FunctionEnergy, RidgePrior, Scaled, Sum
-from equilibria.operators import GraphConv, Incidence
+from equilibria.operators import GraphConv, Identity, Incidence
 from tests.operators.bank import EDGES
 
 
@@ -259,3 +259,32 @@ def test_input_options() -> None:
         eq.Input(eq.operators.Identity(), bias=True)
     with pytest.raises(KeyError, match="the context holds no tensor 'z'; it has"):
         term.inject(x)["z"]
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        eq.Input(Identity()) + eq.Quadratic(eq.Dense(3, 4)),
+        eq.Quadratic(eq.Dense(3, 4)) + eq.Input(Identity()),
+        eq.Quadratic(Identity()) + eq.Input(Identity()),
+        eq.Input(Identity()) + eq.Quadratic(Identity()) + eq.Quadratic(eq.Dense(3, 4)),
+        eq.Input(Identity()) + 0.5 * eq.Quadratic(eq.Dense(3, 4)) + eq.Quadratic(eq.Dense(3, 4)),
+    ],
+    ids=lambda energy: " ".join(energy.terms),
+)
+def test_a_sum_is_added_up_in_memory_of_its_own(energy: eq.Energy) -> None:
+    """Without a graph terms are added in place: never into the state, nor into the context."""
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    state = y.clone()
+    context = energy.complete(energy.inject(x), ((4,),))
+    before = [tensor.clone() for tensor in context.tensors()]
+    with torch.no_grad():
+        in_place = [energy.descent(state, context) for _ in range(2)]
+    recorded = energy.descent(state, context)
+    assert torch.equal(state, y)
+    for tensor, kept in zip(context.tensors(), before, strict=True):
+        assert torch.equal(tensor, kept)
+    assert isinstance(recorded, Tensor)
+    for found in in_place:
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found, recorded.detach(), rtol=0, atol=0)

@@ -34,7 +34,7 @@ def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
     assert counts["anderson"] < 0.45 * counts["picard"]
     assert counts["anderson1"] < 0.45 * counts["picard"]
     assert counts["broyden"] < 0.5 * counts["picard"]
-    assert counts["auto"] == counts["accelerated"]
+    assert counts["auto"] < counts["anderson"] < counts["accelerated"]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_auto_chooses_by_what_the_cell_states() -> None:
         return eq.Input(Identity()) + eq.Quadratic(W)
 
     assert chosen(eq.EnergyCell(energy(0.5))) == "Picard"
-    assert chosen(eq.EnergyCell(energy(0.9))) == "Accelerated"
+    assert chosen(eq.EnergyCell(energy(0.9))) == "Anderson"
     assert chosen(eq.EnergyCell(energy(0.9), "sigmoid")) == "Picard"  # L = 1/4
-    assert chosen(eq.EnergyCell(energy(0.5), alpha=0.2)) == "Accelerated"
+    assert chosen(eq.EnergyCell(energy(0.5), alpha=0.2)) == "Anderson"
     nonsymmetric = PROBLEMS["linear_nonsymmetric"]()
     assert chosen(nonsymmetric.cell, nonsymmetric.x) == "Anderson"
     images = torch.rand(2, 8, 32, 32)
@@ -90,4 +90,4 @@ def test_auto_chooses_by_what_the_cell_states() -> None:
     assert chosen(eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W)), images) == "Anderson"
     # A map that only happens to contract strongly states nothing.
     unbounded = eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(0.1 * torch.eye(3)))
-    assert chosen(unbounded) == "Accelerated"
+    assert chosen(unbounded) == "Anderson"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria as eq
-from equilibria.solvers import FixedPointProblem, conjugate_gradients
+from equilibria.solvers import FixedPointProblem, anderson, base, conjugate_gradients
 
 WAITING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item"}
 """Operations whose result the host needs: a GPU's queue runs dry there."""
@@ -30,6 +31,12 @@ class Waits(TorchDispatchMode):
         )
         self.count += masked or name in WAITING
         return func(*args, **(kwargs or {}))
+
+
+def _ask(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
+    """Have solvers believe that they run where looking at numbers is free, or that the host waits."""
+    for module in (base, anderson):
+        monkeypatch.setattr(module, "is_free_to_ask", lambda numbers: free)
 
 
 def _problem(rows: int = 6) -> FixedPointProblem:
@@ -53,7 +60,8 @@ def _waits(solver: eq.Solver[Any]) -> tuple[int, eq.Solution]:
 
 
 @pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
-def test_one_wait_an_iteration(kind: type[eq.Solver[Any]]) -> None:
+def test_one_wait_an_iteration(kind: type[eq.Solver[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    _ask(monkeypatch, free=False)
     short, long = (
         _waits(kind(tolerance=tolerance, max_iterations=500, drop_share=1.0))
         for tolerance in (1e-3, 1e-9)
@@ -64,7 +72,10 @@ def test_one_wait_an_iteration(kind: type[eq.Solver[Any]]) -> None:
 
 
 @pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
-def test_asking_less_often_changes_nothing_but_the_work(kind: type[eq.Solver[Any]]) -> None:
+def test_asking_less_often_changes_nothing_but_the_work(
+    kind: type[eq.Solver[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ask(monkeypatch, free=False)
     limits: dict[str, Any] = {"tolerance": 1e-9, "max_iterations": 500, "drop_share": 1.0}
     often, always = _waits(kind(**limits))
     seldom, found = _waits(kind(**limits, check_every=4))
@@ -74,6 +85,38 @@ def test_asking_less_often_changes_nothing_but_the_work(kind: type[eq.Solver[Any
     assert isinstance(always.state, Tensor)
     torch.testing.assert_close(found.state, always.state, rtol=1e-12, atol=1e-12)
     assert always.evaluations <= found.evaluations < always.evaluations + 4
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        eq.Picard(),
+        eq.Accelerated(),
+        eq.Anderson(),
+        eq.Anderson(damping=1.3),
+        eq.Anderson(restart_growth=1.01, damping=1.9),
+        eq.Anderson(cap=1.5),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("drop_share", [0.2, 1.0])
+def test_looking_for_the_ordinary_case_first_changes_nothing(
+    solver: eq.Solver[Any], drop_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = _problem()
+    problem.context["c"][1] = 0.0  # done at once, with a residual of zero
+    problem.context["c"][2, 0] = torch.nan
+    problem.context["c"][3] *= 1e-3
+    solver = dataclasses.replace(solver, tolerance=1e-9, max_iterations=300, drop_share=drop_share)
+    found = []
+    for free in (True, False):
+        _ask(monkeypatch, free=free)
+        found.append(solver.solve(problem))
+    looked, waited = found
+    assert looked.status.tolist() == waited.status.tolist() == [0, 0, 2, 0, 0, 0]
+    assert looked.iterations.tolist() == waited.iterations.tolist()
+    torch.testing.assert_close(looked.residual, waited.residual, rtol=1e-9, atol=0, equal_nan=True)
+    torch.testing.assert_close(looked.state, waited.state, rtol=1e-12, atol=1e-12)
 
 
 def test_one_wait_an_iteration_of_conjugate_gradients() -> None:

@@ -74,7 +74,7 @@ def test_report_is_sorted_and_holds_the_present_setting(report: TuningReport) ->
     assert seconds == sorted(seconds)
     assert report.present in report.measurements
     assert report.present.setting == eq.Solving(eq.Auto(), eq.Implicit())
-    assert report.present.found_by == report.auto == "Accelerated"
+    assert report.present.found_by == report.auto == "Anderson"
     assert report.recommended == recommend(report.measurements)
 
 

@@ -294,6 +294,14 @@ class Composite(Energy):
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
+def _added(one: Tensor, other: Tensor, owned: tuple[bool, bool]) -> Tensor:
+    """The sum, in the memory of one that is `owned` if no graph needs its value."""
+    alike = one.stride() == other.stride() and one.dtype == other.dtype
+    if torch.is_grad_enabled() or not alike or one.shape != other.shape or not any(owned):
+        return one + other
+    return torch.add(one, other, out=one if owned[0] else other)
+
+
 def all_known(values: Iterable[P | None]) -> list[P] | None:
     """The values, unless one of them is None."""
     collected = list(values)
@@ -348,8 +356,10 @@ class Sum(Composite):
         if not self.terms:
             raise ValueError("a sum of energies needs at least one term")
         each = self.each(context, self.states(state))
-        descents = [term.descent(state, part) for term, part, _ in each]
-        total = functools.reduce(functools.partial(map_state, torch.add), descents)
+        total, owned = each[0][0].descent(state, each[0][1]), each[0][0].owns_descent
+        for term, part, _ in each[1:]:
+            add = functools.partial(_added, owned=(owned, term.owns_descent))
+            total, owned = map_state(add, total, term.descent(state, part)), True
         return unflatten_state(state, state_tensors(total))
 
     @property

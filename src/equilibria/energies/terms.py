@@ -118,6 +118,11 @@ class Quadratic(Energy):
         super().__init__()
         self.W = as_operator(W)
 
+    @property
+    def owns_descent(self) -> bool:  # type: ignore[override]
+        """Unless W has no weights: it may be the identity, and give y back."""
+        return self.W.weight_count > 0
+
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         return {"W": self.W.weights(self.W.input_shape(layout[0]))}
 

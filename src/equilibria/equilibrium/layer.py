@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import shutil
 import warnings
@@ -33,6 +35,7 @@ from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.solving import Active, Solving
 from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
 from equilibria.gradients import Backward, BackwardLog, GradientRule
+from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import accepts_old_names
 from equilibria.solvers import (
     ConvergenceError,
@@ -43,6 +46,7 @@ from equilibria.solvers import (
     Solver,
     Status,
 )
+from equilibria.solvers.asking import is_free_to_ask
 from equilibria.solvers.blocks import solve_in_blocks
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -288,7 +292,7 @@ class EquilibriumLayer(nn.Module):
             # The map computes in half precision; the iterates are kept in single.
             expected = map_state(at_least_float32, expected)
         if first is not None:
-            return map_state(_finite_start, expected)
+            return map_state(functools.partial(_finite_start, context=context), expected)
         if given is None:
             # What is unrolled is differentiated from its very start, where that is the input.
             return expected if from_zero else map_state(lambda t: t.detach(), expected)
@@ -389,6 +393,12 @@ def in_fastest_format(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if fast else x
 
 
-def _finite_start(first: Tensor) -> Tensor:
+def _finite_start(first: Tensor, context: Context) -> Tensor:
     """Where T(0) is not finite a solve starts at zero: it returns its start if nothing was."""
-    return first.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    first = first.detach()
+    # A look at the sum is cheaper than a copy, which one that overflows asks for in vain. What
+    # belongs to the context, and maybe to the caller, is not a state's own.
+    if not is_wrapped(first) and is_free_to_ask(first) and math.isfinite(first.sum()):
+        own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
+        return first if own else first.clone()
+    return first.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, State, batch_size, map_state
-from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
 from equilibria.solvers.descent import Descent
@@ -24,7 +23,14 @@ STRONG_CONTRACTION = 0.35
 """With a proven factor below this, plain steps need no help: 1e-4 takes nine at the most."""
 
 SMALL_STATE = 4096
-"""Numbers a sample below which a step of the map costs less than Anderson's bookkeeping."""
+"""Numbers a sample below which it costs next to nothing to remember one more of them."""
+
+LONG_MEMORY = 5
+"""Points that are mixed where states are small."""
+
+LONGER_STEPS = 1.3
+"""Times those of the map, where it is a gradient step on an objective of curvature 1 at the most:
+steps of up to 2 are stable there, and these save one evaluation in ten or twenty."""
 
 PATIENCE = 10
 """Iterations without progress after which a sample with a hidden objective descends on it."""
@@ -41,9 +47,9 @@ class Auto(Anderson):
     """Picks by what the cell states; Anderson's method where nothing speaks for another.
 
     A contraction proven to be strong: Picard. A symmetric Jacobian without negative eigenvalues (a
-    hidden objective with a concave energy) and a small state: accelerated gradient descent, which
-    costs two vectors and no linear algebra. `Solution.solver` says which one it was. The thresholds
-    come from the table in docs/benchmarks.md; `equilibria tune` measures your own model.
+    hidden objective with a concave energy): Anderson's method with longer steps, and with a longer
+    memory where states are small. `Solution.solver` says which one it was. The thresholds come from
+    the tables in docs/benchmarks.md; `equilibria tune` measures your own model.
 
     A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
     if there is a hidden objective: a convex one is minimized in any case. It begins with what the
@@ -66,8 +72,11 @@ class Auto(Anderson):
         limits["patience"] = self.patience_with(problem)
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
-        if problem.monotone and problem.packing.size <= SMALL_STATE:
-            return Accelerated(**limits)
+        if problem.monotone and self.damping == 1:
+            own = {one.name: getattr(self, one.name) for one in fields(Anderson)}
+            small = problem.packing.size <= SMALL_STATE
+            memory = max(self.memory, LONG_MEMORY) if small else self.memory
+            return Anderson(**{**own, **limits, "damping": LONGER_STEPS, "memory": memory})
         return None
 
     def solve(

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from equilibria.context import State
 from equilibria.registry import check_at_least_one, check_positive, check_share
+from equilibria.solvers.asking import is_free_to_ask
 from equilibria.solvers.convergence import (
     Iterate,
     RelativeResidual,
+    Residuals,
     Scale,
     StoppingCriterion,
 )
@@ -239,6 +241,8 @@ class _Progress:
         """The relative residual of this iteration; NaN for rows that had stopped before it."""
         self.absolute = infinite
         """‖T(y) − y‖ of this iteration."""
+        self.unbooked = 0
+        """Iterations of all rows that are not yet in `rows.iterations`."""
 
     def observe(
         self,
@@ -256,6 +260,14 @@ class _Progress:
         rows = self.rows
         residuals = self.scale.measure(image, change, problem.rounding)
         absolute, relative = residuals.absolute, residuals.relative
+        if asking and self._all_go_on(residuals, must_fall):
+            improved = relative < rows.residual
+            rows.keep_better(image, residuals, improved, everywhere=bool(improved.all()))
+            self.latest, self.absolute = relative, absolute
+            self.mark = relative if self.mark is None else self.mark
+            self.unbooked += 1
+            return
+        self._book()
         reached = residuals.bounded & self.criterion.reached(Iterate(problem, image, residuals))
         going = residuals.bounded ^ reached
         # What a criterion of its own is content with is what counts, though its residual be larger.
@@ -272,12 +284,7 @@ class _Progress:
             # Both numbers in one.
             base = len(absolute) + 1
             count, better = divmod(int(base * going.sum() + improved.sum()), base)
-        if better == len(absolute):
-            rows.best, rows.residual, rows.absolute = image, relative, absolute
-        else:
-            rows.best = torch.where(improved[:, None], image, rows.best)
-            rows.residual = torch.where(improved, relative, rows.residual)
-            rows.absolute = torch.where(improved, absolute, rows.absolute)
+        rows.keep_better(image, residuals, improved, everywhere=better == len(absolute))
         self.mark = relative if self.mark is None else self.mark
         rows.iterations += self.running
         if count < self.running_count or not asking or not self.asked:
@@ -287,6 +294,26 @@ class _Progress:
             rows.status = torch.where(ended & reached, int(Status.CONVERGED), status)
             self.running, self.running_count = going, count
         self.asked = asking
+
+    def _all_go_on(self, residuals: Residuals, must_fall: bool) -> bool:
+        """Whether every row was running and runs on: so it is on most iterations.
+
+        The host asks, which costs nothing on a CPU; elsewhere it would be one question too many.
+        """
+        relative = residuals.relative
+        is_ordinary = isinstance(self.criterion, RelativeResidual) and is_free_to_ask(relative)
+        if not is_ordinary or not self.asked or self.running_count < len(relative):
+            return False
+        going = residuals.bounded & (relative > self.criterion.tolerance)
+        if must_fall:
+            going &= residuals.absolute < self.absolute
+        return bool(going.all())
+
+    def _book(self) -> None:
+        """Count the iterations in which nothing happened but progress."""
+        if self.unbooked:
+            self.rows.iterations += self.unbooked
+            self.unbooked = 0
 
     def give_up_stalled(self, tolerance: float, periods: float) -> None:
         """End the rows whose best residual has fallen too little since the last call.
@@ -302,6 +329,7 @@ class _Progress:
 
     def drop_finished(self) -> Tensor:
         """Put the finished rows aside; the rows that remain, as an index into the present ones."""
+        self._book()
         if self.dropped is None or self.index is None:
             self.dropped = self.rows.empty_like()
             self.index = torch.arange(self.problems, device=self.running.device)
@@ -325,6 +353,7 @@ class _Progress:
 
     def results(self) -> _Results:
         """What was found, at the places of the problems."""
+        self._book()
         if self.dropped is None or self.index is None:
             return self.rows
         self.dropped.store(self.rows, self.index)
@@ -340,6 +369,18 @@ class _Results:
     absolute: Tensor
     status: Tensor
     iterations: Tensor
+
+    def keep_better(
+        self, image: Tensor, residuals: Residuals, improved: Tensor, *, everywhere: bool
+    ) -> None:
+        """Take the rows of `image` that have improved."""
+        if everywhere:
+            self.best, self.residual = image, residuals.relative
+            self.absolute = residuals.absolute
+            return
+        self.best = torch.where(improved[:, None], image, self.best)
+        self.residual = torch.where(improved, residuals.relative, self.residual)
+        self.absolute = torch.where(improved, residuals.absolute, self.absolute)
 
     def keep(self, rows: Tensor) -> _Results:
         return _Results(*(getattr(self, f.name)[rows] for f in fields(self)))

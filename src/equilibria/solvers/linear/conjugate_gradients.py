@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.solvers.convergence import row_norms
 from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
 from equilibria.solvers.scratch import Scratch
 
@@ -64,36 +65,32 @@ def weighted_run(
         product = torch.mul(a, b, out=products)
         return (product if weight is None else product.mul_(weight)).sum(dim=1)
 
+    def squared(a: Tensor) -> Tensor:
+        return row_norms(a).square_() if weight is None else inner(a, a)
+
     threshold = goal.square()
     solution = torch.zeros_like(residual)
     direction.copy_(residual)
-    square = inner(residual, residual)
-    running = ~(square <= threshold)
-    broken = ~torch.isfinite(square)
+    square = squared(residual)
+    # Comparisons are written so that a NaN ends its row.
+    active = square > threshold
     iterations = torch.zeros(residual.shape[0], dtype=torch.int64, device=residual.device)
     steps: list[Tensor] = []
-    evaluations = 0
-    for _ in range(limit):
-        active = running & ~broken
-        if not bool(active.any()):
-            break
+    while len(steps) < limit and bool(active.any()):
         image = operator(direction)
-        evaluations += 1
         iterations += active
         curvature = inner(direction, image)
-        broken = broken | (active & ~(curvature > 0))
-        active = active & ~broken
+        active = active & (curvature > 0)
         step = torch.where(active, square / curvature, 0.0)[:, None]
         steps.append(step)
         torch.addcmul(solution, step, direction, out=solution)
         torch.addcmul(residual, step, image, value=-1, out=residual)
-        following = inner(residual, residual)
-        following = torch.where(active, following, square)
-        broken = broken | ~torch.isfinite(following)
+        following = squared(residual)
         conjugacy = torch.where(active, following / square, 0.0)[:, None]
         torch.addcmul(residual, conjugacy, direction, out=direction)
-        square = following
-        running = running & ~(square <= threshold)
+        square = torch.where(active, following, square)
+        active = active & (square > threshold)
+    broken = ~active & ~(square <= threshold)
     scratch.give_back()
     # Of a plain product the step in the end makes less.
     norm = square.sqrt() if weight is None else None
@@ -103,5 +100,5 @@ def weighted_run(
         if bool((shortest < 1).any()):
             share = shortest if weight is None else shortest / weight
             torch.addcmul(solution, share.clamp_max(1.0), residual, out=solution)
-            return Run(solution, iterations, evaluations, broken, norm)
-    return Run(solution.add_(residual), iterations, evaluations, broken, norm)
+            return Run(solution, iterations, len(steps), broken, norm)
+    return Run(solution.add_(residual), iterations, len(steps), broken, norm)
