@@ -34,7 +34,7 @@ class Waits(TorchDispatchMode):
 
 
 def _ask(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
-    """Have solvers believe that they run where looking at numbers is free, or that the host waits."""
+    """Have solvers believe that to look at numbers is free, or that the host waits for them."""
     for module in (base, anderson):
         monkeypatch.setattr(module, "is_free_to_ask", lambda numbers: free)
 

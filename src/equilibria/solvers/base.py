@@ -300,11 +300,12 @@ class _Progress:
 
         The host asks, which costs nothing on a CPU; elsewhere it would be one question too many.
         """
-        relative = residuals.relative
-        is_ordinary = isinstance(self.criterion, RelativeResidual) and is_free_to_ask(relative)
-        if not is_ordinary or not self.asked or self.running_count < len(relative):
+        relative, criterion = residuals.relative, self.criterion
+        if not isinstance(criterion, RelativeResidual) or not is_free_to_ask(relative):
             return False
-        going = residuals.bounded & (relative > self.criterion.tolerance)
+        if not self.asked or self.running_count < len(relative):
+            return False
+        going = residuals.bounded & (relative > criterion.tolerance)
         if must_fall:
             going &= residuals.absolute < self.absolute
         return bool(going.all())
