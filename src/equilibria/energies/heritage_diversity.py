@@ -214,7 +214,8 @@ class BranchCoupling(nn.Module):
         return self.mixing(kept if self.sign == "freeze" else M / torch.hypot(M, kept))
 
     def slopes(self, t: Tensor, K: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """∂K/∂M and ∂K/∂t with S = M/length, length = √(M² + t²); step by step, as t⁻³ overflows."""
+        """∂K/∂M and ∂K/∂t, where S = M/length and length = √(M² + t²)."""
+        # Step by step: t⁻³ would not fit into float32 where features vanish.
         share = t / length
         bend = off_diagonal(share / length)
         return share * bend * (-0.5 * self.diversity), -K * bend
@@ -233,10 +234,13 @@ class _Mail:
 
     def __init__(self, branches: int) -> None:
         self._received: list[Tensor | None] = [None] * branches
+        self._own: set[int] = set()
+        """Branches whose mail is in memory of its own, so that it may be added to."""
 
     def send(self, branch: int, message: Tensor) -> None:
         present = self._received[branch]
         self._received[branch] = message if present is None else present + message
+        self._own.discard(branch)
 
     def send_mixed(self, pair: _Pair, A: Tensor, z: Tensor, K: Tensor) -> None:
         """KᵀA to branch i and Kz to branch j, from the coarser resolution."""
@@ -250,7 +254,12 @@ class _Mail:
             self.send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
 
     def _add_mixed(self, branch: int, A: Tensor, K: Tensor) -> None:
-        self._received[branch] = _mix(A, K, self._received[branch])
+        present = self._received[branch]
+        if present is not None and branch in self._own and not torch.is_grad_enabled():
+            _pixels(present).baddbmm_(_pixels(A), K)
+        else:
+            self._received[branch] = _mix(A, K, present)
+            self._own.add(branch)
 
     def messages(self) -> list[Tensor]:
         return [message for message in self._received if message is not None]
@@ -372,9 +381,13 @@ def _products(A: Tensor, z: Tensor, added_to: Tensor | None = None) -> Tensor:
 def _mix(A: Tensor, K: Tensor, added_to: Tensor | None = None) -> Tensor:
     """KᵀA: channel l of the result is Σ_k K_kl A_k."""
     # Pixel by pixel, which for channels_last is the order in memory: nothing is copied.
-    pixels = A.flatten(2).mT
-    mixed = pixels @ K if added_to is None else torch.baddbmm(added_to.flatten(2).mT, pixels, K)
+    mixed = _pixels(A) @ K if added_to is None else torch.baddbmm(_pixels(added_to), _pixels(A), K)
     return mixed.mT.reshape(A.shape)
+
+
+def _pixels(z: Tensor) -> Tensor:
+    """The channels of each pixel, a row each."""
+    return z.flatten(2).mT
 
 
 def _sizes(z: Tensor) -> Tensor:
