@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.context import Packing, state_tensors
-from equilibria.energies import HeritageDiversity
+from equilibria.energies import BranchCoupling, HeritageDiversity
 from equilibria.energies.heritage_diversity import resampling
 from equilibria.models import (
     MOptEqCell,
@@ -25,6 +26,7 @@ from equilibria.models import (
     popteq,
 )
 from equilibria.models.mopteq.cells import MOptEqFeatureCell, reconstructed_perturbations
+from equilibria.operators import Identity
 
 
 def operators(widths: Sequence[int], channels: int = 3) -> list[eq.Conv2d]:
@@ -546,3 +548,66 @@ def test_a_step_is_not_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPat
     model = eq.create_model("mopteq-small", compile_step=True)
     with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler.*leave compile_step out"):
         model(torch.rand(1, 3, 16, 16))
+
+
+@pytest.mark.parametrize("heritage", [True, False])
+@pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4), (2, 1), (1,)])
+def test_messages_are_differentiated_as_what_they_are_composed_of(
+    scales: tuple[int, ...], heritage: bool
+) -> None:
+    coupling = BranchCoupling(scales, diversity=0.3, heritage=heritage)
+
+    def drawn(scale: int) -> Tensor:
+        size = 4 // scale
+        return torch.randn(2, 3, size, size, dtype=torch.float64)
+
+    z = [drawn(scale).requires_grad_() for scale in scales]
+    cotangents, directions = ([drawn(scale) for scale in scales] for _ in range(2))
+
+    def derivatives(messages: Any) -> list[Tensor]:
+        # The scales depend on the features: a derivative in these must not run on through them.
+        t = coupling.scales(z)
+        h = messages(z, t)
+        first = torch.autograd.grad(h, z, cotangents, retain_graph=True)
+        again = torch.autograd.grad(h, z, cotangents, create_graph=True)
+        second = torch.autograd.grad(again, z, directions)
+        return [*h, *first, *again, *second]
+
+    kept = [one.clone() for one in (*z, *cotangents)]
+    pairs = zip(
+        derivatives(coupling.messages), derivatives(coupling.composed_messages), strict=True
+    )
+    for found, meant in pairs:
+        torch.testing.assert_close(found, meant, rtol=1e-12, atol=1e-12)
+    assert all(map(torch.equal, kept, (*z, *cotangents)))  # nothing of others is overwritten
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode itself
+def test_messages_are_differentiated_forwards_too() -> None:
+    coupling = BranchCoupling((1, 2), diversity=0.3)
+    z = [torch.randn(2, 3, n, n, dtype=torch.float64).requires_grad_() for n in (4, 2)]
+    t = {f"pair{i}": torch.rand(2, 3, 3, dtype=torch.float64) for i in range(2)}
+    backward = torch.autograd.grad(coupling.messages(z, t), z, [one.detach() for one in z])
+    with forward_ad.dual_level():
+        dual = [forward_ad.make_dual(one, one.detach()) for one in z]
+        forward = [forward_ad.unpack_dual(h).tangent for h in coupling.messages(dual, t)]
+    for one, other in zip(forward, backward, strict=True):  # the Jacobian is symmetric
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("convolve", [True, False])
+def test_a_step_overwrites_nothing_but_its_own(convolve: bool, recorded: bool) -> None:
+    W: Any = operators([3, 3]) if convolve else [Identity(), Identity()]
+    inputs = [eq.Input(U) for U in operators([3, 3])]
+    coupling = HeritageDiversity(W, diversity=0.0, heritage=False)
+    cell = MOptEqFeatureCell(MOptEqCell(inputs, coupling))
+    x = torch.randn(2, 3, 4, 4)
+    context = cell.inject(x)
+    state = (torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4))
+    held = [*state, *context.tensors()]
+    before = [tensor.clone() for tensor in held]
+    with torch.set_grad_enabled(recorded):
+        first, second = cell.step(state, context), cell.step(state, context)
+    assert all(map(torch.equal, held, before))
+    assert all(map(torch.equal, state_tensors(first), state_tensors(second)))

@@ -6,7 +6,7 @@ Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from equilibria.context import Context, Entry, Layout, State, state_tensors, sum
 from equilibria.energies.base import Energy, all_known
 from equilibria.energies.bounds import Rounding
 from equilibria.operators import AveragePool, Identity, LinearOperator, OperatorLike, as_operator
+from equilibria.operators.norm_control import has_tangent, is_wrapped
 from equilibria.operators.rounding import accumulated, application_rounding, upper_norm
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative, check_positive
 
@@ -120,7 +121,7 @@ class BranchCoupling(nn.Module):
     def scales(self, features: Features) -> dict[str, Entry]:
         """t of every pair."""
         entries: dict[str, Entry] = {}
-        for pair in self._pairs():
+        for pair in self.pairs():
             # Upsampling multiplies all norms alike, by its own.
             other = features[pair.j] if pair.is_upward else pair.resample(features[pair.j])
             scale = self.tau * (pair.resample.norm_limit or 1.0) if pair.is_upward else self.tau
@@ -132,13 +133,13 @@ class BranchCoupling(nn.Module):
     def signs(self, features: Features) -> dict[str, Tensor]:
         """S of every pair."""
         return {
-            pair.name: off_diagonal(self._products(pair, features)).sign() for pair in self._pairs()
+            pair.name: off_diagonal(self._products(pair, features)).sign() for pair in self.pairs()
         }
 
     def value(self, features: Features, kept: Kept) -> Tensor:
         """The energy of each sample."""
         total = torch.zeros((), dtype=features[0].dtype, device=features[0].device)
-        for pair in self._pairs():
+        for pair in self.pairs():
             if self.diversity:
                 M = self._products(pair, features)
                 total = total + self.diversity * sum_per_sample(self._size(M, kept.get(pair.name)))
@@ -149,27 +150,28 @@ class BranchCoupling(nn.Module):
 
     def messages(self, features: Features, kept: Kept) -> list[Tensor]:
         """hᵢ of Proposition 1: minus the gradient of `value` at every zᵢ."""
-        h: list[Tensor | None] = [None] * len(features)
+        scales = [kept.get(pair.name) for pair in self.pairs()]
+        tensors = [one for one in (*features, *scales) if isinstance(one, Tensor)]
+        if self.sign == "smooth" and self.diversity and _is_recorded(tensors):
+            messages: tuple[Tensor, ...] = _Messages.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            return list(messages)
+        return self.composed_messages(features, kept)
 
-        def send(branch: int, message: Tensor) -> None:
-            present = h[branch]
-            h[branch] = message if present is None else present + message
-
-        for pair in self._pairs():
+    def composed_messages(self, features: Features, kept: Kept) -> list[Tensor]:
+        """The same, of operations that automatic differentiation knows."""
+        mail = _Mail(len(features))
+        for pair in self.pairs():
             z, other = features[pair.i], features[pair.j]
             if not self.heritage:
-                send(pair.i, z)
-            if not self.diversity:
-                if self.heritage:
-                    send(pair.i, 0.5 * pair.resample(other))
-                    send(pair.j, 0.5 * pair.resample.adjoint(z))
-                continue
-            A, z = pair.at_coarser(features)
-            K = self._mixing(_products(A, z), kept.get(pair.name))
-            to_i, to_j = _mix(A, K), _mix(z, K.mT)
-            send(pair.i, pair.resample(to_i) if pair.is_upward else to_i)
-            send(pair.j, to_j if pair.is_upward else pair.resample.adjoint(to_j))
-        return [message for message in h if message is not None]
+                mail.send(pair.i, z)
+            if self.diversity:
+                A, z = pair.at_coarser(features)
+                K = self._mixing(_products(A, z), kept.get(pair.name))
+                mail.send_mixed(pair, A, z, K)
+            elif self.heritage:
+                mail.send(pair.i, 0.5 * pair.resample(other))
+                mail.send(pair.j, 0.5 * pair.resample.adjoint(z))
+        return mail.messages()
 
     def curvature(self, channels: int) -> float | None:
         """A bound of the curvature in the features, or None where signs move with them."""
@@ -181,7 +183,8 @@ class BranchCoupling(nn.Module):
         spread = self.diversity * (channels - 1)
         return around * (1 + spread) if self.heritage else 1 + around * spread
 
-    def _pairs(self) -> Iterator[_Pair]:
+    def pairs(self) -> Iterator[_Pair]:
+        """The branches around the loop, each with its successor."""
         count = len(self.resample)
         for i, resample in enumerate(self.resample):
             assert isinstance(resample, LinearOperator)
@@ -204,17 +207,140 @@ class BranchCoupling(nn.Module):
     def _mixing(self, M: Tensor, kept: Entry | None) -> Tensor:
         """K = ½(I − λS), without I in the ablation."""
         if self.sign == "hard":
-            S = M.sign()
-        else:
-            assert isinstance(kept, Tensor)
-            # Not rsqrt(M² + t²), whose derivative holds t⁻³: too large for float32 where features
-            # vanish, though that of S is 1/t.
-            S = kept if self.sign == "freeze" else M / torch.hypot(M, kept)
-        diagonal = torch.eye(M.shape[1], dtype=M.dtype, device=M.device)
+            return self.mixing(M.sign())
+        assert isinstance(kept, Tensor)
+        # Not rsqrt(M² + t²), whose derivative holds t⁻³: too large for float32 where features
+        # vanish, though that of S is 1/t.
+        return self.mixing(kept if self.sign == "freeze" else M / torch.hypot(M, kept))
+
+    def slopes(self, t: Tensor, K: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """∂K/∂M and ∂K/∂t, where S = M/length and length = √(M² + t²)."""
+        # Step by step: t⁻³ would not fit into float32 where features vanish.
+        share = t / length
+        bend = off_diagonal(share / length)
+        return share * bend * (-0.5 * self.diversity), -K * bend
+
+    def mixing(self, S: Tensor) -> Tensor:
+        """K of the signs S, whose diagonal does not matter."""
+        diagonal = torch.eye(S.shape[1], dtype=S.dtype, device=S.device)
         # One operation for each pair, and one in its derivative.
         return torch.addcmul(
             diagonal * (0.5 * self.heritage), (diagonal - 1) * (0.5 * self.diversity), S
         )
+
+
+class _Mail:
+    """What every branch has received so far."""
+
+    def __init__(self, branches: int) -> None:
+        self._received: list[Tensor | None] = [None] * branches
+        self._own: set[int] = set()
+        """Branches whose mail is in memory of its own, so that it may be added to."""
+
+    def send(self, branch: int, message: Tensor) -> None:
+        present = self._received[branch]
+        self._received[branch] = message if present is None else present + message
+        self._own.discard(branch)
+
+    def send_mixed(self, pair: _Pair, A: Tensor, z: Tensor, K: Tensor) -> None:
+        """KᵀA to branch i and Kz to branch j, from the coarser resolution."""
+        if pair.is_upward:
+            self.send(pair.i, pair.resample(_mix(A, K)))
+        else:
+            self._add_mixed(pair.i, A, K)
+        if pair.is_upward or isinstance(pair.resample, Identity):
+            self._add_mixed(pair.j, z, K.mT)
+        else:
+            self.send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
+
+    def _add_mixed(self, branch: int, A: Tensor, K: Tensor) -> None:
+        present = self._received[branch]
+        if present is not None and branch in self._own and not torch.is_grad_enabled():
+            _pixels(present).baddbmm_(_pixels(A), K)
+        else:
+            self._received[branch] = _mix(A, K, present)
+            self._own.add(branch)
+
+    def messages(self) -> list[Tensor]:
+        return [message for message in self._received if message is not None]
+
+
+class _Messages(torch.autograd.Function):
+    """`BranchCoupling.composed_messages` with smooth signs, differentiated by hand.
+
+    Messages are minus a gradient, so that their Jacobian is symmetric, and a product with it is
+    made of messages too: with the directions a of A and ζ of zᵢ, dM = a zᵢᵀ + A ζᵀ and
+    dK = ∂K/∂M ∘ dM, the pair sends Kᵀa + dKᵀA to branch i and Kζ + dK zᵢ to branch i+1. Nothing
+    is added or rearranged in memory besides, which costs as much as the products of matrices.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, coupling: BranchCoupling, *tensors: Tensor) -> tuple[Tensor, ...]:
+        count = len(coupling.sizes)
+        features, scales = tensors[:count], tensors[count:]
+        mail = _Mail(count)
+        mixings, lengths = [], []
+        for pair, t in zip(coupling.pairs(), scales, strict=True):
+            if not coupling.heritage:
+                mail.send(pair.i, features[pair.i])
+            A, z = pair.at_coarser(features)
+            M = _products(A, z)
+            lengths.append(torch.hypot(M, t))
+            mixings.append(coupling.mixing(M.div_(lengths[-1])))
+            mail.send_mixed(pair, A, z, mixings[-1])
+        ctx.coupling = coupling
+        ctx.save_for_backward(*tensors, *mixings, *lengths)
+        return tuple(mail.messages())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        coupling: BranchCoupling = ctx.coupling
+        count = len(coupling.sizes)
+        saved = ctx.saved_tensors
+        features, scales, mixings, lengths = (saved[k * count : (k + 1) * count] for k in range(4))
+        if torch.is_grad_enabled():
+            return None, *_differentiated(coupling, features, scales, gradients)
+        if not hasattr(ctx, "slopes"):  # the same for every product of a backward solve
+            ctx.slopes = [*map(coupling.slopes, scales, mixings, lengths)]
+        mail = _Mail(count)
+        of_scales = []
+        for pair, K, (in_products, in_scale) in zip(
+            coupling.pairs(), mixings, ctx.slopes, strict=True
+        ):
+            if not coupling.heritage:
+                mail.send(pair.i, gradients[pair.i])
+            (A, z), (a, zeta) = pair.at_coarser(features), pair.at_coarser(gradients)
+            dM = _products(A, zeta, added_to=_products(a, z))
+            of_scales.append(dM * in_scale)
+            mail.send_mixed(pair, a, zeta, K)
+            mail.send_mixed(pair, A, z, dM.mul_(in_products))
+        return None, *mail.messages(), *of_scales
+
+
+def _differentiated(
+    coupling: BranchCoupling, features: Features, scales: Features, gradients: Features
+) -> tuple[Tensor | None, ...]:
+    """The derivatives of the messages in features and scales, to be differentiated again."""
+    # New nodes: the scales may depend on the features, which is none of this derivative.
+    inputs = [tensor.view_as(tensor) for tensor in (*features, *scales)]
+    count = len(features)
+    kept = {pair.name: t for pair, t in zip(coupling.pairs(), inputs[count:], strict=True)}
+    messages = coupling.composed_messages(inputs[:count], kept)
+    chosen = [tensor for tensor in inputs if tensor.requires_grad]
+    found = iter(torch.autograd.grad(messages, chosen, gradients, create_graph=True))
+    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+
+
+def _is_recorded(tensors: Sequence[Tensor]) -> bool:
+    """Whether a graph is recorded, by nothing but automatic differentiation in reverse."""
+    return (
+        torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in tensors)
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(tensors[0].device.type)
+        and not is_wrapped(*tensors)
+        and not any(map(has_tangent, tensors))
+    )
 
 
 def heritage(z: Tensor, other: Tensor) -> Tensor:
@@ -245,16 +371,23 @@ def off_diagonal(M: Tensor) -> Tensor:
     return M * keep
 
 
-def _products(A: Tensor, z: Tensor) -> Tensor:
+def _products(A: Tensor, z: Tensor, added_to: Tensor | None = None) -> Tensor:
     """M_kl = ⟨A_k, z_l⟩ of each sample."""
+    if added_to is not None:
+        return torch.baddbmm(added_to, A.flatten(2), z.flatten(2).mT)
     return A.flatten(2) @ z.flatten(2).mT
 
 
-def _mix(A: Tensor, K: Tensor) -> Tensor:
+def _mix(A: Tensor, K: Tensor, added_to: Tensor | None = None) -> Tensor:
     """KᵀA: channel l of the result is Σ_k K_kl A_k."""
     # Pixel by pixel, which for channels_last is the order in memory: nothing is copied.
-    mixed = A.flatten(2).mT @ K
+    mixed = _pixels(A) @ K if added_to is None else torch.baddbmm(_pixels(added_to), _pixels(A), K)
     return mixed.mT.reshape(A.shape)
+
+
+def _pixels(z: Tensor) -> Tensor:
+    """The channels of each pixel, a row each."""
+    return z.flatten(2).mT
 
 
 def _sizes(z: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, get_args
 
@@ -19,6 +19,8 @@ from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
 from equilibria.equilibrium import Cell, EnergyForm
 from equilibria.models.base import MapObjective
 from equilibria.models.mopteq.branches import BranchCell, Fusion
+from equilibria.operators import LinearOperator, Weights
+from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative
 
 Perturb = Literal["train", "always", "off"]
@@ -207,17 +209,30 @@ class MOptEqFeatureCell(Cell):
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, ...]:
         """yᵢ = σ(Wᵢhᵢ + cᵢ)."""
+        return tuple(y for y, _, _ in self._lifted(state, context))
+
+    def _lifted(
+        self, state: State, context: Context
+    ) -> Iterator[tuple[Tensor, LinearOperator, Weights]]:
+        """yᵢ, Wᵢ and its weights, branch by branch.
+
+        One after the other: a branch and its derivative then use the memory of the one before.
+        """
         branches, coupling = context.parts["branches"], context.parts["heritage_diversity"]
         term = self.lifted.heritage_diversity
         messages = term.coupling.messages(state_tensors(state), coupling.sample)
-        images = zip(term.lift(messages, coupling), branches.parts.values(), strict=True)
-        return tuple(self.lifted.activation(image + part["c"]) for image, part in images)
+        triples = zip(term.operators(), messages, branches.parts.values(), strict=True)
+        for i, (W, h, part) in enumerate(triples):
+            weights, c = coupling.weights(f"W{i}"), part["c"]
+            image: Tensor = W(h, weights)
+            # A kernel's image is new memory, larger than the state, and of no other use.
+            if isinstance(W, KernelOperator) and image.dtype == c.dtype:
+                yield self.lifted.activation.overwrite(image.add_(c)), W, weights
+            else:
+                yield self.lifted.activation(image + c), W, weights
 
     def step(self, state: State, context: Context) -> State:
-        y = self.lift(state, context)
-        image = tuple(
-            self.lifted.heritage_diversity.features(y, context.parts["heritage_diversity"])
-        )
+        image = tuple(W.adjoint(y, weights) for y, W, weights in self._lifted(state, context))
         alpha = self.lifted.alpha
         if alpha == 1:
             return image

@@ -71,7 +71,8 @@ class _Cycle:
         room = min(steps + 1, FIRST_ROOM)
         self.scratch = Scratch(residual, rows * room * size)
         self.basis = self.scratch.room.view(rows, room, size)
-        self.basis[:, 0] = residual / norm.clamp_min(torch.finfo(residual.dtype).tiny)[:, None]
+        smallest = torch.finfo(residual.dtype).tiny
+        torch.div(residual, norm.clamp_min(smallest)[:, None], out=self.basis[:, 0])
         self.triangle = residual.new_zeros(rows, steps, steps)
         self.target = residual.new_zeros(rows, steps + 1)
         self.target[:, 0] = norm
@@ -109,19 +110,20 @@ class _Cycle:
 
     def _orthogonalize(self, vector: Tensor, step: int) -> Tensor:
         """Store the new direction; its coefficients in the basis, and its length last."""
-        known = self.basis[:, : step + 1]
+        known, room = self.basis[:, : step + 1], self.basis[:, step + 1]
         before = torch.linalg.vector_norm(vector, dim=1)
         # The vector comes first in the product: the other way round is ten times slower.
         coefficients = torch.bmm(vector[:, None], known.transpose(1, 2))
-        vector = vector - torch.bmm(coefficients, known)[:, 0]
-        length = torch.linalg.vector_norm(vector, dim=1)
+        # In its place in the basis from here on: fresh memory would cost more than the arithmetic.
+        torch.baddbmm(vector[:, None], coefficients, known, alpha=-1, out=room[:, None])
+        length = torch.linalg.vector_norm(room, dim=1)
         # Where much has cancelled, rounding has too: once more is then enough, and needed.
         if bool((length < CANCELED * before).any()):
-            again = torch.bmm(vector[:, None], known.transpose(1, 2))
-            vector = vector - torch.bmm(again, known)[:, 0]
+            again = torch.bmm(room[:, None], known.transpose(1, 2))
+            room[:, None].baddbmm_(again, known, alpha=-1)
             coefficients = coefficients + again
-            length = torch.linalg.vector_norm(vector, dim=1)
-        self.basis[:, step + 1] = vector / length.clamp_min(torch.finfo(vector.dtype).tiny)[:, None]
+            length = torch.linalg.vector_norm(room, dim=1)
+        room.div_(length.clamp_min(torch.finfo(room.dtype).tiny)[:, None])
         return torch.cat([coefficients[:, 0], length[:, None]], dim=1)
 
     def correction(self) -> Tensor:
