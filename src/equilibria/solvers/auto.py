@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, State, batch_size, map_state
+from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
 from equilibria.solvers.descent import Descent
@@ -23,7 +24,11 @@ STRONG_CONTRACTION = 0.35
 """With a proven factor below this, plain steps need no help: 1e-4 takes nine at the most."""
 
 SMALL_STATE = 4096
-"""Numbers a sample below which it costs next to nothing to remember one more of them."""
+"""Numbers a sample below which a step of the map costs no more than Anderson's bookkeeping, and
+next to nothing to remember one more of them."""
+
+FEW_DIGITS = 1e-4
+"""Looser tolerances than this take few steps: it matters most then what each of them costs."""
 
 LONG_MEMORY = 5
 """Points that are mixed where states are small."""
@@ -47,9 +52,10 @@ class Auto(Anderson):
     """Picks by what the cell states; Anderson's method where nothing speaks for another.
 
     A contraction proven to be strong: Picard. A symmetric Jacobian without negative eigenvalues (a
-    hidden objective with a concave energy): Anderson's method with longer steps, and with a longer
-    memory where states are small. `Solution.solver` says which one it was. The thresholds come from
-    the tables in docs/benchmarks.md; `equilibria tune` measures your own model.
+    hidden objective with a concave energy): Anderson's method with longer steps; where states are
+    small with a longer memory, or, for a loose tolerance, accelerated gradient descent, which costs
+    two vectors and no linear algebra. `Solution.solver` says which one it was. The thresholds come
+    from the tables in docs/benchmarks.md; `equilibria tune` measures your own model.
 
     A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
     if there is a hidden objective: a convex one is minimized in any case. It begins with what the
@@ -72,9 +78,11 @@ class Auto(Anderson):
         limits["patience"] = self.patience_with(problem)
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
+        small = problem.packing.size <= SMALL_STATE
+        if problem.monotone and small and self.tolerance > FEW_DIGITS:
+            return Accelerated(**limits)
         if problem.monotone and self.damping == 1:
             own = {one.name: getattr(self, one.name) for one in fields(Anderson)}
-            small = problem.packing.size <= SMALL_STATE
             memory = max(self.memory, LONG_MEMORY) if small else self.memory
             return Anderson(**{**own, **limits, "damping": LONGER_STEPS, "memory": memory})
         return None
