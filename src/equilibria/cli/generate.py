@@ -75,7 +75,7 @@ def generate(
         # A run keeps the latents of its last weights, not those of its best.
         known = None if best else eq.training.kept_latents(run)
         with progress_bar(silent=as_json) as progress:
-            task = progress.add_task("latents", total=None)
+            task = progress.add_task("a density of latents", total=None)
 
             def show(what: str, done: int, total: int) -> None:
                 progress.update(task, description=what, completed=done, total=total)
