@@ -63,7 +63,9 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
         raise ValueError(f"{run} was not evaluated: equilibria compare {run} --evaluate does")
     figures = {n: v for n, v in read.evaluation.items() if isinstance(v, int | float)}
     if task == "generate":
-        found, _, _ = eq.report.generate(experiment, torch.device("cpu"), folder=run)
+        found, _, _ = eq.report.generate(
+            experiment, torch.device("cpu"), folder=run, known=kept_latents(run)
+        )
         figures |= {"sample_fid": found.sample_fid} if found.sample_fid is not None else {}
     file = SHIPPED / f"{name}.safetensors"
     card = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,14 @@ def test_a_generator_in_one_file_draws_without_data(generator: Path, tmp_path: P
     drawn = invoke("generate", file, "--output", output, *SMALL, "--json")
     assert drawn.exit_code == 0, drawn.output
     assert output.is_file()
+
+
+def test_latents_of_weights_that_a_run_left_behind_are_not_known(
+    generator: Path, tmp_path: Path
+) -> None:
+    """A run that is behind its recipe, as one that was given more epochs, draws by a checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(generator, run)
+    assert eq.training.kept_latents(run) is not None
+    shutil.rmtree(run / "checkpoints" / "epoch-00002")
+    assert eq.training.kept_latents(run) is None

@@ -96,6 +96,17 @@ def test_the_likelihood_of_a_mixture_is_the_sum_over_its_parts_and_differentiabl
     torch.testing.assert_close(slope, exact)
 
 
+def test_a_temperature_shrinks_what_is_drawn_toward_the_means_and_keeps_the_likelihood() -> None:
+    """Of one Gaussian: deviations from its mean by the root of the temperature."""
+    latents = two_clusters().double()
+    usual, cold = (fit_density("gmm", latents, components=1, temperature=t) for t in (1.0, 0.25))
+    mean = latents.mean(dim=0)
+    torch.testing.assert_close(cold.sample(50) - mean, (usual.sample(50) - mean) / 2)
+    torch.testing.assert_close(cold.log_likelihood(latents), usual.log_likelihood(latents))
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        fit_density("gmm", latents, temperature=0.0)
+
+
 def test_a_ridge_widens_every_component() -> None:
     latents = two_clusters().double()
     narrow, wide = (fit_density("gmm", latents, components=2, ridge=r) for r in (1e-4, 0.5))

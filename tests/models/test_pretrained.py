@@ -47,7 +47,7 @@ def test_figures_are_measured_again(name: str) -> None:
 @torch.no_grad()
 def test_the_generator_has_one_equilibrium_for_every_latent() -> None:
     decoder = eq.load("mnist-generator")
-    bound = float(decoder.contraction_bound(torch.randn(3, 16)).max())
+    bound = float(decoder.contraction_bound(torch.randn(3, 24)).max())
     assert f"q ≤ {bound:.2g}" in CARDS["mnist-generator"].certificate["equilibrium"]
 
 
@@ -105,7 +105,8 @@ def test_the_generator_draws_digits_without_data(
     assert output.stat().st_size > 1000
     latents = eq.training.kept_latents("mnist-generator")
     assert latents is not None
-    density = fit_density({"name": "gmm", "ridge": 0.01}, latents, seed=0)
+    own = eq.training.trained_model("mnist-generator").recipe.task.options["density"]
+    density = fit_density(own, latents, seed=0)
     generator = eq.create_model("mnist-generator", pretrained=True)
     images = eq.inputs.decode(generator, density.sample(64, seed=0))
     assert 0.1 < float(images.mean()) < 0.16

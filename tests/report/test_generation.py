@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from equilibria.data import DataSet, DataSetCard, load_digits
+from equilibria.data import DataSet, DataSetCard, evenly_spread, load_digits
 from equilibria.data.registry import register_dataset
 from equilibria.report import generate
+from equilibria.tasks import latents_of
 from equilibria.training import Experiment, recipe_from_data
 
 
@@ -62,3 +63,29 @@ def test_the_recipe_chooses_the_density() -> None:
         experiment("digits", density={"name": "vae-gmm", "width": 3})
     with pytest.raises(ValueError, match="density must be one of"):
         experiment("digits", density="flow")
+
+
+def test_latents_that_are_known_are_not_searched_again() -> None:
+    """They give the same samples with fewer steps; as many as are asked for, or they do not do."""
+    one = experiment("digits")
+    images, _ = one.training.fetch(evenly_spread(one.training, 30))
+    known = latents_of(one.model, one.task, images)
+    told: dict[str, list[tuple[str, int, int]]] = {"searched": [], "known": [], "too few": []}
+    sheets = {}
+    for name, given in (("searched", None), ("known", known), ("too few", known[:20])):
+        _, sheets[name], _ = generate(
+            one,
+            torch.device("cpu"),
+            samples=8,
+            latents=30,
+            images=20,
+            judge=False,
+            known=given,
+            on_step=lambda *step, name=name: told[name].append(step),
+        )
+    searched, test = "latents of training images", "latents of test images"
+    assert told["searched"] == told["too few"] == [(searched, 0, 2), (test, 1, 2)]
+    assert told["known"] == [(test, 0, 1)]
+    for name in ("known", "too few"):
+        for row, other in zip(sheets[name].rows, sheets["searched"].rows, strict=True):
+            torch.testing.assert_close(row.images, other.images)

@@ -19,7 +19,7 @@ from equilibria.cli.app import (
     opened,
     opened_model,
 )
-from equilibria.cli.console import print_facts, print_json, say, shown
+from equilibria.cli.console import print_facts, print_json, progress_bar, say, shown
 from equilibria.cli.faults import check_new, warn, writable_file
 
 
@@ -72,9 +72,17 @@ def generate(
         chosen = opened_model(run, where, best)
         found, drawn = eq.report.generate_without_data(chosen, where, run, **common)
     else:
-        found, drawn, drawn_again = eq.report.generate(
-            experiment, where, folder=run, images=images, **common
-        )
+        # A run keeps the latents of its last weights, not those of its best.
+        known = None if best else eq.training.kept_latents(run)
+        with progress_bar(silent=as_json) as progress:
+            task = progress.add_task("a density of latents", total=None)
+
+            def show(what: str, done: int, total: int) -> None:
+                progress.update(task, description=what, completed=done, total=total)
+
+            found, drawn, drawn_again = eq.report.generate(
+                experiment, where, folder=run, images=images, known=known, on_step=show, **common
+            )
         eq.training.write_atomically(reconstructions, drawn_again.png())
         written.append(reconstructions)
     eq.training.write_atomically(output, drawn.png())

@@ -151,9 +151,9 @@ class LatentSearch:
 
     Examples:
         >>> decoder = eq.load("mnist-generator")
-        >>> image = decoder(torch.zeros(1, 16)).detach()
+        >>> image = decoder(torch.zeros(1, 24)).detach()
         >>> search = eq.inputs.LatentSearch(iterations=3)
-        >>> found = search.run(decoder, image, start=torch.ones(1, 16))
+        >>> found = search.run(decoder, image, start=torch.ones(1, 24))
         >>> bool(found.loss < found.initial_loss)
         True
     """

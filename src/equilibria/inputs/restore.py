@@ -30,10 +30,10 @@ class Restoration:
 
     Examples:
         >>> decoder = eq.load("mnist-generator")
-        >>> image = decoder(torch.zeros(1, 16)).detach()
+        >>> image = decoder(torch.zeros(1, 24)).detach()
         >>> found = eq.restore(decoder, image, eq.operators.Identity(), iterations=3)
         >>> found.latents.shape, found.images.shape
-        (torch.Size([1, 16]), torch.Size([1, 1, 28, 28]))
+        (torch.Size([1, 24]), torch.Size([1, 1, 28, 28]))
     """
 
     images: Tensor

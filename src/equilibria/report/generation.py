@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,6 +35,8 @@ AnyDensity: TypeAlias = "str | Mapping[str, Any]"
 BATCH = 256
 COLUMNS = 10
 """Images in a row of a sheet."""
+OnStep: TypeAlias = Callable[[str, int, int], None]
+"""Is told what is done next, and how many of how many steps are over."""
 FEATURE_IMAGES = 10_000
 """Training images that the classifier behind the FID is trained on, at most."""
 
@@ -80,6 +82,8 @@ def generate(
     seed: int = 0,
     judge: bool = True,
     search: Reconstruction | None = None,
+    known: Tensor | None = None,
+    on_step: OnStep | None = None,
 ) -> tuple[Generation, Sheet, Sheet]:
     """Fit a density to the latents of training images, sample from it, reconstruct test images.
 
@@ -90,23 +94,42 @@ def generate(
     folder: of the run, where the classifier behind the FID is kept; None: it is trained anew.
     judge: measure the FID; without it no classifier is needed.
     search: by which JIIO finds latents of an autoencoder; None: one without a ridge.
+    known: latents of training images by the same weights, as the run keeps them. Where they are as
+        many as are asked for, none are searched.
+    on_step: is told what is done next, and how many of how many batches of images are done.
     """
     model, task = _checked(experiment), experiment.task
     training = experiment.training
-    chunks = torch.split(evenly_spread(training, latents), BATCH)
     originals, labels = experiment.some_test_images(images)
     originals = originals.to(device)
+    wanted = evenly_spread(training, latents)
+    is_known = known is not None and len(known) == len(wanted)
+    chunks = () if is_known else torch.split(wanted, BATCH)
+    tests = torch.split(originals, BATCH)
+    searches = not isinstance(generator_of(model), ExplicitGenerator)
+    steps = _Steps(on_step, len(chunks) + searches * len(tests) + judge)
+
     # In the way that the model was trained with; a batch at a time, as no memory holds all images.
-    found = [latents_of(model, task, training.fetch(chunk)[0].to(device)) for chunk in chunks]
+    found = [] if known is None or not is_known else [known.to(device)]
+    for chunk in chunks:
+        steps.begin("latents of training images")
+        found.append(latents_of(model, task, training.fetch(chunk)[0].to(device)))
     chosen = _chosen_density(experiment, density)
     fitted = fit_density(chosen, torch.cat(found), seed=seed)
     count = max(samples, len(originals))
     drawn = decode(model, fitted.sample(count, seed=seed).to(device))
-    network = _feature_network(experiment, folder, device) if judge else None
+    network = None
+    if judge:
+        steps.begin("a classifier for the FID")
+        network = _feature_network(experiment, folder, device)
     ways = {"encoder": latents_of(model, task, originals)} if isinstance(model, Autoencoder) else {}
-    if not isinstance(generator_of(model), ExplicitGenerator):
+    if searches:
         searching = task if search is None or isinstance(task, Reconstruction) else search
-        ways["JIIO"] = latents_of(model, searching, originals, searched=True)
+        again = []
+        for some in tests:
+            steps.begin("latents of test images")
+            again.append(latents_of(model, searching, some, searched=True))
+        ways["JIIO"] = torch.cat(again)
     rows = [SheetRow("original", originals[:COLUMNS])]
     reconstructions = []
     for way, latents_found in ways.items():
@@ -131,6 +154,18 @@ def generate(
     name, data = experiment.recipe.model.name, experiment.data
     titles, heading = class_titles(data, labels), f"{name} on test images of {data.name}"
     return result, _samples(experiment, drawn[:samples]), Sheet(rows, titles, heading)
+
+
+class _Steps:
+    """Counts what takes long, for who shows how far it is."""
+
+    def __init__(self, on_step: OnStep | None, total: int) -> None:
+        self.on_step, self.total, self.done = on_step, total, 0
+
+    def begin(self, what: str) -> None:
+        if self.on_step is not None:
+            self.on_step(what, self.done, self.total)
+        self.done += 1
 
 
 def known_latents(place: Path) -> Tensor:

@@ -121,7 +121,7 @@ def fitted_prior(folder: Path, weight: float, *, seed: int = 0) -> Prior:
 
     Examples:
         >>> prior = eq.report.fitted_prior(eq.models.pretrained_file("mnist-generator"), weight=1.0)
-        >>> prior(torch.zeros(2, 16)).shape
+        >>> prior(torch.zeros(2, 24)).shape
         torch.Size([2])
     """
     known = known_latents(folder)

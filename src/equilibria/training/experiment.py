@@ -53,7 +53,7 @@ from equilibria.training.processes import ALONE, Processes, choose_device
 from equilibria.training.recipe import GIVEN, Recipe, told_where
 from equilibria.training.weights_source import Weights, source_of
 
-KEPT_LATENTS = 1000
+KEPT_LATENTS = 2000
 """Of training images, that a run of a generator or an autoencoder keeps."""
 READ_AT_ONCE = 32
 """Images that one worker reads into memory before the next one is asked."""

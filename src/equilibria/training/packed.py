@@ -22,15 +22,18 @@ def kept_latents(place: str | Path) -> Tensor | None:
 
     Examples:
         >>> eq.training.kept_latents(eq.models.pretrained_file("mnist-generator")).shape
-        torch.Size([1000, 16])
+        torch.Size([2000, 24])
     """
     path = Path(place)
     if not path.exists() and str(place) in pretrained_cards():
         path = pretrained_file(str(place))
     if path.is_file():
         return read_weights(path).get(LATENTS)
-    file = RunFolder(path).latents
-    return read_weights(file)["latents"] if file.is_file() else None
+    run = RunFolder(path)
+    # A run that was given more epochs and interrupted has latents of weights that it left behind.
+    if not run.latents.is_file() or not run.is_finished():
+        return None
+    return read_weights(run.latents)["latents"]
 
 
 def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card: Any) -> None:

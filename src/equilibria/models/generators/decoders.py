@@ -38,7 +38,7 @@ class EquilibriumDecoder(EquilibriumModel):
         >>> decoder = eq.load("mnist-generator")
         >>> isinstance(decoder, eq.models.EquilibriumDecoder), decoder.latent_dim
         (True, 16)
-        >>> decoder(torch.zeros(1, 16)).shape
+        >>> decoder(torch.zeros(1, 24)).shape
         torch.Size([1, 1, 28, 28])
     """
 

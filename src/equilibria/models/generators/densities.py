@@ -34,15 +34,24 @@ class MixtureDensity:
     """A mixture of Gaussians with full covariances.
 
     ridge: added to the variances, in units of the latents' spread squared.
+    temperature: multiplies the variances of what is drawn, not of the likelihood: below 1 samples
+        lie nearer to the means, where most latents are, and differ less.
     """
 
     def __init__(
-        self, latents: Tensor, *, components: int = 20, ridge: float = 1e-4, seed: int = 0
+        self,
+        latents: Tensor,
+        *,
+        components: int = 20,
+        ridge: float = 1e-4,
+        temperature: float = 1.0,
+        seed: int = 0,
     ) -> None:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
 
-        check_positive(ridge=ridge)
+        check_positive(ridge=ridge, temperature=temperature)
+        self.temperature = temperature
         rows = _checked(latents).double().cpu().numpy()
         self.like = latents.new_empty(0)
         # In units of the latents' spread, so that the regularization of covariances suits any.
@@ -59,7 +68,9 @@ class MixtureDensity:
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """New vectors; the same ones for the same seed."""
         self.mixture.random_state = seed
-        drawn, _ = self.mixture.sample(count)
+        drawn, component = self.mixture.sample(count)
+        means = self.mixture.means_[component]
+        drawn = means + math.sqrt(self.temperature) * (drawn - means)
         order = np.random.default_rng(seed).permutation(count)
         return self.like.new_tensor(drawn[order] * self.spread + self.mean)
 
