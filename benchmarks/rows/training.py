@@ -1,7 +1,7 @@
 """A whole training step, forward and backward, at equal error of the gradient.
 
 Each contestant gets ladders of tolerances; the first rung on which the gradient in the input and
-in every parameter is within 1e-3 of a float64 reference counts, and the cheapest of these settings
+in every parameter is as near to a float64 reference as asked counts, and the cheapest of these settings
 is timed. The ladders are the same for both: the backward tolerance is 1, 10 or 100 times the
 forward one. The peer tries every pair of its Anderson and fixed-point iteration (Broyden, never
 the fastest in the other rows, would triple the search) and both of its implicit gradients.
@@ -24,9 +24,11 @@ from benchmarks.results import Duel
 from benchmarks.rows import forward
 from benchmarks.rows.row import Row
 
-ERROR = 1e-3
-TOLERANCES = tuple(10 ** (-2 - step / 4) for step in range(13))
-"""1e-2 to 1e-5 in quarters of a decade: a coarser ladder would decide the row by its rungs."""
+ERRORS = (3e-3, 1e-3)
+"""Of the gradient. One ReLU of a million that is on where it should be off is an error of 1e-3 in
+the gradient of the input: at the second mark a single unit decides, at the first some ten do."""
+TOLERANCES = tuple(10 ** (-2 - step / 4) for step in range(17))
+"""1e-2 to 1e-6 in quarters of a decade: a coarser ladder would decide the row by its rungs."""
 BACKWARD_FACTORS = (1, 10, 100)
 TRIAL_TOLERANCE = 1e-3
 SOLVERS = ("anderson", "fixed_point_iter")
@@ -44,15 +46,16 @@ def measure(make: Callable[[Settings], Problem], settings: Settings) -> Iterator
         "rewritten": task.tuned_ladders(gradients, rewritten=True),
         "default": task.default_ladders(),
     }
-    found = fight({name: side for name, side in sides.items() if side}, ERROR, settings)
-    yield Duel(
-        row=f"{problem.name}, training step, gradient to {ERROR:.0e}",
-        topic="training",
-        wanted=ERROR,
-        aim_tuned=0.45,
-        details={"one_step_gradient_error_of_peer": task.one_step_error()},
-        **found,
-    )
+    for error in ERRORS:
+        found = fight({name: side for name, side in sides.items() if side}, error, settings)
+        yield Duel(
+            row=f"{problem.name}, training step, gradient to {error:.0e}",
+            topic="training",
+            wanted=error,
+            aim_tuned=0.45,
+            details={"one_step_gradient_error_of_peer": task.one_step_error()},
+            **found,
+        )
 
 
 def square_loss(problem: Problem) -> checks.Loss:
@@ -184,7 +187,7 @@ def _ladders() -> list[list[tuple[float, float]]]:
 
 def _row(make: Callable[[Settings], Problem]) -> Row:
     name = make.__name__.replace("_", "-")
-    about = f"forward and backward, gradient error ≤ {ERROR:.0e}: {name}"
+    about = f"forward and backward to an error of the gradient: {name}"
     return Row(f"training-{name}", about, partial(measure, make))
 
 
