@@ -1,9 +1,9 @@
 """A whole training step, forward and backward, at equal error of the gradient.
 
 Each contestant gets ladders of tolerances; the first rung on which the gradient in the input and
-in every parameter is as near to a float64 reference as asked counts, and the cheapest of these settings
-is timed. The ladders are the same for both: the backward tolerance is 1, 10 or 100 times the
-forward one. The peer tries every pair of its Anderson and fixed-point iteration (Broyden, never
+in every parameter is as near to a float64 reference as asked counts, and the cheapest of these
+settings is timed. The ladders are the same for both: the backward tolerance is 1, 10 or 100 times
+the forward one. The peer tries every pair of its Anderson and fixed-point iteration (Broyden, never
 the fastest in the other rows, would triple the search) and both of its implicit gradients.
 """
 
