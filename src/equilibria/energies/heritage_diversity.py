@@ -255,7 +255,9 @@ class _Mail:
 
     def _add_mixed(self, branch: int, A: Tensor, K: Tensor) -> None:
         present = self._received[branch]
-        if present is not None and branch in self._own and not torch.is_grad_enabled():
+        # Under autocast the types differ, and nothing in place is cast.
+        in_place = branch in self._own and not torch.is_grad_enabled() and A.dtype == K.dtype
+        if present is not None and in_place and present.dtype == K.dtype:
             _pixels(present).baddbmm_(_pixels(A), K)
         else:
             self._received[branch] = _mix(A, K, present)

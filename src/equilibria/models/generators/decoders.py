@@ -37,7 +37,7 @@ class EquilibriumDecoder(EquilibriumModel):
     Examples:
         >>> decoder = eq.load("mnist-generator")
         >>> isinstance(decoder, eq.models.EquilibriumDecoder), decoder.latent_dim
-        (True, 16)
+        (True, 24)
         >>> decoder(torch.zeros(1, 24)).shape
         torch.Size([1, 1, 28, 28])
     """
