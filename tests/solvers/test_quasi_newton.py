@@ -140,6 +140,8 @@ def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use() -> None:
     most = 0
 
     class Counted(eq.Quadratic):
+        concave = False  # as if nothing were known of it
+
         def descent(self, state: State, context: Context) -> State:
             nonlocal most
             assert isinstance(state, Tensor)
