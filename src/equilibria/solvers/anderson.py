@@ -20,8 +20,9 @@ class History(Memory):
     goals: T(y) + (damping − 1) g, which is the image where nothing is damped.
 
     `gram` holds ⟨g_i, g_j⟩ of the residuals, the ridge on its diagonal, and is updated by the rows
-    of a period when it is mixed. `in_use` is 0 for the slots that a restart has emptied and 1 for the others, and
-    None where nothing has restarted; an empty slot has ∞ on the diagonal and zeros beside it.
+    of a period when it is mixed. `in_use` is 0 for the slots that a restart has emptied and 1 for
+    the others, and None where nothing has restarted; an empty slot has ∞ on the diagonal and zeros
+    beside it.
     """
 
     goals: Tensor

@@ -50,8 +50,8 @@ class Auto(Anderson):
 
     A contraction proven to be strong: Picard. A symmetric Jacobian without negative eigenvalues (a
     hidden objective with a concave energy): Anderson's method with longer steps, which mixes in
-    every second one alone where states are small. `Solution.solver` says which one it was. The
-    thresholds come from the tables in docs/benchmarks.md; `equilibria tune` measures your own model.
+    every second one alone where states are small. `Solution.solver` says which one it was; the
+    thresholds come from the tables in docs/benchmarks.md. `equilibria tune` measures your model.
 
     A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
     if there is a hidden objective: a convex one is minimized in any case. It begins with what the
