@@ -105,7 +105,7 @@ def test_auto_chooses_by_what_the_cell_states() -> None:
     assert chosen(cell, images) == chosen(cell, images, tolerance=1e-2) == "Anderson"
     # Small states are mixed in every second step, unless a user has chosen something else.
     assert eq.solvers.Auto().choose(_stated(energy(0.9), x)) == eq.Anderson(
-        period=2, memory=6, damping=1.6, patience=10
+        period=2, memory=6, damping=1.3, patience=10
     )
     own = eq.solvers.Auto(memory=3).choose(_stated(energy(0.9), x))
     assert own == eq.Anderson(memory=3, damping=1.3, patience=10)

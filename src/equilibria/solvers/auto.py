@@ -30,9 +30,9 @@ LONGER_STEPS = 1.3
 """Times those of the map, where it is a gradient step on an objective of curvature 1 at the most:
 steps of up to 2 are stable there, and these save one evaluation in ten or twenty."""
 
-RARE_MIXING: dict[str, Any] = {"period": 2, "memory": 6, "damping": 1.6}
-"""Of such a map where states are small: it takes as many evaluations as mixing four points after
-each of them, which costs more than the evaluation."""
+RARE_MIXING: dict[str, Any] = {"period": 2, "memory": 6}
+"""Of such a map where states are small: it takes about as many evaluations as mixing four points
+after each of them, which costs more than the evaluation."""
 
 PATIENCE = 10
 """Iterations without progress after which a sample with a hidden objective descends on it."""
@@ -78,8 +78,8 @@ class Auto(Anderson):
         if problem.monotone and usual:
             own = {one.name: getattr(self, one.name) for one in fields(Anderson)}
             small = problem.packing.size <= SMALL_STATE and self.memory == Anderson.memory
-            chosen = RARE_MIXING if small else {"damping": LONGER_STEPS}
-            return Anderson(**{**own, **limits, **chosen})
+            rare = RARE_MIXING if small else {}
+            return Anderson(**{**own, **limits, "damping": LONGER_STEPS, **rare})
         return None
 
     def solve(
