@@ -34,8 +34,7 @@ class Momentum(Engine):
 
     name: str = "momentum"
     decay: Decay = "cosine"
-    share: float = 4.0
-    momentum: float = 0.7
+    momentum: float = 0.8
     lag_limit: float = 0.25
 
     def __post_init__(self) -> None:
