@@ -173,9 +173,8 @@ def optimize_input(
         z and μ at every step. `engine_options` go to the engine.
     groups: the row of x0 that each sample uses; the samples of a group share their x.
     sweeps: updates of (z, μ) for each step of x; by default 1 with `normalize` and 3 without.
-    step_size: α. With `normalize` the length of the first step, by default 4 times the ball's
-        radius ("momentum"; 8 times with others), which falls to a twentieth; otherwise a factor of
-        the gradient. By default (without a step size) "secant" takes quasi-Newton steps where
+    step_size: α. With `normalize` the length of the first step, by default 8 times the ball's
+        radius, which falls to a twentieth; otherwise a factor of the gradient. By default (without a step size) "secant" takes quasi-Newton steps where
         nothing constrains x, and all other cases take one over the curvature seen so far, which
         makes the result independent of the loss's unit. Adam's learning rate.
     normalize: divide the gradient by its 2-norm. Right for attacks, where the optimum is on the
