@@ -174,9 +174,10 @@ def optimize_input(
     groups: the row of x0 that each sample uses; the samples of a group share their x.
     sweeps: updates of (z, μ) for each step of x; by default 1 with `normalize` and 3 without.
     step_size: α. With `normalize` the length of the first step, by default 8 times the ball's
-        radius, which falls to a twentieth; otherwise a factor of the gradient. By default (without a step size) "secant" takes quasi-Newton steps where
-        nothing constrains x, and all other cases take one over the curvature seen so far, which
-        makes the result independent of the loss's unit. Adam's learning rate.
+        radius, which falls to a twentieth; otherwise a factor of the gradient. By default (without
+        a step size) "secant" takes quasi-Newton steps where nothing constrains x, and all other
+        cases take one over the curvature seen so far, which makes the result independent of the
+        loss's unit. Adam's learning rate.
     normalize: divide the gradient by its 2-norm. Right for attacks, where the optimum is on the
         ball; wrong for an optimum inside, which it can only circle.
     tolerance: of the relative residuals of z, μ and x at which a problem has converged.
