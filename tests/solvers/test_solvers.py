@@ -278,7 +278,6 @@ OPTIONS = [
     (eq.Anderson(ridge=1e-1), eq.Anderson(ridge=1e-10)),
     (eq.Anderson(cap=1.01), eq.Anderson()),
     (eq.Anderson(restart_growth=1.01), eq.Anderson()),
-    (eq.Anderson(period=2), eq.Anderson()),
     (eq.Anderson(tolerance=1e-2), eq.Anderson(tolerance=1e-6)),
     (eq.Anderson(max_iterations=3), eq.Anderson(max_iterations=300)),
     (eq.Anderson(drop_share=0.1), eq.Anderson(drop_share=1.0)),
@@ -318,8 +317,6 @@ def test_every_option_changes_behavior(one: eq.solvers.Solver, other: eq.solvers
         (lambda: eq.Anderson(memory=0), "memory"),
         (lambda: eq.Anderson(damping=0.0), "damping"),
         (lambda: eq.Anderson(ridge=-1.0), "ridge"),
-        (lambda: eq.Anderson(period=0), "period"),
-        (lambda: eq.Anderson(memory=5, period=2), "multiple of period: 5 is none of 2"),
         (lambda: eq.solvers.AndersonTypeOne(memory=0), "memory"),
         (lambda: eq.solvers.AndersonTypeOne(cap=0.0), "cap"),
         (lambda: eq.Broyden(rank=0), "rank"),
@@ -507,21 +504,3 @@ def test_anderson_may_go_beyond_the_image() -> None:
     assert (found.iterations == 2).all()
     assert eq.Anderson().steady
     assert not bold.steady
-
-
-@pytest.mark.parametrize("kinds", [1, 2, 3])
-@pytest.mark.parametrize("damping", [0.7, 1.0, 1.6])
-def test_anderson_mixes_all_that_a_period_has_seen(kinds: int, damping: float) -> None:
-    """k plain steps span what a linear map with k eigenvalues can do: to mix k + 1 ends it."""
-    torch.manual_seed(kinds)
-    factors = torch.linspace(0.8, 0.2, kinds, dtype=torch.float64).repeat(4)
-    c = torch.randn(3, len(factors), dtype=torch.float64)
-    period = kinds + 1
-    solver = eq.Anderson(memory=period, period=period, damping=damping, ridge=1e-12, tolerance=1e-9)
-    cell = FunctionCell(lambda y, x: factors * y + x)
-    found = layer(cell, solver).solve(c, torch.zeros_like(c), trace=True)
-    assert found.trace is not None
-    before, after = found.trace.residual[period - 1 : period + 1]
-    assert (before > 1e-4).all()
-    assert (after < 1e-4 * before).all()
-    torch.testing.assert_close(found.state, c / (1 - factors), rtol=1e-7, atol=1e-8)

@@ -96,7 +96,6 @@ def test_asking_less_often_changes_nothing_but_the_work(
         eq.Anderson(damping=1.3),
         eq.Anderson(restart_growth=1.01, damping=1.9),
         eq.Anderson(cap=1.5),
-        eq.Anderson(period=2, restart_growth=1.01, damping=1.9),
     ],
     ids=str,
 )

@@ -19,10 +19,9 @@ class History(Memory):
 
     goals: T(y) + (damping − 1) g, which is the image where nothing is damped.
 
-    `gram` holds ⟨g_i, g_j⟩ of the residuals, the ridge on its diagonal, and is updated by the rows
-    of a period when it is mixed. `in_use` is 0 for the slots that a restart has emptied and 1 for
-    the others, and None where nothing has restarted; an empty slot has ∞ on the diagonal and zeros
-    beside it.
+    `gram` holds ⟨g_i, g_j⟩ of the residuals, the ridge on its diagonal, and is updated by one row
+    an iteration. `in_use` is 0 for the slots that a restart has emptied and 1 for the others, and
+    None where nothing has restarted; an empty slot has ∞ on the diagonal and zeros beside it.
     """
 
     goals: Tensor
@@ -50,8 +49,6 @@ class Anderson(Solver[History]):
     memory: how many earlier points are mixed.
     damping: 1 mixes images only; less mixes in the points themselves; more goes beyond the images,
         for maps whose steps are as short as their steepest direction asks for.
-    period: mix in every so many steps, and take plain ones, damped likewise, in between (Banerjee,
-        Suryanarayana and Pask, 2016): for maps that cost no more than the mixing.
 
     Examples:
         >>> f, mixing = lambda z, x: torch.cos(z) + x, eq.Anderson(memory=3, tolerance=1e-6)
@@ -64,20 +61,14 @@ class Anderson(Solver[History]):
     cap: float = 1e3
     damping: float = 1.0
     restart_growth: float = 1e2
-    period: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(memory=self.memory, cap=self.cap, period=self.period)
+        check_at_least_one(memory=self.memory, cap=self.cap)
         check_positive(damping=self.damping)
         check_not_negative(ridge=self.ridge)
         if self.restart_growth <= 1:
             raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
-        if self.memory % self.period:
-            # So that the newest points lie side by side, and what is kept are whole periods.
-            raise ValueError(
-                f"memory must be a multiple of period: {self.memory} is none of {self.period}"
-            )
 
     @property
     def steady(self) -> bool:
@@ -105,41 +96,37 @@ class Anderson(Solver[History]):
             goal.copy_(image)
         else:
             torch.add(image, change, alpha=self.damping - 1, out=goal)
-        if memory.written % self.period:
-            return image if self.damping == 1 else goal.clone()
-        newest = slice(slot + 1 - self.period, slot + 1)
-        products = torch.bmm(residuals[:, newest], residuals.transpose(1, 2))
-        weights = self._weights(memory, products, newest, used)
+        products = torch.bmm(change[:, None], residuals.transpose(1, 2))[:, 0]
+        weights = self._weights(memory, products, slot, used)
         if used == 1:
             return image if self.damping == 1 else goal.clone()
         # Row by row, not as the linear solve left them: that product takes thrice the time.
         weights = weights.to(image.dtype, memory_format=torch.contiguous_format)
         return torch.bmm(weights[:, None], goals)[:, 0]
 
-    def _weights(self, memory: History, products: Tensor, newest: slice, used: int) -> Tensor:
-        """The coefficients α of each row, given the newest residuals' products with all."""
+    def _weights(self, memory: History, products: Tensor, slot: int, used: int) -> Tensor:
+        """The coefficients α of each row, given the newest residual's products with all."""
         gram = memory.gram[:, :used, :used]
-        rows = products.to(gram.dtype)
+        row = products.to(gram.dtype)
         ones = gram.new_ones(())
         if memory.in_use is not None:
-            memory.in_use[:, newest] = 1
+            memory.in_use.select(1, slot).fill_(1)
             ones = memory.in_use[:, :used]
-            rows = torch.where(ones[:, None] > 0, rows, 0.0)
-        rows[:, :, newest].diagonal(dim1=1, dim2=2).mul_(1 + self.ridge)
-        gram[:, newest].copy_(rows)
-        gram[:, :, newest].copy_(rows.transpose(1, 2))
+            row = torch.where(ones > 0, row, 0.0)
+        square = row.select(1, slot).mul_(1 + self.ridge)
+        gram.select(1, slot).copy_(row)
+        gram.select(2, slot).copy_(row)
         if used == 1:
-            return rows[:, 0]
-        weights: Tensor = torch.linalg.solve_ex(gram, ones.expand(gram.shape[:2]))[0]
+            return row
+        weights: Tensor = torch.linalg.solve_ex(gram, ones.expand_as(row))[0]
         weights /= weights.sum(dim=1, keepdim=True)
         # Written so that a NaN counts as not sound, and a zero residual too.
-        squares = gram.diagonal(dim1=1, dim2=2)
-        square, smallest = squares[:, newest.stop - 1], squares.amin(dim=1)
+        smallest = gram.diagonal(dim1=1, dim2=2).amin(dim=1)
         sound = (square <= self.restart_growth**2 * smallest) & (square > 0)
         sound &= weights.abs().sum(dim=1) <= self.cap
         if memory.in_use is None and is_free_to_ask(sound) and bool(sound.all()):
             return weights
-        return self._restarted(memory, weights, sound[:, None], newest.stop - 1, used)
+        return self._restarted(memory, weights, sound[:, None], slot, used)
 
     def _restarted(
         self, memory: History, weights: Tensor, sound: Tensor, slot: int, used: int

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, State, batch_size, map_state
+from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
 from equilibria.solvers.descent import Descent
@@ -26,13 +27,15 @@ SMALL_STATE = 4096
 """Numbers a sample below which a step of the map costs no more than Anderson's bookkeeping, and
 next to nothing to remember one more of them."""
 
+FEW_DIGITS = 1e-4
+"""Looser tolerances than this take few steps: it matters most then what each of them costs."""
+
+LONG_MEMORY = 5
+"""Points that are mixed where states are small."""
+
 LONGER_STEPS = 1.3
 """Times those of the map, where it is a gradient step on an objective of curvature 1 at the most:
 steps of up to 2 are stable there, and these save one evaluation in ten or twenty."""
-
-RARE_MIXING: dict[str, Any] = {"period": 2, "memory": 6}
-"""Of such a map where states are small: it takes about as many evaluations as mixing four points
-after each of them, which costs more than the evaluation."""
 
 PATIENCE = 10
 """Iterations without progress after which a sample with a hidden objective descends on it."""
@@ -49,9 +52,10 @@ class Auto(Anderson):
     """Picks by what the cell states; Anderson's method where nothing speaks for another.
 
     A contraction proven to be strong: Picard. A symmetric Jacobian without negative eigenvalues (a
-    hidden objective with a concave energy): Anderson's method with longer steps, which mixes in
-    every second one alone where states are small. `Solution.solver` says which one it was; the
-    thresholds come from the tables in docs/benchmarks.md. `equilibria tune` measures your model.
+    hidden objective with a concave energy): Anderson's method with longer steps; where states are
+    small with a longer memory, or, for a loose tolerance, accelerated gradient descent, which costs
+    two vectors and no linear algebra. `Solution.solver` says which one it was. The thresholds come
+    from the tables in docs/benchmarks.md; `equilibria tune` measures your own model.
 
     A sample whose residual stops falling, because the map does not contract, goes on by `Descent`
     if there is a hidden objective: a convex one is minimized in any case. It begins with what the
@@ -74,12 +78,13 @@ class Auto(Anderson):
         limits["patience"] = self.patience_with(problem)
         if problem.contraction is not None and problem.contraction <= STRONG_CONTRACTION:
             return Picard(**limits)
-        usual = self.damping == 1 and self.period == 1
-        if problem.monotone and usual:
+        small = problem.packing.size <= SMALL_STATE
+        if problem.monotone and small and self.tolerance > FEW_DIGITS:
+            return Accelerated(**limits)
+        if problem.monotone and self.damping == 1:
             own = {one.name: getattr(self, one.name) for one in fields(Anderson)}
-            small = problem.packing.size <= SMALL_STATE and self.memory == Anderson.memory
-            rare = RARE_MIXING if small else {}
-            return Anderson(**{**own, **limits, "damping": LONGER_STEPS, **rare})
+            memory = max(self.memory, LONG_MEMORY) if small else self.memory
+            return Anderson(**{**own, **limits, "damping": LONGER_STEPS, "memory": memory})
         return None
 
     def solve(
@@ -145,7 +150,7 @@ class Watched:
     That is y and d = −∇E(y) where the map is σ(d), the states are small, and until samples are
     dropped: of these the last, as many as a quasi-Newton step remembers. `step` computes what the
     cell's own step computes. Monotone maps, which rarely need a descent, are not watched: to keep
-    what each step has computed takes up to a quarter of the time of a solve.
+    what each step has computed takes a tenth of the time of a solve, and a quarter of a long one.
     """
 
     def __init__(self, problem: FixedPointProblem) -> None:
