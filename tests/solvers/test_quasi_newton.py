@@ -134,13 +134,14 @@ def test_in_three_of_four_energies_it_needs_no_more_evaluations_than_an_outside_
     assert len(behind) <= total / 4, behind
 
 
-def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use() -> None:
-    """All of them would be memory that grows with the iterations."""
+@pytest.mark.parametrize(("known", "kept"), [(False, PAIRS + 5), (True, 3)])
+def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use(known: bool, kept: int) -> None:
+    """All of them would be memory that grows with the iterations; a concave energy needs none."""
     seen: list[weakref.ref[Tensor]] = []
     most = 0
 
     class Counted(eq.Quadratic):
-        concave = False  # as if nothing were known of it
+        concave = known
 
         def descent(self, state: State, context: Context) -> State:
             nonlocal most
@@ -156,4 +157,4 @@ def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use() -> None:
     )
     assert bool(solution.converged.all())
     assert len(seen) > 3 * PAIRS
-    assert most <= PAIRS + 5
+    assert most <= kept
