@@ -57,6 +57,7 @@ def test_solve_says_it_too_and_uncoupled_layers_say_nothing() -> None:
     assert issubclass(BatchCouplingWarning, UserWarning)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_a_solver_may_couple_the_batch_too() -> None:
     """SAM selects by a regularizer; one that relates samples makes the batch one problem."""
     cell = DeepOptEqCell([UnitLayer(0.5 * torch.eye(3), torch.eye(3))])

@@ -133,6 +133,7 @@ class _Normed(nn.Module):
         return 0.3 * self.norm(z) + x
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("case", ["coupled", "batch norm", "trace"])
 def test_what_sees_the_whole_batch_is_not_cut(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(state: eq.State) -> list[slice]:

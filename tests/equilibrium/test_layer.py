@@ -64,24 +64,120 @@ def test_a_cell_may_be_given_in_the_place_of_the_energy() -> None:
         eq.EquilibriumLayer(eq.Quadratic(torch.eye(2)), activation="rellu")
 
 
-def test_inference_warns_once_training_does_not_strict_raises() -> None:
+def steep_l1() -> eq.EquilibriumLayer:
+    """A layer whose energy has kinks at which every solve stalls."""
+    l1 = eq.energy_term(lambda y, x: y.abs().sum(dim=1))
+    energy = eq.Input(eq.operators.Identity()) + 3 * l1
+    return eq.EquilibriumLayer(energy, activation="identity", tolerance=1e-6)
+
+
+def warnings_of(layer: eq.EquilibriumLayer, x: Tensor, times: int = 2) -> list[str]:
+    """The convergence warnings of some forward passes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            layer(x)
+    return [str(w.message) for w in caught if w.category is eq.ConvergenceWarning]
+
+
+def test_a_stalled_solve_warns_once_in_training_too() -> None:
+    layer = steep_l1()
+    assert layer.training
+    (message,) = warnings_of(layer, torch.randn(4, 16))
+    assert "4 of 4 samples (100%) did not converge" in message
+    assert "stalled" in message
+
+
+def test_a_diverged_solve_warns_once_in_training_too() -> None:
+    layer = eq.EquilibriumLayer(lambda z, x: 3 * z + x, tolerance=1e-6, solver="picard")
+    (message,) = warnings_of(layer, torch.ones(2, 3))
+    assert "diverged" in message
+
+
+@pytest.mark.parametrize(("tolerance", "count"), [(1e-1, 0), (1e-4, 1)])
+def test_training_warns_only_of_residuals_far_above_the_tolerance(
+    tolerance: float, count: int
+) -> None:
+    """The relative residuals of z ← z/2 + x are 1, 1/3, 1/7, 1/15, 1/31 from zero on."""
+    solver = eq.Picard(tolerance=tolerance / 8, max_iterations=5)
+    layer = eq.EquilibriumLayer(lambda z, x: z / 2 + x, solver=solver)
+    assert len(warnings_of(layer, torch.ones(2, 3))) == count
+    assert layer.last_solution is not None
+    assert layer.last_solution.share_converged == 0
+    layer.eval()
+    assert len(warnings_of(layer, torch.ones(2, 3))) == 1 - count  # said once for each status
+
+
+def test_each_way_to_fail_is_reported_although_another_was() -> None:
+    factor = torch.tensor(0.5)
+    layer = eq.EquilibriumLayer(
+        lambda z, x: factor * z + x, solver=eq.Picard(max_iterations=20, tolerance=1e-12)
+    ).eval()
+    with pytest.warns(eq.ConvergenceWarning, match="out of iterations"):
+        layer(torch.ones(2, 3))
+    factor.fill_(1e4)
+    with pytest.warns(eq.ConvergenceWarning, match="diverged"):
+        layer(torch.ones(2, 3))
+
+
+def test_a_strict_layer_raises_in_training() -> None:
     problem = relu_active_set()
     solver = eq.Picard(max_iterations=2, tolerance=1e-8)
-    layer = eq.EquilibriumLayer(cell=problem.cell, solver=solver)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer(problem.x)  # training: the facts are in last_solution
-    assert layer.last_solution is not None
-    assert layer.last_solution.share_converged < 1
-    layer.eval()
-    with pytest.warns(eq.ConvergenceWarning, match=r"of 4 samples \(.*%\) did not converge"):
-        layer(problem.x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer(problem.x)
     strict = eq.EquilibriumLayer(cell=problem.cell, solver=solver, strict=True)
     with pytest.raises(eq.ConvergenceError, match="raise max_iterations"):
         strict(problem.x)
+
+
+def test_iterations_that_are_the_output_do_not_warn_in_training() -> None:
+    layer = eq.EquilibriumLayer(lambda z, x: z / 2 + x, gradient=eq.Unrolled(steps=3))
+    assert warnings_of(layer, torch.ones(2, 3)) == []
+
+
+def test_the_warning_points_at_the_line_of_the_caller() -> None:
+    layer = steep_l1()
+    model = torch.nn.Sequential(torch.nn.Identity(), layer)
+    with pytest.warns(eq.ConvergenceWarning) as caught:
+        model(torch.randn(2, 16))
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_the_warning_of_a_backward_solve_points_at_the_line_of_the_caller() -> None:
+    problem = relu_active_set()
+    gradient = eq.Implicit(max_iterations=1, tolerance=1e-12)
+    layer = eq.EquilibriumLayer(cell=problem.cell, tolerance=1e-8, gradient=gradient)
+    y = layer(problem.x.requires_grad_())
+    with pytest.warns(eq.ConvergenceWarning, match="backward solve") as caught:
+        y.sum().backward()
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.filterwarnings("ignore:.*did not converge")
+def test_samples_that_diverge_are_nan_and_the_others_are_not_touched(training: bool) -> None:
+    """z ← x·z + 1 contracts for |x| < 1."""
+    layer = eq.EquilibriumLayer(lambda z, x: x * z + 1, solver="picard").train(training)
+    x = torch.tensor([[0.5], [1e3], [torch.nan], [0.25]])
+    expected = torch.tensor([[2.0], [torch.nan], [torch.nan], [4 / 3]])
+    for output in (layer(x), layer.output(layer.solve(x))):
+        torch.testing.assert_close(output, expected, rtol=1e-3, atol=0, equal_nan=True)
+
+
+def test_a_map_that_normalizes_a_faint_input_has_not_diverged() -> None:
+    layer = eq.EquilibriumLayer(
+        lambda z, x: (
+            0.5 * z + x / x.norm(dim=1, keepdim=True) * (z.norm(dim=1, keepdim=True) > 0) + x
+        )
+    )
+    solution = layer.solve(torch.full((1, 4), 1e-12))
+    assert bool(solution.converged.all())
+    torch.testing.assert_close(solution.state, torch.ones(1, 4), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("call", ["forward", "solve"])
+def test_float16_on_a_cpu_is_refused_with_the_reason(call: str) -> None:
+    layer = eq.EquilibriumLayer(eq.Input(torch.eye(2))).half()
+    with pytest.raises(NotImplementedError, match=r"float16 on a CPU.*model\.float\(\)"):
+        getattr(layer, call)(torch.ones(1, 2, dtype=torch.float16))
 
 
 def test_inject_runs_once_a_solve_and_step_once_an_iteration() -> None:

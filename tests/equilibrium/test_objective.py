@@ -210,6 +210,7 @@ def test_the_layer_is_a_numerical_argmin_for_an_invertible_weight(activation: st
     np.testing.assert_allclose(found.x @ W.numpy(), expected[0].numpy(), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 @given(seed=st.integers(0, 2**16), norm=st.floats(0.1, 1.0), alpha=st.floats(0.1, 1.0))
 def test_the_objective_falls_along_a_picard_iteration(seed: int, norm: float, alpha: float) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -186,6 +186,7 @@ class SmallestEntry(StoppingCriterion):
         return state.amax(dim=1) > self.level
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("solver", ["picard", "anderson", "auto"])
 def test_when_to_stop_is_an_object(solver: str) -> None:
     """And each sample stops by it on its own, also after others were dropped from the batch."""

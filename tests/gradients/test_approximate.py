@@ -203,6 +203,7 @@ def test_one_step_records_the_last_evaluation_of_the_solve(
     torch.testing.assert_close(found, torch.ones_like(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_one_step_of_a_solve_that_fails_is_taken_at_its_best_state() -> None:
     cell = Counted(torch.tensor([0.99, 0.5], dtype=torch.float64))
     layer = eq.EquilibriumLayer(

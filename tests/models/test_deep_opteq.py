@@ -138,6 +138,7 @@ def test_corollary_1_the_equilibrium_of_two_layers_minimizes_an_objective() -> N
     torch.testing.assert_close(z, state, rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 @given(seed=st.integers(0, 2**16), alpha=st.floats(0.1, 1.0), layers=st.integers(1, 2))
 def test_the_objective_of_one_or_two_layers_falls_along_picard(
     seed: int, alpha: float, layers: int

@@ -176,13 +176,18 @@ def test_a_copy_is_the_same() -> None:
 
 
 def test_a_solve_that_fails_says_why() -> None:
-    batch = images()
-    batch[0, 0, 0, 0] = float("nan")
-    with pytest.raises(RuntimeError, match="images that are not finite"):
-        tiny()(batch)
     model = NeuralODE(in_channels=2, filters=4, max_steps=1, rtol=1e-9, atol=1e-9).double()
     with pytest.raises(RuntimeError, match="raise max_steps"):
         model(images())
+
+
+def test_an_image_that_is_not_finite_gives_nan_for_itself_alone() -> None:
+    batch, model = images(), tiny()
+    clean = model(batch[1:])
+    batch[0, 0, 0, 0] = float("nan")
+    outputs = model(batch)
+    assert outputs[0].isnan().all()
+    torch.testing.assert_close(outputs[1:], clean)
 
 
 def test_without_torchdiffeq_the_error_says_what_to_install(

@@ -127,6 +127,7 @@ def test_the_bound_holds_and_the_solve_stops_below_a_gray_level(
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_the_objective_falls_along_a_solve(prior: eq.energies.OpponentPrior) -> None:
     x = noisy(gray(photograph(side=24)))
     restorer = exact(prior, 1e-6)

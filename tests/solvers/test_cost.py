@@ -23,6 +23,7 @@ def hard_problem() -> tuple[eq.EnergyCell, Tensor]:
     return eq.EnergyCell(eq.Input(Identity()) + eq.Quadratic(W), "relu"), x
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
     """Counts, not times: they are what a solver is for, and the machine does not change them."""
     cell, x = hard_problem()
@@ -37,6 +38,7 @@ def test_what_a_solve_costs_in_evaluations_of_the_map() -> None:
     assert counts["auto"] < counts["anderson"] < counts["accelerated"]
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize(
     ("solver", "vectors"),
     [

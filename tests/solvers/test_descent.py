@@ -142,6 +142,7 @@ def test_gradients_are_finite_differences(entry: Entry) -> None:
     torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_gradients_beside_a_curvature_of_a_million_are_those_of_a_dense_solve() -> None:
     """dy/dx = (I + S∇²E)⁻¹ S ∂d/∂x, d = −∇E."""
     run = eq.EquilibriumLayer(

@@ -101,6 +101,7 @@ def test_the_schedule_is_theorem_5s() -> None:
         SAM(lipschitz=0.0)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_the_state_is_the_last_iterate_of_equation_11(unrolled: bool) -> None:
     """It was T(z^(K−1)): the last of K steps towards R was left out."""
@@ -116,6 +117,7 @@ def test_the_state_is_the_last_iterate_of_equation_11(unrolled: bool) -> None:
     torch.testing.assert_close(layer.solve(X).state, z)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_its_status_is_true() -> None:
     layer = eq.EquilibriumLayer(cell=Projection(A), solver=SAM(tolerance=1e-3, max_iterations=7))
     solution = layer.train().solve(X, trace="states")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import equilibria as eq
 from equilibria.data import RandomShift, Split, load_digits
+from equilibria.models import NonFiniteInputError, NonFiniteWeightsWarning
 from equilibria.tasks import Classification, Outcome, Task
 from equilibria.training import (
     EpochMetrics,
@@ -98,8 +99,9 @@ def test_non_finite_loss_says_what_to_do(few_digits: Split) -> None:
     model = small_model()
     with torch.no_grad():
         model.head.classifier.bias[0] = torch.nan
-    with pytest.raises(
-        NonFiniteError, match=r"the loss is nan in epoch 1.*lower the learning rate"
+    with (
+        pytest.warns(NonFiniteWeightsWarning, match=r"head\.classifier\.bias"),
+        pytest.raises(NonFiniteError, match=r"the loss is nan in epoch 1.*lower the learning rate"),
     ):
         fit(model, Classification(), few_digits, settings())
 
@@ -113,12 +115,13 @@ def test_weights_that_the_last_step_has_ruined_are_an_error(few_digits: Split) -
 
 
 def test_images_with_nan_are_an_error(few_digits: Split) -> None:
-    poisoned = Split(torch.full_like(few_digits.images, torch.nan), few_digits.labels)
-    with (
-        pytest.warns(eq.ConvergenceWarning, match="the input holds NaN"),
-        pytest.raises(NonFiniteError, match="check the images for NaN"),
-    ):
-        fit(small_model(), Classification(), poisoned, settings())
+    images = few_digits.images.clone()
+    images[17] = torch.nan
+    model = small_model()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(NonFiniteInputError, match=r"samples 17 hold NaN.*non_finite=drop"):
+        fit(model, Classification(), Split(images, few_digits.labels), settings(batch_size=120))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
 class RootAtZero(Task):
@@ -239,3 +242,25 @@ def test_threads_that_are_started_meanwhile_take_it_over() -> None:
     with denormals_as_zero(), ThreadPoolExecutor(1) as pool:
         assert not pool.submit(counts_denormals).result()
     assert counts_denormals()
+
+
+def test_images_that_are_not_finite_are_left_out_if_the_settings_say_so(
+    few_digits: Split,
+) -> None:
+    images = few_digits.images.clone()
+    images[[2, 5]] = torch.nan
+    sound = torch.tensor([i for i in range(len(images)) if i not in (2, 5)])
+    chosen = settings(non_finite="drop", batch_size=len(images))
+    model = small_model()
+    with pytest.warns(UserWarning, match=r"left out 2 training samples .*: 2, 5"):
+        (metrics, *_) = fit(model, Classification(), Split(images, few_digits.labels), chosen)
+    assert torch.isfinite(torch.tensor(metrics.loss))
+    assert not eq.models.non_finite_tensors(model)
+    other = small_model()
+    (expected, *_) = fit(
+        other,
+        Classification(),
+        Split(images[sound], few_digits.labels[sound]),
+        settings(batch_size=len(sound)),
+    )
+    assert metrics.loss == pytest.approx(expected.loss, rel=1e-4)

@@ -1,5 +1,6 @@
 """What a solve is about: the state that is iterated and the context it is iterated in."""
 
+from equilibria.context.caller import warn_caller
 from equilibria.context.context import Context, Entry, is_exporting, numbered, run_eagerly
 from equilibria.context.state import (
     Layout,
@@ -30,4 +31,5 @@ __all__ = [
     "sum_per_sample",
     "twin",
     "unflatten_state",
+    "warn_caller",
 ]

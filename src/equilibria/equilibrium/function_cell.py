@@ -69,7 +69,10 @@ class FunctionCell(Cell):
 
     def _try(self, *inputs: Tensor) -> None:
         """One evaluation, so that what cannot work is said before a solve begins."""
-        remedy = "give FunctionCell(f, state_shape=(...)) the shape of the state of one sample"
+        remedy = (
+            "give the shape of the state of one sample: "
+            "eq.EquilibriumLayer(eq.equilibrium.FunctionCell(f, state_shape=(...)))"
+        )
         with torch.enable_grad():
             try:
                 image = self._call(self.initial_state(*inputs), *(x.detach() for x in inputs))

@@ -7,7 +7,6 @@ import functools
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
@@ -26,6 +25,7 @@ from equilibria.context import (
     map_state,
     run_eagerly,
     state_tensors,
+    warn_caller,
 )
 from equilibria.context.state import in_format_of
 from equilibria.energies import Energy
@@ -33,7 +33,11 @@ from equilibria.equilibrium.cell import Cell, EnergyCell
 from equilibria.equilibrium.function_cell import FunctionCell
 from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.solving import Active, Solving
-from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
+from equilibria.equilibrium.unsupported import (
+    refuse_half_on_cpu,
+    refuse_recording,
+    refuse_transforms,
+)
 from equilibria.gradients import Backward, BackwardLog, GradientRule
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import accepts_old_names
@@ -173,7 +177,8 @@ class EquilibriumLayer(nn.Module):
             state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
             self._note(solution, active)
             active.note_equilibrium(inputs, state, solution.context)
-            return self.cell.output(state, solution.context)
+            output = self.cell.output(state, solution.context)
+            return _without_diverged(output, solution)
 
     @torch.no_grad()
     def solve(
@@ -216,8 +221,8 @@ class EquilibriumLayer(nn.Module):
             Active(self, self.solving).note_visited(inputs, state, context)
 
     def output(self, solution: Solution) -> Tensor:
-        """The feature that belongs to a solution."""
-        return self.cell.output(solution.state, solution.context)
+        """The feature that belongs to a solution; NaN for samples that diverged."""
+        return _without_diverged(self.cell.output(solution.state, solution.context), solution)
 
     def objective(self, x: Inputs) -> Objective:
         """The hidden objective at an input.
@@ -318,33 +323,38 @@ class EquilibriumLayer(nn.Module):
         if self.training or not self.couples_batch or batch < 2 or "coupling" in self._warned:
             return
         self._warned.add("coupling")
-        warnings.warn(
+        warn_caller(
             "this layer couples the samples of a batch (a regularizer such as decorrelation or "
             "HSIC): the result of each depends on the others in its batch. Run samples one by one, "
             "or always in the same batches, where that matters.",
             BatchCouplingWarning,
-            stacklevel=4,
         )
 
     def _note(self, solution: Solution, active: Active) -> Solution:
-        """Keep the facts of a solve, and say so where it failed, with what helps."""
-        failed = not bool(solution.converged.all())
-        # What has stalled has come to the end of its objective: it says why itself.
-        diagnosed = failed and not bool((solution.status == Status.STALLED).any())
-        if diagnosed and (active.solving.strict or not self.training):
+        """Keep the facts of a solve and report failures, with the remedy.
+
+        A failed solve warns once for each status it can end with. In training, running out of
+        iterations near the tolerance is ordinary and is not reported; neither is it where the
+        gradient rule defines the output as the last iterate.
+        """
+        strict, status = active.solving.strict, solution.worst_status
+        failed = status is not Status.CONVERGED
+        reported = failed and not self.training
+        if failed and self.training:
+            iterates = active.solving.gradient.from_zero and status is Status.OUT_OF_ITERATIONS
+            reported = not iterates and bool(solution.is_unusable.any())
+        warns = reported and not strict and f"forward {status.name}" not in self._warned
+        # The message of a stalled solve carries its own remedy.
+        if failed and status is not Status.STALLED and (warns or strict or not self.training):
             remedy = self.cell.diagnosis(solution.state, solution.context)
             solution = dataclasses.replace(solution, remedy=remedy)
         self.last_solution = solution.facts()
         active.note(solution)
-        if not failed:
-            return solution
-        if active.solving.strict:
+        if failed and strict:
             raise ConvergenceError(solution.summary())
-        # Out of iterations is ordinary while training; a diverged sample never is.
-        serious = not self.training or bool((solution.status == Status.DIVERGED).any())
-        if serious and "forward" not in self._warned:
-            self._warned.add("forward")
-            warnings.warn(solution.summary(), ConvergenceWarning, stacklevel=3)
+        if warns:
+            self._warned.add(f"forward {status.name}")
+            warn_caller(solution.summary(), ConvergenceWarning)
         return solution
 
     def __prepare_scriptable__(self) -> None:
@@ -379,6 +389,7 @@ def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
 
 def _usable(x: Inputs) -> tuple[Tensor, ...]:
     """Inputs that can be differentiated, in the format in which they are fastest."""
+    refuse_half_on_cpu(as_inputs(x))
     return tuple(
         in_fastest_format(one.clone() if one.is_inference() else one) for one in as_inputs(x)
     )
@@ -390,7 +401,19 @@ def in_fastest_format(x: Tensor) -> Tensor:
     The state takes the format of its input, and the solver's buffer that of the state.
     """
     fast = x.dim() == 4 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-    return x.contiguous(memory_format=torch.channels_last) if fast else x
+    if not fast or is_wrapped(x):
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _without_diverged(output: Tensor, solution: Solution) -> Tensor:
+    """Replace the features of samples that diverged by NaN: they have no equilibrium."""
+    if solution.worst_status is not Status.DIVERGED:
+        return output
+    diverged = solution.status == Status.DIVERGED
+    if len(diverged) == 1:  # The samples of a coupled batch are one problem.
+        return torch.full_like(output, torch.nan)
+    return output.masked_fill(diverged.reshape(-1, *[1] * (output.dim() - 1)), torch.nan)
 
 
 def _finite_start(first: Tensor, context: Context) -> Tensor:

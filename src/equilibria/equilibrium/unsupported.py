@@ -57,6 +57,20 @@ def refuse_transforms(rule: GradientRule | None, tensors: Iterable[Tensor]) -> N
         )
 
 
+def refuse_half_on_cpu(tensors: Iterable[Tensor]) -> None:
+    """Refuse float16 on a CPU, whose convolutions take a hundred times as long as in float32.
+
+    Its precision of 1e-3 is also below the usual tolerances.
+    """
+    for tensor in tensors:
+        if tensor.dtype is torch.float16 and tensor.device.type == "cpu":
+            raise NotImplementedError(
+                "an equilibrium layer does not compute in float16 on a CPU, where that takes about "
+                "a hundred times as long as float32: use model.float(), or model.bfloat16() with a "
+                "tolerance of 0.05 or more"
+            )
+
+
 @torch.no_grad()
 def _hides_tangent(tensor: Tensor) -> bool:
     """Whether forward mode runs below another transform: it refuses functions with `out`."""

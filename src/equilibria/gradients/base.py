@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State
+from equilibria.context import Context, State, warn_caller
 from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
@@ -103,7 +102,7 @@ class Backward:
                 raise ConvergenceError(found.summary())
             if "backward" not in self.log.warned:
                 self.log.warned.add("backward")
-                warnings.warn(found.summary(), ConvergenceWarning, stacklevel=3)
+                warn_caller(found.summary(), ConvergenceWarning)
         if self.told is not None:
             self.told(facts)
 

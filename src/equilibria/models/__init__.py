@@ -49,6 +49,12 @@ from equilibria.models.mopteq.models import (
     perturbed_logits,
     popteq,
 )
+from equilibria.models.non_finite import (
+    NonFiniteInputError,
+    NonFiniteWeightsWarning,
+    finite_samples,
+    non_finite_tensors,
+)
 from equilibria.models.opteq.cells import DeepOptEqCell, OptEqCell, UnitLayer
 from equilibria.models.opteq.models import (
     EquilibriumSegmenter,
@@ -101,6 +107,8 @@ __all__ = [
     "MonDEQCell",
     "NoCertificateError",
     "NoContributionsError",
+    "NonFiniteInputError",
+    "NonFiniteWeightsWarning",
     "OptEqCell",
     "POptEqCell",
     "PhotoRestorer",
@@ -122,6 +130,7 @@ __all__ = [
     "equilibrium_segmenter",
     "few_shot_mdeq",
     "few_shot_opteq",
+    "finite_samples",
     "geq",
     "heritage_diversity_loss",
     "image_classifier",
@@ -135,6 +144,7 @@ __all__ = [
     "mondeq",
     "mopteq",
     "nearest_width",
+    "non_finite_tensors",
     "opteq",
     "opteq_cell",
     "opteq_decoder",

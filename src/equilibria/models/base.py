@@ -12,6 +12,7 @@ from equilibria.context import Context, State
 from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
+from equilibria.models.non_finite import guard
 from equilibria.solvers import LinearSolution, Solution, Solver
 
 C = TypeVar("C", bound=Cell)
@@ -45,6 +46,7 @@ class EquilibriumModel(nn.Module):
         self.stem = stem
         self.layer = layer
         self.head = head
+        guard(self)
 
     def forward(self, *inputs: Any, start: State | None = None) -> Tensor:
         output: Tensor = self.head(self.features(*inputs, start=start))

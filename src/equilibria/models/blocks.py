@@ -58,10 +58,18 @@ def normalize_first(model: nn.Module, mean: Sequence[float], std: Sequence[float
     their names.
     """
     normalize = Normalize(mean, std)
-    found = (getattr(model, name, None) for name in FIRST_LAYERS)
-    first = next((module for module in found if isinstance(module, nn.Module)), model)
-    first.register_forward_pre_hook(normalize.before)
+    first_layer(model).register_forward_pre_hook(normalize.before)
     model.normalize = normalize
+
+
+def first_layer(model: nn.Module) -> nn.Module:
+    """Return the module of a model that sees the images first; the model itself if none is known.
+
+    Args:
+        model: A model of images.
+    """
+    candidates = (getattr(model, name, None) for name in FIRST_LAYERS)
+    return next((module for module in candidates if isinstance(module, nn.Module)), model)
 
 
 class ImageLayers(nn.Sequential):

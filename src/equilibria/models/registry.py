@@ -16,6 +16,7 @@ from torch import nn
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.models.blocks import normalize_first
+from equilibria.models.non_finite import guard
 from equilibria.registry import Registry, check_options, current_names
 
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
@@ -165,6 +166,7 @@ def create_model(
         options = {option: value for option, value in options.items() if option not in SOLVING}
         options["solving"] = Solving(**single) if whole is None else whole.changed(**single)
     model = factory(**options)
+    guard(model)
     if normalize is not None:
         normalize_first(model, *normalize)
     return model

@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, State
+from equilibria.solvers.asking import is_free_to_ask
 from equilibria.solvers.solution import Solution, Status
 
 if TYPE_CHECKING:
     from equilibria.solvers.problem import FixedPointProblem
 
 DIVERGENCE_FACTOR = 1e6
-"""A residual this many times larger than the first residual and the first image has diverged."""
+"""A residual this many times larger than the first residuals and images has diverged."""
+
+FIRST_ITERATIONS = 3
+"""How many iterations set that scale: a normalized map brings a faint input to full size in two."""
 
 
 ROOM = 1e9
@@ -94,6 +98,8 @@ class Scale:
     def __init__(self) -> None:
         self.limit: Tensor | None = None
         self.floor: Tensor | None = None
+        self.measured = 0
+        """How often `measure` was called."""
 
     def measure(self, image: Tensor, change: Tensor, rounding: Tensor | None) -> Residuals:
         """The residuals of T(y) and T(y) − y, which are known up to `rounding`."""
@@ -104,6 +110,11 @@ class Scale:
             # A fixed point at zero has no scale: rounding of what was seen first sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)
+        elif self.measured < FIRST_ITERATIONS and self._may_exceed(absolute):
+            larger = DIVERGENCE_FACTOR * torch.maximum(absolute, size)
+            self.limit = torch.where(larger > self.limit, larger, self.limit)
+            self.limit = torch.where(torch.isfinite(larger), self.limit, -torch.inf)
+        self.measured += 1
         certain = absolute
         if rounding is not None:
             certain = torch.where(size > 0, torch.maximum(absolute, rounding), absolute)
@@ -111,6 +122,11 @@ class Scale:
         return Residuals(
             absolute, relative_residual(certain, size, self.floor), absolute <= self.limit
         )
+
+    def _may_exceed(self, absolute: Tensor) -> bool:
+        """Whether a row is beyond its limit; True where reading that would stall the device."""
+        assert self.limit is not None
+        return not (is_free_to_ask(absolute) and bool((absolute <= self.limit).all()))
 
     def keep(self, rows: Tensor) -> None:
         if self.limit is not None and self.floor is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ TOO_SMALL = (
     "the numbers are too small for their type: scale the input, or compute in a wider type "
     "(model.double())"
 )
+
+
+FAR = 10
+"""A residual above this many times the tolerance is far from convergence."""
 
 
 class ConvergenceWarning(UserWarning):
@@ -124,9 +129,34 @@ class Solution:
         return self.status == Status.CONVERGED
 
     @property
+    def is_unusable(self) -> Tensor:
+        """For each sample whether its state says little about the equilibrium.
+
+        That is so where the solve diverged, stalled, or ended at a residual above ten times the
+        tolerance. A sample that ran out of iterations close to its tolerance is usable: this is
+        ordinary in training.
+        """
+        near = self.residual <= FAR * self.tolerance
+        ended_early = (self.status == Status.DIVERGED) | (self.status == Status.STALLED)
+        return ended_early | ~(self.converged | near)
+
+    @property
     def share_converged(self) -> float:
         """The share of problems that converged; 1 for an empty batch."""
         return float(self.converged.float().mean()) if self.status.numel() else 1.0
+
+    @property
+    def _severity(self) -> Tensor:
+        """0 for a sample that converged; larger the worse a sample failed."""
+        stalled, diverged = self.status == Status.STALLED, self.status == Status.DIVERGED
+        return (~self.converged).int() + self.is_unusable.int() + stalled.int() + 2 * diverged.int()
+
+    @cached_property
+    def worst_status(self) -> Status:
+        """How the sample that failed worst ended; `CONVERGED` if none failed."""
+        if bool(self.converged.all()):
+            return Status.CONVERGED
+        return Status(int(self.status[int(torch.argmax(self._severity))]))
 
     def facts(self) -> Solution:
         """The same without state, context and trace, which are as large as the problem."""
@@ -152,8 +182,7 @@ class Solution:
             # A stopping criterion of its own may be content with more than the tolerance.
             largest = max(float(self.residual.max()), self.tolerance) if total else self.tolerance
             return f"all {total} samples converged to {largest:.1e}"
-        diverged = self.status == Status.DIVERGED
-        worst = int(torch.argmax((~self.converged).int() + diverged.int()))
+        worst = int(torch.argmax(self._severity))
         return (
             f"{failed} of {total} samples ({failed / total:.0%}) did not converge; "
             f"sample {worst}: {self.message(worst)}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.context import State, state_tensors
+from equilibria.context import State, state_tensors, warn_caller
 from equilibria.data import Augmentation, Batches, Source, usual_workers
 from equilibria.equilibrium import (
     EquilibriumLayer,
@@ -25,6 +25,8 @@ from equilibria.equilibrium import (
     random_iterate,
     solving,
 )
+from equilibria.models import NonFiniteInputError, finite_samples
+from equilibria.models.non_finite import listed
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.checkpoints import Checkpoints, TrainingState
@@ -243,6 +245,11 @@ class _Training:
             totals.gradient += norm.detach()
             if self.on_step is not None:
                 self.on_step(StepProgress(epoch=epoch, step=self.step, steps=self.steps, loss=loss))
+        if totals.dropped and epoch == 1:
+            warn_caller(
+                f"left out {len(totals.dropped)} training samples that hold NaN or infinite "
+                f"values: {listed(totals.dropped)}"
+            )
         self._require_finite(totals.sums[1], "loss", at_once=True)
         # No loss has seen what the last step made of the weights.
         largest = [p.detach().abs().amax().double() for p in self.model.parameters() if p.numel()]
@@ -258,6 +265,7 @@ class _Training:
         targets = targets.to(self.device, non_blocking=True)
         if self.augmentation is not None and len(images):
             images, targets = self.augmentation(images, targets, generator)
+        indices, images, targets = self._finite(indices, images, targets, totals)
         with (
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast),
             self._recording(indices) as record,
@@ -276,6 +284,20 @@ class _Training:
         weight = share * (local[0] / summed[0].clamp_min(1)).to(loss.dtype)
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         return summed[1] / summed[0].clamp_min(1)
+
+    def _finite(self, indices: Tensor, images: Tensor, targets: Tensor, totals: _Totals) -> Batch:
+        """The samples of a batch whose images are finite; an error names the others."""
+        finite = finite_samples(images) if len(images) else torch.ones(0, dtype=torch.bool)
+        if bool(finite.all()):
+            return indices, images, targets
+        broken = indices[~finite.to(indices.device)].tolist()
+        if self.settings.non_finite == "refuse":
+            raise NonFiniteInputError(
+                f"the training samples {listed(broken)} hold NaN or infinite values: repair or "
+                "remove them, or leave them out by training.non_finite=drop"
+            )
+        totals.dropped += broken
+        return indices[finite.to(indices.device)], images[finite], targets[finite]
 
     def _forward(self, images: Tensor, targets: Tensor) -> Outcome:
         if len(images):
@@ -388,6 +410,8 @@ class _Totals:
         self.counts_correct = True
         self.learning_rate = 0.0
         self.solves: list[Solved] = []
+        self.dropped: list[int] = []
+        """Samples that were left out because they are not finite, by their places in the data."""
 
 
 class _Starts:

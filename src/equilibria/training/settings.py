@@ -15,6 +15,7 @@ from equilibria.registry import check_values
 
 OptimizerName = Literal["adamw", "adam", "sgd"]
 JacobianPlace = Literal["equilibrium", "iterate"]
+NonFinite = Literal["refuse", "drop"]
 SEEDS = 2**63
 """How many a generator of torch knows, without the negative ones."""
 Schedule = Literal["cosine", "step", "polynomial", "constant"]
@@ -46,6 +47,8 @@ class TrainingSettings:
         Estimated with `jacobian_vectors` random vectors at the equilibrium, or, for
         `jacobian_at`="iterate", at a random one of the first 12 iterates; where a step searches
         over inputs (JIIO), at a random one of that search, with the x it had there.
+    non_finite: What happens to training samples with NaN or infinite values: "refuse" ends the
+        training with an error that names them, "drop" leaves them out of their batch and warns.
     seed: of the order of samples and of augmentation. The model's initial weights come from torch's
         own generator: call `torch.manual_seed` before making the model.
 
@@ -79,6 +82,7 @@ class TrainingSettings:
     jacobian_weight: float = 0.0
     jacobian_at: JacobianPlace = "equilibrium"
     jacobian_vectors: int = 1
+    non_finite: NonFinite = "refuse"
     seed: int = 0
     continued_at: tuple[int, ...] = ()
 
@@ -98,6 +102,7 @@ class TrainingSettings:
                 "optimizer": get_args(OptimizerName),
                 "schedule": get_args(Schedule),
                 "jacobian_at": get_args(JacobianPlace),
+                "non_finite": get_args(NonFinite),
                 "gradient": [None, *list_gradients()],
             },
         )

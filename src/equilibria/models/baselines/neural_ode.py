@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from equilibria.activations import Activation, get_activation
 from equilibria.context import run_eagerly
 from equilibria.models.blocks import PooledLinearHead, check_images
+from equilibria.models.non_finite import finite_samples
 from equilibria.registry import check_not_negative, check_positive
 
 
@@ -116,7 +117,14 @@ class NeuralODE(nn.Module):
         if start.numel() == 0:
             self.last_evaluations = 0
             return start.to(images.dtype)
-        return self._flow(start).to(images.dtype)
+        finite = finite_samples(start)
+        if bool(finite.all()):
+            return self._flow(start).to(images.dtype)
+        # The step size is that of the whole batch: a sample that is not finite would end it.
+        features = torch.full_like(start, torch.nan)
+        if bool(finite.any()):
+            features = features.index_put((finite,), self._flow(start[finite]))
+        return features.to(images.dtype)
 
     @run_eagerly
     def _flow(self, start: Tensor) -> Tensor:

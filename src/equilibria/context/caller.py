@@ -1,0 +1,41 @@
+"""Warnings that point at the user's own line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+_INTERNAL = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    contextlib.__file__,
+)
+"""The folders and files whose frames lie between the user's line and a warning."""
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that names the nearest line outside of the library and of PyTorch.
+
+    A fixed `stacklevel` cannot do that: how many frames lie in between depends on decorators,
+    context managers, and the module that holds the layer.
+
+    Args:
+        message: The text of the warning.
+        category: The class of the warning.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     eq.context.warn_caller("the step size is 0", UserWarning)
+        >>> str(caught[0].message)
+        'the step size is 0'
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -1,0 +1,171 @@
+"""NaN and infinite values in what a model is given, and in what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.jit import is_tracing  # type: ignore[attr-defined]
+
+from equilibria.context import is_exporting, warn_caller
+from equilibria.models.blocks import first_layer
+from equilibria.operators.norm_control import is_wrapped
+from equilibria.solvers.asking import is_free_to_ask
+
+MOST_NAMED = 5
+"""Samples or tensors that a message lists by name."""
+
+
+class NonFiniteInputError(ValueError):
+    """A training batch holds NaN or infinite values.
+
+    The batch is refused before any layer sees it: one such image would spread through batch
+    normalization to all samples, and stay in the running statistics.
+
+    Examples:
+        >>> model = eq.create_model("opteq-small")
+        >>> try:
+        ...     model(torch.full((1, 3, 8, 8), torch.nan))
+        ... except eq.models.NonFiniteInputError as error:
+        ...     print(str(error)[:48])
+        1 of 1 samples hold NaN or infinite values (0):
+    """
+
+
+class NonFiniteWeightsWarning(UserWarning):
+    """A model holds parameters or buffers that are NaN or infinite: its outputs mean nothing.
+
+    Examples:
+        >>> issubclass(eq.models.NonFiniteWeightsWarning, UserWarning)
+        True
+    """
+
+
+def finite_samples(batch: Tensor) -> Tensor:
+    """Return for each sample of a batch whether all of its values are finite.
+
+    Args:
+        batch: Samples in the first dimension, shape (B, ...).
+
+    Returns:
+        Booleans, shape (B,).
+
+    Examples:
+        >>> eq.models.finite_samples(torch.tensor([[1.0, 2.0], [torch.nan, 0.0]]))
+        tensor([ True, False])
+    """
+    return batch.detach().isfinite().flatten(1).all(dim=1)
+
+
+def non_finite_tensors(model: nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers that hold NaN or infinite values.
+
+    Args:
+        model: Any module.
+
+    Examples:
+        >>> layer = torch.nn.BatchNorm2d(2)
+        >>> eq.models.non_finite_tensors(layer)
+        []
+        >>> _ = layer.running_mean.fill_(torch.nan)
+        >>> eq.models.non_finite_tensors(layer)
+        ['running_mean']
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [
+        name
+        for name, tensor in tensors
+        if tensor.is_floating_point()
+        and tensor.device.type != "meta"
+        and not bool(tensor.detach().isfinite().all())
+    ]
+
+
+def listed(items: Sequence[object]) -> str:
+    """Return the first few items and how many more there are, for a message."""
+    shown = ", ".join(map(str, items[:MOST_NAMED]))
+    more = len(items) - MOST_NAMED
+    return shown if more <= 0 else f"{shown} and {more} more"
+
+
+def guard(model: nn.Module) -> None:
+    """Make a model treat samples that are not finite alike, whatever its layers make of them.
+
+    In training mode a batch with such a sample raises `NonFiniteInputError` before any buffer
+    changes. In evaluation mode the outputs of such a sample are NaN. The first forward pass, and
+    each `load_state_dict`, warns if the model holds tensors that are not finite.
+
+    The checks are hooks: they run in `model(x)`, not in a graph that is recorded for export.
+
+    Args:
+        model: A model whose first input has the samples in its first dimension.
+    """
+    if getattr(model, "_is_guarded", False):
+        return
+    model._is_guarded = True  # type: ignore[assignment]
+    model._is_checked = False  # type: ignore[assignment]
+    # The first layer is also called alone (`model.features`), or inside a transform that hides
+    # the values from it.
+    for module in {model, first_layer(model)}:
+        module.register_forward_pre_hook(_refuse_non_finite)
+    model.register_forward_pre_hook(_check_tensors_once)
+    model.register_forward_hook(_mark_non_finite)
+    model.register_load_state_dict_post_hook(_check_tensors)  # type: ignore[no-untyped-call]
+
+
+def _refuse_non_finite(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    batch = _batch(inputs)
+    if batch is None or not layer.training:
+        return
+    finite = finite_samples(batch)
+    if bool(finite.all()):
+        return
+    rows = (~finite).nonzero().squeeze(1).tolist()
+    raise NonFiniteInputError(
+        f"{len(rows)} of {len(finite)} samples hold NaN or infinite values ({listed(rows)}): "
+        "remove them from the batch (images[eq.models.finite_samples(images)]), or let the "
+        "training drop them (training.non_finite=drop)"
+    )
+
+
+def _check_tensors_once(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    if model._is_checked or torch.compiler.is_compiling():
+        return
+    _check_tensors(model)
+
+
+def _check_tensors(model: nn.Module, keys: object = None) -> None:
+    model._is_checked = True  # type: ignore[assignment]
+    names = non_finite_tensors(model)
+    if names:
+        warn_caller(
+            f"the model holds NaN or infinite values in {listed(names)}: its outputs mean nothing. "
+            "Load an earlier checkpoint, or train again with finite images",
+            NonFiniteWeightsWarning,
+        )
+
+
+def _mark_non_finite(model: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    batch = _batch(inputs)
+    if batch is None or model.training or not isinstance(output, Tensor) or is_wrapped(output):
+        return output
+    finite = finite_samples(batch)
+    if is_free_to_ask(finite) and bool(finite.all()):
+        return output
+    if len(output) != len(finite):  # Episodes, whose images are answered one by one.
+        finite = finite.repeat_interleave(len(output) // len(finite))
+    return output.masked_fill(~finite.reshape(-1, *[1] * (output.dim() - 1)), torch.nan)
+
+
+def _batch(inputs: tuple[Any, ...]) -> Tensor | None:
+    """The first input if it is a batch of numbers whose values can be read."""
+    batch = inputs[0] if inputs else None
+    if not isinstance(batch, Tensor) or not batch.is_floating_point() or batch.dim() < 2:
+        return None
+    if is_exporting() or torch.compiler.is_compiling() or is_tracing():  # type: ignore[no-untyped-call]
+        return None
+    if is_wrapped(batch) or batch.device.type == "meta" or not len(batch):
+        return None
+    return batch
