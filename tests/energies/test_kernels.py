@@ -483,7 +483,11 @@ def test_the_printed_polynomial_is_trapped_at_zero_and_diverges() -> None:
     x = images()
     printed = PolynomialKernel(U, 2, form="printed") + eq.Quadratic(W.T)
     with torch.no_grad():
-        assert eq.EquilibriumLayer(printed)(x).abs().max() == 0
+        unchecked = eq.EquilibriumLayer(printed, solver={"name": "auto", "check_minimum": False})
+        assert unchecked(x).abs().max() == 0
+        assert (unchecked.last_solution.status == eq.Status.STATIONARY).all()
+        with pytest.warns(eq.ConvergenceWarning, match="diverged"):
+            assert eq.EquilibriumLayer(printed)(x).isnan().all()  # unbounded below
         cell = eq.EquilibriumLayer(printed).cell
         context = cell.inject(x)
         y = 10 * context.parts["polynomial_kernel"]["c"].relu()

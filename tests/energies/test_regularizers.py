@@ -291,6 +291,7 @@ def test_hsic_makes_features_less_dependent() -> None:
     assert HSIC().value(independent) < 0.95 * HSIC().value(plain)
 
 
+@pytest.mark.filterwarnings("ignore:.*did not converge")
 def test_the_median_of_the_samples_chatters_and_the_deviation_does_not() -> None:
     """The gradient of the sample median jumps from pair to pair, so no step is small enough."""
     x = torch.randn(24, 3, dtype=torch.float64)

@@ -102,6 +102,7 @@ def test_a_map_that_swings_between_two_points_is_left_at_once(name: str) -> None
 def test_what_is_counted_is_what_is_evaluated() -> None:
     class Counted(Ridge):
         count = 0
+        convex = True
 
         def descent(self, y: State, context: Context) -> State:
             assert isinstance(y, Tensor)

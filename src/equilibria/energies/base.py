@@ -56,6 +56,9 @@ class Energy(nn.Module):
     concave: bool = False
     """Whether E is known to be concave in y: the map σ(−∇E) is then monotone."""
 
+    convex: bool = False
+    """Whether E is known to be convex in y."""
+
     calibrates: bool = False
     """Whether the term fixes something at the first image T(0) of a solve (see `calibrate`)."""
 
@@ -139,6 +142,14 @@ class Energy(nn.Module):
         """A bound of ‖∇²E‖ that holds by construction, without computing anything, or None."""
         return None
 
+    @property
+    def concavity_limit(self) -> float | None:
+        """A bound of the eigenvalues of −∇²E that holds by construction, or None.
+
+        Where it is at most 1/L_σ, the objective G is convex.
+        """
+        return 0.0 if self.convex else self.curvature_limit
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """An upper bound of ‖∇²E‖ over all states, or None if the term knows none.
 
@@ -213,6 +224,7 @@ class Composite(Energy):
         self.couples_batch = any(term.couples_batch for term in terms.values())
         self.vanishes_at_zero = all(term.vanishes_at_zero for term in terms.values())
         self.concave = all(term.concave for term in terms.values())
+        self.convex = all(term.convex for term in terms.values())
         self.calibrates = any(term.calibrates for term in terms.values())
         self.refresh_until = max((term.refresh_until for term in terms.values()), default=0)
         self.is_quadratic = all(term.is_quadratic for term in terms.values())
@@ -262,6 +274,9 @@ class Composite(Energy):
 
     def _curvature_limits(self) -> list[float] | None:
         return all_known(term.curvature_limit for _, term in self.named_terms())
+
+    def _concavity_limits(self) -> list[float] | None:
+        return all_known(term.concavity_limit for _, term in self.named_terms())
 
     def _bounds(self, name: str, context: Context, layout: Layout) -> list[Tensor] | None:
         """What the terms' methods of this name say, unless one of them says nothing."""
@@ -367,6 +382,11 @@ class Sum(Composite):
         limits = self._curvature_limits()
         return None if limits is None else sum(limits)
 
+    @property
+    def concavity_limit(self) -> float | None:
+        limits = self._concavity_limits()
+        return None if limits is None else sum(limits)
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         return self._added("curvature_bound", context, layout)
 
@@ -431,7 +451,9 @@ class Scaled(Energy):
         self.term = term
         self.couples_batch = term.couples_batch
         self.vanishes_at_zero = term.vanishes_at_zero
-        self.concave = term.concave and not isinstance(factor, Tensor) and factor >= 0
+        is_positive = not isinstance(factor, Tensor) and factor >= 0
+        self.concave = term.concave and is_positive
+        self.convex = term.convex and is_positive
         self.calibrates = term.calibrates
         self.refresh_until = term.refresh_until
         self.is_quadratic = term.is_quadratic
@@ -481,6 +503,15 @@ class Scaled(Energy):
             return None
         return abs(self.factor) * limit
 
+    @property
+    def concavity_limit(self) -> float | None:
+        if self.convex:
+            return 0.0
+        if isinstance(self.factor, Tensor) or self.factor < 0:
+            return self.curvature_limit
+        limit = self.term.concavity_limit
+        return None if limit is None else self.factor * limit
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         bound = self.term.curvature_bound(context, layout)
         return None if bound is None else (self.factor * bound).abs()
@@ -520,15 +551,25 @@ class FunctionEnergy(Energy):
 
     In a layer with several inputs the function takes them all: function(y, image, graph).
 
+    convex: that the function is convex in y; a solve then does not test whether it has found a
+        minimum.
+
     Examples:
         >>> term = eq.energies.FunctionEnergy(lambda y, x: 0.5 * (y - x).square().sum(dim=1))
         >>> eq.EquilibriumLayer(term, activation="identity")(torch.ones(1, 2)).round(decimals=2)
         tensor([[0.5000, 0.5000]])
     """
 
-    def __init__(self, function: Callable[..., Tensor], *, couples_batch: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        *,
+        couples_batch: bool = False,
+        convex: bool = False,
+    ) -> None:
         super().__init__()
         self.function = function
+        self.convex = convex
         self.couples_batch = couples_batch
 
     @property
@@ -549,20 +590,33 @@ class FunctionEnergy(Energy):
 
 @overload
 def energy_term(
-    function: Callable[..., Tensor], *, couples_batch: bool = False
+    function: Callable[..., Tensor], *, couples_batch: bool = False, convex: bool = False
 ) -> FunctionEnergy: ...
 
 
 @overload
 def energy_term(
-    function: None = None, *, couples_batch: bool = False
+    function: None = None, *, couples_batch: bool = False, convex: bool = False
 ) -> Callable[[Callable[..., Tensor]], FunctionEnergy]: ...
 
 
 def energy_term(
-    function: Callable[..., Tensor] | None = None, *, couples_batch: bool = False
+    function: Callable[..., Tensor] | None = None,
+    *,
+    couples_batch: bool = False,
+    convex: bool = False,
 ) -> FunctionEnergy | Callable[[Callable[..., Tensor]], FunctionEnergy]:
     """Turn a function of (state, input) into an energy term, also as a decorator.
+
+    Args:
+        function: Returns one number per sample, E(y; x).
+        couples_batch: Whether the samples of a batch depend on each other; the function then
+            returns one number.
+        convex: Whether the function is convex in y. A solve then need not test whether it has found
+            a minimum; without this, the test costs a few products with the Hessian per solve.
+
+    Returns:
+        The term, which adds to others and is multiplied by numbers.
 
     Examples:
         >>> @eq.energy_term
@@ -573,8 +627,8 @@ def energy_term(
         tensor([[1., 1.]], grad_fn=...)
     """
     if function is None:
-        return lambda wrapped: FunctionEnergy(wrapped, couples_batch=couples_batch)
-    return FunctionEnergy(function, couples_batch=couples_batch)
+        return lambda wrapped: energy_term(wrapped, couples_batch=couples_batch, convex=convex)
+    return FunctionEnergy(function, couples_batch=couples_batch, convex=convex)
 
 
 @torch.no_grad()

@@ -30,6 +30,8 @@ class ConvexPotential(Energy):
         tensor([[ 1., -2.]], grad_fn=...)
     """
 
+    convex = True
+
     def __init__(
         self, W: OperatorLike, bias: bool | Tensor = True, activation: str | Activation = "relu"
     ) -> None:

@@ -87,6 +87,10 @@ class DataFidelity(Energy):
         weight = context["weight"].reshape(-1, *(1,) * (left.dim() - 1))
         return -self.A.adjoint(weight * left)
 
+    @property
+    def concavity_limit(self) -> float | None:
+        return 0.0 if self.is_linear else None
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         if not isinstance(self.A, LinearOperator):
             return None

@@ -224,6 +224,11 @@ class GaussianKernel(Energy):
         W_h = 1.0 if self.W_h is None else self.W_h.norm_limit
         return None if W is None or W_h is None else (W * W_h) ** 2
 
+    @property
+    def concavity_limit(self) -> float | None:
+        limit = self.curvature_limit
+        return None if limit is None else STEEPEST * limit
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
         """(‖W‖‖W_h‖)²; None where γ follows the state."""
         if self.scale.follows_state:

@@ -91,6 +91,10 @@ class OpponentPrior(Energy):
     def curvature_limit(self) -> float:
         return max(self.luminance.curvature_limit, self.colors.curvature_limit)
 
+    @property
+    def concavity_limit(self) -> float:
+        return max(self.luminance.concavity_limit, self.colors.concavity_limit)
+
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
         bounds = [prior.curvature_bound(context, layout) for prior in self._parts.values()]
         return bounds[0] if layout[0][0] == 1 else torch.maximum(*bounds)

@@ -398,6 +398,7 @@ class FeatureRegularizer(Energy):
         self.gamma = gamma
         self.proximal = has_proximal and step != "gradient"
         self.couples_batch = regularizer.couples_batch
+        self.convex = regularizer.convex  # with its Moreau envelope
 
     @property
     def formula(self) -> str:

@@ -200,6 +200,10 @@ class RidgePrior(Energy):
     def curvature_limit(self) -> float:
         return max(self.steepness, self.concavity)
 
+    @property
+    def concavity_limit(self) -> float:
+        return self.concavity
+
     def scales(self, noise: Tensor, unit: float = 1.0) -> Tensor:
         """α: exp of what is learned at the levels, interpolated in log σ, over σ.
 

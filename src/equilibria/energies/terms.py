@@ -29,6 +29,7 @@ class Input(Energy):
     """
 
     concave = True
+    convex = True
     is_quadratic = True
     curvature_limit = 0.0
 
@@ -221,6 +222,11 @@ class Branches(Composite):
     @property
     def curvature_limit(self) -> float | None:
         limits = self._curvature_limits()
+        return None if limits is None else max(limits)
+
+    @property
+    def concavity_limit(self) -> float | None:
+        limits = self._concavity_limits()
         return None if limits is None else max(limits)
 
     def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:

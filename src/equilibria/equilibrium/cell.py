@@ -350,7 +350,18 @@ class EnergyCell(Cell):
     def potential(self) -> Potential | None:
         if self._has_own_step or not self.energy.has_gradient:
             return None
-        return Potential(self.energy, self.activation, self.alpha, self.damping)
+        return Potential(
+            self.energy, self.activation, self.alpha, self.damping, is_convex=self._is_convex
+        )
+
+    @property
+    def _is_convex(self) -> bool:
+        """Whether G is known to be convex: ∇²(1ᵀf + ½‖y‖²) ≥ 1/L_σ, −∇²E ≤ `concavity_limit`."""
+        concavity = self.energy.concavity_limit
+        if concavity is None:
+            limit = self.contraction_limit  # a subclass may know more than its energy
+            return limit is not None and limit <= 1
+        return concavity * self.activation.lipschitz <= 1
 
     def diagnosis(self, state: State, context: Context) -> str:
         """Which term is too steep for plain steps, which contract for ‖∇²E‖ < 1, and what helps."""

@@ -350,12 +350,25 @@ class EquilibriumLayer(nn.Module):
             solution = dataclasses.replace(solution, remedy=remedy)
         self.last_solution = solution.facts()
         active.note(solution)
+        self._warn_of_precision(active.solving.solver.tolerance, solution)
         if failed and strict:
             raise ConvergenceError(solution.summary())
         if warns:
             self._warned.add(f"forward {status.name}")
             warn_caller(solution.summary(), ConvergenceWarning)
         return solution
+
+    def _warn_of_precision(self, asked: float, solution: Solution) -> None:
+        """Report a tolerance that the numbers cannot resolve, and what was used instead."""
+        if solution.tolerance <= asked or "precision" in self._warned:
+            return
+        self._warned.add("precision")
+        warn_caller(
+            f"the tolerance {asked:.1e} is below the precision of the numbers, "
+            f"{solution.epsilon:.1e}: solves end at {solution.tolerance:.1e}. Raise the tolerance, "
+            "or compute in a wider type (model.double())",
+            ConvergenceWarning,
+        )
 
     def __prepare_scriptable__(self) -> None:
         refuse_recording("torch.jit.script")

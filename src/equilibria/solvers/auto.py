@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -14,11 +13,10 @@ from equilibria.context import Context, State, batch_size, map_state
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
-from equilibria.solvers.descent import Descent
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.quasi_newton import PAIRS
-from equilibria.solvers.solution import Solution, Status, Trace
+from equilibria.solvers.solution import Solution, Status
 
 STRONG_CONTRACTION = 0.35
 """With a proven factor below this, plain steps need no help: 1e-4 takes nine at the most."""
@@ -42,9 +40,6 @@ PATIENCE = 10
 
 LONG_BUDGET = 50
 """Who allows fewer iterations than this wants to be done by then: no descent follows."""
-
-DESCENT_BUDGET = 100
-"""How many times `max_iterations` a descent may cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +82,15 @@ class Auto(Anderson):
             return Anderson(**{**own, **limits, "damping": LONGER_STEPS, "memory": memory})
         return None
 
-    def solve(
+    def run(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         chosen = self.choose(problem)
-        solve = super().solve if chosen is None else chosen.solve
+        run = super().run if chosen is None else chosen.run
         if not self._may_descend(problem):
-            return solve(problem, trace=trace)
+            return run(problem, trace=trace)
         watched = Watched(problem)
-        solution = solve(watched.problem, trace=trace)
+        solution = run(watched.problem, trace=trace)
         rows = (solution.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         if not len(rows):
             return solution
@@ -117,31 +112,10 @@ class Auto(Anderson):
         visited: list[tuple[Tensor, Tensor]],
     ) -> Solution:
         """The solution, with these rows solved to their end by `Descent`."""
-        found = problem.pack(first.state)
-        rest = problem.in_context(first.context).keep(rows).started_at(problem.unpack(found[rows]))
-        descent = Descent(
-            tolerance=self.tolerance,
-            max_iterations=DESCENT_BUDGET * self.max_iterations,
-            stop=self.stop,
-        )
-        second = descent.solve(rest, trace=trace, visited=visited)
-
-        def merged(name: str) -> Tensor:
-            before: Tensor = getattr(first, name)
-            return before.index_copy(0, rows, getattr(second, name))
-
-        return dataclasses.replace(
-            first,
-            state=problem.unpack(found.index_copy(0, rows, problem.pack(second.state))),
-            status=merged("status"),
-            residual=merged("residual"),
-            absolute_residual=merged("absolute_residual"),
-            iterations=first.iterations.index_add(0, rows, second.iterations),
-            evaluations=first.evaluations + second.evaluations,
-            sample_evaluations=first.sample_evaluations + second.sample_evaluations,
-            solver=f"{first.solver}, then {second.solver}",
-            trace=_joined(problem, first, second, rows),
-        )
+        packed = problem.pack(first.state)
+        rest = problem.in_context(first.context).keep(rows).started_at(problem.unpack(packed[rows]))
+        second = self.descent.run(rest, trace=trace, visited=visited)
+        return first.continued(problem, rows, second)
 
 
 class Watched:
@@ -180,19 +154,3 @@ class Watched:
         """What is known of these samples."""
         found = [(self.problem.pack(y), self.problem.pack(d)) for y, d in self.seen]
         return [(y[rows], d[rows]) for y, d in found]
-
-
-def _joined(
-    problem: FixedPointProblem, first: Solution, second: Solution, rows: Tensor
-) -> Trace | None:
-    """The trace of a solve that some rows went on with."""
-    before, after = first.trace, second.trace
-    if before is None or after is None:
-        return None
-    nothing = before.residual.new_full((len(after.residual), len(first.status)), torch.nan)
-    residual = torch.cat([before.residual, nothing.index_copy(1, rows, after.residual)])
-    if before.states is None or after.states is None:
-        return Trace(residual)
-    found = problem.pack(first.state)
-    later = (problem.unpack(found.index_copy(0, rows, problem.pack(s))) for s in after.states)
-    return Trace(residual, [*before.states, *later])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,13 +18,17 @@ from equilibria.solvers.convergence import (
     Residuals,
     Scale,
     StoppingCriterion,
+    finest_tolerance,
 )
+from equilibria.solvers.minima import at_minima
 from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.scratch import Scratch
 from equilibria.solvers.solution import Solution, Status, Trace
 
 STALLED = 0.9
 """A residual that has not fallen to this share of what it was has stopped falling."""
+DESCENT_BUDGET = 100
+"""How many times `max_iterations` a descent may cost."""
 OPTIMISM = 2.0
 """How much faster a solve may become than it has been: else it is too slow to end in time."""
 
@@ -49,6 +53,9 @@ class Memory:
                 value.give_back()
 
 
+if TYPE_CHECKING:
+    from equilibria.solvers.descent import Descent
+
 M = TypeVar("M", bound=Memory)
 
 
@@ -68,6 +75,9 @@ class Solver(ABC, Generic[M]):
     check_every: the host asks every so many iterations which samples have ended. Samples stop at
         the same iterates whatever it is, but are computed in vain for a while: worth more than 1
         on devices where asking stalls the queue.
+    check_minimum: test whether a sample has converged to a minimum where the hidden objective is
+        not known to be convex, by a few products with its Hessian, and descend from any other
+        point. Without the test such a sample has `Status.STATIONARY`.
     drop_share: share of finished samples at which they are dropped from the batch (1: not before
         all are). Dropping copies what the solver remembers, so one with a long memory waits longer.
 
@@ -83,6 +93,7 @@ class Solver(ABC, Generic[M]):
     patience: int | None = None
     stop: StoppingCriterion | None = None
     check_every: int = 1
+    check_minimum: bool = True
 
     def __post_init__(self) -> None:
         check_positive(tolerance=self.tolerance)
@@ -140,11 +151,52 @@ class Solver(ABC, Generic[M]):
             steps += 1
         return point, problem, steps
 
+    @property
+    def descent(self) -> Descent:
+        """What goes on, on the hidden objective, where this solver cannot."""
+        from equilibria.solvers.descent import Descent
+
+        budget = DESCENT_BUDGET * self.max_iterations
+        return Descent(tolerance=self.tolerance, max_iterations=budget, stop=self.stop)
+
     @torch.no_grad()
     def solve(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
-        """Solve `problem`, each sample to its own end."""
+        """Solve `problem`, each sample to its own end.
+
+        A tolerance below four times the precision of the state's numbers counts as that: rounding
+        would decide which samples reach it. A sample that has converged on an objective that is not
+        known to be convex is tested for negative curvature; from a saddle or a maximum it descends.
+
+        Args:
+            problem: The map, its context, and where to start.
+            trace: Whether to record the residuals of every iteration, or the states too.
+
+        Returns:
+            The states, with a status for each sample.
+        """
+        finest = finest_tolerance(problem.state_dtype)
+        if self.tolerance < finest:
+            return replace(self, tolerance=finest).solve(problem, trace=trace)
+        potential = problem.potential
+        solution = self.run(problem, trace=trace)
+        if potential is None or potential.is_convex or self.stop is not None:
+            return solution
+        if not self.check_minimum:
+            reached = solution.status == int(Status.CONVERGED)
+            status = solution.status.masked_fill(reached, int(Status.STATIONARY))
+            return replace(solution, status=status)
+
+        def descend(rest: FixedPointProblem) -> Solution:
+            return self.descent.run(rest, trace=trace or problem.trace)
+
+        return at_minima(problem, solution, self.tolerance, descend)
+
+    def run(
+        self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
+    ) -> Solution:
+        """The iteration of `solve`, without what `solve` checks before and after it."""
         trace = trace or problem.trace
         if notes := self.criterion.notes():
             problem = problem.in_context(problem.context.with_sample(**notes))

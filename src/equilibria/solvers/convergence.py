@@ -25,8 +25,20 @@ FIRST_ITERATIONS = 3
 """How many iterations set that scale: a normalized map brings a faint input to full size in two."""
 
 
+PRECISION = 4
+"""The finest tolerance, in units of the precision of the numbers."""
+
 ROOM = 1e9
 """For growth up to divergence, and for the sum of the squares in a row."""
+
+
+def finest_tolerance(dtype: torch.dtype) -> float:
+    """Return the smallest tolerance that a solve in this type can be held to.
+
+    Below it, rounding decides which samples reach the tolerance, and rounding depends on the size
+    of the batch.
+    """
+    return PRECISION * torch.finfo(dtype).eps
 
 
 def row_norms(rows: Tensor) -> Tensor:
@@ -197,6 +209,7 @@ def solution_of_last_iterate(
     solver: str,
 ) -> Solution:
     """How far the last iterate `point` is from its image T(point), which is the state."""
+    tolerance = max(tolerance, finest_tolerance(problem.state_dtype))
     problem, before, mapped = problem.in_own_units(problem.pack(point), problem.pack(image))
     residuals = Scale().measure(mapped, mapped - before, problem.rounding)
     status = final_status(residuals.relative <= tolerance, torch.isfinite(residuals.absolute))

@@ -138,14 +138,17 @@ class Descent(Solver[Memory]):
 
     max_iterations: int = 10_000
 
+    @property
+    def descent(self) -> Descent:
+        return self
+
     def begin(self, start: Tensor) -> Memory:
         return Memory()
 
     def propose(self, memory: Memory, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
         return image
 
-    @torch.no_grad()
-    def solve(
+    def run(
         self,
         problem: FixedPointProblem,
         *,
@@ -162,7 +165,14 @@ class Descent(Solver[Memory]):
             )
         start, warmed_up, warm_up = self.warm_up(problem)
         lifted = warmed_up.lifted()
-        run = _Run(self, lifted, start, trace or problem.trace, visited)
+        try:
+            run = _Run(self, lifted, start, trace or problem.trace, visited)
+        except RuntimeError:
+            if lifted is warmed_up:
+                raise
+            # A function that holds constants of another type takes no other state.
+            lifted = warmed_up
+            run = _Run(self, lifted, start, trace or problem.trace, visited)
         while len(run.rows):
             run.observe()
             if len(run.rows):

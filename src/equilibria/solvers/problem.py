@@ -28,12 +28,14 @@ class Potential:
     """The hidden objective G(y) = 1ᵀf(y) + ½‖y‖² + E(y; x) on the rows of a problem's buffer.
 
     alpha, damping: of the map whose fixed points are its stationary points (see `EnergyCell`).
+    is_convex: whether G is known to be convex: every stationary point is then a minimum.
     """
 
     energy: Energy
     activation: Activation
     alpha: float = 1.0
     damping: float = 1.0
+    is_convex: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -53,6 +55,12 @@ class Potential:
 
     def hessian_product(self, problem: FixedPointProblem, y: Tensor) -> Callable[[Tensor], Tensor]:
         """v ↦ ∇²E(y; x) v, the derivative of −∇E, which is symmetric, by autograd."""
+        return self.linearize(problem, y)[1]
+
+    def linearize(
+        self, problem: FixedPointProblem, y: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """−∇E(y; x) of each row, and v ↦ ∇²E(y; x) v, from one evaluation."""
         with torch.enable_grad():
             point = y.detach().requires_grad_()
             descent = problem.pack(self.energy.descent(problem.unpack(point), problem.context))
@@ -65,7 +73,7 @@ class Potential:
             )
             return -pulled
 
-        return product
+        return descent.detach(), product
 
 
 @dataclass

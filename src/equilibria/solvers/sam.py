@@ -77,8 +77,7 @@ class SAM(Picard):
 
         return map_state(mix, point, image)
 
-    @torch.no_grad()
-    def solve(
+    def run(
         self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
     ) -> Solution:
         """All iterations of Eq. 11."""

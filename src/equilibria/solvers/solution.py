@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class Status(IntEnum):
     DIVERGED = 2
     STALLED = 3
     """A descent ended before its budget: the objective falls no more, and no rule was met."""
+    STATIONARY = 4
+    """The residual reached the tolerance, but nobody tested whether the point is a minimum of the
+    objective, which is not known to be convex (`check_minimum=False`)."""
 
 
 TOO_SMALL = (
@@ -38,6 +42,13 @@ TOO_SMALL = (
 
 FAR = 10
 """A residual above this many times the tolerance is far from convergence."""
+
+
+class Packs(Protocol):
+    """What turns states into rows of one buffer and back."""
+
+    def pack(self, state: State) -> Tensor: ...
+    def unpack(self, flat: Tensor) -> State: ...
 
 
 class ConvergenceWarning(UserWarning):
@@ -126,7 +137,8 @@ class Solution:
 
     @property
     def converged(self) -> Tensor:
-        return self.status == Status.CONVERGED
+        """For each sample whether its residual reached the tolerance."""
+        return (self.status == Status.CONVERGED) | (self.status == Status.STATIONARY)
 
     @property
     def is_unusable(self) -> Tensor:
@@ -158,6 +170,47 @@ class Solution:
             return Status.CONVERGED
         return Status(int(self.status[int(torch.argmax(self._severity))]))
 
+    def continued(self, problem: Packs, rows: Tensor, later: Solution) -> Solution:
+        """Return this solution with some samples taken from a solve that went on from it.
+
+        Args:
+            problem: What packs and unpacks states of the whole batch.
+            rows: The samples that went on.
+            later: The solution of these samples.
+        """
+        state = problem.pack(self.state)
+
+        def merged(name: str) -> Tensor:
+            before: Tensor = getattr(self, name)
+            return before.index_copy(0, rows, getattr(later, name))
+
+        return replace(
+            self,
+            state=problem.unpack(state.index_copy(0, rows, problem.pack(later.state))),
+            status=merged("status"),
+            residual=merged("residual"),
+            absolute_residual=merged("absolute_residual"),
+            iterations=self.iterations.index_add(0, rows, later.iterations),
+            evaluations=self.evaluations + later.evaluations,
+            sample_evaluations=self.sample_evaluations + later.sample_evaluations,
+            solver=self.solver
+            if self.solver.endswith(f"then {later.solver}")
+            else f"{self.solver}, then {later.solver}",
+            trace=self._continued_trace(problem, rows, later),
+        )
+
+    def _continued_trace(self, problem: Packs, rows: Tensor, later: Solution) -> Trace | None:
+        before, after = self.trace, later.trace
+        if before is None or after is None:
+            return None
+        nothing = before.residual.new_full((len(after.residual), len(self.status)), torch.nan)
+        residual = torch.cat([before.residual, nothing.index_copy(1, rows, after.residual)])
+        if before.states is None or after.states is None:
+            return Trace(residual)
+        state = problem.pack(self.state)
+        states = (problem.unpack(state.index_copy(0, rows, problem.pack(s))) for s in after.states)
+        return Trace(residual, [*before.states, *states])
+
     def facts(self) -> Solution:
         """The same without state, context and trace, which are as large as the problem."""
         return replace(self, state=self.residual.new_empty(0), context=Context(), trace=None)
@@ -181,7 +234,9 @@ class Solution:
         if failed == 0:
             # A stopping criterion of its own may be content with more than the tolerance.
             largest = max(float(self.residual.max()), self.tolerance) if total else self.tolerance
-            return f"all {total} samples converged to {largest:.1e}"
+            stationary = bool((self.status == Status.STATIONARY).any())
+            verb = "are stationary" if stationary else "converged"
+            return f"all {total} samples {verb} to {largest:.1e}"
         worst = int(torch.argmax(self._severity))
         return (
             f"{failed} of {total} samples ({failed / total:.0%}) did not converge; "
@@ -207,6 +262,11 @@ def describe(
     """The sentence that belongs to a status."""
     if status is Status.CONVERGED:
         return f"converged to a relative residual of {residual:.1e} in {iterations} iterations"
+    if status is Status.STATIONARY:
+        return (
+            f"stationary to a relative residual of {residual:.1e} after {iterations} iterations; "
+            "whether that is a minimum was not tested (check_minimum=False)"
+        )
     if status is Status.OUT_OF_ITERATIONS:
         usual = "raise max_iterations or the tolerance, or bound the norm of W (norm='bound')"
         remedy = (
