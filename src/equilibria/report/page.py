@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -176,14 +176,22 @@ def run_report(
     evaluation: Evaluation | None = None,
     robustness: RobustnessCurves | None = None,
     quick: bool = True,
+    on_step: Callable[[str], object] | None = None,
 ) -> RunReport:
-    """Look at a trained model on its test images.
+    """Measure a trained model on its test images, for `report_page`.
 
-    name: of the run, for whoever looks for more.
-    evaluation: of all test images; done anew if not given.
-    robustness: as measured before, by `equilibria attack --curve`.
-    quick: in seconds; otherwise radii by activation patterns, more images, and accuracy under
-        attack.
+    Args:
+        experiment: The trained model with its data.
+        history: Metrics of the epochs.
+        name: Name of the run, which the page shows.
+        evaluation: Evaluation on all test images; computed if not given.
+        robustness: Accuracy under attack as `equilibria attack --curve` has measured it.
+        quick: Take seconds; otherwise compute radii by activation patterns, look at more images,
+            and measure accuracy under attack.
+        on_step: Called with a description of each step before it starts.
+
+    Returns:
+        The report; what does not apply to the model is None or empty.
 
     Examples:
         >>> report = eq.report.run_report(eq.training.trained("digits-opteq"), [], name="digits")
@@ -192,7 +200,10 @@ def run_report(
         >>> eq.report.report_page([report])[:15]
         '<!DOCTYPE html>'
     """
-    evaluation = experiment.evaluate() if evaluation is None else evaluation
+    on_step = on_step or (lambda step: None)
+    if evaluation is None:
+        on_step(f"evaluating {len(experiment.test):,} test images")
+        evaluation = experiment.evaluate()
     model, data = experiment.model.eval(), experiment.data
     bare = RunReport(
         name=name,
@@ -212,7 +223,7 @@ def run_report(
     with warnings.catch_warnings(), experiment.solving():
         # What the page says of solves that failed is in its figures.
         warnings.simplefilter("ignore")
-        return _Looking(experiment, model, data, quick).filled(bare, robustness)
+        return _Looking(experiment, model, data, quick, on_step).filled(bare, robustness)
 
 
 def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluation:
@@ -229,6 +240,7 @@ class _Looking:
     model: nn.Module
     data: DataSet
     quick: bool
+    on_step: Callable[[str], object]
 
     def filled(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
         device = next(self.model.parameters()).device
@@ -245,10 +257,12 @@ class _Looking:
         certified = explanation = None
         if isinstance(self.model, EquilibriumClassifier):
             chosen = self._examples(images, labels)
-            count = min(most, CERTIFIED if self.quick else LOOKED_AT)
+            count = min(most, len(images), CERTIFIED if self.quick else LOOKED_AT)
+            self.on_step(f"certifying {count} test images")
             certified = certified_images(
                 self.model, images[:count], labels[:count], refine=not self.quick
             )
+            self.on_step(f"explaining {len(chosen)} test images")
             explanation = explain(
                 self.model,
                 images[chosen],
@@ -271,8 +285,18 @@ class _Looking:
     def _robustness(self, images: Tensor, labels: Tensor) -> RobustnessCurves:
         eps = DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
         methods = get_args(Method)
+
+        def tell(method: str) -> None:
+            self.on_step(f"attacking {len(images)} test images by {method}")
+
+        tell(methods[0])
         return measure_robustness(
-            self.model, images, labels[: len(images)], AttackSettings(eps=eps), methods=methods
+            self.model,
+            images,
+            labels[: len(images)],
+            AttackSettings(eps=eps),
+            methods=methods,
+            on_measured=tell,
         )
 
     @torch.no_grad()
