@@ -51,7 +51,7 @@ def test_a_training_ends_with_a_report(trained: tuple[Path, str]) -> None:
     folder, said = trained
     assert f"Report: {folder / 'report.html'}" in said
     page = Checker((folder / "report.html").read_text(encoding="utf-8"))
-    for piece in ("opteq-small on digits", "What is certain", "Training loss", "seed 0"):
+    for piece in ("opteq-small on digits", "Certificates", "Training loss", "seed 0"):
         assert piece in page.text
     assert f"equilibria report {folder}" in page.text
 

@@ -46,19 +46,44 @@ NUMBERS = 2**23
 """In the states of the images that are looked at: of large models there are fewer of them."""
 CERTIFIED_AT_ONCE = 32
 EXAMPLES, MISTAKES = 9, 4
+MAIN_ROWS = ("Class certified", "Certified and right", "Radius")
+"""Beginnings of the labels of certificates that are not folded away."""
 DISTANCE = 1.0
 """Up to which robustness is measured, in L2, for images of up to a thousand numbers."""
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What is certain of some test images."""
+    """Certificates of some test images."""
 
     certificate: Certificate
     labels: Tensor
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def count(self) -> int:
+        """Number of images whose class is certified."""
+        return int(self.certificate.certified_class.sum())
+
+    @property
+    def wrong(self) -> int:
+        """Number of images whose class is certified and is not the true one."""
+        differs = self.certificate.prediction.cpu() != self.labels.cpu()
+        return int((self.certificate.certified_class.cpu() & differs).sum())
+
     @property
     def rows(self) -> list[tuple[str, str]]:
+        """Classes and radii, as (label, value)."""
+        return [row for row in self._all_rows() if row[0].startswith(MAIN_ROWS)]
+
+    @property
+    def details(self) -> list[tuple[str, str]]:
+        """The numbers behind them, as (label, value)."""
+        return [row for row in self._all_rows() if not row[0].startswith(MAIN_ROWS)]
+
+    def _all_rows(self) -> list[tuple[str, str]]:
         return certificate_rows(self.certificate, self.labels.tolist())
 
     def curve(self, norm: str = "l2", numbers: int = 1) -> tuple[tuple[float, float], ...]:
@@ -85,6 +110,8 @@ class RunReport:
     parameters: int
     evaluation: Evaluation
     history: Sequence[EpochMetrics]
+    unit: str = "test image"
+    """What is counted in the evaluation, in the singular."""
     calibration: Calibration | None = None
     explanation: Explanation | None = None
     """Of some test images."""
@@ -97,6 +124,24 @@ class RunReport:
     def confusion(self) -> list[list[int]]:
         found = self.evaluation.counts.get("confusion")
         return [] if found is None else found.tolist()
+
+    @property
+    def wrong(self) -> int:
+        """Number of test images, or of their pixels, that are classified wrongly."""
+        return self.evaluation.samples - (self.evaluation.correct or 0)
+
+    @property
+    def confused(self) -> list[tuple[str, str, int]]:
+        """True class, predicted class and number of images of every error, the most first."""
+        pairs = [
+            (count, true, predicted)
+            for true, counts in enumerate(self.confusion)
+            for predicted, count in enumerate(counts)
+            if count and predicted != true
+        ]
+        names = self.class_names
+        pairs.sort(key=lambda pair: (-pair[0], *pair[1:]))
+        return [(names[true], names[predicted], count) for count, true, predicted in pairs]
 
     @property
     def convergence(self) -> Convergence | None:
@@ -130,7 +175,8 @@ class RunReport:
         if self.calibration is not None:
             facts.append(("Expected calibration error", self.calibration.error, ".3f"))
         if self.certified is not None:
-            facts.append(("Class certified", self.certified.certificate.share_certified, ".1%"))
+            count, of = self.certified.count, len(self.certified)
+            facts.append(("Class certified", f"{count / of:.1%} ({count} of {of})", ""))
             radius = float(self.certified.certificate.radius.median())
             facts.append(("Certified radius (L2), median", radius or None, ".3g"))
         if self.history:
@@ -213,6 +259,7 @@ def run_report(
         parameters=parameter_count(model),
         evaluation=evaluation,
         history=history,
+        unit="test " + ("image" if (unit := experiment.task.unit) == "sample" else unit),
     )
     if data.kind != "classification" or not experiment.task.names_classes:
         return bare
