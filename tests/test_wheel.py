@@ -1,4 +1,4 @@
-"""What is in a wheel, and the description of the package on PyPI."""
+"""Files of a wheel, and the description of the package on PyPI."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_accuracy_and_errors_come_before_certificates(html: str) -> None:
 
 
 def test_a_certified_class_is_not_mistaken_for_the_true_one(found: RunReport, html: str) -> None:
-    """Of a model that is nearly always wrong, the page said "100 % of 40 classes certified"."""
+    """The page said "100 % of 40 classes certified" of a model that is nearly always wrong."""
     text = Checker(html).text
     assert found.certified is not None
     certificate = found.certified.certificate

@@ -111,7 +111,7 @@ class RunReport:
     evaluation: Evaluation
     history: Sequence[EpochMetrics]
     unit: str = "test image"
-    """What is counted in the evaluation, in the singular."""
+    """Name of the samples that the evaluation counts, in the singular."""
     calibration: Calibration | None = None
     explanation: Explanation | None = None
     """Of some test images."""

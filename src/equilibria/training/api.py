@@ -87,7 +87,7 @@ def train(
         start_from: Folder of a run whose weights the new run starts with; for another number of
             classes, its last layer is new.
         device: Where to train; "auto" takes an accelerator if there is one.
-        imports: Files or modules of your own parts, imported first (`equilibria.plugins`).
+        imports: Files or modules with custom parts, imported first (`equilibria.plugins`).
         progress: Print a summary of the run and its progress to stderr: a bar on a terminal,
             elsewhere one line per epoch.
         on_epoch: Called with the metrics of every epoch; an exception it raises ends the training.

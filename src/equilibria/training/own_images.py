@@ -52,7 +52,7 @@ def is_own_images(source: str | Path) -> bool:
 def recipe_for_path(source: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe for a folder of images, one folder a class, or a table of files and labels.
 
-    asked: the keys that somebody has chosen. A warning names classes with a single image. Images
+    asked: the keys that the user has set. A warning names classes with a single image. Images
     that cannot be read are reported when they are read.
     """
     path = Path(source).expanduser().absolute()

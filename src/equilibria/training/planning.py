@@ -129,7 +129,7 @@ def open_run(
 ) -> RunFolder:
     """The folder, locked for the experiment.
 
-    start_from: a run whose weights the model takes; `run.json` says so, in "started_from". A run
+    start_from: a run whose weights the model takes; `run.json` records it as "started_from". A run
         that starts from the beginning again takes the weights that it was first started with.
 
     Examples:

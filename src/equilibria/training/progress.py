@@ -1,4 +1,4 @@
-"""What a training shows while it runs: a summary, a progress bar, one line per epoch."""
+"""Summary and progress of a training: five lines, then a bar or one line per epoch."""
 
 from __future__ import annotations
 
