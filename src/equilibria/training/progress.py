@@ -35,7 +35,7 @@ def summary(
     classes = f", {data.num_classes} classes" if experiment.images.names_classes else ""
     epochs = f"{training.epochs} epoch" + ("s" if training.epochs > 1 else "")
     end = f" (at most {training.steps:,} steps)" if training.steps is not None else ""
-    place = str(device) if processes.count == 1 else f"{processes.count} processes, {device.type}"
+    place = str(device) if processes.count == 1 else f"{device.type} by {processes.count} processes"
     place += " (denormal numbers count as zero)" if device.type == "cpu" else ""
     facts = {
         "Model": f"{recipe.model.name}, {parameter_count(experiment.model):,} parameters",
