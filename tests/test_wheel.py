@@ -1,4 +1,4 @@
-"""What is installed from a wheel."""
+"""Files of a wheel, and the description of the package on PyPI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -15,21 +16,70 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of this checkout, built in `folder` without network."""
+    """Build the wheel of this checkout in `folder`, with the installed setuptools."""
+    copy_project(folder)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignored)
+    return build(folder, "build_wheel")
+
+
+def copy_project(folder: Path) -> None:
+    """Copy what describes the package, without its sources."""
     pytest.importorskip("setuptools", minversion="77")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", folder / "src", ignore=ignored)
+
+
+def build(folder: Path, hook: str) -> Path:
+    """Run a hook of setuptools in `folder`, without network, and return what it built."""
     subprocess.run(
-        [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('dist')"],
+        [sys.executable, "-c", f"from setuptools import build_meta; build_meta.{hook}('dist')"],
         cwd=folder,
         check=True,
         capture_output=True,
     )
-    (wheel,) = (folder / "dist").glob("*.whl")
-    return wheel
+    (built,) = (folder / "dist").iterdir()
+    return built
+
+
+def description_on_pypi(folder: Path) -> str:
+    """Build the sdist of the project in `folder`, and read the description in its metadata."""
+    (folder / "src" / "equilibria").mkdir(parents=True)
+    (folder / "src" / "equilibria" / "__init__.py").touch()
+    with tarfile.open(build(folder, "build_sdist")) as archive:
+        (name,) = [name for name in archive.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name)]
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read().decode().split("\n\n", 1)[1]
+
+
+def test_the_description_on_pypi_has_no_broken_picture_and_no_relative_link(
+    tmp_path: Path,
+) -> None:
+    """It began with "!A noisy photograph": the filter of links took the picture for a link."""
+    copy_project(tmp_path)
+    description = description_on_pypi(tmp_path)
+    prose = re.sub(r"^```.*?^```$", "", description, flags=re.DOTALL | re.MULTILINE)
+    assert description.startswith("# Equilibria")
+    assert "## Two commands" in prose
+    assert "import equilibria as eq" in description
+    assert not re.search(r"^!", prose, flags=re.MULTILINE), "what is left of a picture"
+    assert not re.search(r"\]\((?!https?:)", prose), "a relative link"
+    assert not re.search(r"</?(picture|source|img)\b|src(set)?=|docs/images", prose)
+    assert not re.search(r"^\*(?!\*)", prose, flags=re.MULTILINE), "a caption without its picture"
+
+
+def test_the_description_keeps_code_and_links_to_other_sites(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    code = "```python\nsolutions[0](docs)\n```"
+    kept = "See [the paper](https://example.org) ![a badge](https://example.org/badge.svg).\n"
+    (tmp_path / "README.md").write_text(
+        f"# Title\n\n**Bold** text.\n\n![One\npicture](docs/a.jpg)\n\n*Its\ncaption.*\n\n{code}\n\n"
+        f'<picture>\n<img src="b.svg">\n</picture>\n\n**Next:** [guide](docs/guide.md).\n{kept}'
+    )
+    description = description_on_pypi(tmp_path)
+    assert description == f"# Title\n\n**Bold** text.\n\n{code}\n\n**Next:** guide.\n{kept}"
 
 
 @pytest.mark.slow
@@ -37,11 +87,7 @@ def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     """Recipes, tables of the papers, catalogs and templates among them."""
     with ZipFile(build_wheel(tmp_path)) as archive:
         packed = {name for name in archive.namelist() if name.startswith("equilibria/")}
-        (facts,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        description = archive.read(facts).decode().split("\n\n", 1)[1]
     source = tmp_path / "src"
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert "equilibria/recipes/digits-opteq.yaml" in packed
     assert packed == {name for name in files if name.startswith("equilibria/")}
-    assert description.startswith("# Equilibria")
-    assert not re.search(r"\]\((?!https?:)|src(set)?=", description), "leads into the repository"

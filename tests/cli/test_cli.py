@@ -164,7 +164,7 @@ def test_model_that_is_no_equilibrium_classifier_is_refused(tmp_path: Path) -> N
 def test_display_has_a_bar_on_a_terminal_only(terminal: bool) -> None:
     from rich.console import Console
 
-    from equilibria.cli.console import TrainingDisplay
+    from equilibria.training.progress import TrainingDisplay
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=80)

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
-from equilibria.cli.console import TrainingDisplay
 from equilibria.training import Experiment, RunFolder
+from equilibria.training.progress import TrainingDisplay
 from tests.program import invoke
 
 SMALL = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.training import RunFolder
+from equilibria.training import Experiment, RunFolder, open_run, plan_run
 from tests.program import SOURCE, invoke, program
 
 SMALL = (
@@ -128,6 +128,26 @@ def test_a_run_goes_on_without_its_recipe(tmp_path: Path) -> None:
     assert constant.exit_code == 0
     more = invoke("train", "--epochs", "3", "--resume", "--output", tmp_path / "even")
     assert "From epoch 3 to 3 the learning rate goes on as its schedule says" in said(more.output)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    plan = plan_run(SMALL[0], SMALL[1:], folder)
+    open_run(plan, Experiment.of(plan.recipe), folder).close()
+    resumed = invoke("train", "--resume", "--output", folder)
+    assert resumed.exit_code == 0, resumed.output
+    assert (
+        f"The run in {folder} was ended before its first checkpoint; it starts from the beginning."
+        in said(resumed.output)
+    )
+    assert "epoch 1/2" in resumed.output
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.yaml").write_bytes((folder / "config.yaml").read_bytes())
+    refused = invoke("train", "--resume", "--output", other)
+    assert refused.exit_code == 2
+    assert "there is no run in" in said(refused.output)
+    assert [path.name for path in other.iterdir()] == ["config.yaml"]
 
 
 def test_another_run_lends_its_weights(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -32,14 +33,19 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore:.*image 01.jpg")
 def test_a_folder_is_trained_on_evaluated_and_predicted_with(photos: Path) -> None:
     run = photos.parent / "run"
-    result = invoke("train", photos, *SHORT, "--output", run)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = invoke("train", photos, *SHORT, "--output", run)
     assert result.exit_code == 0, result.output
+    everything = " ".join([result.output, *(str(warning.message) for warning in told)])
+    assert everything.count("left out") == 1, "a corrupt file was reported three times"
+    assert everything.count("image 01.jpg") == 1
     said = " ".join(result.output.split())
     assert "40 color images of 2 classes" in said
-    assert "name: folder" in said
+    assert "Data my photos: 32 training and 8 test images of 3×8×8, 2 classes" in said
+    assert "name: folder" not in said, "the recipe was printed, in sixty lines"
+    assert load_recipe(run / "config.yaml").data.name == "folder"
     assert "epoch 2/2" in said
-    assert "image 01.jpg" in said
-    assert "1 image could not be read and is left out" in said
     found = json.loads(invoke("evaluate", run, "--json").stdout)
     assert 7 <= found["samples"] <= 8
     assert invoke("evaluate", run).exit_code == 0

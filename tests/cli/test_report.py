@@ -51,7 +51,7 @@ def test_a_training_ends_with_a_report(trained: tuple[Path, str]) -> None:
     folder, said = trained
     assert f"Report: {folder / 'report.html'}" in said
     page = Checker((folder / "report.html").read_text(encoding="utf-8"))
-    for piece in ("opteq-small on digits", "What is certain", "Training loss", "seed 0"):
+    for piece in ("opteq-small on digits", "Certificates", "Training loss", "seed 0"):
         assert piece in page.text
     assert f"equilibria report {folder}" in page.text
 
@@ -79,6 +79,11 @@ def test_runs_side_by_side(trained: tuple[Path, str], mopteq: Path, tmp_path: Pa
     runs = (trained[0], mopteq)
     made = invoke("report", *runs, "--quick", "--output", place)
     assert made.exit_code == 0, made.output
+    assert made.stderr.splitlines() == [
+        f"{run.name}: {step} test images"
+        for run in runs
+        for step in ("evaluating 12", "certifying 12", "explaining 9")
+    ], "it worked for a minute without a word"
     text = Checker(place.read_text(encoding="utf-8")).text
     for piece in ("Runs side by side", "opteq", "mopteq", "average H", "may flip"):
         assert piece in text

@@ -170,6 +170,13 @@ def test_the_table_says_how_far_it_came(
     assert "0 of 2 converged" in result.output
     assert "raise iterations" in result.output
     assert "dB" in result.output
+    unknown = invoke(
+        "restore", generator, *digits, "--task", "denoise", "--iterations", 1,
+        "--output", tmp_path / "unknown",
+    )  # fmt: skip
+    assert unknown.exit_code == 0, unknown.output
+    assert "Misfit" in unknown.output
+    assert "PSNR" not in unknown.output, "columns without a number, as there is no original"
 
 
 def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_path: Path) -> None:

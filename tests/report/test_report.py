@@ -51,12 +51,12 @@ def test_report_holds_its_pieces(html: str) -> None:
         "opteq-small on digits",
         "G(y; x) = 1ᵀf(y) + ½‖y‖²",
         "falls at every iteration",
-        "What is certain",
+        "Certificates",
         "class certified",
         "margin over",
         "what pulled it",
         "add up to the margin",
-        "Confusion",
+        "Accuracy and errors",
         "Calibration",
         "Grad-CAM",
         "Features at the equilibrium",
@@ -70,6 +70,51 @@ def test_report_holds_its_pieces(html: str) -> None:
     assert html.count("<article") == 9
     # Image, saliency and gradient of each; the correlation of channels.
     assert len(page.references) == 3 * 9 + 1
+
+
+def test_accuracy_and_errors_come_before_certificates(html: str) -> None:
+    text = Checker(html).text
+    titles = (
+        *("test accuracy", "Accuracy and errors", "Some test images", "Confidence"),
+        *("Certificates", "What the network computes", "Training loss", "All figures"),
+    )
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+
+
+def test_a_certified_class_is_not_mistaken_for_the_true_one(found: RunReport, html: str) -> None:
+    """The page said "100 % of 40 classes certified" of a model that is nearly always wrong."""
+    text = Checker(html).text
+    assert found.certified is not None
+    certificate = found.certified.certificate
+    right = certificate.certified_class & (certificate.prediction == found.certified.labels)
+    assert found.certified.count == len(found.certified) == 40
+    assert found.certified.wrong == 40 - int(right.sum()) > 20
+    assert f"Of 40 test images 40 have a certified class; {found.certified.wrong} of these" in text
+    assert "it is not the true label, so a certified class can be wrong" in text
+    assert "class certified, though wrong" in text
+    assert "classes certified" not in text
+    assert ("Class certified", "100.0% (40 of 40)") in found.rows()
+    assert f"{found.evaluation.correct} of 40 test images are classified correctly" in text
+    assert found.wrong == sum(count for _, _, count in found.confused)
+    actual, predicted, count = found.confused[0]
+    assert f"Most frequent errors: {actual} taken for {predicted} ({count}×)" in text
+
+
+def test_a_segmentation_counts_pixels(found: RunReport) -> None:
+    text = Checker(report_page([replace(found, unit="test labelled pixel")])).text
+    for piece in ("errors on 40 test labelled pixels", "of 40 test labelled pixels are classified"):
+        assert piece in text
+
+
+def test_numbers_behind_certificates_are_folded_away(html: str) -> None:
+    whole = Checker(html).text
+    unfolded = Checker(re.sub(r"<details>.*?</details>", "", html, flags=re.DOTALL)).text
+    for piece in ("Stationarity", "Fenchel gap", "Firmness", "Contraction q, largest"):
+        assert piece in whole
+        assert piece not in unfolded
+    for piece in ("Class certified", "Certified and right", "Radius, weighted, median"):
+        assert piece in unfolded
 
 
 def test_what_was_not_measured_is_said_with_the_command_that_does(html: str) -> None:
@@ -124,9 +169,9 @@ def plain() -> Experiment:
 
 def test_a_model_without_an_equilibrium_has_a_report_without_one() -> None:
     page = Checker(report_page([run_report(plain(), history())]))
-    for piece in ("resnet-small on digits", "Confusion", "Calibration", "Training loss"):
+    for piece in ("resnet-small on digits", "Accuracy and errors", "Calibration", "Training loss"):
         assert piece in page.text
-    for piece in ("equilibrium of one layer", "What is certain", "The way to"):
+    for piece in ("equilibrium of one layer", "Certificates", "The way to"):
         assert piece not in page.text
 
 
@@ -144,7 +189,7 @@ def test_a_run_that_names_no_classes_has_a_short_report() -> None:
     made = run_report(Experiment.of(recipe_from_data(recipe)), history(1))
     page = Checker(report_page([made]))
     assert "PSNR, mean (dB)" in page.text
-    assert "Confusion" not in page.text
+    assert "Accuracy and errors" not in page.text
 
 
 def test_adversarial_training_has_confusion_too() -> None:
@@ -155,7 +200,7 @@ def test_adversarial_training_has_confusion_too() -> None:
     )
     found = run_report(Experiment.of(recipe), history(1))
     page = Checker(report_page([found]))
-    for piece in ("Robust accuracy", "Confusion", "Calibration"):
+    for piece in ("Robust accuracy", "Accuracy and errors", "Calibration"):
         assert piece in page.text
 
 
@@ -183,7 +228,7 @@ def test_report_of_a_model_without_objective_says_so() -> None:
     assert "input, layer 2" in page.text
     page = Checker(report_page([report("mdeq-small", channels=(4, 4))]))
     assert "Terms of the objective cannot be weighed" in page.text
-    assert "Nothing is certain" in page.text
+    assert "None of 40 test images has a certified class" in page.text
 
 
 def test_charts_are_the_same_on_every_run_and_on_files() -> None:

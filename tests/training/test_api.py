@@ -44,6 +44,26 @@ def test_train_returns_what_load_loads(run: Path, tmp_path: Path) -> None:
         train(recipe, "training.epochs=2", output=tmp_path / "other")
 
 
+def test_progress_is_printed_to_stderr_unless_it_is_turned_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("digits-opteq", *SHORT, output=tmp_path / "told", device="cpu")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    *summary, epoch = printed.err.splitlines()
+    assert [line.split()[0] for line in summary] == [
+        *("Model", "Data", "Schedule", "Solver", "Output")
+    ]
+    assert "opteq-small, 33,098 parameters" in summary[0]
+    assert "128 training and 40 test images of 1×8×8, 10 classes" in summary[1]
+    assert "1 epoch, batches of 64, adamw, learning rate 0.02 (cosine)" in summary[2]
+    assert "Auto to a tolerance of 0.01, gradient OneStep, on cpu" in summary[3]
+    assert summary[4].endswith("told (all settings: config.yaml)")
+    assert epoch.startswith("epoch 1/1  loss ")
+    train("digits-opteq", *SHORT, output=tmp_path / "silent", device="cpu", progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_loaded_model_knows_its_images(run: Path) -> None:
     model = load(run)
     assert model.class_names == load_digits().class_names

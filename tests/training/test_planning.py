@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from equilibria.training import (
     RunFolder,
     TrainingSettings,
     load_recipe,
+    open_run,
     plan_run,
     recipe_from_data,
 )
@@ -178,6 +180,72 @@ def test_what_cannot_be_continued_is_told(tmp_path: Path) -> None:
     assert len(metrics(folder)) == 3
 
 
+def killed(folder: Path, chosen: Recipe, **options: Any) -> dict[str, bytes]:
+    """Leave a run as a kill before its first checkpoint leaves it; return its files."""
+    plan = plan_run(chosen, [], folder)
+    open_run(plan, Experiment.of(plan.recipe), folder, **options).close()
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_from_the_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was said that there is no run in the folder."""
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    killed(folder, recipe(seed=4))
+    assert not plan_run(recipe(), [], whole, resume=True).from_beginning
+    assert plan_run(None, [], folder, resume=True).from_beginning
+    eq.train(output=folder, resume=True, device="cpu")
+    told = "was ended before its first checkpoint; it starts from the beginning."
+    assert told in " ".join(capsys.readouterr().err.split())
+    eq.train(recipe(seed=4), output=whole, device="cpu", progress=False)
+    assert metrics(folder) == metrics(whole)
+    assert not plan_run(None, [], folder, resume=True).from_beginning
+
+
+def test_a_restart_that_is_interrupted_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    before = killed(folder, recipe())
+    (folder / "notes.txt").write_text("mine")
+    for options in ({"resume": True}, {"recipe": recipe(seed=1)}):
+        with pytest.raises(KeyboardInterrupt):
+            eq.train(output=folder, device="cpu", on_step=interrupt, progress=False, **options)
+        kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert kept == {**before, "notes.txt": b"mine"}
+
+
+def test_a_folder_that_cannot_be_resumed_is_refused_and_unchanged(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before = killed(folder, recipe())
+    with pytest.raises(ValueError, match="has no checkpoint that epochs \\+2 could be added to"):
+        eq.train(output=folder, epochs="+2")
+    changed = before["config.yaml"].replace(b"epochs: 2", b"epochs: 3")
+    (folder / "config.yaml").write_bytes(changed)
+    with pytest.raises(ValueError, match="is not as the run wrote it"):
+        eq.train(output=folder, resume=True)
+    assert (folder / "config.yaml").read_bytes() == changed
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.yaml").write_bytes(before["config.yaml"])  # Without run.json it is no run.
+    with pytest.raises(ValueError, match="there is no run in"):
+        eq.train(output=other, resume=True)
+    assert [path.name for path in other.iterdir()] == ["config.yaml"]
+
+
+def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path: Path) -> None:
+    """`--resume` trained it from the beginning and replaced its weights."""
+    folder = tmp_path / "run"
+    eq.train(recipe(), output=folder, device="cpu", progress=False)
+    shutil.rmtree(folder / "checkpoints")
+    weights = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="no checkpoint to go on from"):
+        eq.train(output=folder, resume=True)
+    assert (folder / "model.safetensors").read_bytes() == weights
+
+
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     folder = tmp_path / "trained"
@@ -202,6 +270,23 @@ def test_a_run_starts_with_the_weights_of_another(trained: Path, tmp_path: Path)
     assert json.loads((tuned / "run.json").read_text())["started_from"] == noted
     with pytest.raises(ValueError, match="was not started from the weights of"):
         eq.train(output=tuned, resume=True, start_from=tuned)
+
+
+def test_a_restart_takes_the_weights_that_the_run_was_first_started_with(
+    trained: Path, tmp_path: Path
+) -> None:
+    tuned = tmp_path / "tuned"
+    killed(tuned, recipe(learning_rate=1e-12), start_from=trained)
+    noted = json.loads((tuned / "run.json").read_text())["started_from"]
+    model = eq.train(output=tuned, resume=True, device="cpu", progress=False)
+    assert json.loads((tuned / "run.json").read_text())["started_from"] == noted
+    for one, other in zip(model.parameters(), eq.load(trained).parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    again = tmp_path / "again"
+    killed(again, recipe(), start_from=trained)
+    eq.train(output=trained, epochs="+1", device="cpu", progress=False)
+    with pytest.raises(ValueError, match="have changed since the run in"):
+        eq.train(output=again, resume=True)
 
 
 def test_the_layer_of_other_classes_is_new(

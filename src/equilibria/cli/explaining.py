@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
 from equilibria.cli.asked_images import asked_images
-from equilibria.cli.console import print_json, print_table, say
-from equilibria.cli.faults import check_new, complain, note_frames, writable_file
+from equilibria.cli.console import print_json, print_table, progress_bar, say
+from equilibria.cli.faults import check_new, complain, note_frames, printable, writable_file
 from equilibria.cli.training import footer
 from equilibria.report import Explanation, explain, read_runs, report_of, report_page
 from equilibria.training import RunFolder, choose_device, trained_model, write_atomically
+from equilibria.training.weights_source import Weights
 
 PAGE = "explanation.html"
 NAMED_TERMS = 3
@@ -103,13 +106,48 @@ def write_reports(
     check_new(writable_file(place), overwrite=overwrite or (output is None and len(runs) == 1))
     where = choose_device(device)
     names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
+    weights: Weights = "best" if best else "last"
     found = []
-    for run, name in zip(runs, names, strict=True):
-        with Console(stderr=True).status(f"looking at {escape(name)}"):
+    with progress_bar() as bar:
+        shown = StepDisplay(bar, len(runs))
+        for run, name in zip(runs, names, strict=True):
             one = report_of(
-                run, device=where, weights="best" if best else "last", root=root, quick=quick
+                run,
+                device=where,
+                weights=weights,
+                root=root,
+                quick=quick,
+                on_step=partial(shown.on_step, name),
             )
-        found.append(replace(one, name=name))
+            shown.on_run()
+            found.append(replace(one, name=name))
     said = footer(trained_model(runs[0])) if len(runs) == 1 else ""
     write_atomically(place, report_page(found, said).encode())
     say(f"Report: {place}")
+
+
+class StepDisplay:
+    """A bar over the runs with the present step on a terminal; elsewhere one line per step.
+
+    Args:
+        bar: The bar; it is disabled where there is no terminal.
+        runs: Number of runs.
+    """
+
+    def __init__(self, bar: Progress, runs: int) -> None:
+        self.bar = bar
+        self.task = bar.add_task("", total=runs)
+        self.last = ""
+
+    def on_step(self, run: str, step: str) -> None:
+        """Show the step of a run that starts now."""
+        line = printable(f"{run}: {step}")
+        if not self.bar.disable:
+            self.bar.update(self.task, description=escape(line))
+        elif line != self.last:
+            Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+        self.last = line
+
+    def on_run(self) -> None:
+        """A run is done."""
+        self.bar.advance(self.task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -252,7 +253,7 @@ def _restore_photos(
     if as_json:
         print_json(found)
     elif found:
-        columns = ("Noise", "PSNR before", "after", "Total variation", "Iterations")
+        columns = ("Noise", "PSNR before", "PSNR after", "Total variation", "Iterations")
         rows = [
             (
                 photo.file,
@@ -265,7 +266,7 @@ def _restore_photos(
             )
             for photo in found
         ]
-        print_table(("File", "Restored", *columns), rows, right=columns)
+        _print_known(("File", "Restored", *columns), rows)
         for photo in found:
             say(f"{photo.file}: {photo.proven}. Drawn: {photo.sheet}")
     note_frames(files)
@@ -294,7 +295,7 @@ def _show_test_images(found: eq.report.RestoredTestImages) -> None:
 
 
 def _show_files(found: list[eq.report.RestoredImage]) -> None:
-    columns = ("PSNR before", "after", "Misfit", "Status", "Residual", "Iterations")
+    columns = ("PSNR before", "PSNR after", "Misfit", "Status", "Residual", "Iterations")
     rows = [
         (
             image.file,
@@ -308,10 +309,21 @@ def _show_files(found: list[eq.report.RestoredImage]) -> None:
         )
         for image in found
     ]
-    print_table(("File", "Restored", *columns), rows, right=columns)
+    _print_known(("File", "Restored", *columns), rows)
     if any(image.residual is not None for image in found):
         done = sum(image.status == "converged" for image in found)
         say(f"{done} of {len(found)} converged")
         worst = next((image for image in found if image.status not in ("converged", "")), None)
         if worst is not None:
             say(f"{worst.file}: {worst.message}")
+
+
+def _print_known(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of files without the columns that are empty for all of them.
+
+    Without an original there is no PSNR.
+    """
+    kept = [place for place in range(len(headings)) if any(row[place] for row in rows)]
+    columns = [headings[place] for place in kept]
+    cells = [[row[place] for place in kept] for row in rows]
+    print_table(columns, cells, right=headings[2:])

@@ -19,12 +19,11 @@ from typing import Any, NoReturn
 
 import torch
 import typer
-import yaml
 from rich.console import Console
 
 from equilibria import __version__, plugins
 from equilibria.cli import faults
-from equilibria.cli.console import TrainingDisplay, output_console, print_facts, print_json
+from equilibria.cli.console import output_console, print_facts, print_json
 from equilibria.cli.evaluate import as_data, rows
 from equilibria.cli.faults import (
     FAILURES,
@@ -37,8 +36,8 @@ from equilibria.cli.faults import (
     sentence,
     unanswered,
 )
+from equilibria.data.batches import NAMED_PROBLEMS
 from equilibria.data.workers import end_with_parent
-from equilibria.models import parameter_count
 from equilibria.report import store_evaluation, write_report
 from equilibria.tasks import Evaluation
 from equilibria.training import (
@@ -59,6 +58,8 @@ from equilibria.training import (
     plan_run,
 )
 from equilibria.training.metrics import TensorBoardLog
+from equilibria.training.own_images import is_own_images
+from equilibria.training.progress import TrainingDisplay, both, notes, summary
 
 Work = Callable[[torch.device, Processes], None]
 
@@ -136,7 +137,11 @@ def train_as_asked(asked: Asked, device: torch.device, processes: Processes) -> 
             raise FaultError(f"interrupted: {_kept(run)}", INTERRUPTED) from None
         raise
     with keeping(run, processes):
-        _introduce(plan, asked, run, console)
+        lines = notes(plan, run)
+        if asked.recipe is not None and is_own_images(asked.recipe):
+            lines.append(plan.recipe.about)
+        for line in lines:
+            console.print(printable(line), markup=False, soft_wrap=True)
         try:
             on_epoch = None if log is None else log.on_epoch
             follow(experiment, run, device, console, processes, on_epoch)
@@ -176,14 +181,11 @@ def footer(run: RecipeModel) -> str:
 
 
 def _left_out(experiment: Experiment) -> str:
-    """Of images that could not be read; empty if all could."""
-    problems = experiment.unreadable()
-    if not problems:
+    """Count the images that could not be read, if warnings have not named all of them."""
+    count = len(experiment.unreadable())
+    if count <= NAMED_PROBLEMS:
         return ""
-    some = next(iter(problems.values()))
-    if len(problems) == 1:
-        return f"1 image could not be read and is left out: {some}\n"
-    return f"{len(problems)} images could not be read and are left out, such as {some}\n"
+    return f"{count} images could not be read and are left out; the first ones are named above.\n"
 
 
 @contextmanager
@@ -200,24 +202,6 @@ def _agreed(processes: Processes) -> Iterator[None]:
         _fail_together(mistake, processes)
 
 
-def _introduce(plan: Plan, asked: Asked, run: RunFolder, console: Console) -> None:
-    """The recipe, and how the run begins."""
-    text = yaml.safe_dump(plan.recipe.as_data(), sort_keys=False, allow_unicode=True)
-    lines, training = [text.rstrip()], plan.recipe.training
-    if plan.earlier is not None:
-        rate = "the learning rate goes on as its schedule says"
-        if training.schedule in ("cosine", "polynomial"):
-            peak = training.decay * training.learning_rate
-            rate = f"the learning rate starts again at {peak:g} and falls to zero"
-        last = plan.earlier.training.epochs
-        lines.append(f"From epoch {last + 1} to {training.epochs} {rate}.")
-    begun = run.facts().get("started_from")
-    if asked.start_from is not None and begun is not None:
-        new = f"; new, for other classes: {', '.join(begun['new'])}" if begun["new"] else ""
-        lines.append(f"Started with the weights of {begun['run']}{new}.")
-    console.print(printable("\n".join(lines)), markup=False, soft_wrap=True)
-
-
 def follow(
     experiment: Experiment,
     run: RunFolder,
@@ -226,22 +210,10 @@ def follow(
     processes: Processes = ALONE,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
 ) -> list[EpochMetrics]:
-    """Train in the run's folder, and show how it goes."""
-    recipe = experiment.recipe
-    together = "" if processes.count == 1 else f", by {processes.count} processes"
-    tiny = "; denormal numbers count as zero" if device.type == "cpu" else ""
-    what = (
-        f"{recipe.model.name} ({parameter_count(experiment.model):,} parameters) on "
-        f"{experiment.data.name}: {len(experiment.training)} images to train on, on "
-        f"{device.type if together else device}{together}{tiny}."
-    )
-    console.print(printable(what), markup=False)
-    display = TrainingDisplay(console, recipe.training.epochs)
-
-    def show(metrics: EpochMetrics) -> None:
-        display.on_epoch(metrics)
-        if on_epoch is not None:
-            on_epoch(metrics)
+    """Train in the run's folder; print a summary of the run, and its progress."""
+    lines = summary(experiment, run, device, processes)
+    console.print(printable("\n".join(lines)), markup=False, soft_wrap=True)
+    display = TrainingDisplay(console, experiment.recipe.training.epochs)
 
     try:
         with display.progress:
@@ -249,7 +221,7 @@ def follow(
                 run,
                 device,
                 processes=processes,
-                on_epoch=show,
+                on_epoch=both(display.on_epoch, on_epoch),
                 on_step=display.on_step,
                 on_read=display.on_read,
             )
@@ -279,10 +251,12 @@ def _kept(run: RunFolder) -> str:
         words = ["equilibria", "evaluate", str(run.path), *imports]
         return f"the trained model is kept: {shlex.join(words)}"
     newest = next(iter(Checkpoints(run.checkpoints).present()), None)
-    if newest is None:
-        return "no epoch was finished, and nothing is kept"
-    words = ["equilibria", "train", "--resume", "--output", str(run.path), *imports]
-    return f"the checkpoint {newest.name} is kept, go on with: {shlex.join(words)}"
+    resume = shlex.join(["equilibria", "train", "--resume", "--output", str(run.path), *imports])
+    if newest is not None:
+        return f"the checkpoint {newest.name} is kept, go on with: {resume}"
+    if run.is_run():  # It was ended at the same point before.
+        return f"no epoch was finished, start again with: {resume}"
+    return "no epoch was finished, and nothing is kept"
 
 
 def _fail_together(message: str, processes: Processes, code: int = 2) -> NoReturn:

@@ -218,7 +218,7 @@ def relation_chart(relations: Relations) -> Chart:
     """MOptEqs' Figure 2: heritage and diversity, an image a dot."""
     points = list(zip(relations.heritage.tolist(), relations.diversity.tolist(), strict=True))
     return Chart(
-        title="Heritage and diversity of neighboring branches",
+        title="Heritage and diversity",
         x="average H, to be large",
         y="average D, to be small",
         series=[Series(points, kind="dots")],

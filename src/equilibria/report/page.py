@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -46,19 +46,44 @@ NUMBERS = 2**23
 """In the states of the images that are looked at: of large models there are fewer of them."""
 CERTIFIED_AT_ONCE = 32
 EXAMPLES, MISTAKES = 9, 4
+MAIN_ROWS = ("Class certified", "Certified and right", "Radius")
+"""Beginnings of the labels of certificates that are not folded away."""
 DISTANCE = 1.0
 """Up to which robustness is measured, in L2, for images of up to a thousand numbers."""
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What is certain of some test images."""
+    """Certificates of some test images."""
 
     certificate: Certificate
     labels: Tensor
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def count(self) -> int:
+        """Number of images whose class is certified."""
+        return int(self.certificate.certified_class.sum())
+
+    @property
+    def wrong(self) -> int:
+        """Number of images whose class is certified and is not the true one."""
+        differs = self.certificate.prediction.cpu() != self.labels.cpu()
+        return int((self.certificate.certified_class.cpu() & differs).sum())
+
     @property
     def rows(self) -> list[tuple[str, str]]:
+        """Classes and radii, as (label, value)."""
+        return [row for row in self._all_rows() if row[0].startswith(MAIN_ROWS)]
+
+    @property
+    def details(self) -> list[tuple[str, str]]:
+        """The numbers behind them, as (label, value)."""
+        return [row for row in self._all_rows() if not row[0].startswith(MAIN_ROWS)]
+
+    def _all_rows(self) -> list[tuple[str, str]]:
         return certificate_rows(self.certificate, self.labels.tolist())
 
     def curve(self, norm: str = "l2", numbers: int = 1) -> tuple[tuple[float, float], ...]:
@@ -85,6 +110,8 @@ class RunReport:
     parameters: int
     evaluation: Evaluation
     history: Sequence[EpochMetrics]
+    unit: str = "test image"
+    """Name of the samples that the evaluation counts, in the singular."""
     calibration: Calibration | None = None
     explanation: Explanation | None = None
     """Of some test images."""
@@ -97,6 +124,24 @@ class RunReport:
     def confusion(self) -> list[list[int]]:
         found = self.evaluation.counts.get("confusion")
         return [] if found is None else found.tolist()
+
+    @property
+    def wrong(self) -> int:
+        """Number of test images, or of their pixels, that are classified wrongly."""
+        return self.evaluation.samples - (self.evaluation.correct or 0)
+
+    @property
+    def confused(self) -> list[tuple[str, str, int]]:
+        """True class, predicted class and number of images of every error, the most first."""
+        pairs = [
+            (count, true, predicted)
+            for true, counts in enumerate(self.confusion)
+            for predicted, count in enumerate(counts)
+            if count and predicted != true
+        ]
+        names = self.class_names
+        pairs.sort(key=lambda pair: (-pair[0], *pair[1:]))
+        return [(names[true], names[predicted], count) for count, true, predicted in pairs]
 
     @property
     def convergence(self) -> Convergence | None:
@@ -130,7 +175,8 @@ class RunReport:
         if self.calibration is not None:
             facts.append(("Expected calibration error", self.calibration.error, ".3f"))
         if self.certified is not None:
-            facts.append(("Class certified", self.certified.certificate.share_certified, ".1%"))
+            count, of = self.certified.count, len(self.certified)
+            facts.append(("Class certified", f"{count / of:.1%} ({count} of {of})", ""))
             radius = float(self.certified.certificate.radius.median())
             facts.append(("Certified radius (L2), median", radius or None, ".3g"))
         if self.history:
@@ -176,14 +222,22 @@ def run_report(
     evaluation: Evaluation | None = None,
     robustness: RobustnessCurves | None = None,
     quick: bool = True,
+    on_step: Callable[[str], object] | None = None,
 ) -> RunReport:
-    """Look at a trained model on its test images.
+    """Measure a trained model on its test images, for `report_page`.
 
-    name: of the run, for whoever looks for more.
-    evaluation: of all test images; done anew if not given.
-    robustness: as measured before, by `equilibria attack --curve`.
-    quick: in seconds; otherwise radii by activation patterns, more images, and accuracy under
-        attack.
+    Args:
+        experiment: The trained model with its data.
+        history: Metrics of the epochs.
+        name: Name of the run, which the page shows.
+        evaluation: Evaluation on all test images; computed if not given.
+        robustness: Accuracy under attack as `equilibria attack --curve` has measured it.
+        quick: Take seconds; otherwise compute radii by activation patterns, look at more images,
+            and measure accuracy under attack.
+        on_step: Called with a description of each step before it starts.
+
+    Returns:
+        The report; what does not apply to the model is None or empty.
 
     Examples:
         >>> report = eq.report.run_report(eq.training.trained("digits-opteq"), [], name="digits")
@@ -192,7 +246,10 @@ def run_report(
         >>> eq.report.report_page([report])[:15]
         '<!DOCTYPE html>'
     """
-    evaluation = experiment.evaluate() if evaluation is None else evaluation
+    on_step = on_step or (lambda step: None)
+    if evaluation is None:
+        on_step(f"evaluating {len(experiment.test):,} test images")
+        evaluation = experiment.evaluate()
     model, data = experiment.model.eval(), experiment.data
     bare = RunReport(
         name=name,
@@ -202,6 +259,7 @@ def run_report(
         parameters=parameter_count(model),
         evaluation=evaluation,
         history=history,
+        unit="test " + ("image" if (unit := experiment.task.unit) == "sample" else unit),
     )
     if data.kind != "classification" or not experiment.task.names_classes:
         return bare
@@ -212,7 +270,7 @@ def run_report(
     with warnings.catch_warnings(), experiment.solving():
         # What the page says of solves that failed is in its figures.
         warnings.simplefilter("ignore")
-        return _Looking(experiment, model, data, quick).filled(bare, robustness)
+        return _Looking(experiment, model, data, quick, on_step).filled(bare, robustness)
 
 
 def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluation:
@@ -229,6 +287,7 @@ class _Looking:
     model: nn.Module
     data: DataSet
     quick: bool
+    on_step: Callable[[str], object]
 
     def filled(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
         device = next(self.model.parameters()).device
@@ -245,10 +304,12 @@ class _Looking:
         certified = explanation = None
         if isinstance(self.model, EquilibriumClassifier):
             chosen = self._examples(images, labels)
-            count = min(most, CERTIFIED if self.quick else LOOKED_AT)
+            count = min(most, len(images), CERTIFIED if self.quick else LOOKED_AT)
+            self.on_step(f"certifying {count} test images")
             certified = certified_images(
                 self.model, images[:count], labels[:count], refine=not self.quick
             )
+            self.on_step(f"explaining {len(chosen)} test images")
             explanation = explain(
                 self.model,
                 images[chosen],
@@ -271,8 +332,18 @@ class _Looking:
     def _robustness(self, images: Tensor, labels: Tensor) -> RobustnessCurves:
         eps = DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
         methods = get_args(Method)
+
+        def tell(method: str) -> None:
+            self.on_step(f"attacking {len(images)} test images by {method}")
+
+        tell(methods[0])
         return measure_robustness(
-            self.model, images, labels[: len(images)], AttackSettings(eps=eps), methods=methods
+            self.model,
+            images,
+            labels[: len(images)],
+            AttackSettings(eps=eps),
+            methods=methods,
+            on_measured=tell,
         )
 
     @torch.no_grad()

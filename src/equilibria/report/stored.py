@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -75,8 +76,21 @@ def report_of(
     weights: Weights = "last",
     root: Path | None = None,
     quick: bool = False,
+    on_step: Callable[[str], object] | None = None,
 ) -> RunReport:
-    """The report of a run folder (`run_report`); what takes long is measured unless `quick`."""
+    """Make the report of a run folder.
+
+    Args:
+        folder: Folder of the run.
+        device: Where the model computes.
+        weights: "best" takes those of the epoch with the best validation score.
+        root: Folder of data sets, if it is not where the recipe says.
+        quick: Leave out what takes long (`run_report`).
+        on_step: Called with a description of each step before it starts.
+
+    Returns:
+        The report, for `report_page`.
+    """
     run = RunFolder(folder)
     experiment = trained(folder, device=device, weights=weights, root=root)
     return run_report(
@@ -85,6 +99,7 @@ def report_of(
         name=str(folder),
         robustness=stored_robustness(run),
         quick=quick,
+        on_step=on_step,
     )
 
 

@@ -41,6 +41,7 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.planning import open_run, plan_run
 from equilibria.training.processes import choose_device, denormals_as_zero
+from equilibria.training.progress import TrainingDisplay, both, notes, summary
 from equilibria.training.recipe import Recipe, given_to, recipe_for
 from equilibria.training.weights_source import Weights
 
@@ -60,38 +61,57 @@ def train(
     start_from: str | Path | None = None,
     device: str = "auto",
     imports: Paths = (),
+    progress: bool = True,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> nn.Module:
-    """Train as a recipe says, and return the model as `load` does.
+    """Train a model as a recipe describes, and return it as `load` does.
 
         model = eq.train("digits-opteq", "training.epochs=2", output="runs/mine")
         model = eq.train("photos/", output="runs/mine")
         model = eq.train(data=dataset, output="runs/mine")
 
-    recipe: a recipe by its name, a YAML file, or an object; a folder of images, one folder a class,
-        or a table of files and labels (CSV), for which a recipe is chosen. `overrides` are
-        key=value. None, without `data`: that of the run in `output`, with `resume`.
-    data: to train on, in the place of the recipe's; without a recipe one is chosen. A map-style
-        `Dataset` of torch, or a `DataSet`, as `eq.data.from_dataset` makes it.
-    output: the folder of the run; `resume` goes on from its last checkpoint, if there is one, and
-        `overwrite` replaces a run that it holds.
-    epochs: how many in all; "+5" gives the run in `output` five more (`TrainingSettings` says what
-        the learning rate does there).
-    start_from: the folder of a run whose weights the new run starts with; for another number of
-        classes, its last layer is new.
-    imports: files or modules of your own parts, imported first (`equilibria.plugins`).
-    on_epoch, on_step: are told how it goes; an exception they raise ends the training.
+    Args:
+        recipe: A recipe by its name, a YAML file, or an object; or a folder of images, one folder
+            per class, or a table of files and labels (CSV), for which a recipe is chosen. None,
+            without `data` and with `resume`: the recipe of the run in `output`.
+        overrides: Changes to the recipe, as "key=value".
+        data: Data to train on instead of the recipe's; without a recipe one is chosen. A map-style
+            `Dataset` of torch, or a `DataSet`, as `eq.data.from_dataset` makes it.
+        output: Folder of the run.
+        resume: Go on from the last checkpoint in `output`. A run that was ended before its first
+            checkpoint starts from the beginning.
+        overwrite: Replace the run in `output`.
+        epochs: Number of epochs in all; "+5" gives the run in `output` five more
+            (`TrainingSettings` describes the learning rate there).
+        start_from: Folder of a run whose weights the new run starts with; for another number of
+            classes, its last layer is new.
+        device: Where to train; "auto" takes an accelerator if there is one.
+        imports: Files or modules with custom parts, imported first (`equilibria.plugins`).
+        progress: Print a summary of the run and its progress to stderr: a bar on a terminal,
+            elsewhere one line per epoch.
+        on_epoch: Called with the metrics of every epoch; an exception it raises ends the training.
+        on_step: Called after every step; an exception it raises ends the training.
+
+    Returns:
+        The trained model, in evaluation mode.
+
+    Raises:
+        RunError: If `output` cannot be used as requested, for example without `resume` or
+            `overwrite` where it holds a run.
+        RecipeError: If the recipe is not valid.
 
     Examples:
         >>> few = ["data.options.train_samples=64", "training.epochs=1"]
-        >>> model = eq.train("digits-opteq", *few, output="runs/mine")
+        >>> model = eq.train("digits-opteq", *few, output="runs/mine", progress=False)
         >>> model.class_names[:3]
         ('0', '1', '2')
     """
+    from rich.console import Console
+
     import_parts(imports)
     folder, is_more = Path(output), str(epochs).startswith("+")
-    goes_on = recipe is None and (resume or is_more) and RunFolder(folder).holds_work()
+    goes_on = recipe is None and (resume or is_more) and RunFolder(folder).is_run()
     given = from_dataset(data) if isinstance(data, Dataset) else data
     if isinstance(recipe, Recipe):
         recipe = recipe if given is None else given_to(recipe)
@@ -101,7 +121,18 @@ def train(
     plan = plan_run(recipe, overrides, folder, resume=resume, overwrite=overwrite, epochs=epochs)
     experiment = Experiment.of(plan.recipe, given)
     run = open_run(plan, experiment, folder, overwrite=overwrite, start_from=start_from)
-    experiment.train(run, where, on_epoch=on_epoch, on_step=on_step)
+    console = Console(stderr=True, highlight=False, quiet=not progress)
+    for line in (*notes(plan, run), *summary(experiment, run, where)):
+        console.print(line, markup=False, soft_wrap=True)
+    display = TrainingDisplay(console, plan.recipe.training.epochs)
+    with display.progress:
+        experiment.train(
+            run,
+            where,
+            on_epoch=both(display.on_epoch, on_epoch),
+            on_step=both(display.on_step, on_step),
+            on_read=display.on_read,
+        )
     return load(output, device=device)
 
 

@@ -62,6 +62,7 @@ class RunFolder:
         self.robustness = path / "robustness.json"
         self.tensorboard = path / "tensorboard"
         self._is_open = self._made_folder = False
+        self._begun_before: dict[Path, bytes] = {}
         self._unlock: Callable[[], object] = lambda: None
 
     @property
@@ -107,6 +108,9 @@ class RunFolder:
                 path.rmdir()
             raise
         run._is_open = True
+        if run._is_ours():
+            own = (file for file in (run.mark, run.config) if file.is_file())
+            run._begun_before = {file: file.read_bytes() for file in own}
         try:
             remove_temporary(path)
             remove_temporary(run.checkpoints)
@@ -154,6 +158,10 @@ class RunFolder:
         except (OSError, ValueError):
             return False
 
+    def is_run(self) -> bool:
+        """Whether a run was started in the folder, even if no checkpoint was written."""
+        return self.config.is_file() and (self._is_ours() or self.holds_work())
+
     def holds_work(self) -> bool:
         """Whether there is something to lose, or to go on from."""
         kept = Checkpoints(self.checkpoints)
@@ -196,11 +204,7 @@ class RunFolder:
     def _require_same(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         known = self.facts()
         if known.get("config") != checksum(_as_yaml(config)):
-            if not self._wrote_config():
-                raise RunError(
-                    f"{self.config} is not as the run wrote it: resume with the recipe that the "
-                    "run began with, or start a new one in another folder"
-                )
+            self.require_own_config()
             if _without_place(load_recipe(self.config).as_data()) != _without_place(config):
                 raise RunError(
                     f"{self.config} is another recipe than the one given: resume with that recipe "
@@ -222,6 +226,14 @@ class RunFolder:
                 "back, or start a new run in another folder"
             )
 
+    def require_own_config(self) -> None:
+        """Raise `RunError` if `config.yaml` was changed or damaged since the run wrote it."""
+        if not self._wrote_config():
+            raise RunError(
+                f"{self.config} is not as the run wrote it: resume with the recipe that the "
+                "run began with, or start a new one in another folder"
+            )
+
     def _put_aside(self) -> None:
         place = self.path.resolve()  # The path may be a link.
         if place in (Path.cwd(), *Path.cwd().parents):
@@ -239,12 +251,19 @@ class RunFolder:
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     def abandon(self) -> None:
-        """A run that got to nothing leaves nothing; what it was to replace comes back."""
+        """Close the folder; without a checkpoint, leave it as it was before the run was opened.
+
+        A run that was to be replaced comes back, and so does the recipe of an earlier start.
+        """
         if not self._is_open:
             return  # Another process writes to it.
         if not self.holds_work():
             if self._made_folder or self._replaced.exists():
                 shutil.rmtree(self.path.resolve(), ignore_errors=True)
+            elif self._begun_before:
+                for file, content in self._begun_before.items():
+                    if not file.exists() or file.read_bytes() != content:
+                        write_atomically(file, content)
             else:
                 for file in (self.mark, self.config):
                     file.unlink(missing_ok=True)

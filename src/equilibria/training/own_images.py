@@ -29,7 +29,7 @@ MOST_IN_MEMORY = 2**29
 BATCH_SIZES, LEAST_STEPS = (8, 64), 8
 """Of a batch, and how many there are at least in an epoch, where the first allow it."""
 NAMED = 3
-"""Images or classes with a problem are named up to here."""
+"""Largest number of classes, or kinds of files, that are named."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def is_own_images(source: str | Path) -> bool:
 def recipe_for_path(source: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe for a folder of images, one folder a class, or a table of files and labels.
 
-    asked: the keys that somebody has chosen. A warning tells of images that cannot be read, as far
-    as they were looked at, and of classes with a single image.
+    asked: the keys that the user has set. A warning names classes with a single image. Images
+    that cannot be read are reported when they are read.
     """
     path = Path(source).expanduser().absolute()
     if (path / "run.json").is_file():
@@ -64,7 +64,7 @@ def recipe_for_path(source: str | Path, asked: Mapping[str, Any]) -> dict[str, A
     listing = list_own_images(root, options.get("labels"))
     found = survey(listing.paths)
     counts = torch.bincount(listing.labels[listing.indices("train")]).tolist()
-    _warn(listing, found, counts)
+    _warn(listing, counts)
     if not listing.held_out:
         counts = [n - min(max(1, round(TEST_SHARE * n)), n - 1) for n in counts]
     height, width = _size(asked, found)
@@ -197,9 +197,8 @@ def _told(listing: Listing, found: Survey, name: str) -> str:
     return f"{there}. {held_out[listing.held_out]}"
 
 
-def _warn(listing: Listing, found: Survey, counts: Sequence[int]) -> None:
-    for problem in found.problems[:NAMED]:
-        warnings.warn(f"will be left out: {problem}", stacklevel=3)
+def _warn(listing: Listing, counts: Sequence[int]) -> None:
+    """Warn about classes with a single image."""
     single = [name for name, n in zip(listing.class_names, counts, strict=True) if n == 1]
     if single and not listing.held_out:
         more = f" and {len(single) - NAMED} others" if len(single) > NAMED else ""

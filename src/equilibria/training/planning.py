@@ -32,6 +32,8 @@ class Plan:
     resume: bool
     earlier: Recipe | None = None
     """What the run followed until now, if it is given more epochs."""
+    from_beginning: bool = False
+    """Whether the run in the folder was ended before its first checkpoint, and starts again."""
 
 
 def plan_run(
@@ -45,7 +47,8 @@ def plan_run(
 ) -> Plan:
     """What to follow, without touching anything.
 
-    recipe: None for that of the run in `output`, which goes on.
+    recipe: None for that of the run in `output`, which goes on; if it was ended before its first
+        checkpoint, it starts from the beginning.
     epochs: how many in all, or "+5" for five more than the run in `output` was to have. Its own are
         as they would have been, and the schedule starts anew after them (`TrainingSettings`).
 
@@ -64,19 +67,33 @@ def plan_run(
             "name a recipe to train (`equilibria recipes` lists them) or images to train on, or "
             "--resume (resume=True) with the folder of a run"
         )
-    there = goes_on and run.config.is_file() and run.holds_work()
-    if not there and (recipe is None or is_more):
+    is_run = goes_on and run.is_run()
+    if not is_run and (recipe is None or is_more):
         raise RunError(f"there is no run in {output} to go on with: name its folder, or a recipe")
-    if there:
+    there = is_run and run.holds_work()
+    if there or recipe is None:
         run.require_parts()
+    from_beginning = is_run and not Checkpoints(run.checkpoints).present()
+    if from_beginning and run.weights.is_file():
+        raise RunError(
+            f"{run.checkpoints} holds no checkpoint to go on from: start a new run with the "
+            f"weights of this one (--from {output})"
+        )
+    if from_beginning and is_more:
+        raise RunError(
+            f"the run in {output} has no checkpoint that epochs {epochs} could be added to: "
+            "--resume (resume=True) starts it from the beginning"
+        )
+    if from_beginning and recipe is None:
+        run.require_own_config()
     chosen = recipe
     if not isinstance(chosen, Recipe):
         chosen = load_recipe(run.config if chosen is None else chosen, overrides)
     elif overrides:
         raise TypeError("overrides are for a recipe by name or file: change the object instead")
-    if count is None or not there:
+    if count is None or not there or from_beginning:
         given = chosen.training if count is None else replace(chosen.training, epochs=count)
-        return Plan(replace(chosen, training=given), goes_on)
+        return Plan(replace(chosen, training=given), goes_on, from_beginning=from_beginning)
     present = load_recipe(run.config).training
     so_far = replace(chosen.training, epochs=present.epochs, continued_at=present.continued_at)
     earlier = replace(chosen, training=so_far)
@@ -87,12 +104,7 @@ def plan_run(
             "not fewer; start another run in a new folder"
         )
     if total == present.epochs:
-        return Plan(earlier, goes_on)
-    if not Checkpoints(run.checkpoints).present():
-        raise RunError(
-            f"{run.checkpoints} holds no checkpoint to go on from: start a new run with the "
-            f"weights of this one (--from {output})"
-        )
+        return Plan(earlier, goes_on, from_beginning=from_beginning)
     longer = replace(so_far, epochs=total, continued_at=(*present.continued_at, present.epochs))
     return Plan(replace(chosen, training=longer), goes_on, earlier)
 
@@ -117,7 +129,8 @@ def open_run(
 ) -> RunFolder:
     """The folder, locked for the experiment.
 
-    start_from: a run whose weights the model takes; `run.json` says so, in "started_from".
+    start_from: a run whose weights the model takes; `run.json` records it as "started_from". A run
+        that starts from the beginning again takes the weights that it was first started with.
 
     Examples:
         >>> from pathlib import Path
@@ -128,6 +141,14 @@ def open_run(
         True
     """
     facts = experiment.facts()
+    begun = RunFolder(output).facts().get("started_from") if plan.from_beginning else None
+    if start_from is None and begun is not None:
+        facts["started_from"] = take_weights(experiment.model, begun["run"])
+        if facts["started_from"]["weights"] != begun["weights"]:
+            raise RunError(
+                f"the weights of {begun['run']} have changed since the run in {output} was started "
+                "with them: start a new run in another folder"
+            )
     if start_from is not None:
         facts["started_from"] = take_weights(experiment.model, start_from)
     return RunFolder.opened(
