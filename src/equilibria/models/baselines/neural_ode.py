@@ -158,8 +158,7 @@ class NeuralODE(nn.Module):
         except AssertionError as error:
             reason = str(error).split(":")[0]
             raise RuntimeError(
-                f"the ODE could not be solved ({reason}): look for images that are not finite, "
-                "raise rtol and atol, or raise max_steps"
+                f"the ODE could not be solved ({reason}): raise rtol and atol, or raise max_steps"
             ) from error
         self.last_evaluations = calls
         final: Tensor = path[-1]
