@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from equilibria.cli.asked_images import asked_images
 from equilibria.cli.console import print_json, print_table, say
-from equilibria.cli.faults import check_new, complain, note_frames, writable_file
+from equilibria.cli.faults import check_new, complain, note_frames, printable, writable_file
 from equilibria.cli.training import footer
 from equilibria.report import Explanation, explain, read_runs, report_of, report_page
 from equilibria.training import RunFolder, choose_device, trained_model, write_atomically
@@ -105,7 +105,7 @@ def write_reports(
     names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
     found = []
     for run, name in zip(runs, names, strict=True):
-        with Console(stderr=True).status(f"looking at {escape(name)}"):
+        with Console(stderr=True).status(f"looking at {escape(printable(name))}"):
             one = report_of(
                 run, device=where, weights="best" if best else "last", root=root, quick=quick
             )
