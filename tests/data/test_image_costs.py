@@ -174,7 +174,7 @@ def test_a_jpeg_of_very_many_scans_is_refused(tmp_path: Path) -> None:
     last = content[content.rfind(b"\xff\xda") : -2]
     assert read_image(path, Framing.make(8)).shape == (3, 8, 8)
     path.write_bytes(content[:-2] + 500 * last + content[-2:])
-    with pytest.raises(DataFileError, match="scans of 1200×1200 pixels.*not progressive"):
+    with pytest.raises(DataFileError, match=r"scans of 1200×1200 pixels.*not progressive"):
         read_image(path, Framing.make(8))
 
 
@@ -185,7 +185,7 @@ def test_a_tiff_with_a_tile_far_larger_than_its_image_is_refused(tmp_path: Path)
     head = b"II*\0" + struct.pack("<IH", 8, len(tags))
     path = tmp_path / "tile.tif"
     path.write_bytes(head + entries + bytes(1000))
-    with pytest.raises(DataFileError, match="16×16 pixels in a file of .*: decoding takes about"):
+    with pytest.raises(DataFileError, match=r"16×16 pixels in a file of .*: decoding takes about"):
         read_image(path)
 
 

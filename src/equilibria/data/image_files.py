@@ -49,6 +49,8 @@ have per byte of its file. A noisy photograph takes more than a bit per pixel in
 START_OF_SCAN = b"\xff\xda"
 TILE = 2**20
 """Pixels that are converted at once, so that intermediate results take little memory."""
+LARGEST_FRAME = 2**26
+"""Pixels of an image that is given to a model."""
 MOST_SCALED = 16
 """An image that is scaled as a whole may become this many times the frame before it is cut."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La"})
@@ -74,6 +76,14 @@ class Framing:
 
     size: tuple[int, int] | None = None
     cover: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for sides in (self.size, self.cover):
+            if sides is not None and math.prod(sides) > LARGEST_FRAME:
+                raise ValueError(
+                    f"a frame of {sides[0]:,}×{sides[1]:,} pixels is larger than the "
+                    f"{LARGEST_FRAME:,} that are allowed: give a smaller size"
+                )
 
     @classmethod
     def make(cls, size: int | Sequence[int] | None, resize: int | None = None) -> Framing:
@@ -556,7 +566,7 @@ def _load(path: Path, image: Image, size: int, framing: Framing) -> None:
         # A strip may be the whole image, and a tile larger than it.
         strip = max(pixels, int(tile.get(TILE_WIDTH, 1)) * int(tile.get(TILE_LENGTH, 1)))
         needed = strip * (PIXEL_BYTES.get(image.mode) or 8)
-    elif image.format == "PNG" and any("16" in str(part[-1]) for part in image.tile):
+    elif image.format == "PNG" and _has_16_bits(image):
         needed = 6 * pixels
     # A decoder keeps two rows, of up to 8 bytes per pixel, and Pillow a pointer to each row.
     needed += 16 * width + 32 * height + WORKING_BYTES.get(image.format or "", 0) * pixels
@@ -572,6 +582,12 @@ def _load(path: Path, image: Image, size: int, framing: Framing) -> None:
             "use a picture of fewer pixels",
         )
     image.load()
+
+
+def _has_16_bits(image: Image) -> bool:
+    """Whether a file holds 16 bits per channel, of which Pillow may keep 8."""
+    tiles: Any = image.tile  # type: ignore[attr-defined]
+    return any("16" in str(tile[-1]) for tile in tiles)
 
 
 def _check_numbers(path: Path, image: Image) -> None:

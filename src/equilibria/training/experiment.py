@@ -51,6 +51,7 @@ from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
 from equilibria.training.recipe import GIVEN, Recipe, told_where
+from equilibria.training.sizes import check_model_size
 from equilibria.training.weights_source import Weights, source_of
 
 KEPT_LATENTS = 2000
@@ -367,7 +368,9 @@ def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
 
 def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
     """The recipe's model for these images, of which it knows what `load` describes."""
-    model = create_model(recipe.model.name, **_options(recipe, images))
+    options = _options(recipe, images)
+    check_model_size(recipe.model.name, options, images.image_shape)
+    model = create_model(recipe.model.name, **options)
     for name, value in vars(images).items():
         setattr(model, name, value)
     return model
@@ -415,6 +418,9 @@ def trained_model(
     folder: str | Path, *, device: torch.device | str = "cpu", weights: Weights = "last"
 ) -> RecipeModel:
     """What `trained` gives, without the data set where the run says what its images are.
+
+    Raises:
+        ModelSizeError: If the model would need more memory than `size_limit` allows.
 
     Examples:
         >>> run = eq.training.trained_model("digits-opteq")
