@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from equilibria.data import (
@@ -50,7 +50,7 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import GIVEN, Recipe, told_where
+from equilibria.training.recipe import GIVEN, Recipe, explained, told_where
 from equilibria.training.sizes import check_model_size
 from equilibria.training.weights_source import Weights, source_of
 
@@ -432,7 +432,13 @@ def trained_model(
     recipe, known = source.recipe, source.images
     if known.get("kind") is None:  # A run from before version 0.2.
         return trained(folder, device=device, weights=weights)
-    images = TypeAdapter(ImageFacts).validate_python(known)
+    try:
+        images = TypeAdapter(ImageFacts).validate_python(known)
+    except ValidationError as error:
+        raise ValueError(
+            f"{folder} does not say what its images are like: {explained(error)}; take it from "
+            "where it was trained again"
+        ) from None
     assert images.kind is not None
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)

@@ -48,6 +48,10 @@ def size_limit(gigabytes: float | None) -> Iterator[None]:
 
     Raises:
         ValueError: If the limit is not positive.
+
+    Examples:
+        >>> with eq.training.size_limit(0.5):
+        ...     model = eq.load("digits-opteq")
     """
     if gigabytes is not None and not gigabytes > 0:
         raise ValueError(
@@ -58,6 +62,11 @@ def size_limit(gigabytes: float | None) -> Iterator[None]:
         yield
     finally:
         _gigabytes.reset(token)
+
+
+def present_limit() -> float:
+    """Gigabytes that a model may need now, for a process that this one starts."""
+    return _gigabytes.get()
 
 
 def check_file_size(path: Path) -> None:
