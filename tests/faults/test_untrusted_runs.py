@@ -156,7 +156,7 @@ def test_a_checkpoint_that_is_far_too_large_is_passed_over_unread(unfinished: Pa
 
 
 def ask_for(run: Path, options: dict[str, Any], **model: Any) -> None:
-    """Change the model in the recipe of a run, and say so in its mark, as a forger would."""
+    """Change the model in the recipe of a run, without the checksum that would reveal it."""
     config = run / "config.yaml"
     recipe = yaml.safe_load(config.read_text())
     recipe["model"]["options"] |= options

@@ -23,8 +23,8 @@ WORKING_TENSORS = 8
 MOST_OPERATIONS = 20_000
 """Tensor operations of building a model and of one evaluation; the largest preset has 5,414."""
 LARGEST_NUMBER = 2**20
-"""Of an option, at the usual limit: what makes a list of that length, or a power of two of it, is
-not seen by counting tensors."""
+"""The largest number among the options at the usual limit. Counting tensors would not notice a
+list of that length."""
 
 ALLOW = (
     "that are allowed: if you trust the run, allow more (max_gigabytes=… in Python, "
@@ -104,16 +104,17 @@ def check_model_size(name: str, options: Mapping[str, Any], sample: Sequence[int
     # Initial weights are drawn elsewhere, and warnings given when the model is really built.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.device("meta"), torch.no_grad(), counted:
+        with torch.no_grad(), counted:
             try:
-                model = create_model(name, **options).eval()
+                with torch.device("meta"):
+                    model = create_model(name, **options).eval()
                 parameters = sum(map(_bytes, (*model.parameters(), *model.buffers())))
                 counted.is_built = True
                 _evaluate(model, sample)
             except ModelSizeError:
                 raise
             except Exception:
-                return  # The error of building the model tells what is wrong.
+                return  # Building the model reports what is wrong.
     needed = (parameters + WORKING_TENSORS * counted.largest_activation) / 1e9
     if needed > limit:
         image = f" and one image of {'×'.join(map(str, sample))}" if sample else ""
@@ -136,17 +137,20 @@ def _check_numbers(name: str, option: str, value: Any, limit: float) -> None:
 
 
 def _evaluate(model: nn.Module, sample: Sequence[int]) -> None:
-    """Evaluate a model on the meta device until it needs a number."""
-    inputs = [torch.zeros(1, *sample)]
+    """Evaluate a model on the meta device until it needs a number.
+
+    That is not the default device here: a tensor that a module keeps for later would have no data.
+    """
+    inputs = [torch.zeros(1, *sample, device="meta")]
     if isinstance(latents := getattr(model, "latent_dim", None), int):
-        inputs.append(torch.zeros(1, latents))
+        inputs.append(torch.zeros(1, latents, device="meta"))
     for one in inputs:
         try:
             model(one)
         except ModelSizeError:
             raise
         except Exception:
-            # Of a tensor without numbers none can be read; a decoder takes no images.
+            # A tensor on the meta device has no numbers to be read; a decoder takes no images.
             continue
 
 
