@@ -49,6 +49,7 @@ WITHOUT = {
     "CheckpointWarning": "a warning, which says what was taken instead",
     "ClassMap": "what `predict` returns for a model that segments",
     "DamagedFileError": "an error, which says what to do",
+    "ModelSizeError": "an error, which says what to do",
     "NonFiniteError": "an error, which says what to do",
     "ProcessLostError": "an error, which says what to do",
     "RecipeError": "an error, which says what to do",

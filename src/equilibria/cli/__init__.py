@@ -62,6 +62,15 @@ def _options(
             "command, and several times.",
         ),
     ] = None,
+    max_gigabytes: Annotated[
+        float | None,
+        typer.Option(
+            "--max-gigabytes",
+            metavar="N",
+            help="Memory that the model of a run may need for its parameters and one image; 10 if "
+            "not set. Also after a command.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; after a command too.")
     ] = False,

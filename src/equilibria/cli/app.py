@@ -55,6 +55,9 @@ TAKE_A_MODEL = {
 }
 """Commands that take a trained model of the package in the place of a run."""
 
+TAKE_A_VALUE = {"--import": "a file or a module", "--max-gigabytes": "a number"}
+"""Options of the program with a value, which also stand behind a command."""
+
 
 class Program(TyperGroup):
     """Commands; a fault ends them with a sentence."""
@@ -71,9 +74,9 @@ class Program(TyperGroup):
                 given = word.partition("=")[2] or next(words, None)
                 others.insert(1, given or ctx.fail("--model needs the name of a trained model"))
                 continue
-            if word == "--import":
-                own += [word, next(words, None) or ctx.fail("--import needs a file or a module")]
-            elif word == "--debug" or word.startswith("--import="):
+            if word in TAKE_A_VALUE:
+                own += [word, next(words, None) or ctx.fail(f"{word} needs {TAKE_A_VALUE[word]}")]
+            elif word == "--debug" or word.partition("=")[0] in TAKE_A_VALUE:
                 own.append(word)
             else:
                 others.append(word)
@@ -83,7 +86,11 @@ class Program(TyperGroup):
         faults.debug = ctx.params["debug"]
         with faults.told():
             import_parts(ctx.params["imports"] or ())
-            return super().invoke(ctx)
+            gigabytes = ctx.params["max_gigabytes"]
+            if gigabytes is None:
+                return super().invoke(ctx)
+            with eq.training.size_limit(gigabytes):
+                return super().invoke(ctx)
 
 
 app = typer.Typer(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from io import StringIO
 from pathlib import Path
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from equilibria.cli.asked_images import asked_images
 from equilibria.cli.console import print_facts, print_json, print_table, progress_bar, say
+from equilibria.cli.csv_files import csv_rows
 from equilibria.cli.faults import (
     STANDARD_OUTPUT,
     check_table,
     complain,
     note_frames,
-    printable,
 )
 from equilibria.equilibrium import solving
 from equilibria.models import Certificate, certifier
@@ -148,16 +148,14 @@ def _rows(
 def _write(path: Path, rows: Sequence[CertifiedImage]) -> None:
     names = [f.name for f in fields(CertifiedImage)]
     lines = [names, *([asdict(row)[name] for name in names] for row in rows)]
-    if path == STANDARD_OUTPUT:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(
-            [printable(str(c)) if isinstance(c, str) else c for c in line] for line in lines
-        )
-        return
-    from io import StringIO
-
     text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    write_atomically(path, text.getvalue().encode())
+    write = csv_rows(text)
+    for line in lines:
+        write(line)
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text.getvalue())
+    else:
+        write_atomically(path, text.getvalue().encode())
 
 
 def _show(rows: Sequence[CertifiedImage]) -> None:

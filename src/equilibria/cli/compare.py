@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape as escape_html
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from equilibria.cli.console import (
     shown,
 )
 from equilibria.cli.evaluate import as_data
-from equilibria.cli.faults import writable_folder
+from equilibria.cli.faults import printable, writable_folder
 
 WIDTH_OF_LABELS, WIDTH_OF_A_RUN = 32, 20
 PICTURE, PAGE = "compare.png", "compare.md"
@@ -122,7 +123,9 @@ def _markdown(runs: Sequence[eq.report.ComparedRun]) -> str:
     """The table, and the picture of the curves beside it, as a page."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        # A name may hold anything, also markup.
+        safe = (escape_html(printable(cell), quote=False) for cell in cells)
+        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in safe) + " |"
 
     facts, settings = _rows(runs)
     rows = [
@@ -153,7 +156,7 @@ def _evaluate(runs: Sequence[eq.report.ComparedRun], device_name: str, root: Pat
     for run in runs:
         if not run.is_finished or run.evaluation is not None:
             continue
-        with waiting.status(f"Evaluating {escape(run.name)} …"):
+        with waiting.status(f"Evaluating {escape(printable(run.name))} …"):
             experiment = eq.training.trained(run.folder, device=device, root=root)
             eq.report.store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections import defaultdict
@@ -14,12 +13,12 @@ from typing import Any, TypeAlias, cast
 
 from equilibria.cli.app import opened_model
 from equilibria.cli.console import json_list, print_table, progress_bar, say, shown
+from equilibria.cli.csv_files import csv_rows
 from equilibria.cli.faults import (
     STANDARD_OUTPUT,
     check_table,
     complain,
     note_frames,
-    printable,
     unanswered,
     unreadable,
     writable_folder,
@@ -211,12 +210,6 @@ def _csv_lines(path: Path, columns: Columns) -> Iterator[Callable[[AnyPrediction
         to = sys.stdout
         if path != STANDARD_OUTPUT:
             to = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
-        lines = csv.writer(to, lineterminator="\n")
-
-        def write(row: Sequence[Any]) -> None:
-            # A file name may hold anything, and a terminal must not obey it.
-            safe = to is sys.stdout and to.isatty()
-            lines.writerow(printable(str(c)) if safe and c is not None else c for c in row)
-
+        write = csv_rows(to)
         write(headings)
         yield lambda one: write(cells(one))

@@ -58,8 +58,12 @@ from equilibria.training import (
     plan_run,
 )
 from equilibria.training.metrics import TensorBoardLog
+<<<<<<< HEAD
 from equilibria.training.own_images import is_own_images
 from equilibria.training.progress import TrainingDisplay, both, notes, summary
+=======
+from equilibria.training.sizes import present_limit, size_limit
+>>>>>>> h-files
 
 Work = Callable[[torch.device, Processes], None]
 
@@ -297,7 +301,9 @@ def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
         try:
             meeting_point = Path(folder) / "meeting-point"
             sources = [parts.source for parts in plugins.imported()]
-            elastic_launch(config, _process)(meeting_point, faults.debug, sources, work, arguments)
+            elastic_launch(config, _process)(
+                meeting_point, faults.debug, sources, present_limit(), work, arguments
+            )
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
         except SignalException as error:
@@ -317,6 +323,7 @@ def _process(
     meeting_point: Path,
     debug: bool,
     sources: Sequence[str],
+    gigabytes: float,
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
@@ -326,7 +333,7 @@ def _process(
     place = Place.from_environment(meeting_point=meeting_point)
     assert place is not None
     try:
-        with faults.told():
+        with faults.told(), size_limit(gigabytes):
             try:
                 plugins.import_parts(sources)
                 work(place, *arguments)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.utils.data import get_worker_info
 from equilibria.data.readers import DataFileError, check_plain_file
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.Image import Image, Resampling
 
 Item = TypeVar("Item")
 Content = TypeVar("Content")
@@ -28,9 +29,35 @@ BRIGHTEST = 255.0
 SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
 READING_THREADS = 4
 SENT_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Of images that come over a network."""
+"""Formats accepted over a network."""
+FORMATS = (*SENT_FORMATS, "TIFF", "PPM", "DIB", "TGA", "AVIF", "JPEG2000")
+"""Formats of image files. Their headers state the size of what is decoded, and Pillow decodes them
+in C. EPS is not among them: its reader runs another program."""
 MOST_PIXELS = 25_000_000
+DECODED_BYTES, SMALL_FILE = 200_000_000, 1_000_000
+"""Memory that decoding may take for a file of up to `SMALL_FILE` bytes; a larger file may take
+proportionally more."""
+MOST_SCANNED = 500_000_000
+"""Pixels times scans of a JPEG: every scan passes over all pixels."""
+PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
+"""Bytes per pixel in Pillow's memory; 4 in other modes."""
+WORKING_BYTES = {"WEBP": 12, "AVIF": 6, "JPEG2000": 12}
+"""Bytes per pixel of a decoder's own working memory, where it is more than some rows."""
+DETAILED, PIXELS_PER_BYTE = 2_000_000, 8
+"""Pixels that any image may have where its pixels are worked on as they are, and how many it may
+have per byte of its file. A noisy photograph takes more than a bit per pixel in a JPEG."""
+START_OF_SCAN = b"\xff\xda"
+TILE = 2**20
+"""Pixels that are converted at once, so that intermediate results take little memory."""
+LARGEST_FRAME = 2**26
+"""Pixels of an image that is given to a model."""
+MOST_SCALED = 16
+"""An image that is scaled as a whole may become this many times the frame before it is cut."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La"})
+NUMBERS = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+"""Modes of more than 8 bits per channel."""
+TILE_WIDTH, TILE_LENGTH = 322, 323
+"""Tags of TIFF."""
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)
 """Of EXIF: the tag, and those of its values that turn an image by a quarter."""
 
@@ -49,6 +76,14 @@ class Framing:
 
     size: tuple[int, int] | None = None
     cover: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for sides in (self.size, self.cover):
+            if sides is not None and math.prod(sides) > LARGEST_FRAME:
+                raise ValueError(
+                    f"a frame of {sides[0]:,}×{sides[1]:,} pixels is larger than the "
+                    f"{LARGEST_FRAME:,} that are allowed: give a smaller size"
+                )
 
     @classmethod
     def make(cls, size: int | Sequence[int] | None, resize: int | None = None) -> Framing:
@@ -78,10 +113,14 @@ class Framing:
             return image
         height, width = self.size
         scaled = self._scaled(image)
-        if scaled != image.size:
-            image = image.resize(scaled, Resampling.NEAREST if is_map else Resampling.BILINEAR)
         left, top = (scaled[0] - width) // 2, (scaled[1] - height) // 2
-        return image.crop((left, top, left + width, top + height))
+        box = (left, top, left + width, top + height)
+        how = Resampling.NEAREST if is_map else Resampling.BILINEAR
+        if math.prod(scaled) > MOST_SCALED * math.prod(self.cover or self.size):
+            return _resized_part(image, scaled, box, how)
+        if scaled != image.size:
+            image = image.resize(scaled, how)
+        return image.crop(box)
 
     def region(self, image: Image) -> Image:
         """What of the image is inside the frame, in the image's own resolution."""
@@ -111,6 +150,28 @@ class Framing:
         scale = max(width / image.width, height / image.height)
         # Rounding must not leave the image a pixel short of what is cut out.
         return max(width, round(image.width * scale)), max(height, round(image.height * scale))
+
+
+def _resized_part(
+    image: Image, scaled: tuple[int, int], box: tuple[int, int, int, int], how: Resampling
+) -> Image:
+    """The part `box` of the image resized to `scaled`, without the rest of the resized image.
+
+    The result may differ from resizing first by a gray level, because positions are rounded.
+    """
+    inner: list[float] = [0.0] * 4
+    outer = [0] * 4
+    for axis in (0, 1):
+        length, pixel = image.size[axis], image.size[axis] / scaled[axis]
+        start, end = box[axis] * pixel, box[axis + 2] * pixel
+        # Bilinear interpolation reads up to one pixel of the coarser grid beyond the part.
+        margin = max(1.0, pixel) + 1
+        low = max(0, math.floor(start - margin))
+        outer[axis], outer[axis + 2] = low, min(length, math.ceil(end + margin))
+        inner[axis], inner[axis + 2] = start - low, end - low
+    part = image.crop((outer[0], outer[1], outer[2], outer[3]))
+    size = (box[2] - box[0], box[3] - box[1])
+    return part.resize(size, how, box=(inner[0], inner[1], inner[2], inner[3]))
 
 
 AS_ON_DISK = Framing()
@@ -279,8 +340,11 @@ def decode_image(
 ) -> Image:
     """The image in bytes that came from somewhere, as `open_image` gives it.
 
-    Of the kinds that pages are made of, and of `MOST_PIXELS` at the most: what takes a few bytes
-    to send may take all memory to decode.
+    Accepts `SENT_FORMATS` of at most `MOST_PIXELS` pixels.
+
+    Raises:
+        DataFileError: If the bytes are no such image, or decoding takes more memory than a file of
+            this size is allowed.
     """
     import PIL.Image
 
@@ -293,8 +357,7 @@ def decode_image(
                     f"more than {MOST_PIXELS:,} pixels, {opened.width}×{opened.height}",
                     "send a smaller one",
                 )
-            opened.draft(None, framing.needed(opened))
-            opened.load()
+            _load(place, opened, len(content), framing)
             return _shown(place, opened, is_gray=is_gray)
     except DataFileError:
         raise
@@ -308,17 +371,45 @@ def decode_image(
 
 
 def _shown(path: Path, opened: Image, *, is_gray: bool | None) -> Image:
-    """An image that was opened, as a viewer shows it."""
+    """Convert a decoded image, which may be changed, to what a viewer shows."""
     import PIL.Image
     import PIL.ImageOps
 
-    image = _in_bytes(path, PIL.ImageOps.exif_transpose(opened), opened.format)
+    PIL.ImageOps.exif_transpose(opened, in_place=True)
+    _check_numbers(path, opened)
     if is_gray is None:
-        is_gray = image.mode in GRAY_MODES
+        is_gray = opened.mode in (*GRAY_MODES, *NUMBERS)
+    mode = "L" if is_gray else "RGB"
+    boxes = _tiles(opened.size)
+    if len(boxes) == 1:
+        return _converted(opened, mode)
+    shown = PIL.Image.new(mode, opened.size)
+    for box in boxes:
+        shown.paste(_converted(opened.crop(box), mode), box)
+    return shown
+
+
+def _converted(image: Image, mode: str) -> Image:
+    """The image in this mode, what is transparent on white."""
+    import PIL.Image
+
+    image = _in_bytes(image)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         white = PIL.Image.new("RGBA", image.size, "white")
         image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("L" if is_gray else "RGB")
+    return image.convert(mode)
+
+
+def _tiles(size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """Boxes of at most `TILE` pixels that cover an image of this width and height."""
+    width, height = size
+    across = min(width, TILE)
+    down = TILE // max(1, across)
+    return [
+        (left, top, min(left + across, width), min(top + down, height))
+        for top in range(0, height, down)
+        for left in range(0, width, across)
+    ]
 
 
 def has_several_frames(path: Path) -> bool:
@@ -408,6 +499,27 @@ def header_of(path: Path) -> Header:
         return Header(image.size[::-1] if turned else image.size, image.mode)
 
 
+def check_detail(path: Path) -> None:
+    """Refuse an image of far more pixels than a file of its size can show in detail.
+
+    For work whose time and memory grow with the pixels of the image as it is, such as restoration.
+
+    Raises:
+        DataFileError: If the file has more than `DETAILED` pixels and more than
+            `PIXELS_PER_BYTE` of them per byte.
+    """
+    width, height = header_of(path).size
+    size = check_plain_file(path)
+    allowed = max(DETAILED, PIXELS_PER_BYTE * size)
+    if width * height > allowed:
+        raise DataFileError(
+            path,
+            f"{width}×{height} pixels in a file of {size:,} bytes, which are mostly flat: a file "
+            f"of this size may have {allowed:,} pixels",
+            "scale the picture down, or cut out the part that matters",
+        )
+
+
 @contextmanager
 def _opened(path: Path, framing: Framing | None = AS_ON_DISK) -> Iterator[Image]:
     """The image in a file; what goes wrong with it in this block is an error of the file.
@@ -416,15 +528,14 @@ def _opened(path: Path, framing: Framing | None = AS_ON_DISK) -> Iterator[Image]
     """
     import PIL.Image
 
-    check_plain_file(path)
+    size = check_plain_file(path)
     PIL.Image.init()
-    # The reader of EPS runs another program.
-    formats = [name for name in PIL.Image.ID if name != "EPS"]
+    # Which of them Pillow can open depends on how it was built.
+    formats = [name for name in FORMATS if name in PIL.Image.OPEN]
     try:
         with PIL.Image.open(path, formats=formats) as image:
             if framing is not None:
-                image.draft(None, framing.needed(image))
-                image.load()
+                _load(path, image, size, framing)
             yield image
     except DataFileError:
         raise
@@ -433,23 +544,82 @@ def _opened(path: Path, framing: Framing | None = AS_ON_DISK) -> Iterator[Image]
         raise DataFileError(path, f"cannot be read as an image ({error})") from error
 
 
-def _in_bytes(path: Path, image: Image, kind: str | None) -> Image:
-    """An image as it is, unless its numbers are such that Pillow would clip them to bytes."""
-    import PIL.Image
+def _load(path: Path, image: Image, size: int, framing: Framing) -> None:
+    """Decode an image from a file of `size` bytes, unless that takes out of proportion to it."""
+    width, height = image.size
+    pixels, share = width * height, max(1.0, size / SMALL_FILE)
+    image.draft(None, framing.needed(image))
+    needed = 0
+    if image.format in ("JPEG", "MPO"):
+        file = image.fp  # type: ignore[attr-defined]
+        place = file.tell()
+        file.seek(0)
+        scans = file.read().count(START_OF_SCAN)
+        file.seek(place)
+        if scans * pixels > MOST_SCANNED * share:
+            what = f"{scans:,} scans of {width}×{height} pixels, which take too long to decode"
+            raise DataFileError(path, what, "save it as a JPEG that is not progressive")
+        if scans > 1:  # All coefficients are kept, 16 bits each.
+            needed = 2 * len(image.getbands()) * pixels
+    elif image.format == "TIFF":
+        tile: Any = image.tag_v2  # type: ignore[attr-defined]
+        # A strip may be the whole image, and a tile larger than it.
+        strip = max(pixels, int(tile.get(TILE_WIDTH, 1)) * int(tile.get(TILE_LENGTH, 1)))
+        needed = strip * (PIXEL_BYTES.get(image.mode) or 8)
+    elif image.format == "PNG" and _has_16_bits(image):
+        needed = 6 * pixels
+    # A decoder keeps two rows, of up to 8 bytes per pixel, and Pillow a pointer to each row.
+    needed += 16 * width + 32 * height + WORKING_BYTES.get(image.format or "", 0) * pixels
+    # The result is a second image.
+    needed += image.width * image.height * (PIXEL_BYTES.get(image.mode, 4) + 4)
+    allowed = DECODED_BYTES * share
+    if needed > allowed:
+        raise DataFileError(
+            path,
+            f"{width}×{height} pixels in a file of {size:,} bytes: decoding takes about "
+            f"{needed / 1e6:,.0f} MB, more than the {allowed / 1e6:,.0f} MB that a file of this "
+            "size may take",
+            "use a picture of fewer pixels",
+        )
+    image.load()
 
-    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
-        return image
+
+def _has_16_bits(image: Image) -> bool:
+    """Whether a file holds 16 bits per channel, of which Pillow may keep 8."""
+    tiles: Any = image.tile  # type: ignore[attr-defined]
+    return any("16" in str(tile[-1]) for tile in tiles)
+
+
+def _check_numbers(path: Path, image: Image) -> None:
+    """Refuse pixels of more than a byte whose range is not known, which Pillow would clip."""
+    if image.mode not in ("I", "F"):
+        return
     # Pillow reads 16 bits of some kinds of files as 32.
-    if image.mode == "I" and kind not in ("PNG", "PPM"):
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):
         what = "integers of 32 bits, of which nobody knows the brightest"
         raise DataFileError(path, what, "save it with 8 or 16 bits a pixel")
-    numbers = np.asarray(image).astype(np.float64)
-    shades = numbers / (1 if image.mode == "F" else 65535)
-    if not (shades.min() >= 0 and shades.max() <= 1):
-        what = f"numbers from {numbers.min():g} to {numbers.max():g}"
+    tiles = (np.asarray(image.crop(box)) for box in _tiles(image.size))
+    extremes = np.array([(tile.min(), tile.max()) for tile in tiles], dtype=np.float64)
+    low, high = extremes[:, 0].min(), extremes[:, 1].max()
+    if not (low >= 0 and high <= _brightest(image)):
+        what = f"numbers from {low:g} to {high:g}"
         raise DataFileError(
             path, what, "scale them to [0, 1], or save it with 8 or 16 bits a pixel"
         )
+
+
+def _brightest(image: Image) -> float:
+    return 1.0 if image.mode == "F" else 65535.0
+
+
+def _in_bytes(image: Image) -> Image:
+    """The image with its numbers of more than 8 bits, if it has any, rounded to 8 bits."""
+    import PIL.Image
+
+    if image.mode not in NUMBERS:
+        return image
+    numbers = np.asarray(image).astype(np.float64)
+    shades = numbers / _brightest(image)
     if isinstance(image.info.get("transparency"), int):
         shades[numbers == image.info["transparency"]] = 1
     return PIL.Image.fromarray((BRIGHTEST * shades).round().astype(np.uint8))

@@ -29,7 +29,9 @@ from equilibria.training import (
     unsealed,
     write_atomically,
 )
+from equilibria.training.files import check_run_file, read_run_text
 from equilibria.training.recipe import told_where
+from equilibria.training.sizes import check_file_size, check_model_size
 
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7
 """In inches."""
@@ -298,6 +300,9 @@ def _stored_parameters(run: RunFolder, recipe: Recipe) -> int | None:
     )
     if weights is None:
         return None
+    check_run_file(weights, run.path)
+    check_file_size(weights)
+    check_model_size(recipe.model.name, recipe.model.options)
     # On this device nothing is computed. The names are needed alone, to tell buffers apart.
     with torch.device("meta"), told_where("model.options"):
         model = create_model(recipe.model.name, **recipe.model.options)
@@ -314,7 +319,7 @@ def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
     if file.stat().st_mtime < run.weights.stat().st_mtime:
         return None
     try:
-        found = unsealed(file.read_text(encoding="utf-8"), file)
+        found = unsealed(read_run_text(file, run.path).decode(), file)
         if not found:
             raise DamagedFileError(f"{file} is damaged: it holds nothing")
         return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equilibria.data import AS_ON_DISK, BRIGHTEST, read_image, readable
+from equilibria.data.image_files import check_detail
 from equilibria.energies import OpponentPrior
 from equilibria.inputs import (
     Corrupted,
@@ -129,6 +130,7 @@ class PhotoFiles:
 
         def restored(place: tuple[Path, tuple[Path, ...]]) -> RestoredPhoto:
             file, (answer, sheet) = place
+            check_detail(file)
             pixels = read_image(file, AS_ON_DISK, is_gray=None)[None].float() / BRIGHTEST
             original = self._original(pixels)
             seen = self._seen(pixels if original is None else original, hidden, random)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.data import AS_ON_DISK, BRIGHTEST, Framing, read_image, readable
+from equilibria.data.image_files import check_detail
 from equilibria.inputs import Corrupted, Inpainting, SuperResolution, entries, misfit
 from equilibria.operators import Mask
 from equilibria.report.figures import drawn_files
@@ -123,6 +124,8 @@ class FileRestoration:
     def _read(self, path: Path, hidden: Tensor | None) -> Tensor:
         is_gray = None if self._any_size else self._channels == 1
         framing = Framing(self._size) if self.resize else AS_ON_DISK
+        if self._any_size:
+            check_detail(path)
         image = read_image(path, framing, is_gray=is_gray)
         size = (image.shape[1], image.shape[2])
         if not self._any_size and size != self._size:

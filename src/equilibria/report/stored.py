@@ -24,6 +24,7 @@ from equilibria.training import (
     unsealed,
     write_atomically,
 )
+from equilibria.training.files import read_run_text
 from equilibria.training.weights_source import Weights
 
 
@@ -62,7 +63,7 @@ def stored_robustness(run: RunFolder) -> RobustnessCurves | None:
     if file.stat().st_mtime < run.weights.stat().st_mtime:
         return None
     try:
-        data = unsealed(file.read_text(encoding="utf-8"), file)
+        data = unsealed(read_run_text(file, run.path).decode(), file)
         return TypeAdapter(RobustnessCurves).validate_python(data)
     except (ValueError, ValidationError) as error:
         warnings.warn(f"{file} cannot be used: {error}", CheckpointWarning, stacklevel=2)

@@ -45,6 +45,7 @@ from equilibria.training.recipe import (
     with_overrides,
 )
 from equilibria.training.settings import TrainingSettings
+from equilibria.training.sizes import ModelSizeError, size_limit
 from equilibria.training.tuning import tune
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "DamagedFileError",
     "EpochMetrics",
     "Experiment",
+    "ModelSizeError",
     "NonFiniteError",
     "Place",
     "Plan",
@@ -93,6 +95,7 @@ __all__ = [
     "recipe_from_data",
     "save_weights",
     "sealed_json",
+    "size_limit",
     "train",
     "trained",
     "trained_model",

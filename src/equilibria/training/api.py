@@ -43,6 +43,7 @@ from equilibria.training.planning import open_run, plan_run
 from equilibria.training.processes import choose_device, denormals_as_zero
 from equilibria.training.progress import TrainingDisplay, both, notes, summary
 from equilibria.training.recipe import Recipe, given_to, recipe_for
+from equilibria.training.sizes import size_limit
 from equilibria.training.weights_source import Weights
 
 Data: TypeAlias = "DataSet | Source | Dataset[Any]"
@@ -142,6 +143,7 @@ def load(
     weights: Weights = "last",
     device: str | torch.device = "cpu",
     imports: Paths = (),
+    max_gigabytes: float | None = None,
 ) -> nn.Module:
     """The model of a run, in evaluation mode; the data of the run are not needed.
 
@@ -153,6 +155,13 @@ def load(
     weights: "best" are those of the epoch that did best on the validation images.
     imports: what the run was trained with, besides what comes with Equilibria; `run.json` names it,
         but nothing is imported that is not named here.
+    max_gigabytes: memory that the model may need for its parameters and one image, estimated
+        before it is built; 10 if not set. A run that needs more is refused.
+
+    Raises:
+        ModelSizeError: If the model would need more memory, or is absurdly deep.
+        DamagedFileError: If a file of the run is not as it was written, is no regular file, or is
+            a link that leads out of the folder.
 
     Examples:
         >>> model = eq.load("digits-opteq")
@@ -160,7 +169,8 @@ def load(
         (('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'), (1, 8, 8))
     """
     import_parts(imports)
-    return trained_model(folder, device=device, weights=weights).model
+    with size_limit(max_gigabytes):
+        return trained_model(folder, device=device, weights=weights).model
 
 
 def evaluate(

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from equilibria.training.files import (
     DamagedFileError,
-    checksum,
+    check_run_file,
+    checksum_of_file,
+    read_run_text,
     read_weights,
     save_weights,
     sealed_json,
@@ -24,6 +26,7 @@ from equilibria.training.files import (
     unsealed,
     write_atomically,
 )
+from equilibria.training.sizes import check_file_size
 
 KEPT = 2
 """How many checkpoints stay: the last one, and one to fall back to."""
@@ -89,7 +92,7 @@ class Checkpoints:
             write_atomically(temporary / STATE, buffer.getvalue())
             manifest = {
                 "written": 1 + max(map(_written, present), default=0),
-                "files": {f: checksum((temporary / f).read_bytes()) for f in (WEIGHTS, STATE)},
+                "files": {f: checksum_of_file(temporary / f) for f in (WEIGHTS, STATE)},
             }
             write_atomically(temporary / MANIFEST, sealed_json(manifest).encode())
             self._remove(target)
@@ -120,14 +123,20 @@ class Checkpoints:
         return next((path for path in kept if path.is_file()), None)
 
     def newest_sound(self) -> tuple[int, Path] | None:
-        """The epoch and the weights of the newest checkpoint that is as it was written, if any."""
+        """The epoch and the weights of the newest checkpoint whose weights are as written, if any.
+
+        The state of the training is not read: the weights do not need it.
+        """
         for folder in sorted(self.present(), key=lambda folder: _written(folder) >= 0):
             try:
-                _, state = _read(folder)
+                weights, files = folder / WEIGHTS, _checksums(folder)
+                check_run_file(weights, _run_of(folder))
+                check_file_size(weights)
+                if files and checksum_of_file(weights) != files[WEIGHTS]:
+                    raise DamagedFileError(_another_checksum(WEIGHTS))
+                return int(folder.name.removeprefix("epoch-")), weights
             except Exception as error:
                 _pass_over(folder, error)
-            else:
-                return len(state.history), folder / WEIGHTS
         return None
 
     def load(self, restore: Restore) -> TrainingState | None:
@@ -172,14 +181,40 @@ def _pass_over(folder: Path, error: Exception) -> None:
 
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], TrainingState]:
-    manifest = folder / MANIFEST
-    if manifest.exists():  # Checkpoints from before version 0.2 have none.
-        files = unsealed(manifest.read_text(encoding="utf-8"), manifest.name)["files"]
-        for name, expected in files.items():
-            if checksum((folder / name).read_bytes()) != expected:
-                raise DamagedFileError(f"{name} has another checksum than it was written with")
+    for name in (WEIGHTS, STATE):
+        check_run_file(folder / name, _run_of(folder))
+    for name, expected in _checksums(folder).items():
+        if checksum_of_file(folder / name) != expected:
+            raise DamagedFileError(_another_checksum(name))
     kept = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     return read_weights(folder / WEIGHTS), TrainingState(**kept)
+
+
+def _another_checksum(name: str) -> str:
+    return f"{name} has another checksum than it was written with"
+
+
+def _run_of(folder: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to."""
+    return folder.parent.parent
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    return unsealed(read_run_text(folder / MANIFEST, _run_of(folder)).decode(), MANIFEST)
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """The checksums of the two files of a checkpoint; from before version 0.2 there are none."""
+    try:
+        files = _manifest(folder)["files"]
+    except FileNotFoundError:
+        return {}
+    if not isinstance(files, dict) or set(files) != {WEIGHTS, STATE}:
+        named = ", ".join(map(repr, files)) if isinstance(files, dict) else repr(files)
+        raise DamagedFileError(
+            f"{MANIFEST} names {named:.200}, but a checkpoint has {WEIGHTS} and {STATE}"
+        )
+    return files
 
 
 def _written(folder: Path) -> int:
@@ -188,8 +223,8 @@ def _written(folder: Path) -> int:
     0 without a manifest, as before version 0.2, and −1 if it is damaged.
     """
     try:
-        return int(unsealed((folder / MANIFEST).read_text(encoding="utf-8"), "")["written"])
+        return int(_manifest(folder)["written"])
     except FileNotFoundError:
         return 0
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return -1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from equilibria.data import (
@@ -50,7 +50,8 @@ from equilibria.training.folder import RunFolder
 from equilibria.training.loop import fit
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, choose_device
-from equilibria.training.recipe import GIVEN, Recipe, told_where
+from equilibria.training.recipe import GIVEN, Recipe, explained, told_where
+from equilibria.training.sizes import check_model_size
 from equilibria.training.weights_source import Weights, source_of
 
 KEPT_LATENTS = 2000
@@ -367,7 +368,9 @@ def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
 
 def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
     """The recipe's model for these images, of which it knows what `load` describes."""
-    model = create_model(recipe.model.name, **_options(recipe, images))
+    options = _options(recipe, images)
+    check_model_size(recipe.model.name, options, images.image_shape)
+    model = create_model(recipe.model.name, **options)
     for name, value in vars(images).items():
         setattr(model, name, value)
     return model
@@ -416,6 +419,9 @@ def trained_model(
 ) -> RecipeModel:
     """What `trained` gives, without the data set where the run says what its images are.
 
+    Raises:
+        ModelSizeError: If the model would need more memory than `size_limit` allows.
+
     Examples:
         >>> run = eq.training.trained_model("digits-opteq")
         >>> run.recipe.model.name
@@ -426,7 +432,13 @@ def trained_model(
     recipe, known = source.recipe, source.images
     if known.get("kind") is None:  # A run from before version 0.2.
         return trained(folder, device=device, weights=weights)
-    images = TypeAdapter(ImageFacts).validate_python(known)
+    try:
+        images = TypeAdapter(ImageFacts).validate_python(known)
+    except ValidationError as error:
+        raise ValueError(
+            f"{folder} does not say what its images are like: {explained(error)}; take it from "
+            "where it was trained again"
+        ) from None
     assert images.kind is not None
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)

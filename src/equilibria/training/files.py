@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO
 
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ from torch import Tensor, nn
 from equilibria.models.pretrained import LATENTS
 
 CHECKSUM = "sha256"
+MOST_TEXT = 2**26
+"""Bytes of a text file of a run: metrics of a hundred thousand epochs."""
+WEIGHTS_OVERHEAD = 2**26
+"""Bytes that a file of weights may have besides the weights: names, and latents of images."""
 BLANK = "0" * 64
 """Stands in a file of weights where its checksum will be."""
 
@@ -29,6 +34,15 @@ class DamagedFileError(ValueError):
 
 def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def checksum_of_file(path: Path) -> str:
+    """The checksum of a file's content, of which little is in memory at a time."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -153,6 +167,42 @@ def _seal(data: Mapping[str, Any]) -> str:
     return checksum(json.dumps(data, sort_keys=True).encode())
 
 
+def check_run_file(path: Path, folder: Path) -> None:
+    """Refuse what is not a regular file inside the folder of a run.
+
+    A run may come from anywhere. A link could lead to any file, and reading a pipe or a device
+    might never end.
+
+    Raises:
+        DamagedFileError: If the path leads out of the folder, or is no regular file.
+        FileNotFoundError: If there is nothing.
+    """
+    try:
+        place, status = path.resolve(), path.stat()
+    except (RuntimeError, OSError) as error:  # RuntimeError: links that lead in a circle.
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise DamagedFileError(f"{path} cannot be read ({error})") from None
+    if not place.is_relative_to(folder.resolve()):
+        raise DamagedFileError(
+            f"{path} is a link to {place}, outside of the run {folder}: put the file itself there"
+        )
+    if not S_ISREG(status.st_mode):
+        raise DamagedFileError(f"{path} is a folder, a pipe or a device, not a file: remove it")
+
+
+def read_run_text(path: Path, folder: Path) -> bytes:
+    """The content of a text file of a run (JSON, YAML), after `check_run_file`.
+
+    Raises:
+        DamagedFileError: If it is refused, or has more than `MOST_TEXT` bytes.
+    """
+    check_run_file(path, folder)
+    if (size := path.stat().st_size) > MOST_TEXT:
+        raise DamagedFileError(f"{path} has {size:,} bytes, more than the {MOST_TEXT:,} allowed")
+    return path.read_bytes()
+
+
 def save_weights(model: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Parameters and buffers as a safetensors file, which loads without running any code.
 
@@ -195,8 +245,15 @@ def _ordered(content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[start:]
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
     """What `save_tensors` wrote; a file that has changed since is an error.
+
+    Args:
+        path: A regular file.
+        most: Bytes that the file may have; None does not limit them.
+
+    Raises:
+        DamagedFileError: If the file is not as it was written, or is larger than `most`.
 
     Examples:
         >>> weights = eq.training.read_weights(eq.models.pretrained_file("digits-opteq"))
@@ -206,6 +263,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    status = path.stat()
+    if not S_ISREG(status.st_mode):
+        raise DamagedFileError(f"{path} is a folder, a pipe or a device, not a file: remove it")
+    if most is not None and status.st_size > most:
+        raise DamagedFileError(
+            f"{path} has {status.st_size:,} bytes, but its model has weights of fewer than {most:,}"
+        )
     content = path.read_bytes()
     found = re.search(rb'"sha256":"([0-9a-f]{64})"', content)
     if found is not None:
@@ -239,7 +303,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
         >>> one.weight.equal(other.weight)
         True
     """
-    found = read_weights(path)
+    own = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    # Twice, because weights may have been saved in double precision.
+    found = read_weights(path, 2 * own + WEIGHTS_OVERHEAD)
     found.pop(LATENTS, None)
     fill(model, found)
 

@@ -16,8 +16,10 @@ from equilibria import plugins
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.files import (
     DamagedFileError,
+    check_run_file,
     checksum,
     is_temporary,
+    read_run_text,
     release_lock,
     remove_temporary,
     sealed_json,
@@ -152,9 +154,12 @@ class RunFolder:
                 f"{self.path} holds files but no earlier run: name a new or an empty folder"
             )
 
+    def _read(self, file: Path) -> bytes:
+        return read_run_text(file, self.path)
+
     def _is_ours(self) -> bool:
         try:
-            return unsealed(self.mark.read_text(encoding="utf-8"), "").get("kind") == KIND
+            return unsealed(self._read(self.mark).decode(), "").get("kind") == KIND
         except (OSError, ValueError):
             return False
 
@@ -194,7 +199,7 @@ class RunFolder:
         """Whether the recipe is as the run wrote it; runs from before version 0.2 do not know."""
         known = self.facts()
         written = {known.get("config"), known.get("earlier_config")} - {None}
-        return not written or checksum(self.config.read_bytes()) in written
+        return not written or checksum(self._read(self.config)) in written
 
     def _kept_facts(self) -> dict[str, Any]:
         """What a run that goes on has to say of its beginning."""
@@ -276,7 +281,7 @@ class RunFolder:
         if not self.mark.is_file():
             return {}
         try:
-            return unsealed(self.mark.read_text(encoding="utf-8"), self.mark)
+            return unsealed(self._read(self.mark).decode(), self.mark)
         except ValueError as error:
             warnings.warn(str(error), CheckpointWarning, stacklevel=2)
             return {}
@@ -296,6 +301,7 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The recipe of the run; a warning where the file is not as the run wrote it."""
+        check_run_file(self.config, self.path)
         recipe = load_recipe(self.config)
         if not self._wrote_config():
             warnings.warn(
@@ -311,7 +317,7 @@ class RunFolder:
             return []
         entries = []
         # An empty file is a damaged one: there is none before the first epoch.
-        lines = self.metrics.read_bytes().splitlines() or [b""]
+        lines = self._read(self.metrics).splitlines() or [b""]
         for number, line in enumerate(lines, 1):
             try:
                 name = f"line {number} of {self.metrics}"

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equilibria.models.pretrained import HEADER, KIND, LATENTS, pretrained_cards, pretrained_file
-from equilibria.training.files import json_text, read_weights, save_tensors
+from equilibria.training.files import (
+    WEIGHTS_OVERHEAD,
+    check_run_file,
+    json_text,
+    read_weights,
+    save_tensors,
+)
 from equilibria.training.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,7 +39,8 @@ def kept_latents(place: str | Path) -> Tensor | None:
     # A run that was given more epochs and interrupted has latents of weights that it left behind.
     if not run.latents.is_file() or not run.is_finished():
         return None
-    return read_weights(run.latents)["latents"]
+    check_run_file(run.latents, path)
+    return read_weights(run.latents, WEIGHTS_OVERHEAD)["latents"]
 
 
 def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card: Any) -> None:

@@ -151,7 +151,7 @@ def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
         recipe: Recipe = _types().validate_python(checked)
         recipe.as_data()
     except ValidationError as error:
-        raise RecipeError(_explain(error)) from None
+        raise RecipeError(explained(error)) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"options hold what no file of a run can: {error}") from None
     return recipe
@@ -345,7 +345,7 @@ def _override(data: dict[str, Any], override: str) -> None:
         raise RecipeError(f"{key!r} is not YAML: {error}") from None
 
 
-def _explain(error: Any) -> str:
+def explained(error: Any) -> str:
     """Pydantic's findings, a line each, with the place in the recipe's own words."""
     lines = []
     for finding in error.errors():

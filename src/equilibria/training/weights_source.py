@@ -12,6 +12,7 @@ from equilibria.models import model_options
 from equilibria.models.pretrained import header_of, pretrained_cards, pretrained_file
 from equilibria.registry import nearest
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
+from equilibria.training.files import check_run_file
 from equilibria.training.folder import RunFolder
 from equilibria.training.recipe import Recipe, recipe_from_data
 
@@ -68,6 +69,7 @@ def _weights_of(run: RunFolder, weights: Weights) -> tuple[Recipe, Path]:
             f"{file} is missing: the run had no validation images (data.validation) to find the "
             "best epoch with"
         )
+    check_run_file(file, run.path)
     tolerance = recipe.training.evaluation_tolerance
     if tolerance is not None and "tolerance" in model_options(recipe.model.name):
         options = {**recipe.model.options, "tolerance": tolerance}
