@@ -15,8 +15,7 @@ class Listener:
     """Sockets that are bound to one port of a host, and the address that clients use.
 
     Examples:
-        >>> from equilibria.serving import bind
-        >>> with bind("127.0.0.1", 0) as listener:
+        >>> with eq.serving.bind("127.0.0.1", 0) as listener:
         ...     listener.address.startswith("http://127.0.0.1:")
         True
     """
@@ -31,6 +30,7 @@ class Listener:
 
     @property
     def address(self) -> str:
+        """Address of the server, with its port and without a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -59,6 +59,11 @@ def bind(host: str, port: int) -> Listener:
 
     Raises:
         OSError: If the port is in use or not permitted, or the host is not one of this machine.
+
+    Examples:
+        >>> with eq.serving.bind("127.0.0.1", 0) as listener:
+        ...     len(listener.sockets), listener.port > 0
+        (1, True)
     """
     try:
         places = socket.getaddrinfo(
