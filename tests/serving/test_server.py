@@ -150,6 +150,10 @@ NOTE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nhello\r\n'
         (FILE + b"hello\r\n--b--\r\n", FORM, 400, "cannot be read as an image"),
         (FILE + bytes(300_000) + b"\r\n--b--\r\n", FORM, 413, "send a smaller picture"),
     ],
+    ids=[
+        *("two files", "text only", "no field", "empty file", "cut off", "no form", "no headers"),
+        *("many fields", "no boundary", "no picture", "too large"),
+    ],
 )
 def test_a_form_without_just_one_picture_is_refused(
     address: str, content: bytes, headers: dict[str, str], status: int, says: str
@@ -170,23 +174,26 @@ def test_an_answer_takes_one_solve(digits: Tensor) -> None:
     assert answer.iterations == int(record.solutions[0].iterations[0])
 
 
-def test_a_request_takes_one_solve(digits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same as a client sees it; of a model with two layers it is one solve per layer."""
-    for name, layers in (("digits-opteq", 1), ("cifar10-certified", 2)):
-        model = eq.load(name)
-        solved: list[int] = []
-        answerer = Answerer(model)
+class Counting(Answerer):
+    """Counts the solves of each batch."""
 
-        class Counting(Answerer):
-            def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
-                with eq.solving(model, record=True) as record:  # noqa: B023
-                    answers = answerer(images)  # noqa: B023
-                solved.append(len(record.solutions))  # noqa: B023
-                return answers
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.solves: list[int] = []
 
-        with running(prediction_app(Counting(model), name)) as place:
-            assert ask(place, png(digits[0])).status_code == 200
-        assert solved == [layers]
+    def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
+        with eq.solving(self.model, record=True) as record:
+            answers = super().__call__(images)
+        self.solves.append(len(record.solutions))
+        return answers
+
+
+@pytest.mark.parametrize(("name", "layers"), [("digits-opteq", 1), ("cifar10-certified", 2)])
+def test_a_request_takes_one_solve_per_layer(name: str, layers: int, digits: Tensor) -> None:
+    counting = Counting(eq.load(name))
+    with running(prediction_app(counting, name)) as place:
+        assert ask(place, png(digits[0])).status_code == 200
+    assert counting.solves == [layers]
 
 
 def test_an_unrolled_model_is_answered_by_its_last_iterate(digits: Tensor) -> None:

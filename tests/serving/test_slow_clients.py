@@ -33,7 +33,7 @@ CLIENTS = (
     ("half the body", BODY, 408),
     ("half a body that is not read", ELSEWHERE, 404),
 )
-"""What a client sends before it stops, and the status of the answer, if there is one."""
+"""Name, bytes that a client sends before it stops, and status of the answer (None: no answer)."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def digit() -> bytes:
 
 @pytest.fixture(scope="module")
 def address(answerer: Answerer) -> Iterator[str]:
-    """Of a server whose clients must be quick."""
+    """Address of a server with short time-outs."""
     limits = Limits(seconds=60, header_seconds=SHORT, body_seconds=SHORT)
     with running(prediction_app(answerer, "digits", limits)) as place:
         yield place

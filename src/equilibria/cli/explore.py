@@ -58,8 +58,8 @@ def explore(
         body_seconds=body_seconds,
         connections=connections,
     )
-    called = hosts(host, names)
     with bind(host, port) as listener:
+        called = hosts(host, names)
         place = eq.training.choose_device(device)
         cards = eq.models.pretrained_cards().values()
         asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]

@@ -67,6 +67,7 @@ def hosts(host: str, names: list[str] | None) -> tuple[str, ...]:
     "equilibria serve runs/opteq --port 9000 --no-certificates",
     "equilibria serve runs/opteq --host 0.0.0.0 --name models.example.org",
     "curl --data-binary @digit.png http://127.0.0.1:8000/predict",
+    "curl -F file=@digit.png http://127.0.0.1:8000/predict",
 )
 def serve(
     run: SomeRun,
@@ -94,8 +95,8 @@ def serve(
     from equilibria.serving import Answerer, Limits, bind, prediction_app, run_server
 
     limits = Limits(megabytes, seconds, batch, waiting, header_seconds, body_seconds, connections)
-    called = hosts(host, names)
     with bind(host, port) as listener:
+        called = hosts(host, names)
         model = opened_model(run, eq.training.choose_device(device), best).model
         answerer = Answerer(model, certificates=certificates)
         app = prediction_app(answerer, str(run), limits, called)

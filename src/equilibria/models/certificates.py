@@ -132,7 +132,7 @@ class Solved:
     solutions: tuple[Solution, ...]
     """One per equilibrium layer, in the order in which the model applies them."""
     logits: Tensor
-    """What the model computes from them."""
+    """Logits that the model computes from them."""
 
     @property
     def solution(self) -> Solution:

@@ -24,10 +24,10 @@ MAX_REFUSALS = 32
 class BoundedProtocol(H11Protocol):
     """An HTTP/1.1 connection that a slow client cannot keep open.
 
-    The application limits how long it waits for the body of a request. This class limits all other
-    times that depend on the client: until the headers are complete, until the rest of a body has
-    arrived that nobody reads, and until an answer has been taken. Idle connections between two
-    requests are closed by uvicorn (`timeout_keep_alive`).
+    The application limits the time for the body of a request. This class limits the other times
+    that depend on the client: for the headers, for the rest of a body that the application did not
+    read, and for taking an answer. uvicorn closes connections that are idle between two requests
+    (`timeout_keep_alive`).
 
     Args:
         limits: Time-outs, and how many connections may be open.
@@ -41,7 +41,7 @@ class BoundedProtocol(H11Protocol):
         self.limits = limits
         self.refused = refused
         self.awaited: object = None
-        """What the client must send before `read_timer` ends, None where nothing is due."""
+        """Event that `read_timer` waits for, or None."""
         self.is_answered = False
         """Whether a refused client has its answer."""
         self.read_timer: asyncio.TimerHandle | None = None
