@@ -18,21 +18,25 @@ from equilibria.serving.exploring import Explored  # noqa: E402
 from tests.report.browser import PHONE, Browser, chromium, find_chromium  # noqa: E402
 from tests.serving.running import running  # noqa: E402
 
-SIZE = (1000, 920)
+SIZE = (1200, 920)
 COLORS = 256
 """Of a picture, so that it is small."""
 MARGIN = 20
 BOTTOM = """Math.max(...Array.from(document.querySelectorAll("main > section:not([hidden])"))
     .map(section => section.getBoundingClientRect().bottom + window.scrollY))"""
-MODELS = ("digits-certified", "digits-opteq")
+MODELS = ("digits-opteq", "digits-certified")
 DIGIT = 5
+
+
+def choose_digit(browser: Browser) -> None:
+    browser.value(f"document.querySelectorAll('#samples button')[{DIGIT}].click()")
+    browser.until("document.querySelector('#panel-solve.waiting')")
+    browser.until("!document.querySelector('#panel-solve.waiting')")
 
 
 def solve(browser: Browser) -> None:
     browser.until("document.querySelector('#verdict strong')")
-    browser.value(f"document.querySelectorAll('#samples button')[{DIGIT}].click()")
-    browser.until("document.querySelector('#panel-solve.waiting')")
-    browser.until("!document.querySelector('#panel-solve.waiting')")
+    choose_digit(browser)
     browser.value(
         "(s => { s.value = 2; s.dispatchEvent(new Event('input')); })"
         "(document.getElementById('step'))"
@@ -40,6 +44,11 @@ def solve(browser: Browser) -> None:
 
 
 def attack(browser: Browser) -> None:
+    browser.value(
+        f"(m => {{ m.value = {MODELS[1]!r}; m.dispatchEvent(new Event('change')); }})"
+        "(document.getElementById('model'))"
+    )
+    choose_digit(browser)
     browser.value("document.getElementById('tab-fool').click()")
     browser.until("document.getElementById('held').textContent")
     browser.until("!document.querySelector('#panel-fool.waiting')")

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import io
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from PIL import Image
 from starlette.applications import Starlette
 from torch import Tensor
 
+from equilibria.serving import Listener, bind
+from equilibria.serving.connections import server_of
+
 
 @contextmanager
-def running(app: Starlette) -> Iterator[str]:
+def running(app: Starlette, listener: Listener | None = None) -> Iterator[str]:
     """The address that the application answers at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    listener = bind("127.0.0.1", 0) if listener is None else listener
+    server = server_of(app, log_level="critical")
+    thread = threading.Thread(target=server.run, args=[list(listener.sockets)], daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield listener.address
     finally:
         server.should_exit = True
         thread.join(60)

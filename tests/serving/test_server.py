@@ -120,6 +120,93 @@ def test_what_is_no_picture_is_told(address: str, content: bytes, status: int, s
     assert requests.get(f"{address}/health", timeout=60).json()["status"] == "ok"
 
 
+def test_a_form_with_one_file_is_a_picture(address: str, digits: Tensor) -> None:
+    content = png(digits[0])
+    known = ask(address, content).json()
+    form = {"file": ("digit.png", content, "image/png")}
+    for options in ({"files": form}, {"files": form, "data": {"note": "a zero"}}):
+        answer = requests.post(f"{address}/predict", timeout=60, **options)  # type: ignore[arg-type]
+        assert answer.status_code == 200
+        assert answer.json() == known
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+FILE = b'--b\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\n'
+NOTE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nhello\r\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "says"),
+    [
+        (FILE + b"x\r\n" + FILE + b"y\r\n--b--\r\n", FORM, 400, "the form has 2 files"),
+        (NOTE + b"--b--\r\n", FORM, 400, "the form has no file"),
+        (b"--b--\r\n", FORM, 400, "the form has no file"),
+        (FILE + b"\r\n--b--\r\n", FORM, 400, "the file in the form is empty"),
+        (FILE + b"x", FORM, 400, "the form is incomplete"),
+        (b"hello", FORM, 400, "the form is incomplete"),
+        (b"--b\r\nhello\r\n--b--", FORM, 400, "the form is malformed"),
+        (NOTE * 33 + b"--b--", FORM, 400, "more than 32 fields"),
+        (FILE, {"Content-Type": "multipart/form-data"}, 400, "no boundary"),
+        (FILE + b"hello\r\n--b--\r\n", FORM, 400, "cannot be read as an image"),
+        (FILE + bytes(300_000) + b"\r\n--b--\r\n", FORM, 413, "send a smaller picture"),
+    ],
+    ids=[
+        *("two files", "text only", "no field", "empty file", "cut off", "no form", "no headers"),
+        *("many fields", "no boundary", "no picture", "too large"),
+    ],
+)
+def test_a_form_without_just_one_picture_is_refused(
+    address: str, content: bytes, headers: dict[str, str], status: int, says: str
+) -> None:
+    answer = ask(address, content, headers=headers)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]
+
+
+def test_an_answer_takes_one_solve(digits: Tensor) -> None:
+    """It was two, one for the prediction and one for the certificate."""
+    model = eq.load("digits-opteq")
+    answerer = Answerer(model)
+    with eq.solving(model, record=True) as record:
+        (answer,) = answerer([digits[0]])
+    assert len(record.solutions) == 1
+    assert answer.certified
+    assert answer.iterations == int(record.solutions[0].iterations[0])
+
+
+class Counting(Answerer):
+    """Counts the solves of each batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.solves: list[int] = []
+
+    def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
+        with eq.solving(self.model, record=True) as record:
+            answers = super().__call__(images)
+        self.solves.append(len(record.solutions))
+        return answers
+
+
+@pytest.mark.parametrize(("name", "layers"), [("digits-opteq", 1), ("cifar10-certified", 2)])
+def test_a_request_takes_one_solve_per_layer(name: str, layers: int, digits: Tensor) -> None:
+    counting = Counting(eq.load(name))
+    with running(prediction_app(counting, name)) as place:
+        assert ask(place, png(digits[0])).status_code == 200
+    assert counting.solves == [layers]
+
+
+def test_an_unrolled_model_is_answered_by_its_last_iterate(digits: Tensor) -> None:
+    """Its certificate is of the equilibrium, which is another state."""
+    model = eq.create_model("opteq-small", in_channels=1)
+    known = eq.load("digits-opteq")
+    model.image_shape, model.frame = known.image_shape, known.frame
+    with eq.solving(model, gradient="unrolled"):
+        (answer,) = Answerer(model)([digits[0]])
+        (said,) = eq.predict(model, digits[:1])
+    assert (answer.iterations, answer.confidence) == (said.iterations, said.confidence)
+
+
 @pytest.mark.parametrize("side", [6_000, 15_000])
 def test_a_picture_that_would_fill_the_memory_is_not_decoded(address: str, side: int) -> None:
     content = io.BytesIO()

@@ -10,7 +10,16 @@ from typer import Argument, Option
 
 from equilibria.cli.app import Best, Device, command, opened_model
 from equilibria.cli.console import say
-from equilibria.cli.serve import Host, Names, Port, check_installed, hosts
+from equilibria.cli.serve import (
+    BodySeconds,
+    Connections,
+    HeaderSeconds,
+    Host,
+    Names,
+    Port,
+    check_installed,
+    hosts,
+)
 
 CLASSIFIERS = ("predict", "evaluate", "certify")
 """What is done with trained models that name classes."""
@@ -29,6 +38,9 @@ def explore(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     names: Names = None,
+    header_seconds: HeaderSeconds = 5.0,
+    body_seconds: BodySeconds = 10.0,
+    connections: Connections = 512,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     best: Best = False,
     device: Device = "auto",
@@ -36,19 +48,28 @@ def explore(
     """Serve a page: watch equilibria form, attack a model, restore a photograph."""
     check_installed()
     import equilibria as eq
-    from equilibria.serving import run_server
+    from equilibria.serving import Limits, bind, run_server
     from equilibria.serving.explorer import explorer_app
     from equilibria.serving.exploring import Explored
 
-    called = hosts(host, names)
-    place = eq.training.choose_device(device)
-    cards = eq.models.pretrained_cards().values()
-    asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
-    explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]
-    explored.sort(key=lambda one: not len(one.samples()))  # The page begins with a picture.
-    app = explorer_app(explored, hosts=called)
-    address = f"http://{host}:{port}/"
-    say(f"Open {address}   Ctrl-C ends it.")
-    if show:
-        webbrowser.open(address)
-    run_server(app, host, port)
+    limits = Limits(
+        seconds=60,
+        header_seconds=header_seconds,
+        body_seconds=body_seconds,
+        connections=connections,
+    )
+    with bind(host, port) as listener:
+        called = hosts(host, names)
+        place = eq.training.choose_device(device)
+        cards = eq.models.pretrained_cards().values()
+        asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
+        explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]
+        # The page starts with the first model: one with samples, and of the models of the package
+        # the one that is most confident in its first sample.
+        explored.sort(key=lambda one: (not len(one.samples()), 0 if runs else -one.confidence()))
+        app = explorer_app(explored, limits, called)
+        listener.listen()
+        say(f"Open {listener.address}/   Press Ctrl-C to stop.")
+        if show:
+            webbrowser.open(f"{listener.address}/")
+        run_server(app, listener=listener)

@@ -29,7 +29,18 @@ Names = Annotated[
         help="A name that it may be called by, beside localhost and --host; several times.",
     ),
 ]
-Port = Annotated[int, Option(min=1, max=65535)]
+Port = Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 takes any free one.")]
+
+
+HeaderSeconds = Annotated[
+    float, Option(min=0.1, help="Seconds in which the headers of a request must arrive.")
+]
+BodySeconds = Annotated[
+    float, Option(min=0.1, help="Seconds in which a body must arrive, or an answer be taken.")
+]
+Connections = Annotated[
+    int, Option(min=1, help="Connections that may be open; further ones are refused (503).")
+]
 
 
 def hosts(host: str, names: list[str] | None) -> tuple[str, ...]:
@@ -56,6 +67,7 @@ def hosts(host: str, names: list[str] | None) -> tuple[str, ...]:
     "equilibria serve runs/opteq --port 9000 --no-certificates",
     "equilibria serve runs/opteq --host 0.0.0.0 --name models.example.org",
     "curl --data-binary @digit.png http://127.0.0.1:8000/predict",
+    "curl -F file=@digit.png http://127.0.0.1:8000/predict",
 )
 def serve(
     run: SomeRun,
@@ -66,7 +78,12 @@ def serve(
         bool, Option("--certificates/--no-certificates", help="What is certain of each answer.")
     ] = True,
     megabytes: Annotated[float, Option(min=0.001, help="Of a picture, at the most.")] = 10.0,
-    seconds: Annotated[float, Option(min=0.1, help="Of a request, at the most.")] = 10.0,
+    seconds: Annotated[
+        float, Option(min=0.1, help="Seconds from the whole picture to its answer, at most.")
+    ] = 10.0,
+    header_seconds: HeaderSeconds = 5.0,
+    body_seconds: BodySeconds = 10.0,
+    connections: Connections = 512,
     batch: Annotated[int, Option(min=1, help="Pictures that are solved together.")] = 32,
     waiting: Annotated[int, Option(min=1, help="Pictures that may wait for their turn.")] = 256,
     best: Best = False,
@@ -75,13 +92,16 @@ def serve(
     """Answer pictures over HTTP: POST one to /predict, get class, confidence and certificate."""
     check_installed()
     import equilibria as eq
-    from equilibria.serving import Answerer, Limits, prediction_app, run_server
+    from equilibria.serving import Answerer, Limits, bind, prediction_app, run_server
 
-    called = hosts(host, names)
-    model = opened_model(run, eq.training.choose_device(device), best).model
-    answerer = Answerer(model, certificates=certificates)
-    limits = Limits(megabytes, seconds, batch, waiting)
-    app = prediction_app(answerer, str(run), limits, called)
-    say(f"{run} answers at http://{host}:{port}/predict; /health and /metrics tell how it is.")
-    say(f"Try: curl --data-binary @picture.png http://{host}:{port}/predict   Ctrl-C ends it.")
-    run_server(app, host, port)
+    limits = Limits(megabytes, seconds, batch, waiting, header_seconds, body_seconds, connections)
+    with bind(host, port) as listener:
+        called = hosts(host, names)
+        model = opened_model(run, eq.training.choose_device(device), best).model
+        answerer = Answerer(model, certificates=certificates)
+        app = prediction_app(answerer, str(run), limits, called)
+        address = listener.address
+        listener.listen()
+        say(f"{run} answers at {address}/predict; {address}/health and /metrics show its state.")
+        say(f"Try: curl --data-binary @picture.png {address}/predict   Press Ctrl-C to stop.")
+        run_server(app, listener=listener)

@@ -29,6 +29,7 @@ from equilibria.models.radii import (
     weighted_steepness,
 )
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
+from equilibria.solvers import Solution
 
 UNIT = unit_roundoff(torch.float64)
 PERTURBATION = 0.01
@@ -120,6 +121,25 @@ class NoCertificateError(ValueError):
     """There is nothing that could be certified; the message says why."""
 
 
+@dataclass(frozen=True)
+class Solved:
+    """The equilibria that a model has computed for a batch, and its logits.
+
+    `Certifying.solve` returns it and `Certifying.judge` takes it, so that one solve serves both a
+    prediction and its certificate.
+    """
+
+    solutions: tuple[Solution, ...]
+    """One per equilibrium layer, in the order in which the model applies them."""
+    logits: Tensor
+    """Logits that the model computes from them."""
+
+    @property
+    def solution(self) -> Solution:
+        """Solution of the last equilibrium layer."""
+        return self.solutions[-1]
+
+
 def certify(model: nn.Module, images: Tensor, *, refine: bool = True) -> Certificate:
     """What is certain about what a classifier says of images.
 
@@ -142,6 +162,14 @@ class Certifying(Protocol):
     """What certifies batches of images of one shape."""
 
     def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate: ...
+
+    def solve(self, images: Tensor) -> Solved:
+        """Compute the equilibria and the logits of a batch, in evaluation mode."""
+        ...
+
+    def judge(self, images: Tensor, solved: Solved, *, refine: bool = True) -> Certificate:
+        """Certify the predictions of a batch that has been solved already."""
+        ...
 
 
 def certifier(model: nn.Module, image_shape: tuple[int, ...]) -> Certifying:
@@ -277,18 +305,27 @@ class Certifier:
         found = self.cell.slopes_along(rows, self.context, self.layout)
         return None if found is None else found * (1 + NORM_SLACK)
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
         """The certificate of a batch."""
+        return self.judge(images, self.solve(images), refine=refine)
+
+    @torch.no_grad()
+    def solve(self, images: Tensor) -> Solved:
+        """Compute the equilibria and the logits of a batch, in evaluation mode."""
         if tuple(images.shape[1:]) != self.shape:
             raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
         was_training = self.model.training
         self.model.eval()
         try:
             solution = self.model.solve(images)
-            said = predicted_classes(self.model.head(self.model.layer.output(solution)))
+            return Solved((solution,), self.model.head(self.model.layer.output(solution)))
         finally:
             self.model.train(was_training)
+
+    @torch.no_grad()
+    def judge(self, images: Tensor, solved: Solved, *, refine: bool = True) -> Certificate:
+        """Certify the predictions of a batch that has been solved already."""
+        solution, said = solved.solution, predicted_classes(solved.logits)
         return _Judged(self, images.double(), solution.state, solution.context).found(said, refine)
 
 

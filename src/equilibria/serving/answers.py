@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.data.image_files import BRIGHTEST, decode_image, image_to_tensor
+from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models import Certificate, NoCertificateError, certifier
-from equilibria.models.certificates import Certifying
+from equilibria.models.certificates import Certifying, Solved
 from equilibria.report import nearest_rival
 from equilibria.training import Prediction, predict
+from equilibria.training.api import answers_of
+
+TOP = 5
+"""Classes in an answer, the most likely ones."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,11 @@ class Answerer:
         self.shape: tuple[int, ...] = tuple(shape)
         self.frame = frame
         self.no_certificates = "" if certificates else "certificates were not asked for"
+        # Their predictions are the last of a fixed number of iterates, not the result of a solve.
+        self.is_unrolled = any(
+            isinstance(part, EquilibriumLayer) and part.gradient.from_zero
+            for part in model.modules()
+        )
         self.certify: Certifying | None = None
         if certificates:
             try:
@@ -79,11 +90,22 @@ class Answerer:
         return image_to_tensor(self.frame.apply(image)).float() / BRIGHTEST
 
     def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
-        """One answer an image, which does not depend on what else is in the batch."""
+        """One answer per image, independent of the rest of the batch; the batch is solved once."""
         batch = torch.stack(list(images)).to(next(self.model.parameters()).device)
-        said = predict(self.model, batch, top=5)
-        found = None if self.certify is None else self.certify(batch, refine=False)
-        return [self._answer(one, found, place) for place, one in enumerate(said)]  # type: ignore[arg-type]
+        if self.certify is None:
+            return [self._answer(one, None, 0) for one in self._predicted(batch)]
+        solved = self.certify.solve(batch)
+        found = self.certify.judge(batch, solved, refine=False)
+        said = self._predicted(batch, None if self.is_unrolled else solved)
+        return [self._answer(one, found, place) for place, one in enumerate(said)]
+
+    def _predicted(self, batch: Tensor, solved: Solved | None = None) -> list[Prediction]:
+        """The predictions of a batch, which is solved unless it has been solved already."""
+        if solved is None:
+            return cast("list[Prediction]", predict(self.model, batch, top=TOP))
+        logits = solved.logits.float().cpu()
+        said = answers_of(self.model, logits, solved.solution, [""] * len(batch), TOP)
+        return cast("list[Prediction]", said)
 
     def _answer(self, said: Prediction, found: Certificate | None, place: int) -> Answer:
         known: dict[str, float | None] = {}

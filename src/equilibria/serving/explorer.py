@@ -50,7 +50,7 @@ def explorer_app(
         """
         loop, gone = asyncio.get_running_loop(), threading.Event()
         told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        content = await body_of(request, limits.bytes)
+        content = await body_of(request, limits)
         ends = loop.time() + limits.seconds
 
         def tell(said: dict[str, Any] | None) -> None:

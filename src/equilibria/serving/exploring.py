@@ -87,6 +87,14 @@ class Explored:
             return torch.zeros(0, 1, 8, 8)
         return load_digits().test.fetch(torch.arange(SAMPLES))[0]
 
+    def confidence(self) -> float:
+        """Confidence of the model in its first sample; 0 where it has no samples or no answer."""
+        samples = self.samples()[:1]
+        if not len(samples):
+            return 0.0
+        (answer,) = self.answerer(list(samples))
+        return answer.confidence or 0.0
+
     def changed(self, asked: Mapping[str, float]) -> nn.Module:
         """The model with some knobs moved."""
         moved = {

@@ -1,12 +1,12 @@
-"""POST a picture, get its class, with an error bar and a certificate."""
+"""The HTTP application: a picture is posted, its class, error bar and certificate returned."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,14 +21,30 @@ from torch import Tensor
 from equilibria.data.readers import DataFileError
 from equilibria.serving.answers import Answer, Answerer
 from equilibria.serving.batching import Batcher, OverloadedError
+from equilibria.serving.forms import FormError, file_of
 from equilibria.serving.metrics import Metrics
+from equilibria.serving.sockets import Listener, bind
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them, may take.
+    """What one request, and all of them together, may take.
+
+    Args:
+        megabytes: Largest body of a request, in units of 10⁶ bytes.
+        seconds: From the end of the body to the answer.
+        largest_batch: Pictures that are solved together.
+        waiting: Pictures that may wait for their turn.
+        header_seconds: From the first byte of a request (for the first one, from the connection)
+            to the end of its headers.
+        body_seconds: From the end of the headers to the end of the body. A client has the same
+            time to take an answer.
+        connections: Open connections, including idle ones.
+
+    The servers of `run_server` and of the command line enforce all of them. With another ASGI
+    server, limits on headers and connections are settings of that server.
 
     Examples:
         >>> eq.serving.Limits(megabytes=2).bytes
@@ -36,12 +52,19 @@ class Limits:
     """
 
     megabytes: float = 10.0
-    """Of a body."""
     seconds: float = 10.0
-    """From the first byte to the answer."""
     largest_batch: int = 32
     waiting: int = 256
-    """Pictures that may wait for their turn."""
+    header_seconds: float = 5.0
+    body_seconds: float = 10.0
+    connections: int = 512
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(
+                    f"{field.name} must be greater than 0, got {getattr(self, field.name)}"
+                )
 
     @property
     def bytes(self) -> int:
@@ -84,13 +107,13 @@ def prediction_app(
         async with batcher:
             yield
 
-    async def answered(request: Request) -> Answer:
-        content = await body_of(request, limits.bytes)
+    async def answered(content: bytes) -> Answer:
         # Decoding takes milliseconds in which others would wait.
         return await batcher(await asyncio.to_thread(answerer.decode, content))
 
     async def predict(request: Request) -> Response:
-        answer = await asyncio.wait_for(answered(request), limits.seconds)
+        content = await body_of(request, limits)
+        answer = await asyncio.wait_for(answered(content), limits.seconds)
         metrics.answered += 1
         metrics.certified += answer.certified
         return JSONResponse(asdict(answer))
@@ -113,15 +136,44 @@ def prediction_app(
         Route("/metrics", numbers),
         *pages,
     ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(_Noted, metrics=metrics), Middleware(_SameOrigin, hosts=hosts)],
         exception_handlers=HANDLERS,
     )
+    app.state.limits = limits
+    return app
 
 
-async def body_of(request: Request, most: int) -> bytes:
+async def body_of(request: Request, limits: Limits) -> bytes:
+    """Return the picture that a request carries, as the bytes of its file.
+
+    Args:
+        request: A request whose body is a file, or a form with one file (multipart/form-data).
+        limits: The size of the body, and the time in which it must arrive.
+
+    Raises:
+        RefusedError: If the body is too large, too slow or empty, or a form without just one file.
+    """
+    try:
+        content = await asyncio.wait_for(_read_body(request, limits.bytes), limits.body_seconds)
+    except asyncio.TimeoutError:
+        raise RefusedError(
+            408,
+            f"the body was not complete after {limits.body_seconds:g} seconds: send a smaller "
+            "picture",
+        ) from None
+    try:
+        content = file_of(content, request.headers.get("content-type", ""))
+    except FormError as error:
+        raise RefusedError(400, str(error)) from error
+    if not content:
+        raise RefusedError(400, "the body is empty: send the bytes of a picture")
+    return content
+
+
+async def _read_body(request: Request, most: int) -> bytes:
     """The body of a request, of which no more than `most` bytes are kept."""
     too_large = RefusedError(413, f"the body has more than {most:,} bytes: send a smaller picture")
     told = request.headers.get("content-length", "0")
@@ -134,8 +186,6 @@ async def body_of(request: Request, most: int) -> bytes:
         content += piece
         if len(content) > most:
             raise too_large
-    if not content:
-        raise RefusedError(400, "the body is empty: send the bytes of a picture")
     return bytes(content)
 
 
@@ -145,7 +195,9 @@ def _told(status: int, sentence: str, **headers: str) -> Response:
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedError)
-    return _told(error.status, str(error))
+    # The rest of a body that came too late is not waited for.
+    headers = {"Connection": "close"} if error.status == 408 else {}
+    return _told(error.status, str(error), **headers)
 
 
 async def _unreadable(_: Request, error: Exception) -> Response:
@@ -227,8 +279,21 @@ class _SameOrigin:
         return "requests of pages from elsewhere are refused" if elsewhere else ""
 
 
-def run_server(app: Starlette, host: str, port: int) -> None:
-    """Serve until Ctrl-C."""
-    import uvicorn
+def run_server(
+    app: Starlette, host: str = "127.0.0.1", port: int = 8000, *, listener: Listener | None = None
+) -> None:
+    """Run an application of `prediction_app` or `explorer_app` until Ctrl-C.
 
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=5)
+    Args:
+        app: The application; its `Limits` hold for connections too.
+        host: Name or address to listen at; the default is reachable from this machine only.
+        port: Port number; 0 takes any free port.
+        listener: Sockets that are already bound, in place of `host` and `port`.
+
+    Raises:
+        OSError: If the port is in use or not permitted, or the host is not one of this machine.
+    """
+    from equilibria.serving.connections import server_of
+
+    with bind(host, port) if listener is None else listener as bound, suppress(KeyboardInterrupt):
+        server_of(app).run(sockets=list(bound.sockets))

@@ -29,6 +29,7 @@ from equilibria.equilibrium import solving
 from equilibria.models import CertifiedExit, predicted_classes
 from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
+from equilibria.solvers import Solution
 from equilibria.tasks import Classification, Evaluation, Task
 from equilibria.training.elsewhere import fitting_test
 from equilibria.training.experiment import (
@@ -373,9 +374,24 @@ def _said(
             logits = model(batch.to(place)).float().cpu()
     finally:
         model.train(was_training)
+    solution = record.solutions[-1] if record.solutions else None
+    return answers_of(model, logits, solution, files, top)
+
+
+def answers_of(
+    model: nn.Module, logits: Tensor, solution: Solution | None, files: Sequence[str], top: int
+) -> list[Prediction | ClassMap]:
+    """Return the predictions that belong to logits of a model.
+
+    Args:
+        model: The model, which knows the names of its classes.
+        logits: Its outputs for a batch, float32 on the CPU.
+        solution: The solve that led to them, if the model has an equilibrium.
+        files: A file name per image, or an empty string.
+        top: Number of the most likely classes to return.
+    """
     shares, classes = logits.softmax(dim=1), predicted_classes(logits)
     confidences = shares.amax(dim=1)
-    solution = record.solutions[-1] if record.solutions else None
     names = getattr(model, "class_names", None) or [str(i) for i in range(logits.shape[1])]
     found: list[Prediction | ClassMap] = []
     for i, file in enumerate(files):
@@ -388,7 +404,7 @@ def _said(
             found.append(ClassMap(file, classes[i], confidence, iterations, converged))
             continue
         label = None if classes[i] < 0 else names[int(classes[i])]
-        order = [] if label is None else shares[i].argsort(descending=True, stable=True)[:top]
+        order = shares[i].argsort(descending=True, stable=True)[: 0 if label is None else top]
         likely = {names[int(j)]: float(shares[i, j]) for j in order}
         sure = bool(model.certified[i]) if isinstance(model, CertifiedExit) else None
         found.append(Prediction(file, label, confidence, iterations, converged, likely, sure))

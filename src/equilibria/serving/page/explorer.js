@@ -109,7 +109,7 @@ function choose(name) {
     return button;
   }));
   const first = $("samples").querySelector("button");
-  if (first) first.click(); else { wipe(); }
+  if (first) first.click(); else { wipe(); refresh(); }
 }
 
 function bytesOf(source) {
@@ -126,9 +126,9 @@ function soon(work) { clearTimeout(timer); timer = setTimeout(work, 150); }
 
 const pad = $("pad"), pen = pad.getContext("2d");
 let drawing = false;
-function wipe() { pen.fillStyle = "#000"; pen.fillRect(0, 0, pad.width, pad.height); }
+function wipe() { pen.fillStyle = "#000"; pen.fillRect(0, 0, pad.width, pad.height); $("hint").hidden = false; }
 function at(event) { const box = pad.getBoundingClientRect(); return [(event.clientX - box.left) * pad.width / box.width, (event.clientY - box.top) * pad.height / box.height]; }
-pad.addEventListener("pointerdown", (event) => { drawing = true; pad.setPointerCapture(event.pointerId); pen.strokeStyle = "#fff"; pen.lineWidth = 20; pen.lineCap = pen.lineJoin = "round"; pen.beginPath(); pen.moveTo(...at(event)); pen.lineTo(...at(event)); pen.stroke(); });
+pad.addEventListener("pointerdown", (event) => { drawing = true; $("hint").hidden = true; pad.setPointerCapture(event.pointerId); pen.strokeStyle = "#fff"; pen.lineWidth = 20; pen.lineCap = pen.lineJoin = "round"; pen.beginPath(); pen.moveTo(...at(event)); pen.lineTo(...at(event)); pen.stroke(); });
 pad.addEventListener("pointermove", (event) => { if (drawing) { pen.lineTo(...at(event)); pen.stroke(); } });
 pad.addEventListener("pointerup", () => { drawing = false; document.querySelectorAll("#samples button").forEach((b) => b.setAttribute("aria-pressed", false)); pad.toBlob((blob) => take(blob), "image/png"); });
 $("clear").addEventListener("click", wipe);
@@ -170,13 +170,32 @@ function show() {
   const known = steps.map((s) => s.objective).filter((v) => v !== null);
   const lowest = known.length ? Math.min(...known) : 0;
   chart($("chart-objective"), "Hidden objective above its end", known.length ? [{ name: "G(y) − min", values: steps.map((s) => s.objective === null ? null : Math.max(s.objective - lowest, 0)), color: "var(--accent)" }] : [], k);
-  const order = here.shares.map((v, i) => [v ?? 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 8).sort((a, b) => a[1] - b[1]);
-  $("shares").replaceChildren(...order.map(([value, i]) => {
+  const bars = barsOf(here.shares.map((v) => v ?? 0)), tenths = wholeNumbers(bars.map((bar) => bar.value), 1000);
+  $("shares").replaceChildren(...bars.map(({ label, value }, place) => {
     const bar = document.createElement("div"); bar.className = "bar";
     const name = document.createElement("span"), track = document.createElement("span"), fill = document.createElement("i"), text = document.createElement("span");
-    name.textContent = model.classes[i]; fill.style.width = `${100 * value}%`; track.append(fill); text.textContent = share(value);
+    name.textContent = label; fill.style.width = `${100 * value}%`; track.append(fill); text.textContent = `${(tenths[place] / 10).toFixed(1)} %`;
     bar.append(name, track, text); return bar;
   }));
+}
+
+// All classes, or the most likely ones in the order of the classes and the sum of the rest.
+const MOST_BARS = 10;
+function barsOf(shares) {
+  const ranked = shares.map((value, i) => ({ value, i, label: model.classes[i] })).sort((a, b) => b.value - a.value);
+  const all = ranked.length <= MOST_BARS, kept = (all ? ranked : ranked.slice(0, MOST_BARS - 1)).sort((a, b) => a.i - b.i);
+  const rest = ranked.slice(MOST_BARS - 1);
+  return all ? kept : [...kept, { value: rest.reduce((sum, one) => sum + one.value, 0), label: `${rest.length} others` }];
+}
+
+// Whole numbers with the sum `total`, in proportion to values with the sum 1 (largest remainders).
+function wholeNumbers(values, total) {
+  const numbers = values.map((value) => Math.floor(total * value));
+  if (!values.some((value) => value > 0)) return numbers;
+  const byRemainder = values.map((value, i) => i).sort((a, b) => (total * values[b] - numbers[b]) - (total * values[a] - numbers[a]));
+  const missing = total - numbers.reduce((sum, one) => sum + one, 0);
+  byRemainder.slice(0, Math.max(0, missing)).forEach((i) => { numbers[i] += 1; });
+  return numbers;
 }
 
 $("step").addEventListener("input", show);
