@@ -12,11 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from equilibria.cli.asked_images import asked_images
-<<<<<<< HEAD
 from equilibria.cli.console import print_json, print_table, progress_bar, say
-=======
-from equilibria.cli.console import print_json, print_table, say
->>>>>>> h-files
 from equilibria.cli.faults import check_new, complain, note_frames, printable, writable_file
 from equilibria.cli.training import footer
 from equilibria.report import Explanation, explain, read_runs, report_of, report_page
@@ -112,21 +108,16 @@ def write_reports(
     names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
     weights: Weights = "best" if best else "last"
     found = []
-<<<<<<< HEAD
     with progress_bar() as bar:
         shown = StepDisplay(bar, len(runs))
         for run, name in zip(runs, names, strict=True):
-=======
-    for run, name in zip(runs, names, strict=True):
-        with Console(stderr=True).status(f"looking at {escape(printable(name))}"):
->>>>>>> h-files
             one = report_of(
                 run,
                 device=where,
                 weights=weights,
                 root=root,
                 quick=quick,
-                on_step=partial(shown.on_step, name),
+                on_step=partial(shown.on_step, printable(name)),
             )
             shown.on_run()
             found.append(replace(one, name=name))

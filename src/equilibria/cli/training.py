@@ -58,12 +58,9 @@ from equilibria.training import (
     plan_run,
 )
 from equilibria.training.metrics import TensorBoardLog
-<<<<<<< HEAD
 from equilibria.training.own_images import is_own_images
 from equilibria.training.progress import TrainingDisplay, both, notes, summary
-=======
 from equilibria.training.sizes import present_limit, size_limit
->>>>>>> h-files
 
 Work = Callable[[torch.device, Processes], None]
 
