@@ -117,7 +117,7 @@ def write_reports(
                 weights=weights,
                 root=root,
                 quick=quick,
-                on_step=partial(shown.on_step, printable(name)),
+                on_step=partial(shown.on_step, name),
             )
             shown.on_run()
             found.append(replace(one, name=name))
