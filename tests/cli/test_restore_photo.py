@@ -24,7 +24,7 @@ def photo(tmp_path: Path) -> Path:
 def test_a_damaged_photograph_gets_better(photo: Path, tmp_path: Path, task: str) -> None:
     output = tmp_path / "clean"
     chosen = ["--task", task, "--simulate", "--strength", "1", "--output", str(output), "--json"]
-    (found,) = json.loads(invoke("restore", "--model", "photo", str(photo), *chosen).output)
+    (found,) = json.loads(invoke("restore", "--model", "photo", str(photo), *chosen).stdout)
     assert found["restored_psnr"] > found["measured_psnr"] + 0.3
     assert (found["bound"] is not None) == (task == "denoise")
     with Image.open(found["restored"]) as restored, Image.open(found["sheet"]) as sheet:

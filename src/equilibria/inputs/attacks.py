@@ -401,6 +401,7 @@ def _checked(images: Tensor, labels: Tensor, settings: AttackSettings) -> tuple[
         )
     if not bool(torch.isfinite(images).all()):
         raise ValueError("images hold NaN or Inf: nothing can be said about what is near them")
+    settings.check_eps(images.shape[1:])
     low, high = float(images.min()), float(images.max())
     if settings.clip is not None and not (settings.clip[0] <= low and high <= settings.clip[1]):
         raise ValueError(

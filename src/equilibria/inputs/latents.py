@@ -169,7 +169,8 @@ class LatentSearch:
         check_values(
             self,
             at_least_one=("iterations", "sweeps"),
-            positive=("step_size", "tolerance"),
+            positive=("step_size",),
+            tolerances=("tolerance",),
             not_negative=("ridge",),
         )
         if self.engine != "auto":
