@@ -165,7 +165,8 @@ def _check(
 ) -> None:
     for name, value in values.items():
         if value is not None and not holds(value):
-            raise ValueError(f"{name} must {required}, got {value}{hint(value)}")
+            shown = int(value) if isinstance(value, float) and value.is_integer() else value
+            raise ValueError(f"{name} must {required}, got {shown}{hint(value)}")
 
 
 def gray_levels_hint(value: float) -> str:
@@ -200,6 +201,11 @@ def check_at_least(least: float, **values: float | None) -> None:
 
 def check_at_least_one(**values: float | None) -> None:
     check_at_least(1, **values)
+
+
+def check_above_one(**values: float | None) -> None:
+    """Refuse numbers that are not finite and above 1."""
+    _check("be above 1", lambda value: 1 < value < math.inf, values)
 
 
 def check_share(**values: float | None) -> None:

@@ -108,7 +108,9 @@ def restore(
     starts: Annotated[
         int | None, Option(min=1, help="Searches from random latents; the best counts.")
     ] = None,
-    ridge: Annotated[float | None, Option(help="Weight of the latent's squared norm.")] = None,
+    ridge: Annotated[
+        float | None, Option(min=0, help="Weight of the latent's squared norm.")
+    ] = None,
     prior: Annotated[
         float | None,
         Option(

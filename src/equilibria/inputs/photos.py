@@ -59,6 +59,7 @@ class PhotoSettings:
         noise = max(seen.noise, LEAST_NOISE)
         factor = seen.measurement.scale if isinstance(seen.measurement, AveragePool) else 1
         if isinstance(seen.measurement, Identity):
+            check_positive_pixels(noise=noise)
             level = noise * strength
             if level > 1:
                 raise ValueError(

@@ -86,7 +86,9 @@ class Solver(ABC, Generic[M]):
 
     def __post_init__(self) -> None:
         check_tolerances(tolerance=self.tolerance)
-        check_at_least_one(max_iterations=self.max_iterations, check_every=self.check_every)
+        check_at_least_one(
+            max_iterations=self.max_iterations, patience=self.patience, check_every=self.check_every
+        )
         check_share(drop_share=self.drop_share)
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:

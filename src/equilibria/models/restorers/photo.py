@@ -156,6 +156,8 @@ class RestoredPhotos:
         everywhere as here. The diagonal is an estimate (Hutchinson: the mean of z·H⁻¹z over random
         signs z), and there is none where H is not positive. level: σ, that of the prior.
         """
+        check_positive_pixels(level=level)
+        check_at_least_one(probes=probes)
         state, length = self.solution.state, self.cell.damping
         assert isinstance(state, Tensor)
         y = state.detach().requires_grad_()
