@@ -204,8 +204,8 @@ def check_at_least_one(**values: float | None) -> None:
 
 
 def check_above_one(**values: float | None) -> None:
-    """Refuse numbers that are not finite and above 1."""
-    _check("be above 1", lambda value: 1 < value < math.inf, values)
+    """Refuse numbers that are not above 1; infinity is."""
+    _check("be above 1", lambda value: value > 1, values)
 
 
 def check_share(**values: float | None) -> None:

@@ -274,7 +274,7 @@ class Measured(Corruption):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        # What is measured need not be pixels.
+        # A measurement need not consist of pixels.
         check_values(self, not_negative=("noise",))
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:

@@ -219,7 +219,7 @@ class PhotoRestorer(nn.Module):
         box: float | Tensor = 0.0,
     ) -> None:
         super().__init__()
-        # The noise of a measurement that is no picture has a unit of its own.
+        # A measurement that is no picture may have another unit than pixels.
         check_positive(noise=noise, strength=strength)
         check_positive_pixels(level=level, accuracy=accuracy)
         if level is None:
