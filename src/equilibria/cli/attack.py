@@ -43,7 +43,9 @@ from equilibria.cli.faults import (
 )
 def attack(
     run: Classifier,
-    eps: Annotated[float, Option(help="How far a pixel image may be moved.")],
+    eps: Annotated[
+        float, Option(help="Largest distance from an image, whose pixels are in [0, 1].")
+    ],
     files: ImagesOrTests = None,
     label: Annotated[
         str | None, Option(help="Class that the FILES show; what the model says if not set.")

@@ -179,9 +179,10 @@ def restore(
     problems: list[Exception] = []
     if _holds_images(run):
         paths = " ".join(map(str, [run, *(images or [])]))
+        what = "is an image" if run.is_file() else "is a folder of images"
         raise ValueError(
-            f"{run} holds images, not a trained model: to restore them by the prior that comes with"
-            f" the program, run `equilibria restore --model photo {paths}`"
+            f"{run} {what}, not a trained model. To use the prior that comes with the program, "
+            f"run `equilibria restore --model photo {paths}`"
         )
     if (test is None) == (not images):
         raise ValueError(
