@@ -157,10 +157,32 @@ RENAMED = {
 """Options and recipe keys as they were spelled before version 0.2."""
 
 
-def _check(said: str, holds: Callable[[float], bool], values: Mapping[str, float | None]) -> None:
+def _check(
+    required: str,
+    holds: Callable[[float], bool],
+    values: Mapping[str, float | None],
+    hint: Callable[[float], str] = lambda value: "",
+) -> None:
     for name, value in values.items():
         if value is not None and not holds(value):
-            raise ValueError(f"{name} must {said}, not {value}")
+            shown = int(value) if isinstance(value, float) and value.is_integer() else value
+            raise ValueError(f"{name} must {required}, got {shown}{hint(value)}")
+
+
+def gray_levels_hint(value: float) -> str:
+    """Return the words "Did you mean 25/255 = 0.098?" for a number of gray levels, or ""."""
+    is_likely = 1 < value <= 255
+    return f". Did you mean {value:g}/255 = {value / 255:.2g}?" if is_likely else ""
+
+
+def _percent_hint(value: float) -> str:
+    # Slightly above 1 is more likely a mistake of another kind.
+    return f". Did you mean {value:g}% = {value / 100:g}?" if 5 <= value <= 100 else ""
+
+
+def _exponent_hint(value: float) -> str:
+    is_likely = -16 <= value <= -1 and value == int(value)
+    return f". Did you mean 1e{value:g}?" if is_likely else ""
 
 
 def check_positive(**values: float | None) -> None:
@@ -172,18 +194,56 @@ def check_not_negative(**values: float | None) -> None:
     _check("not be negative or infinite", lambda value: 0 <= value < math.inf, values)
 
 
+def check_at_least(least: float, **values: float | None) -> None:
+    """Refuse numbers below `least`."""
+    _check(f"be at least {least}", lambda value: value >= least, values)
+
+
 def check_at_least_one(**values: float | None) -> None:
-    _check("be at least 1", lambda value: value >= 1, values)
+    check_at_least(1, **values)
+
+
+def check_above_one(**values: float | None) -> None:
+    """Refuse numbers that are not above 1; infinity is."""
+    _check("be above 1", lambda value: value > 1, values)
 
 
 def check_share(**values: float | None) -> None:
     """Refuse numbers outside (0, 1]."""
-    _check("be in (0, 1]", lambda value: 0 < value <= 1, values)
+    _check("be in (0, 1]", lambda value: 0 < value <= 1, values, _percent_hint)
 
 
 def check_below_one(**values: float | None) -> None:
     """Refuse numbers outside [0, 1)."""
-    _check("be in [0, 1)", lambda value: 0 <= value < 1, values)
+    _check("be in [0, 1)", lambda value: 0 <= value < 1, values, _percent_hint)
+
+
+def check_fraction(**values: float | None) -> None:
+    """Refuse numbers outside [0, 1]."""
+    _check("be in [0, 1]", lambda value: 0 <= value <= 1, values, _percent_hint)
+
+
+def check_open_share(**values: float | None) -> None:
+    """Refuse numbers outside (0, 1)."""
+    _check("be in (0, 1)", lambda value: 0 < value < 1, values, _percent_hint)
+
+
+def check_pixels(**values: float | None) -> None:
+    """Refuse numbers outside [0, 1] where pixels have values in [0, 1], such as a noise level."""
+    required = "be in [0, 1] (a fraction of the pixel range)"
+    _check(required, lambda value: 0 <= value <= 1, values, gray_levels_hint)
+
+
+def check_positive_pixels(**values: float | None) -> None:
+    """Refuse what `check_pixels` refuses, and zero."""
+    required = "be in (0, 1] (a fraction of the pixel range)"
+    _check(required, lambda value: 0 < value <= 1, values, gray_levels_hint)
+
+
+def check_tolerances(**values: float | None) -> None:
+    """Refuse relative residuals outside (0, 1). A solve that starts at zero begins with 1."""
+    required = "be in (0, 1) (a relative residual)"
+    _check(required, lambda value: 0 < value < 1, values, _exponent_hint)
 
 
 def check_choice(known: Iterable[str | None], **values: str | None) -> None:
@@ -201,6 +261,10 @@ def check_values(
     positive: Sequence[str] = (),
     not_negative: Sequence[str] = (),
     below_one: Sequence[str] = (),
+    fraction: Sequence[str] = (),
+    pixels: Sequence[str] = (),
+    positive_pixels: Sequence[str] = (),
+    tolerances: Sequence[str] = (),
     one_of: Mapping[str, Iterable[str | None]] = MappingProxyType({}),
 ) -> None:
     """The checks above, of attributes given by name."""
@@ -209,6 +273,10 @@ def check_values(
         (check_positive, positive),
         (check_not_negative, not_negative),
         (check_below_one, below_one),
+        (check_fraction, fraction),
+        (check_pixels, pixels),
+        (check_positive_pixels, positive_pixels),
+        (check_tolerances, tolerances),
     ):
         check(**{name: getattr(settings, name) for name in names})
     for name, choices in one_of.items():

@@ -76,7 +76,7 @@ def save(image: Tensor, path: Path) -> Path:
 def restored(*arguments: object) -> list[dict[str, Any]]:
     result = invoke("restore", *arguments, "--json")
     assert result.exit_code == 0, result.output
-    found: list[dict[str, Any]] = json.loads(result.output)
+    found: list[dict[str, Any]] = json.loads(result.stdout)
     return found
 
 

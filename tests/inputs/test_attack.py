@@ -279,7 +279,7 @@ def test_it_works_where_gradients_are_off(mode: Any) -> None:
         ({"step_size": 0.0}, "step_size must be positive"),
         ({"step_size": float("nan")}, "step_size must be positive"),
         ({"step_size": float("inf")}, "step_size must be positive and finite"),
-        ({"tolerance": -1e-3}, "tolerance must be positive"),
+        ({"tolerance": -1e-3}, "tolerance must be in"),
         ({"method": "fgsm", "steps": 5}, "fgsm is one step"),
         ({"method": "fgsm", "step_size": 0.1}, "leave out step_size"),
         ({"method": "jiio", "warm_start": True}, "warm_start is for method='pgd'"),

@@ -89,9 +89,9 @@ def test_corruptions_have_names() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Denoising(noise=0), "noise must be positive"),
-        (lambda: Denoising(noise=-1), "noise must be positive"),
-        (lambda: Inpainting(noise=float("inf")), "noise must not be negative or infinite"),
+        (lambda: Denoising(noise=0), r"noise must be in \(0, 1\]"),
+        (lambda: Denoising(noise=-1), r"noise must be in \(0, 1\]"),
+        (lambda: Inpainting(noise=float("inf")), r"noise must be in \[0, 1\]"),
         (lambda: Inpainting(window=0), "window must be positive"),
         (lambda: Inpainting(window=9).corrupt(torch.zeros(1, 1, 8, 8)), "hides 9 of 8"),
         (lambda: Deblurring(width=0), "must be positive"),

@@ -112,8 +112,8 @@ def test_a_lag_asks_for_more_sweeps_where_it_is_and_nowhere_else() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"momentum": 1.0}, "momentum must be below 1"),
-        ({"momentum": -0.1}, "momentum must not be negative"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"momentum": -0.1}, r"momentum must be in \[0, 1\)"),
         ({"lag_limit": 0.0}, "lag_limit must be positive"),
         ({"share": -1.0}, "share must be positive"),
     ],

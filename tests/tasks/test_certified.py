@@ -72,5 +72,5 @@ def test_other_models_can_be_judged_by_it_and_not_trained() -> None:
     "options", [{"eps": -1.0}, {"temperature": 0.0}, {"radii": [0.1, -0.1]}, {"radius": 0.0}]
 )
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"eps|temperature|radii"):
+    with pytest.raises(ValueError, match=r"eps|temperature|radii|radius"):
         create_task("certified", **options)

@@ -102,9 +102,9 @@ def test_a_picture_without_edges_or_of_little_else_is_judged(edge: int, side: in
 def test_a_bad_range_is_explained() -> None:
     with pytest.raises(ValueError, match="wider than its two edges"):
         PhotoPriorTask(patch=12, edge=6)
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match="least must be in"):
         PhotoPriorTask(least=0.0)
-    with pytest.raises(ValueError, match="`zoom` is at least 1"):
+    with pytest.raises(ValueError, match="zoom must be at least 1"):
         PhotoPriorTask(zoom=0.5)
 
 

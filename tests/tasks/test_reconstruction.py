@@ -148,7 +148,7 @@ def test_what_processes_found_is_gathered() -> None:
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"ridge": -1.0}, "ridge must not be negative"),
         ({"step_size": 0.0}, "step_size must be positive"),
-        ({"tolerance": 0.0}, "tolerance must be positive"),
+        ({"tolerance": 0.0}, "tolerance must be in"),
         ({"engine": "newton"}, "unknown engine 'newton'"),
     ],
 )

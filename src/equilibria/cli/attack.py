@@ -43,7 +43,9 @@ from equilibria.cli.faults import (
 )
 def attack(
     run: Classifier,
-    eps: Annotated[float, Option(help="How far a pixel image may be moved.")],
+    eps: Annotated[
+        float, Option(help="Largest distance from an image, whose pixels are in [0, 1].")
+    ],
     files: ImagesOrTests = None,
     label: Annotated[
         str | None, Option(help="Class that the FILES show; what the model says if not set.")
@@ -146,10 +148,12 @@ def attack(
     where = eq.training.choose_device(device)
     if files:
         found = eq.data.find_images(files)
+        attacked_run = classifier(opened_model(run, where, best))
+        asked[0].check_eps(attacked_run.images.image_shape)
         problems: list[Exception] = []
         passed_over: list[str] = []
         attacked = eq.report.attack_files(
-            classifier(opened_model(run, where, best)),
+            attacked_run,
             found,
             asked,
             where,
@@ -166,6 +170,7 @@ def attack(
         complain(unreadable(problems, len(found)))
     else:
         experiment = classifier(opened(run, where, best, root))
+        asked[0].check_eps(experiment.images.image_shape)
         images, labels = experiment.some_test_images(samples or 1000)
         some = attack_images(
             experiment.model, images.to(where), labels.to(where), asked, batch_size, as_json

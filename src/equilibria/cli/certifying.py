@@ -24,6 +24,7 @@ from equilibria.cli.faults import (
 from equilibria.equilibrium import solving
 from equilibria.models import Certificate, certifier
 from equilibria.models.certificates import joined
+from equilibria.registry import check_tolerances
 from equilibria.report import certificate_reasons, certificate_rows, nearest_rival
 from equilibria.training import RecipeModel, choose_device, write_atomically
 
@@ -69,8 +70,7 @@ def certify_images(
     device: str,
 ) -> None:
     """The options are those of the command."""
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"--tolerance must be positive, not {tolerance:g}")
+    check_tolerances(tolerance=tolerance)
     check_table(table, as_json=as_json, overwrite=overwrite)
     asked = asked_images(
         run, files, samples=samples, device=choose_device(device), best=best, root=root

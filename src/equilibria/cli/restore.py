@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,13 +77,23 @@ def restore(
         Path, Option(help="Folder for the pictures.", callback=writable_folder)
     ] = Path("equilibria-restored"),
     noise: Annotated[
-        float | None, Option("--noise", "--sigma", min=0, help="Deviation of the noise.")
+        float | None,
+        Option(
+            "--noise",
+            "--sigma",
+            help="Standard deviation of the noise, a fraction of the pixel range: 25/255 = 0.098.",
+        ),
     ] = None,
     window: Annotated[
         float | None, Option(help="Side of the hidden window: a share, or pixels from 1.")
     ] = None,
-    blur: Annotated[float | None, Option(help="Width of the blur in pixels.")] = None,
-    factor: Annotated[int | None, Option(help="Of the lower resolution.")] = None,
+    blur: Annotated[
+        float | None,
+        Option(help="Standard deviation of the blur in pixels; 1.5 if not set."),
+    ] = None,
+    factor: Annotated[
+        int | None, Option(help="How many times lower the resolution is; 2 if not set.")
+    ] = None,
     damaged: Annotated[bool, Option("--damaged", hidden=True)] = False,
     mask: Annotated[
         Path | None, Option(help="Image whose bright pixels are missing, to inpaint.")
@@ -166,8 +176,14 @@ def restore(
         raise ValueError("--strength and --compare are for --model photo")
     options = _given(noise=noise, window=window, width=blur, factor=factor)
     search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
-    found: list[eq.report.RestoredImage] = []
     problems: list[Exception] = []
+    if _holds_images(run):
+        paths = " ".join(map(str, [run, *(images or [])]))
+        what = "is an image" if run.is_file() else "is a folder of images"
+        raise ValueError(
+            f"{run} {what}, not a trained model. To use the prior that comes with the program, "
+            f"run `equilibria restore --model photo {paths}`"
+        )
     if (test is None) == (not images):
         raise ValueError(
             "name image files or folders to restore, or --test N for N of the run's own test "
@@ -214,7 +230,15 @@ def restore(
             f"{', '.join(options)} is for --simulate, or for generators"
         )
     work = eq.report.FileRestoration(restorer, simulate, mask, resize)
+    _say_assumed(
+        task,
+        _given(blur=blur, factor=factor),
+        blur=getattr(restorer.damage, "width", 0.0),
+        factor=getattr(restorer.damage, "factor", 1),
+        simulate=simulate,
+    )
     some = work.run(files, output, overwrite=overwrite, on_unreadable=problems.append)
+    found: list[eq.report.RestoredImage] = []
     with progress_bar(silent=as_json) as bar:
         found += bar.track(some, total=len(files), description="restoring")
     if as_json:
@@ -241,6 +265,7 @@ def _restore_photos(
     chosen = eq.inputs.PhotoSettings(**settings)
     work = eq.report.PhotoFiles(eq.models.photo_prior(), settings=chosen, seed=seed, **asked)
     files = eq.data.find_images(paths)
+    _say_assumed(work.task, asked, blur=work.blur, factor=work.factor, simulate=work.simulate)
     with progress_bar(silent=as_json) as bar:
         some = work.run(
             files,
@@ -271,6 +296,38 @@ def _restore_photos(
             say(f"{photo.file}: {photo.proven}. Drawn: {photo.sheet}")
     note_frames(files)
     complain(unreadable(problems, len(files)))
+
+
+def _holds_images(place: Path) -> bool:
+    """Whether a path is an image, or a folder of images that is no run."""
+    from equilibria.data.finding import is_image
+
+    if place.is_dir():
+        is_run = eq.training.RunFolder(place).config.is_file()
+        return not is_run and any(map(is_image, place.iterdir()))
+    return place.is_file() and is_image(place)
+
+
+def _say_assumed(
+    task: str | None, options: Collection[str], *, blur: float, factor: int, simulate: bool
+) -> None:
+    """Report on standard error what is assumed of the damage because no option says it.
+
+    Args:
+        task: What is undone.
+        options: Names of the options that were given.
+        blur: Standard deviation of the blur in pixels.
+        factor: How many times lower the resolution is.
+        simulate: Whether the images are damaged first.
+    """
+    verb = "simulating" if simulate else "assuming"
+    if task == "deblur" and "blur" not in options:
+        warn(
+            f"{verb} a Gaussian blur with a standard deviation of {blur:g} pixels; --blur changes "
+            "it"
+        )
+    elif task == "superres" and "factor" not in options:
+        warn(f"{verb} a resolution that is {factor} times lower; --factor changes it")
 
 
 def _given(**options: Any) -> dict[str, Any]:

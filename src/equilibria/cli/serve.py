@@ -10,6 +10,7 @@ from typer import Option
 
 from equilibria.cli.app import Best, Device, SomeRun, command, opened_model
 from equilibria.cli.console import say
+from equilibria.registry import check_positive
 
 
 def check_installed() -> None:
@@ -91,6 +92,7 @@ def serve(
 ) -> None:
     """Answer pictures over HTTP: POST one to /predict, get class, confidence and certificate."""
     check_installed()
+    check_positive(megabytes=megabytes, seconds=seconds)
     import equilibria as eq
     from equilibria.serving import Answerer, Limits, bind, prediction_app, run_server
 

@@ -94,6 +94,9 @@ class RandomShift:
 
     pixels: int = 1
 
+    def __post_init__(self) -> None:
+        check_values(self, not_negative=("pixels",))
+
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         return RandomCrop(self.pixels)(images, labels, generator)
 
@@ -105,8 +108,7 @@ class RandomFlip:
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability must be in [0, 1], not {self.probability}")
+        check_values(self, fraction=("probability",))
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         chance = torch.rand(len(images), generator=generator, device=generator.device)
@@ -152,6 +154,9 @@ class GaussianNoise:
     """
 
     deviation: float
+
+    def __post_init__(self) -> None:
+        check_values(self, pixels=("deviation",))
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         noise = torch.randn(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, read_image
+from equilibria.registry import check_not_negative, check_open_share
 
 AnySource = TypeVar("AnySource", "Split", "Source")
 """Of samples in memory some are samples in memory."""
@@ -280,8 +281,8 @@ def stratified_split(
         >>> len(rest), len(held_out)
         (1211, 136)
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie between 0 and 1, not {share}")
+    check_open_share(share=share)
+    check_not_negative(least=least)
     labels = known_labels(split)
     if labels is None:
         labels = torch.zeros(len(split), dtype=torch.long)

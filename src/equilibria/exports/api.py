@@ -16,7 +16,7 @@ from equilibria.equilibrium import solving
 from equilibria.exports import onnx_file, torch_program
 from equilibria.exports.constants import certificate_constants
 from equilibria.exports.graph import Loop, model_graph
-from equilibria.registry import check_at_least_one, check_choice, check_positive
+from equilibria.registry import check_choice
 from equilibria.training import RecipeModel, kept_latents, pack, trained_model
 
 Format = Literal["onnx", "torch-export", "safetensors"]
@@ -91,8 +91,7 @@ def export(
         ('0', '1', '2')
     """
     check_choice(get_args(Format), format=format)
-    check_positive(tolerance=tolerance)
-    check_at_least_one(max_iterations=max_iterations, unrolled=unrolled)
+    loop = Loop(tolerance=tolerance, max_iterations=max_iterations, unrolled=unrolled)
     path = _place(run_or_model, output, format)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: overwrite=True (--overwrite) replaces it")
@@ -108,7 +107,6 @@ def export(
     assert isinstance(given, nn.Module)
     model = copy.deepcopy(given).eval().cpu()
     shown = _images(model, images)
-    loop = Loop(tolerance=tolerance, max_iterations=max_iterations, unrolled=unrolled)
     graph = model_graph(model, shown[:1], loop, any_size=any_size)
     facts = _facts(model, opened, tuple(shown.shape[1:]), loop, any_size)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")

@@ -17,6 +17,7 @@ from equilibria.energies.kernel_scale import SHARE, FixedScale, RunningScale
 from equilibria.equilibrium import Cell, EquilibriumLayer
 from equilibria.models import EquilibriumModel
 from equilibria.operators.norm_control import KernelOperator
+from equilibria.registry import check_at_least_one, check_tolerances
 
 SMALLEST = 1e-30
 """Of the size that a residual is divided by."""
@@ -41,6 +42,10 @@ class Loop:
     tolerance: float = 3e-6
     max_iterations: int = 200
     unrolled: int | None = None
+
+    def __post_init__(self) -> None:
+        check_tolerances(tolerance=self.tolerance)
+        check_at_least_one(max_iterations=self.max_iterations, unrolled=self.unrolled)
 
 
 class LoopLayer(nn.Module):

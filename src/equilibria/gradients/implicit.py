@@ -14,7 +14,7 @@ from equilibria.context import Packing, State, batch_size, state_tensors, unflat
 from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, needs_graph
 from equilibria.gradients.local_step import LocalStep, StepRecipe
 from equilibria.operators.norm_control import is_wrapped
-from equilibria.registry import check_at_least_one, check_choice, check_positive
+from equilibria.registry import check_at_least_one, check_choice, check_tolerances
 from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers.blocks import joined, sample_blocks, solve_in_blocks
 from equilibria.solvers.linear import (
@@ -66,7 +66,7 @@ class Implicit(GradientRule):
     warm_start: bool = False
 
     def __post_init__(self) -> None:
-        check_positive(tolerance=self.tolerance)
+        check_tolerances(tolerance=self.tolerance)
         check_at_least_one(max_iterations=self.max_iterations, restart=self.restart)
         check_choice(get_args(Method), method=self.method)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.inputs.constraints import Box, Constraint, L2Ball, LinfBall
-from equilibria.registry import check_values
+from equilibria.registry import check_pixels, check_values, gray_levels_hint
 
 Norm = Literal["l2", "linf"]
 AttackLoss = Literal["cross_entropy", "margin"]
@@ -53,14 +53,17 @@ class AttackSettings:
         check_values(
             self,
             at_least_one=("steps", "restarts"),
-            positive=("step_size", "tolerance"),
+            positive=("step_size",),
             not_negative=("eps",),
+            tolerances=("tolerance",),
             one_of={name: get_args(kind) for name, kind in CHOICES.items()},
         )
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
             raise ValueError(
                 f"clip must be the lowest and the highest value, not {self.clip}; None for no range"
             )
+        if self.norm == "linf" and self.clip is not None and tuple(self.clip) == (0.0, 1.0):
+            check_pixels(eps=self.eps)
         if self.method == "fgsm" and self.steps not in (None, 1):
             raise ValueError(f"fgsm is one step, not {self.steps}: use method='pgd' for more")
         if self.method == "fgsm" and self.step_size is not None:
@@ -68,6 +71,24 @@ class AttackSettings:
         for name, method in (("warm_start", "pgd"), ("joint_options", "jiio")):
             if getattr(self, name) and self.method != method:
                 raise ValueError(f"{name} is for method={method!r}, not {self.method!r}")
+
+    def check_eps(self, image_shape: Sequence[int]) -> None:
+        """Raise `ValueError` if every image of this shape lies within `eps` of every other.
+
+        Args:
+            image_shape: Shape of one image, such as (channels, height, width).
+        """
+        if self.clip is None:
+            return
+        largest = self.clip[1] - self.clip[0]
+        if self.norm == "l2":
+            largest *= math.sqrt(math.prod(image_shape))
+        if self.eps > largest * (1 + 1e-6):
+            shape = "×".join(map(str, image_shape))
+            raise ValueError(
+                f"eps must be at most {largest:.4g}, the largest distance ({self.norm}) between two"
+                f" images of shape {shape}, got {self.eps:g}{gray_levels_hint(self.eps)}"
+            )
 
     @property
     def chosen_steps(self) -> int:

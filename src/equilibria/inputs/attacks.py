@@ -18,7 +18,7 @@ from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.models import predicted_classes
-from equilibria.registry import check_options
+from equilibria.registry import check_at_least_one, check_options
 
 COARSEST_CHECK = 1e-3
 """The largest residual at which `optimize_input` believes the loss of an image."""
@@ -259,6 +259,7 @@ def measure_attack(
         >>> eq.inputs.measure_attack(model, images, labels, settings, batch_size=3).labels.shape
         torch.Size([6])
     """
+    check_at_least_one(batch_size=batch_size)
     generator = torch.Generator().manual_seed(MEASURE_SEED)
     started = time.process_time()
     results = []
@@ -401,6 +402,7 @@ def _checked(images: Tensor, labels: Tensor, settings: AttackSettings) -> tuple[
         )
     if not bool(torch.isfinite(images).all()):
         raise ValueError("images hold NaN or Inf: nothing can be said about what is near them")
+    settings.check_eps(images.shape[1:])
     low, high = float(images.min()), float(images.max())
     if settings.clip is not None and not (settings.clip[0] <= low and high <= settings.clip[1]):
         raise ValueError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.operators import AveragePool, Blur, Identity, Mask
-from equilibria.registry import Registry, check_values
+from equilibria.registry import Registry, check_at_least, check_open_share, check_values
 
 Measurement = Callable[[Tensor], Tensor]
 """A: from images to what is seen of them, sample by sample."""
@@ -39,6 +39,9 @@ class Corrupted:
     noise: float
     """The standard deviation of what was added."""
 
+    def __post_init__(self) -> None:
+        check_values(self, not_negative=("noise",))
+
 
 class Corruption(ABC):
     """A way to damage images: a measurement, and noise of a standard deviation `noise`.
@@ -52,7 +55,7 @@ class Corruption(ABC):
     noise: float
 
     def __post_init__(self) -> None:
-        check_values(self, not_negative=("noise",))
+        check_values(self, pixels=("noise",))
 
     @property
     def words(self) -> str:
@@ -92,7 +95,7 @@ class Denoising(Corruption):
     noise: float = 0.2
 
     def __post_init__(self) -> None:
-        check_values(self, positive=("noise",))
+        check_values(self, positive_pixels=("noise",))
 
     @property
     def words(self) -> str:
@@ -118,7 +121,7 @@ class Inpainting(Corruption):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        check_values(self, positive=("window",), not_negative=("noise",))
+        check_values(self, positive=("window",), pixels=("noise",))
 
     @property
     def words(self) -> str:
@@ -159,7 +162,7 @@ class Deblurring(Corruption):
     noise: float = 0.02
 
     def __post_init__(self) -> None:
-        check_values(self, positive=("width",), not_negative=("noise",))
+        check_values(self, positive=("width",), pixels=("noise",))
 
     @property
     def words(self) -> str:
@@ -183,8 +186,7 @@ class SuperResolution(Corruption):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.factor < 2:
-            raise ValueError(f"the factor of a downsampling must be at least 2, not {self.factor}")
+        check_at_least(2, factor=self.factor)
 
     @property
     def words(self) -> str:
@@ -208,9 +210,8 @@ class Scattering(Corruption):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        check_values(self, not_negative=("noise",))
-        if not 0 < self.share < 1:
-            raise ValueError(f"the share of missing pixels is between 0 and 1, not {self.share:g}")
+        super().__post_init__()
+        check_open_share(share=self.share)
 
     @property
     def words(self) -> str:
@@ -271,6 +272,10 @@ class Measured(Corruption):
 
     measurement: Measurement
     noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        # A measurement need not consist of pixels.
+        check_values(self, not_negative=("noise",))
 
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return self.measurement

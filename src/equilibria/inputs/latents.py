@@ -14,7 +14,7 @@ from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.optimize import InputResult, optimize_input
 from equilibria.operators import Mask
-from equilibria.registry import check_not_negative, check_positive, check_values
+from equilibria.registry import check_at_least_one, check_not_negative, check_positive, check_values
 from equilibria.solvers import Picard
 
 ADAM = Engine(name="adam", rule="adam", sweeps=3)
@@ -137,6 +137,7 @@ def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
         torch.Size([3, 1, 8, 8])
     """
     generator = generator_of(model)
+    check_at_least_one(batch=batch)
     return torch.cat([generator(some) for some in torch.split(latents, batch)])
 
 
@@ -169,7 +170,8 @@ class LatentSearch:
         check_values(
             self,
             at_least_one=("iterations", "sweeps"),
-            positive=("step_size", "tolerance"),
+            positive=("step_size",),
+            tolerances=("tolerance",),
             not_negative=("ridge",),
         )
         if self.engine != "auto":

@@ -19,7 +19,7 @@ from equilibria.inputs.groups import Groups
 from equilibria.inputs.problem import FixedInput, InputProblem, Linearization, Loss, Penalty
 from equilibria.inputs.search import Search, SearchResult
 from equilibria.inputs.steps import Steps
-from equilibria.registry import check_at_least_one, check_positive
+from equilibria.registry import check_at_least_one, check_positive, check_tolerances
 from equilibria.solvers import Status
 from equilibria.solvers.convergence import final_status
 from equilibria.solvers.solution import describe
@@ -202,7 +202,8 @@ def optimize_input(
     """
     _check(x0)
     check_at_least_one(sweeps=sweeps, iterations=iterations)
-    check_positive(step_size=step_size, tolerance=tolerance, check_tolerance=check_tolerance)
+    check_positive(step_size=step_size)
+    check_tolerances(tolerance=tolerance, check_tolerance=check_tolerance)
     if engine == "auto":
         engine = "momentum" if normalize else "secant"
     chosen = get_engine(engine, **dict(engine_options or {}))

@@ -15,7 +15,7 @@ from equilibria.inputs.noise_level import LEAST_NOISE
 from equilibria.inputs.tiles import USUAL_SIDE, answer_in_tiles
 from equilibria.models.restorers.photo import PhotoRestorer, RestoredPhotos
 from equilibria.operators import AveragePool, Identity, LinearOperator, Mask
-from equilibria.registry import check_positive
+from equilibria.registry import check_positive, check_positive_pixels
 from equilibria.solvers import Accelerated, Status
 
 PRIOR_LEVEL = 0.12
@@ -52,19 +52,29 @@ class PhotoSettings:
     tile: int = USUAL_SIDE
 
     def __post_init__(self) -> None:
-        check_positive(accuracy=self.accuracy, level=self.level, tile=self.tile)
-        if self.strength is not None:
-            check_positive(strength=self.strength)
+        check_positive(strength=self.strength, tile=self.tile)
+        check_positive_pixels(accuracy=self.accuracy, level=self.level)
 
     def restorer(self, prior: OpponentPrior, seen: Corrupted, strength: float) -> PhotoRestorer:
         noise = max(seen.noise, LEAST_NOISE)
         factor = seen.measurement.scale if isinstance(seen.measurement, AveragePool) else 1
         if isinstance(seen.measurement, Identity):
+            check_positive_pixels(noise=noise)
             level = noise * strength
+            if level > 1:
+                raise ValueError(
+                    f"strength must be at most {1 / noise:g}, so that strength times a noise of "
+                    f"{noise:g} stays within the pixel range, got {strength:g}"
+                )
             return PhotoRestorer(prior, level, accuracy=self.accuracy)
-        level = max(noise, self.level)
-        weight = noise * math.sqrt(strength)
-        return PhotoRestorer(prior, weight, level=level, accuracy=self.accuracy, factor=factor)
+        return PhotoRestorer(
+            prior,
+            noise,
+            level=max(noise, self.level),
+            strength=strength,
+            accuracy=self.accuracy,
+            factor=factor,
+        )
 
 
 @torch.no_grad()
@@ -95,7 +105,8 @@ def restore_photo(
         )
     restorer = settings.restorer(prior, seen, strength)
     if restorer.factor * max(seen.measured.shape[2:]) <= settings.tile:
-        return restorer.restore(seen.measured, seen.measurement)
+        found = restorer.restore(seen.measured, seen.measurement)
+        return replace(found, strength=strength)
     padded, operator = restorer.mirrored(seen.measured, seen.measurement)
     whole = answer_in_tiles(
         restorer, Corrupted(padded, operator, seen.noise), settings.tile, progress
@@ -106,7 +117,8 @@ def restore_photo(
     found = restorer.finish(padded, operator, whole, solver=solver)
     done = [solution.iterations.amax() for solution in restorer.solutions]
     iterations = found.solution.iterations + torch.stack(done).amax()
-    return replace(found, solution=replace(found.solution, iterations=iterations))
+    solution = replace(found.solution, iterations=iterations)
+    return replace(found, solution=solution, strength=strength)
 
 
 def discrepancy(prior: OpponentPrior, seen: Corrupted, settings: PhotoSettings) -> float:
@@ -147,7 +159,11 @@ def middle_of(seen: Corrupted, side: int = MIDDLE) -> Corrupted:
 
 
 def proven(found: RestoredPhotos) -> str:
-    """What is known of the answer, in a few words.
+    """Describe in one sentence what is proven of restored pictures.
+
+    What a picture nearby may gain is given as a share of the objective. Where it exceeds the
+    objective, as on a flat picture, it is given as a share of the value that the data term has if
+    the misfit is that of the noise.
 
     Examples:
         >>> restorer = eq.models.PhotoRestorer(eq.models.photo_prior(), noise=0.1)
@@ -157,9 +173,16 @@ def proven(found: RestoredPhotos) -> str:
     if found.bound is not None:
         return f"within {float(found.bound.max()) * 255:.2f} gray levels of the exact minimizer"
     done = bool((found.solution.status == int(Status.CONVERGED)).all())
-    rest = "at rest" if done else "still moving"
+    status = "converged" if done else "not converged"
     gain = found.gain_within()
     if gain is None:
-        return f"{rest}; nothing is proven, for what was measured is not linear in the picture"
-    share = float((gain / found.objective[-1].clamp_min(1e-12)).max())
-    return f"{rest}; no picture within a gray level has an objective lower by more than {share:.1%}"
+        return f"{status}; nothing is proven, because the measurement is not linear in the picture"
+    objective, of = found.objective[-1], ""
+    if bool((gain >= objective).any()):
+        # The objective of a flat picture is about zero, and no gain is a sensible share of it.
+        objective, of = objective.maximum(found.noise_term), " of what the noise contributes"
+    share = float((gain / objective).max())
+    return (
+        f"{status}; no picture within one gray level lowers the objective by more than "
+        f"{share:.1%}{of}"
+    )

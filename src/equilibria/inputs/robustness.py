@@ -107,6 +107,7 @@ def measure_robustness(
         ['fgsm']
     """
     check_positive(eps=settings.eps)
+    settings.check_eps(images.shape[1:])
     check_at_least_one(batch_size=batch_size)
     chosen = curve_methods(settings.norm) if methods is None else tuple(methods)
     right = _right(model, images, labels, batch_size)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equilibria.operators import LinearOperator
-from equilibria.registry import check_positive
+from equilibria.registry import check_at_least_one, check_positive
 
 STEP = 0.99 / 8**0.5
 """‖∇‖² ≤ 8 for differences in two directions."""
@@ -31,6 +31,7 @@ def least_variation(
         True
     """
     check_positive(weight=weight)
+    check_at_least_one(iterations=iterations)
     norm = float(measurement.norm_bound(tuple(start.shape[1:])))
     primal = 0.99 / (norm**2 / 2 + STEP * 8) if norm else STEP
     dual_step = STEP

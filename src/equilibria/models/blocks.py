@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equilibria.context import twin
 from equilibria.operators import LinearOperator
-from equilibria.registry import check_at_least_one
+from equilibria.registry import check_at_least_one, check_positive
 
 Operator = TypeVar("Operator", bound=LinearOperator)
 FIRST_LAYERS = ("stem", "trunk", "encoder", "features")
@@ -107,7 +107,7 @@ class ImageStem(ImageLayers):
         affine: bool = False,
         recompute: bool = False,
     ) -> None:
-        check_at_least_one(depth=depth, downsample=downsample)
+        check_at_least_one(channels=channels, depth=depth, downsample=downsample)
         if not 0 <= strides <= depth:
             raise ValueError(
                 f"strides counts the convolutions that halve the resolution: 0 to {depth}, "
@@ -161,6 +161,7 @@ def conv_norm(
     affine: bool = True,
 ) -> nn.Sequential:
     """A "same" convolution and its norm; `groups` are reduced to what fits the channels."""
+    check_at_least_one(channels=out_channels, kernel_size=kernel_size)
     padding = kernel_size // 2
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=padding, bias=bias)
     if norm == "batch":
@@ -179,6 +180,7 @@ class PooledLinearHead(nn.Module):
 
     def __init__(self, channels: int, num_classes: int, *, pool: int = 1) -> None:
         super().__init__()
+        check_at_least_one(channels=channels, num_classes=num_classes, pool=pool)
         self.pool = nn.AdaptiveAvgPool2d(pool)
         self.classifier = nn.Linear(channels * pool * pool, num_classes)
 
@@ -190,6 +192,7 @@ class PooledLinearHead(nn.Module):
 @torch.no_grad()
 def small(operator: Operator, scale: float) -> Operator:
     """The operator, its initial weights shrunk: small norms make first solves short (OptEq 7.4)."""
+    check_positive(init_scale=scale)
     for parameter in operator.parameters():
         parameter.mul_(scale)
     return operator

@@ -25,6 +25,7 @@ from equilibria.models.mdeq.layers import CellNorm
 from equilibria.models.mdeq.model import MDEQHead, MDEQStem
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d, Dense, Identity, LinearOperator
+from equilibria.registry import check_at_least_one
 
 
 def modulate(features: Tensor, film: Tensor) -> Tensor:
@@ -41,6 +42,7 @@ class CopiesFiLM(nn.Module):
 
     def __init__(self, task_size: int, channels: int, *, copies: int) -> None:
         super().__init__()
+        check_at_least_one(task_size=task_size)
         self.copies = copies
         self.film = nn.Linear(task_size, 2 * copies * channels)
         with torch.no_grad():
@@ -95,6 +97,7 @@ class BranchesFiLM(nn.Module):
 
     def __init__(self, task_size: int, sizes: Sequence[int]) -> None:
         super().__init__()
+        check_at_least_one(task_size=task_size)
         self.sizes = list(sizes)
         self.film = nn.Linear(task_size, sum(sizes))
 

@@ -32,6 +32,12 @@ from equilibria.inputs import (
 from equilibria.inputs.photos import middle_of
 from equilibria.models.restorers.photo import RestoredPhotos, first_picture
 from equilibria.operators import AveragePool, Blur, Identity, LinearOperator, Mask
+from equilibria.registry import (
+    check_at_least,
+    check_open_share,
+    check_positive,
+    check_positive_pixels,
+)
 from equilibria.report.figures import drawn_files
 from equilibria.report.sheets import image_png
 from equilibria.report.style import LIGHT, count_along, drawing, dress_axes, figure_png
@@ -55,6 +61,8 @@ class RestoredPhoto:
     sheet: str
     noise: float
     """The deviation that was given or estimated."""
+    strength: float
+    """λ of the prior: the one given, or the one that the discrepancy principle found."""
     status: str
     iterations: int
     bound: float | None
@@ -98,11 +106,15 @@ class PhotoFiles:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise ValueError(f"the photo prior knows {', '.join(TASKS)}, not {self.task!r}")
-        if self.noise is not None and not self.noise > 0:
+        if self.noise == 0:
             raise ValueError(
                 "a noise of zero leaves nothing to restore: give a positive --noise, in units of "
                 "the brightest pixel, or none to have it estimated"
             )
+        check_positive_pixels(noise=self.noise)
+        check_positive(blur=self.blur)
+        check_at_least(2, factor=self.factor)
+        check_open_share(share=self.share)
         if self.mask is not None and self.task != "inpaint":
             raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
         if self.task == "inpaint" and self.mask is None and not self.simulate:
@@ -144,6 +156,7 @@ class PhotoFiles:
                 restored=str(answer),
                 sheet=str(sheet),
                 noise=seen.noise,
+                strength=found.strength,
                 status=Status(int(found.solution.status[0])).name.lower().replace("_", " "),
                 iterations=int(found.solution.iterations[0]),
                 bound=None if found.bound is None else float(found.bound[0]) * BRIGHTEST,
@@ -241,10 +254,15 @@ class PhotoFiles:
     def _sheet(
         self, name: str, seen: Corrupted, found: RestoredPhotos, variation: Tensor | None
     ) -> bytes:
-        """Before, after, and the objective of the middle of the picture along its solve."""
+        """Before, after, and the objective along a solve of the middle of the picture.
+
+        The objective need not fall in every iteration, since Anderson's method minimizes the
+        residual. The line is the lowest value so far; the dots are the values of the iterates.
+        """
         part = middle_of(seen, SHOWN // 2 if self.task == "superres" else SHOWN)
-        followed = self.settings.restorer(self.prior, part, self.settings.strength or 1.0)
+        followed = self.settings.restorer(self.prior, part, found.strength)
         values = followed.restore(part.measured, part.measurement, trace=True).objective[:, 0]
+        is_cut = part.measured.shape != seen.measured.shape
         picture = picture_of(seen.measurement, seen.measured, found.images.shape[2:])
         pictures = {"measured": picture, "total variation": variation, "restored": found.images}
         shown = {title: some for title, some in pictures.items() if some is not None}
@@ -261,8 +279,14 @@ class PhotoFiles:
                 axis.set_title(title)
                 axis.set_axis_off()
             curve = axes[-1]
-            curve.plot(values.numpy(), color=LIGHT.first, marker="o", markersize=3)
-            curve.set_title("the objective, in the middle")
+            lowest = values.cummin(dim=0).values
+            curve.plot(lowest.numpy(), color=LIGHT.first, label="lowest so far")
+            dots = {"linestyle": "none", "marker": "o", "markersize": 3}
+            curve.plot(values.numpy(), color=LIGHT.second, label="each iteration", **dots)
+            where = " (middle)" if is_cut else ""
+            weight = "" if found.strength == 1 else f", λ = {found.strength:.3g}"
+            curve.set_title(f"objective{where}{weight}")
+            curve.legend(frameon=False)
             count_along(curve, "iteration")
             dress_axes(curve)
             figure.suptitle(f"{name}: {proven(found)}", fontsize=10)

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.registry import check_at_least_one, check_not_negative, check_positive
+from equilibria.registry import (
+    check_above_one,
+    check_at_least_one,
+    check_not_negative,
+    check_positive,
+)
 from equilibria.solvers.asking import is_free_to_ask
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.scratch import Scratch
@@ -67,8 +72,7 @@ class Anderson(Solver[History]):
         check_at_least_one(memory=self.memory, cap=self.cap)
         check_positive(damping=self.damping)
         check_not_negative(ridge=self.ridge)
-        if self.restart_growth <= 1:
-            raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
+        check_above_one(restart_growth=self.restart_growth)
 
     @property
     def steady(self) -> bool:

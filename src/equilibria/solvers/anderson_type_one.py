@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.registry import check_at_least_one, check_not_negative
+from equilibria.registry import check_above_one, check_at_least_one, check_not_negative
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.scratch import Scratch
 
@@ -58,8 +58,9 @@ class AndersonTypeOne(Solver[Differences]):
         super().__post_init__()
         check_at_least_one(memory=self.memory)
         check_not_negative(ridge=self.ridge)
-        if self.cap <= 0 or self.restart_growth <= 1:
-            raise ValueError("cap must be above 0 and restart_growth above 1")
+        if not self.cap > 0:  # Infinity is no limit.
+            raise ValueError(f"cap must be positive, got {self.cap}")
+        check_above_one(restart_growth=self.restart_growth)
 
     def begin(self, start: Tensor) -> Differences:
         rows, size = start.shape

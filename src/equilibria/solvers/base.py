@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import State
-from equilibria.registry import check_at_least_one, check_positive, check_share
+from equilibria.registry import check_at_least_one, check_share, check_tolerances
 from equilibria.solvers.asking import is_free_to_ask
 from equilibria.solvers.convergence import (
     Iterate,
@@ -96,8 +96,10 @@ class Solver(ABC, Generic[M]):
     check_minimum: bool = True
 
     def __post_init__(self) -> None:
-        check_positive(tolerance=self.tolerance)
-        check_at_least_one(max_iterations=self.max_iterations, check_every=self.check_every)
+        check_tolerances(tolerance=self.tolerance)
+        check_at_least_one(
+            max_iterations=self.max_iterations, patience=self.patience, check_every=self.check_every
+        )
         check_share(drop_share=self.drop_share)
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:

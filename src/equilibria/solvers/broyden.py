@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.registry import check_at_least_one
+from equilibria.registry import check_above_one, check_at_least_one
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.scratch import Scratch
 
@@ -53,8 +53,7 @@ class Broyden(Solver[InverseJacobian]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(rank=self.rank)
-        if self.restart_growth <= 1:
-            raise ValueError(f"restart_growth must be above 1, not {self.restart_growth}")
+        check_above_one(restart_growth=self.restart_growth)
 
     def begin(self, start: Tensor) -> InverseJacobian:
         rows, size = start.shape

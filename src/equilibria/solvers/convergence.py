@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, State
+from equilibria.registry import check_tolerances
 from equilibria.solvers.asking import is_free_to_ask
 from equilibria.solvers.solution import Solution, Status
 
@@ -192,6 +193,9 @@ class RelativeResidual(StoppingCriterion):
     """
 
     tolerance: float
+
+    def __post_init__(self) -> None:
+        check_tolerances(tolerance=self.tolerance)
 
     def reached(self, iterate: Iterate) -> Tensor:
         return iterate.residuals.relative <= self.tolerance

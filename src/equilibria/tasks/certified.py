@@ -47,7 +47,7 @@ class CertifiedClassification(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_values(self, not_negative=("eps",))
-        check_positive(temperature=self.temperature)
+        check_positive(temperature=self.temperature, radius=self.radius)
         if any(radius <= 0 for radius in self._radii):
             raise ValueError(f"radii are positive numbers, not {list(self._radii)}")
 

@@ -177,7 +177,9 @@ class FewShot(EpisodicTask):
         check_values(
             self,
             at_least_one=("iterations", "sweeps", "outer_iterations", "evaluation_iterations"),
+            positive=("step_size",),
             not_negative=("ridge",),
+            tolerances=("tolerance", "check_tolerance"),
             one_of={"outer": get_args(Outer)},
         )
         if self.outer == "implicit" and not self.ridge:

@@ -161,7 +161,7 @@ class Reconstruction(LatentSearch, Task):
         check_values(
             self,
             at_least_one=("evaluation_iterations",),
-            positive=("check_tolerance",),
+            tolerances=("check_tolerance",),
             not_negative=("latent_noise",),
         )
 

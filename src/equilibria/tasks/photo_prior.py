@@ -55,11 +55,12 @@ class PhotoPriorTask(Task):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_values(self, at_least_one=("patch",), positive=("least", "most", "judged"))
+        check_values(
+            self, at_least_one=("patch", "zoom"), not_negative=("edge",), fraction=("zoomed",)
+        )
+        check_values(self, positive_pixels=("least", "most", "judged"))
         if self.patch <= 2 * self.edge or self.least > self.most:
             raise ValueError("a patch is wider than its two edges, and `least` is not above `most`")
-        if self.zoom < 1 or not 0 <= self.zoomed <= 1:
-            raise ValueError("`zoom` is at least 1, and `zoomed` a share from 0 to 1")
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         clean = torch.stack([self._cut(photograph) for photograph in inputs])

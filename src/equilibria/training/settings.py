@@ -91,11 +91,11 @@ class TrainingSettings:
             *("epochs", "steps", "batch_size", "accumulate"),
             *("evaluation_batch_size", "jacobian_vectors"),
         )
-        tolerances = ("tolerance", "final_tolerance", "evaluation_tolerance")
         check_values(
             self,
             at_least_one=counts,
-            positive=("learning_rate", "clip_norm", "decay", "power", *tolerances),
+            positive=("learning_rate", "clip_norm", "decay", "power"),
+            tolerances=("tolerance", "final_tolerance", "evaluation_tolerance"),
             not_negative=("weight_decay", "warmup_epochs", "jacobian_weight"),
             below_one=("momentum",),
             one_of={

@@ -25,7 +25,7 @@ from equilibria.gradients import (
     get_gradient,
     list_gradients,
 )
-from equilibria.registry import accepts_old_names
+from equilibria.registry import accepts_old_names, check_at_least_one
 from equilibria.solvers import (
     Anderson,
     ConvergenceError,
@@ -156,8 +156,7 @@ def tune(
         >>> found.recommended.setting.tolerance
         0.01
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, not {repeats}")
+    check_at_least_one(repeats=repeats)
     ordinary = [name for name in list_solvers() if name not in ("auto", "sam")]
     names = ordinary if solvers is None else solvers
     rule_names = list_gradients() if gradients is None else gradients

@@ -11,7 +11,7 @@ from torch import Tensor
 from equilibria.inputs.engines.base import FIRST_PULLS, Engine, JointIterate, Run
 from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
 from equilibria.inputs.steps import Decay
-from equilibria.registry import check_not_negative, check_positive
+from equilibria.registry import check_below_one, check_positive
 
 MOST_EXTRA_SWEEPS = 5
 """For a step whose z or μ has fallen behind."""
@@ -39,10 +39,8 @@ class Momentum(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(momentum=self.momentum)
+        check_below_one(momentum=self.momentum)
         check_positive(lag_limit=self.lag_limit)
-        if self.momentum >= 1:
-            raise ValueError(f"momentum must be below 1, not {self.momentum}")
 
     def begin(self, problem: InputProblem, sweeps: int) -> MomentumRun:
         return MomentumRun(self, problem, sweeps)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equilibria.inputs.engines.base import Engine, JointIterate, Run
 from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
-from equilibria.registry import check_positive
+from equilibria.registry import check_at_least_one, check_tolerances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Solved(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(inner_tolerance=self.inner_tolerance)
+        check_tolerances(inner_tolerance=self.inner_tolerance)
+        check_at_least_one(inner_iterations=self.inner_iterations)
 
     def begin(self, problem: InputProblem, sweeps: int) -> SolvedRun:
         return SolvedRun(self, problem, sweeps)

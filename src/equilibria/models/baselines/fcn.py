@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from equilibria.models.baselines.resnet import initialize_he
 from equilibria.models.blocks import ImageStem, check_images, check_odd, conv_norm_relu
 from equilibria.models.registry import nearest_width, parameter_count
-from equilibria.registry import check_at_least_one
+from equilibria.registry import check_at_least_one, check_below_one
 
 
 class SegmentationStem(ImageStem):
@@ -61,6 +61,8 @@ class FCNHead(nn.Module):
         self, channels: int, width: int, num_classes: int, *, stride: int, dropout: float = 0.1
     ) -> None:
         super().__init__()
+        check_at_least_one(head_width=width)
+        check_below_one(dropout=dropout)
         self.convolution = conv_norm_relu(channels, width, 3)
         self.dropout = nn.Dropout2d(dropout)
         self.classifier = nn.Conv2d(width, num_classes, 1)

@@ -16,7 +16,7 @@ from equilibria.activations import Activation, get_activation
 from equilibria.context import run_eagerly
 from equilibria.models.blocks import PooledLinearHead, check_images
 from equilibria.models.non_finite import finite_samples
-from equilibria.registry import check_not_negative, check_positive
+from equilibria.registry import check_at_least_one, check_not_negative, check_positive
 
 
 class VectorField(nn.Module):
@@ -89,6 +89,7 @@ class NeuralODE(nn.Module):
         super().__init__()
         check_not_negative(augment=augment)
         check_positive(rtol=rtol, atol=atol)
+        check_at_least_one(filters=filters, max_steps=max_steps)
         channels = in_channels + augment
         self.field = VectorField(
             channels, filters, time_dependent=time_dependent, activation=activation

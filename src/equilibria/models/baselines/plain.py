@@ -25,7 +25,7 @@ from equilibria.models.blocks import (
     check_odd,
     fitting_groups,
 )
-from equilibria.registry import check_choice
+from equilibria.registry import check_at_least, check_at_least_one, check_choice
 
 Conv4Norm = Literal["batch", "group"]
 DnCNNNorm = Literal["batch", "none"]
@@ -97,6 +97,7 @@ class PlainNetwork(nn.Module):
         super().__init__()
         if not widths:
             raise ValueError("a plain network needs at least one layer")
+        check_at_least_one(channels=channels)
         check_odd(kernel_size=kernel_size, input_kernel_size=input_kernel_size)
         layers = [
             PlainLayer(
@@ -171,6 +172,7 @@ class Conv4(nn.Module):
         groups: int = 8,
     ) -> None:
         super().__init__()
+        check_at_least_one(channels=channels, groups=groups)
         self.features = StridedBlocks(in_channels, channels, 4, norm=norm, groups=groups)
         self.classifier = nn.Linear(channels, num_classes)
 
@@ -197,8 +199,8 @@ class DnCNN(nn.Module):
         norm: DnCNNNorm = "batch",
     ) -> None:
         super().__init__()
-        if depth < 2:
-            raise ValueError(f"depth must be at least 2, not {depth}")
+        check_at_least(2, depth=depth)
+        check_at_least_one(channels=channels)
         check_choice(get_args(DnCNNNorm), norm=norm)
         check_odd(kernel_size=kernel_size)
         self.depth, self.kernel_size = depth, kernel_size

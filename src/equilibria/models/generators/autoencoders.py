@@ -12,6 +12,7 @@ from equilibria.equilibrium import Solving
 from equilibria.models.blocks import ImageLayers
 from equilibria.models.generators.decoders import mdeq_decoder
 from equilibria.models.mdeq.model import mdeq
+from equilibria.registry import check_at_least_one
 from equilibria.solvers import Solution
 
 SMALLEST_MAP = 4
@@ -36,6 +37,7 @@ class Autoencoder(nn.Module):
         self, encoder: nn.Module, decoder: nn.Module, *, latent_dim: int, variational: bool
     ) -> None:
         super().__init__()
+        check_at_least_one(latent_dim=latent_dim)
         self.encoder = encoder
         self.decoder = decoder
         self.latent_dim = latent_dim
@@ -130,6 +132,7 @@ def convolutional_autoencoder(
         >>> mean.shape == log_variance.shape == (2, 32)
         True
     """
+    check_at_least_one(latent_dim=latent_dim, width=width)
     outputs = 2 * latent_dim if variational else latent_dim
     return Autoencoder(
         encoder=ConvolutionalEncoder(in_channels, image_size, width, outputs),
@@ -163,6 +166,7 @@ def mdeq_autoencoder(
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 1, 8, 8])
     """
+    check_at_least_one(latent_dim=latent_dim)
     shared: dict[str, Any] = {
         "in_channels": in_channels,
         "channels": channels,

@@ -91,6 +91,7 @@ class ImageHead(nn.Module):
         gain: float = 1.0,
     ) -> None:
         super().__init__()
+        check_at_least_one(head_channels=width)
         self.channels = tuple(channels)
         self.merge = nn.Conv2d(sum(channels), width, 1)
         self.norm = nn.GroupNorm(fitting_groups(width, groups), width)
@@ -121,6 +122,7 @@ class DeconvolutionHead(nn.Module):
         gain: float = 1.0,
     ) -> None:
         super().__init__()
+        check_at_least_one(head_channels=width)
         doublings = upsample.bit_length() - 1
         if doublings < 1:
             raise ValueError(

@@ -21,7 +21,7 @@ from equilibria.context.state import in_format_of
 from equilibria.equilibrium import Cell
 from equilibria.models.blocks import Norm, channels_of, check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers
-from equilibria.registry import check_at_least_one, check_below_one
+from equilibria.registry import check_at_least_one, check_below_one, check_positive
 
 MakeNorm = Callable[..., CellNorm]
 """Of the channels, and the gain that it starts with."""
@@ -166,6 +166,7 @@ class MDEQCell(Cell):
         self.channels = channels_of(channels, "branch")
         check_below_one(dropout=dropout)
         check_at_least_one(expansion=expansion)
+        check_positive(feedback=feedback)
         self.norm = norm
         self.dropout = dropout
         self.inject_all = inject_all

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from equilibria.context import Context, Entry
 from equilibria.models.blocks import Norm, fitting_groups
-from equilibria.registry import check_choice
+from equilibria.registry import check_choice, check_positive
 
 EPSILON = 1e-5
 """What all norms add to a variance."""
@@ -37,6 +37,7 @@ class CellConv2d(nn.Module):
         init_gain: float = 1.0,
     ) -> None:
         super().__init__()
+        check_positive(init_gain=init_gain)
         self.position = -1
         self.stride = stride
         shape = (out_channels, in_channels, kernel_size, kernel_size)

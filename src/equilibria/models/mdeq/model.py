@@ -18,6 +18,7 @@ from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import ImageLayers, Norm, channels_of, conv_norm, conv_norm_relu
 from equilibria.models.mdeq.cell import MDEQCell, unpack_branches
 from equilibria.models.registry import with_options_of
+from equilibria.registry import check_at_least_one
 
 BOTTLENECK_EXPANSION = 4
 
@@ -85,6 +86,7 @@ class MDEQHead(nn.Module):
         groups: int,
     ) -> None:
         super().__init__()
+        check_at_least_one(head_channels=head_channels, final_channels=final_channels)
         self.channels = tuple(channels)
         widths = [head_channels * 2**branch for branch in range(len(channels))]
         sizes = [BOTTLENECK_EXPANSION * width for width in widths]

@@ -237,7 +237,9 @@ def reflection_network(
         torch.Size([1, 10])
     """
     check_positive(zeta=zeta)
-    check_at_least_one(image_size=image_size)
+    check_at_least_one(
+        image_size=image_size, pool=pool, downsample=downsample, kernel_size=kernel_size
+    )
     if not filters and not units:
         raise ValueError("a reflection network needs filters, units, or both")
     if image_size % (pool * downsample):

@@ -33,7 +33,12 @@ from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
 from equilibria.operators import AveragePool, Blur, Identity, LinearOperator, Mask
 from equilibria.operators.spectral import leading_vector, seeded_vector
-from equilibria.registry import check_not_negative, check_positive
+from equilibria.registry import (
+    check_at_least_one,
+    check_not_negative,
+    check_positive,
+    check_positive_pixels,
+)
 from equilibria.solvers import Anderson, Solution, Solver
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
 from equilibria.solvers.linear import conjugate_gradients
@@ -114,6 +119,10 @@ class RestoredPhotos:
     states: Sequence[State]
     """The start, and where the solve came by; only the two ends where no trace was asked for."""
     cell: PhotoCell
+    strength: float
+    """λ of the prior, as in `PhotoSettings`: the one given, or the one found."""
+    noise_term: Tensor
+    """The value of the data term of each picture where the misfit is that of the noise."""
 
     @cached_property
     def objective(self) -> Tensor:
@@ -147,6 +156,8 @@ class RestoredPhotos:
         everywhere as here. The diagonal is an estimate (Hutchinson: the mean of z·H⁻¹z over random
         signs z), and there is none where H is not positive. level: σ, that of the prior.
         """
+        check_positive_pixels(level=level)
+        check_at_least_one(probes=probes)
         state, length = self.solution.state, self.cell.damping
         assert isinstance(state, Tensor)
         y = state.detach().requires_grad_()
@@ -176,7 +187,9 @@ class PhotoRestorer(nn.Module):
     A measurement of one's own is a linear operator or any differentiable map of images; the picture
     then ends at its edges. Where a map changes the size of pictures `restore` needs a `start`.
 
-    noise: ν, of what was measured. level: σ of the prior, ν where nothing but noise was added.
+    noise: ν, of what was measured, as a fraction of the pixel range. level: σ of the prior, ν where
+        nothing but noise was added.
+    strength: λ of the prior: the data term weighs (σ/ν)²/λ.
     accuracy: where a solve ends, as a proven root mean square distance to the exact minimizer; by
         default a gray level.
     factor: how much finer the restored picture is.
@@ -199,18 +212,23 @@ class PhotoRestorer(nn.Module):
         noise: float,
         *,
         level: float | None = None,
+        strength: float = 1.0,
         accuracy: float = GRAY_LEVEL,
         max_iterations: int = 200,
         factor: int = 1,
         box: float | Tensor = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(noise=noise, accuracy=accuracy)
-        if level is not None:
-            check_positive(level=level)
+        # A measurement that is no picture may have another unit than pixels.
+        check_positive(noise=noise, strength=strength)
+        check_positive_pixels(level=level, accuracy=accuracy)
+        if level is None:
+            check_positive_pixels(noise=noise)
+        check_at_least_one(max_iterations=max_iterations, factor=factor)
         self.prior = prior
         self.noise = noise
         self.level = noise if level is None else level
+        self.strength = strength
         self.accuracy = accuracy
         self.max_iterations = max_iterations
         self.factor = factor
@@ -279,7 +297,19 @@ class PhotoRestorer(nn.Module):
         steepness = ((image - state) / cell.damping).square().flatten(1).mean(dim=1).sqrt()
         # ‖∇G(y)‖/m ≥ ‖y − y*‖.
         bound = steepness / cell.convexity if cell.convexity > 0 else None
-        return RestoredPhotos(inside, bound, steepness, solution, states, cell)
+        known = getattr(operator, "known", padded.new_ones(())).to(padded).expand_as(padded)
+        # (w/2)·ν² per measured value, with w = (σ/ν)²/λ.
+        noise_term = 0.5 * self.level**2 / self.strength * known.flatten(1).sum(dim=1)
+        return RestoredPhotos(
+            inside,
+            bound,
+            steepness,
+            solution,
+            states,
+            cell,
+            strength=self.strength,
+            noise_term=noise_term,
+        )
 
     def layer(
         self,
@@ -289,8 +319,9 @@ class PhotoRestorer(nn.Module):
     ) -> tuple[EquilibriumLayer, tuple[Tensor, Tensor]]:
         """The equilibrium layer whose output is the minimizer, and its inputs."""
         context, layout = Context(), (tuple(start.shape[1:]),)
-        data = DataFidelity(measurement, self.noise, box=self.box, image_shape=layout[0])
-        weight = (self.level / self.noise) ** 2
+        spread = self.noise * math.sqrt(self.strength)
+        data = DataFidelity(measurement, spread, box=self.box, image_shape=layout[0])
+        weight = (self.level / spread) ** 2
         bend = float(self.prior.concavity_bound(context, layout))
         top = float(self.prior.curvature_bound(context, layout))
         if isinstance(measurement, LinearOperator):
@@ -342,6 +373,8 @@ class PhotoRestorer(nn.Module):
             raise ValueError("the picture has values that are NaN or infinite")
         operator = Identity() if measurement is None else measurement
         margin = self.margin(operator)
+        if margin:
+            check_positive_pixels(noise=self.noise)
         if isinstance(operator, Blur):
             operator.output_shape(tuple(measured.shape[1:]))
         if min(measured.shape[2:]) <= margin:
@@ -443,7 +476,7 @@ class NoiseStem(nn.Module):
 
     def __init__(self, in_channels: int, noise: float) -> None:
         super().__init__()
-        check_positive(noise=noise)
+        check_positive_pixels(noise=noise)
         self.in_channels = in_channels
         self.noise = noise
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equilibria.registry import check_at_least_one, check_below_one
 from equilibria.solvers.convergence import (
     final_status,
     relative_residual,
@@ -100,6 +101,8 @@ def refine(
         about epsilon ‖u‖, which counts as converged up to ten times the tolerance.
     relative_to: what residuals are relative to the norm of; by default g.
     """
+    check_below_one(tolerance=tolerance)
+    check_at_least_one(max_iterations=max_iterations)
     whole = rhs if relative_to is None else relative_to
     unit = row_units(whole)
     if unit is not None:
