@@ -252,10 +252,29 @@ class EquilibriumLayer(nn.Module):
         refuse_transforms(rule, [*inputs, *self.parameters()])
         self._warn_of_coupling(batch=len(inputs[0]))
         context = self.cell.inject(*inputs)
+        first = self._start(inputs, context, start, rule is not None and rule.from_zero)
+        return self.problem_at(context, first, trace="states" if active.records_iterates else False)
+
+    def problem_at(
+        self, context: Context, start: State, *, trace: bool | Literal["states"] = False
+    ) -> FixedPointProblem:
+        """Build the fixed-point problem that this layer solves for one context.
+
+        Every solve of the layer's equilibrium uses this problem: `forward`, `solve`, and searches
+        over inputs. So all of them can use the same solvers, such as descent on the objective.
+
+        Args:
+            context: Result of the cell's `inject`.
+            start: State to start from. The solver may overwrite its memory.
+            trace: What the solver records of every iteration.
+
+        Returns:
+            The problem, for one solve.
+        """
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
-            start=self._start(inputs, context, start, rule is not None and rule.from_zero),
+            start=start,
             couples_batch=self.couples_batch,
             separable=self._is_separable(),
             refresh=self._refresh() if self.cell.refresh_until else None,
@@ -266,7 +285,7 @@ class EquilibriumLayer(nn.Module):
             remedy=self.cell.remedy,
             compiled=bool(self.compile_step),
             potential=self.cell.potential,
-            trace="states" if active.records_iterates else False,
+            trace=trace,
         )
 
     def _is_separable(self) -> bool:

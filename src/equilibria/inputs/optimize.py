@@ -6,33 +6,45 @@ Gurumurthy et al., "Joint inference and input optimization in equilibrium networ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import State, run_eagerly
+from equilibria.context import State, map_state, run_eagerly, warn_caller
 from equilibria.inputs.constraints import Constraint, Region
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.groups import Groups
-from equilibria.inputs.problem import FixedInput, InputProblem, Linearization, Loss, Penalty
+from equilibria.inputs.problem import (
+    SMALL_RESIDUAL,
+    Check,
+    FixedInput,
+    InputProblem,
+    Linearization,
+    Loss,
+    Penalty,
+)
 from equilibria.inputs.search import Search, SearchResult
 from equilibria.inputs.steps import Steps
 from equilibria.registry import check_at_least_one, check_positive, check_tolerances
-from equilibria.solvers import Status
+from equilibria.solvers import ConvergenceWarning, Status
 from equilibria.solvers.convergence import final_status
 from equilibria.solvers.solution import describe
 
 NORMALIZED_SWEEPS, MEASURED_SWEEPS = 1, 3
 """How often z and μ are swept for each step of x, with normalized steps and with others."""
 
+SOLVED_SHARE, LOOSEST_SOLVE = 0.1, 1e-3
+"""Tolerance of the solves for z and μ where sweeps diverge: as a share of that of the search, and
+at most."""
+
 
 @dataclass(frozen=True)
 class InputResult:
     """Optimized inputs with their equilibria, adjoints and true losses.
 
-    Per-problem tensors have one entry a row of x0. The losses are those at equilibria that were
+    Per-problem tensors have one entry per row of x0. The losses are those at equilibria that were
     solved anew, tightly, at the inputs themselves.
 
     Examples:
@@ -49,12 +61,14 @@ class InputResult:
     adjoint: State
     """μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z at x (the raw one of the search where `polish=False`)."""
     loss: Tensor
+    """ℓ at the equilibrium of x; NaN where that was not found."""
     initial_loss: Tensor
+    """ℓ at the equilibrium of x0; NaN where that was not found."""
     status: Tensor
     state_residual: Tensor
-    """‖T(z; x) − z‖/‖T(z; x)‖."""
+    """‖T(z; x) − z‖/‖T(z; x)‖, or that of the solve for z if it is smaller."""
     adjoint_residual: Tensor
-    """‖Jᵀμ + ∂ℓ/∂z − μ‖/‖Jᵀμ + ∂ℓ/∂z‖."""
+    """‖Jᵀμ + ∂ℓ/∂z − μ‖/‖Jᵀμ + ∂ℓ/∂z‖, or that of the solve for μ if it is smaller."""
     input_residual: Tensor
     """‖x − Π(x − α d)‖, a step of x, relative to the size of the constraint (or of x0)."""
     iterations: Tensor
@@ -69,6 +83,8 @@ class InputResult:
     problem: InputProblem = field(repr=False)
     visited: tuple[Tensor, State] | None = None
     """One of the pairs (x, z) along the way, each as likely, where `visit` asked for it."""
+    remedy: str = ""
+    """What to do where an equilibrium was not found, so that there is no loss."""
 
     @property
     def converged(self) -> Tensor:
@@ -102,6 +118,12 @@ class InputResult:
     def message(self, problem: int) -> str:
         """A sentence on how one problem ended, with the remedy."""
         status, count = Status(int(self.status[problem])), int(self.iterations[problem])
+        unsolved = not float(self.state_residual[problem]) <= SMALL_RESIDUAL
+        if self.remedy and unsolved and bool(self.loss[problem].isnan()):
+            return (
+                "its equilibrium was not found: the solve at x ended at a relative residual of "
+                f"{float(self.state_residual[problem]):.1e}, so its loss is NaN; {self.remedy}"
+            )
         if status is Status.DIVERGED:
             return (
                 f"diverged after {count} iterations: x0 or the loss there is NaN or Inf, or a step "
@@ -124,7 +146,7 @@ class InputResult:
         tail = "" if done == total else f"; problem {worst}: {self.message(worst)}"
         return (
             f"{done} of {total} inputs converged ({self.engine}); mean loss "
-            f"{float(self.initial_loss.mean()):.4g} → {float(self.loss.mean()):.4g} in "
+            f"{float(self.initial_loss.nanmean()):.4g} → {float(self.loss.nanmean()):.4g} in "
             f"{self.evaluations} evaluations of the map and {self.vjps} pull-backs{tail}"
         )
 
@@ -193,6 +215,12 @@ def optimize_input(
     Among what the search saw, the result is the point of lowest true loss, unless a problem has
     converged: then it is that point. x0 and the model are left as they are.
 
+    Where the sweeps of a sample diverge, as those of an energy with a curvature above 1 do, every
+    engine solves for its z by the layer's own solver and for its μ by a linear solver. Where the
+    final solve does not reach a relative residual of 1e-2, the loss is NaN, the status is DIVERGED,
+    and a `ConvergenceWarning` names the remedy. Where an energy is not convex an input may have
+    several equilibria: the loss is that of the one that the search followed.
+
     Examples:
         >>> image, box = eq.data.load_digits().test.images[:1], eq.Box(0, 1)
         >>> model = eq.load("digits-opteq")
@@ -213,6 +241,7 @@ def optimize_input(
         problem = InputProblem(model, loss, x0, region, Groups.of(x0, groups), penalty)
         start = region.project(x0.flatten(1))
         tight = check_tolerance or (1e-10 if problem.dtype == torch.float64 else 1e-6)
+        solve = max(min(SOLVED_SHARE * tolerance, LOOSEST_SOLVE), tight)
         steps = Steps(
             region=region,
             step_size=chosen.alpha_x if step_size is None else step_size,
@@ -225,41 +254,51 @@ def optimize_input(
         )
         # A step on a ball is short and may lag; one that measures curvature must be exact.
         usual = NORMALIZED_SWEEPS if normalize else MEASURED_SWEEPS
-        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance)
+        search = Search(problem, chosen, steps, chosen.sweeps or sweeps or usual, tolerance, solve)
         search.visit = problem.on(model).layer.is_heard if visit is None else visit
         if verify:
-            z, initial, _ = problem.check(start, None, tolerance=tight)
-            found = search.run(start, z, iterations)
-            x, z = _best(problem, found, start, z, initial, tight, cheapest=chosen.cheapest)
+            first = problem.check(start, None, tolerance=tight)
+            found = search.run(start, first.z, iterations)
+            final = _best(problem, found, first, tight, cheapest=chosen.cheapest)
+            initial, checked = first.loss, torch.ones_like(found.converged)
         else:
             found = search.run(start, None, iterations)
-            last = found.last.x, found.last.z
-            x, z = (found.best_x, found.best_z) if chosen.cheapest else last
+            final, checked = _last(problem, found, tight, cheapest=chosen.cheapest)
             initial = found.first_loss
+        x, z = final.x, final.z
         evaluations = problem.evaluations
         here, mu = Linearization(FixedInput(problem, x, found.scale), z), found.last.mu
+        adjoint_residual = torch.full_like(final.residual, torch.inf)
         if polish:
             # Where the search has left something that is no number, μ starts at zero.
             usable = torch.isfinite(mu).all(dim=1, keepdim=True)
-            mu = here.solve_adjoint(torch.where(usable, mu, 0.0), tolerance=tight).value
+            polished = here.solve_adjoint(torch.where(usable, mu, 0.0), tolerance=tight)
+            mu, adjoint_residual = polished.value, problem.groups.largest(polished.residual)
         evaluation = here.evaluation(mu)
         input_residual = steps.residual(x, evaluation.gradient, found.scale)
+        # Where T expands, the solves know better than one more evaluation in these numbers.
+        solves = (final.residual, adjoint_residual)
+        measured = (evaluation.state_residual, evaluation.adjoint_residual)
         residuals = (
-            evaluation.state_residual,
-            evaluation.adjoint_residual,
+            *(
+                torch.where(found.steep, torch.minimum(solve, own), own)
+                for solve, own in zip(solves, measured, strict=True)
+            ),
             input_residual.nan_to_num(nan=torch.inf),
         )
+        unsolved = checked & ~(final.residual <= SMALL_RESIDUAL)
+        loss_there = torch.where(unsolved, torch.nan, evaluation.loss)
         # z and μ are fresher than those the search stopped at: its verdict gets some leeway.
         limit = torch.where(found.converged, 10 * tolerance, tolerance)
         settled = torch.stack(residuals).amax(dim=0) <= limit
-        sound = (found.status != int(Status.DIVERGED)) & torch.isfinite(evaluation.loss)
+        sound = (found.status != int(Status.DIVERGED)) & torch.isfinite(loss_there)
         scale = problem.groups.to_samples(found.scale)[:, None]
         seen = found.visited
-        return InputResult(
+        result = InputResult(
             x=x.reshape(problem.input_shape),
             state=problem.packing.unpack(z),
             adjoint=problem.packing.unpack(mu / scale),
-            loss=evaluation.loss,
+            loss=loss_there,
             initial_loss=initial,
             status=final_status(settled, sound),
             state_residual=residuals[0],
@@ -276,36 +315,66 @@ def optimize_input(
             if seen is None
             else (seen.x.reshape(problem.input_shape), problem.packing.unpack(seen.z)),
         )
+        # Where x itself is not finite, the status and its message say enough.
+        lost = unsolved & torch.isfinite(x).all(dim=1)
+        if bool(lost.any()):
+            result = replace(result, remedy=_remedy(problem, result, lost))
+            warn_caller(result.summary(), ConvergenceWarning)
+    return result
 
 
 def _best(
     problem: InputProblem,
     found: SearchResult,
-    start: Tensor,
-    z0: Tensor,
-    initial: Tensor,
+    first: Check,
     tight: float,
     *,
     cheapest: bool,
-) -> tuple[Tensor, Tensor]:
-    """The x of lowest true loss among start, best iterate and last one, and its equilibrium.
+) -> Check:
+    """Return the x of lowest true loss among start, best iterate and last one.
 
     cheapest: the best iterate is all that the engine offers.
     """
-    x, z, loss = start, z0, initial.nan_to_num(nan=torch.inf)
+    chosen, loss = first, first.loss.nan_to_num(nan=torch.inf)
     done = found.converged
     best = torch.where(done[:, None], found.last.x, found.best_x)
     candidates = [best]
     if not cheapest and not bool((found.last.x == best).all()):
         candidates.append(torch.where(done[:, None], best, found.last.x))
     for candidate in candidates:
-        solved, true, residual = problem.check(candidate, found.last.z, tolerance=tight)
-        sound = problem.groups.largest(residual) <= max(tight, 1e-3)
-        better = sound & torch.isfinite(true) & ((true < loss) | done)
-        x = torch.where(better[:, None], candidate, x)
-        z = torch.where(problem.groups.to_samples(better)[:, None], solved, z)
-        loss = torch.where(better, true, loss)
-    return x, z
+        # The layer's own equilibrium, where there may be several and sweeps followed none.
+        other = problem.check(candidate, found.last.z, tolerance=tight, afresh=found.steep)
+        sound = other.residual <= max(tight, 1e-3)
+        better = sound & torch.isfinite(other.loss) & ((other.loss < loss) | done)
+        chosen = other.where(better, chosen, problem.groups)
+        loss = torch.where(better, other.loss, loss)
+    return chosen
+
+
+def _last(
+    problem: InputProblem, found: SearchResult, tight: float, *, cheapest: bool
+) -> tuple[Check, Tensor]:
+    """Return the x that the search ended at, with the z of the search, and which were solved anew.
+
+    These are the problems whose sweeps diverge: their z was solved for before the last step of x.
+    """
+    x, z = (found.best_x, found.best_z) if cheapest else (found.last.x, found.last.z)
+    final = Check(x, z, found.first_loss, torch.full_like(found.first_loss, torch.inf))
+    if bool(found.steep.any()):
+        solved = problem.check(x, z, tolerance=tight, afresh=found.steep)
+        final = solved.where(found.steep, final, problem.groups)
+    return final, found.steep
+
+
+def _remedy(problem: InputProblem, result: InputResult, lost: Tensor) -> str:
+    """Return what the cell advises where the equilibria of these problems were not found."""
+    rows = problem.groups.to_samples(lost).nonzero().squeeze(1)
+    state = map_state(lambda tensor: tensor[rows], result.state)
+    advice = problem.layer.cell.diagnosis(state, problem.inject(result.x).keep(rows))
+    return advice or (
+        "choose another solver of the layer, raise its max_iterations, or bound the norm of W "
+        "(norm='bound')"
+    )
 
 
 def _check(x0: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy, deepcopy
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
 from equilibria.equilibrium import EquilibriumLayer, Solving
 from equilibria.equilibrium.layer import Inputs, as_inputs, in_fastest_format
+from equilibria.gradients import Symmetry
 from equilibria.inputs.constraints import Region
 from equilibria.inputs.groups import Groups
-from equilibria.solvers import FixedPointProblem, LinearSolution, Solution, gmres
+from equilibria.solvers import SAM, LinearSolution, Solution, Status, conjugate_gradients, gmres
 
 Loss = Callable[[Tensor], Tensor]
 """From the model's outputs to one number a sample."""
 Penalty = Callable[[Tensor], Tensor]
 """From the inputs to one number an input."""
+
+SMALL_RESIDUAL = 1e-2
+"""Relative residual of z above which the loss at z says nothing of the loss at the equilibrium."""
+LONGER = 10
+"""Limit of the products of conjugate gradients, as a multiple of that of GMRES before them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,39 @@ class Evaluation:
     """The same of μ."""
     finite: Tensor
     """Whether all of this is finite, for each problem."""
+
+    def where(self, rows: Tensor, other: Evaluation, groups: Groups) -> Evaluation:
+        """Take these values in the problems `rows`, and those of `other` elsewhere."""
+        of_samples = groups.to_samples(rows)
+
+        def chosen(name: str) -> Tensor:
+            own: Tensor = getattr(self, name)
+            mask = of_samples if name in ("image", "adjoint") else rows
+            return torch.where(mask.reshape(-1, *(1,) * (own.dim() - 1)), own, getattr(other, name))
+
+        return Evaluation(**{f.name: chosen(f.name) for f in fields(Evaluation)})
+
+
+@dataclass(frozen=True)
+class Check:
+    """Equilibria that were solved for, with their losses; one row or entry per problem."""
+
+    x: Tensor
+    z: Tensor
+    """The equilibria, one row per sample."""
+    loss: Tensor
+    """NaN where the solve failed (see `SMALL_RESIDUAL`)."""
+    residual: Tensor
+    """Relative residual of the solve; infinite where it diverged."""
+
+    def where(self, rows: Tensor, other: Check, groups: Groups) -> Check:
+        """Take these equilibria in the problems `rows`, and those of `other` elsewhere."""
+        return Check(
+            torch.where(rows[:, None], self.x, other.x),
+            torch.where(groups.to_samples(rows)[:, None], self.z, other.z),
+            torch.where(rows, self.loss, other.loss),
+            torch.where(rows, self.residual, other.residual),
+        )
 
 
 @dataclass(eq=False)
@@ -74,6 +113,10 @@ class InputProblem:
         self.zero_state = map_state(lambda t: t.detach(), start)
         self.packing = Packing.of(self.zero_state)
         self.dtype = state_tensors(self.zero_state)[0].dtype
+        cell = self.layer.cell
+        limit = cell.contraction_limit
+        self.may_expand = cell.potential is not None and not (limit is not None and limit < 1)
+        """Whether plain steps may diverge although the layer's solver can find the equilibrium."""
 
     def on(self, model: nn.Module) -> InputProblem:
         """The same problem for another twin of its model."""
@@ -102,16 +145,36 @@ class InputProblem:
 
     @torch.no_grad()
     def check(
-        self, x: Tensor, start: Tensor | None, *, tolerance: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The equilibrium at x, solved anew, its loss, and its relative residual a sample."""
+        self, x: Tensor, start: Tensor | None, *, tolerance: float, afresh: Tensor | None = None
+    ) -> Check:
+        """Solve for the equilibria at x and evaluate their losses.
+
+        Args:
+            x: Inputs, one row per problem.
+            start: States to start from, one row per sample; None starts where the layer does.
+            tolerance: Relative residual to solve to.
+            afresh: Problems that start where the layer does, whatever `start` holds.
+
+        Returns:
+            The equilibria with their losses and residuals.
+        """
         shaped = x.reshape(self.input_shape)
         context = self.inject(shaped)
-        allowed = max(self.layer.solver.max_iterations, 500)
-        found = self.solve(context, start, tolerance=tolerance, max_iterations=allowed)
+        if start is not None and afresh is not None and bool(afresh.any()):
+            usual = self.packing.pack(self._zero_start(context))
+            start = torch.where(self.groups.to_samples(afresh)[:, None], usual, start)
+        found = self.solve(context, start, tolerance=tolerance, max_iterations=self.longest_solve)
         self.check_evaluations += found.evaluations
-        loss = self.losses(found.state, context, shaped)
-        return self.packing.pack(found.state), loss, found.residual
+        losses = self.losses(found.state, context, shaped)
+        failed = (found.status == int(Status.DIVERGED)) | ~torch.isfinite(found.residual)
+        residual = self.groups.largest(torch.where(failed, torch.inf, found.residual))
+        loss = torch.where(residual <= SMALL_RESIDUAL, losses, torch.nan)
+        return Check(x, self.packing.pack(found.state), loss, residual)
+
+    @property
+    def longest_solve(self) -> int:
+        """Limit of the iterations of solves that must not fail for lack of them."""
+        return max(self.layer.solver.max_iterations, 500)
 
     @torch.no_grad()
     def solve(
@@ -121,21 +184,26 @@ class InputProblem:
         *,
         tolerance: float,
         max_iterations: int | None = None,
+        rows: Tensor | None = None,
     ) -> Solution:
-        """The equilibrium of a context, by the layer's own solver."""
+        """Find the equilibrium of a context by the layer's own solver.
+
+        Args:
+            context: Result of `inject`.
+            start: States to start from, one row per sample; None starts where the layer does.
+            tolerance: Relative residual to solve to.
+            max_iterations: Limit of the iterations; None takes that of the layer's solver.
+            rows: Indices of the samples to solve; None solves all.
+
+        Returns:
+            The solution of these samples.
+        """
         allowed = max_iterations or self.layer.solver.max_iterations
         solver = replace(self.layer.solver, tolerance=tolerance, max_iterations=allowed)
-        return solver.solve(
-            FixedPointProblem(
-                step=self.layer.cell.step,
-                context=context,
-                start=self._zero_start(context)
-                if start is None
-                else self.packing.unpack(start.clone()),
-                monotone=self.layer.cell.monotone,
-                contraction=self.layer.cell.contraction_limit,
-            )
-        )
+        first = self._zero_start(context) if start is None else self.packing.unpack(start.clone())
+        if rows is not None:
+            context, first = context.keep(rows), map_state(lambda t: t[rows], first)
+        return solver.solve(self.layer.problem_at(context, first))
 
     def _zero_start(self, context: Context) -> State:
         """Where a layer starts: at T(0) where that costs nothing and is finite, or at zero."""
@@ -180,7 +248,7 @@ class Linearization:
 
     def __init__(self, here: FixedInput, z: Tensor, *, fresh: bool = False) -> None:
         self.problem = problem = here.problem
-        self.z, self.x = z, here.rows
+        self.z, self.x, self.context = z, here.rows, here.context
         problem.evaluations += 1
         with torch.enable_grad():
             state = problem.leaves(z)
@@ -227,15 +295,53 @@ class Linearization:
         )
 
     def solve_adjoint(
-        self, start: Tensor | None, *, tolerance: float, max_iterations: int = 200
+        self,
+        start: Tensor | None,
+        *,
+        tolerance: float,
+        max_iterations: int = 200,
+        rows: Tensor | None = None,
     ) -> LinearSolution:
-        """μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z."""
-        return gmres(
-            lambda vector: vector - self._pulled(vector, self.states, keep=True)[0],
-            self.slope,
-            start=start,
+        """Solve for μ = (I − Jᵀ)⁻¹ ∂ℓ/∂z by GMRES.
+
+        Conjugate gradients continue where GMRES does not converge, if the cell states a symmetry
+        and does not prove that its map contracts.
+
+        Args:
+            start: μ to start from, one row per sample; None starts at zero.
+            tolerance: Relative residual to solve to.
+            max_iterations: Limit of the products with Jᵀ.
+            rows: Samples to solve, as a mask; the result is zero elsewhere. None solves all.
+
+        Returns:
+            The solution, one row per sample.
+        """
+        slope = self.slope
+        if rows is not None:
+            slope = torch.where(rows[:, None], slope, 0.0)
+            start = None if start is None else torch.where(rows[:, None], start, 0.0)
+
+        def operator(vector: Tensor) -> Tensor:
+            return vector - self._pulled(vector, self.states, keep=True)[0]
+
+        found = gmres(
+            operator, slope, start=start, tolerance=tolerance, max_iterations=max_iterations
+        )
+        cell = self.problem.layer.cell
+        unknown = not self.problem.may_expand or cell.symmetry is Symmetry.NONE
+        if unknown or bool(found.converged.all()):
+            return found
+        weight = None
+        if cell.symmetry is Symmetry.WEIGHTED:
+            state = self.problem.packing.unpack(self.z)
+            weight = self.problem.packing.pack(cell.symmetry_weight(state, self.context)).detach()
+        return conjugate_gradients(
+            operator,
+            slope,
+            weight,
+            start=found.value,
             tolerance=tolerance,
-            max_iterations=max_iterations,
+            max_iterations=LONGER * max_iterations,
         )
 
     def _pulled(
@@ -314,6 +420,11 @@ def _check_independence(model: nn.Module, layer: EquilibriumLayer) -> None:
             f"{type(layer.cell).__name__} or its solver couples the samples of a batch, so their "
             "inputs cannot be optimized one by one: call model.eval() if that is only so in "
             "training, or choose terms, norms and a solver without coupling"
+        )
+    if isinstance(layer.solver, SAM):
+        raise ValueError(
+            "the layer's solver is SAM, whose result depends on its number of steps and not on the "
+            "input alone: search inside `with eq.solving(model, solver='auto'):`"
         )
     if layer.cell.refresh_until:
         raise ValueError(

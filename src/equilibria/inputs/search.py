@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from equilibria.inputs.engines import Engine, JointIterate
-from equilibria.inputs.problem import FixedInput, InputProblem
+from equilibria.inputs.problem import SMALL_RESIDUAL, FixedInput, InputProblem
+from equilibria.inputs.steep import Steep
 from equilibria.inputs.steps import Steps
 from equilibria.solvers import Status
 from equilibria.solvers.convergence import DIVERGENCE_FACTOR, final_status
-
-SMALL_RESIDUAL = 1e-2
-"""An iterate whose z is further than this (relative) from T(z; x) says nothing of its loss."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class SearchResult:
     iterations: Tensor
     visited: JointIterate | None
     """One of the iterates, each as likely, if that was asked for."""
+    steep: Tensor
+    """Problems whose sweeps diverged, so that z and μ were solved for."""
 
     @property
     def converged(self) -> Tensor:
@@ -49,6 +49,8 @@ class Search:
     steps: Steps
     sweeps: int
     tolerance: float
+    solve_tolerance: float
+    """Relative residual of z and μ where they are solved for because sweeps diverge."""
     visit: bool = False
     """Whether one of the iterates is kept, drawn by torch's own generator."""
 
@@ -67,12 +69,19 @@ class Search:
         believed = torch.inf if self.engine.cheapest else SMALL_RESIDUAL
         largest = groups.norm(z)
         visited = None
+        steep = Steep(problem, method, x, self.solve_tolerance)
         for iteration in range(iterations):
             if self.visit and float(torch.rand(())) * (iteration + 1) < 1:
                 visited = now
             if iteration:
                 here = FixedInput(problem, now.x, scale)
-            updated, evaluation = method.follow(here, now, first=iteration == 0)
+            before = steep.rows
+            updated, evaluation = steep.follow(here, now, running=running, largest=largest)
+            if steep.rows is not before:
+                over = steep.rows & ~before
+                now = JointIterate(now.z, now.mu, updated.x)
+                best_loss = torch.where(over, torch.inf, best_loss)
+                self.steps.restart(over, evaluation.gradient)
             if iteration == 0:
                 first_loss, scale = evaluation.loss, here.scale
             assert scale is not None
@@ -85,7 +94,8 @@ class Search:
             best_x = torch.where(better[:, None], now.x, best_x)
             best_loss = torch.where(better, evaluation.loss, best_loss)
             if self.engine.cheapest:
-                best_z = torch.where(groups.to_samples(better)[:, None], now.z, best_z)
+                seen = torch.where(groups.to_samples(steep.rows)[:, None], updated.z, now.z)
+                best_z = torch.where(groups.to_samples(better)[:, None], seen, best_z)
             lag = torch.maximum(evaluation.state_residual, evaluation.adjoint_residual)
             residual = lag
             if bool((lag <= max(self.tolerance, method.residual_limit)).any()):
@@ -107,4 +117,6 @@ class Search:
         assert scale is not None
         now.x = problem.region.project(now.x)
         status = final_status(converged, ~diverged)
-        return SearchResult(now, best_x, best_z, first_loss, scale, status, taken, visited)
+        return SearchResult(
+            now, best_x, best_z, first_loss, scale, status, taken, visited, steep.rows
+        )

@@ -101,6 +101,28 @@ class Steps:
         self.taken += 1
         return self.region.project(x - self._scaled(direction, scale) * factor)
 
+    def restart(self, rows: Tensor, gradient: Tensor) -> None:
+        """Discard what these problems have learned, because their gradients were wrong.
+
+        Args:
+            rows: The problems, as a mask.
+            gradient: Their gradients as they are right.
+        """
+        self.curvature = torch.where(rows, 0.0, self.curvature)
+        self.gentlest = torch.where(rows, torch.inf, self.gentlest)
+        if self.newton is not None:
+            self.newton.forget(rows)
+        if self.last is not None:
+            self.last = self.last[0], torch.where(rows[:, None], torch.nan, self.last[1])
+        if self.moments is not None:
+            # As after as many steps with this gradient.
+            own = (1 - 0.9**self.taken) * gradient, (1 - 0.999**self.taken) * gradient.square()
+            mean, square = (
+                torch.where(rows[:, None], new, old)
+                for new, old in zip(own, self.moments, strict=True)
+            )
+            self.moments = (mean, square)
+
     def residual(self, x: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
         """‖x − Π(x − α d)‖ with the undecayed α, relative to the region's scale."""
         step = (
@@ -188,6 +210,14 @@ class QuasiNewton:
             weight = torch.where(curved, 1 / torch.where(curved, product, 1.0), 0.0)
             self._remember((step, change, weight), curved)
         self.last = (x, gradient)
+
+    def forget(self, rows: Tensor) -> None:
+        """Discard all pairs of these rows."""
+        self.pairs = [
+            (step, change, torch.where(rows, 0.0, weight)) for step, change, weight in self.pairs
+        ]
+        if self.last is not None:
+            self.last = self.last[0], torch.where(rows[:, None], torch.nan, self.last[1])
 
     def _remember(self, pair: Pair, curved: Tensor) -> None:
         if len(self.pairs) < self.memory:

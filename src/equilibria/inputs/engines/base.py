@@ -153,6 +153,14 @@ class Run(Generic[EngineT]):
         """Where the next iteration starts."""
         return updated
 
+    def restart(self, rows: Tensor, x: Tensor) -> None:
+        """Discard what depends on the iterates so far, because some problems start over.
+
+        Args:
+            rows: The problems that start over, as a mask.
+            x: The inputs of all problems, in these the start.
+        """
+
     def _solved(
         self, here: FixedInput, start: Tensor | None, tolerance: float, limit: int | None = None
     ) -> Tensor:

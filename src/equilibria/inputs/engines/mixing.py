@@ -43,6 +43,9 @@ class MixingRun(Run[Mixing]):
     def residual_limit(self) -> float:
         return 0.0 if self.engine.mixing is None else self.engine.mix_below
 
+    def restart(self, rows: Tensor, x: Tensor) -> None:
+        self.memory = self.mixed = None
+
     def extrapolated(
         self, now: JointIterate, updated: JointIterate, residual: Tensor
     ) -> JointIterate:

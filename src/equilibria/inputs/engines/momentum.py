@@ -87,6 +87,10 @@ class MomentumRun(Run[Momentum]):
         self.last_x = updated.x
         return JointIterate(updated.z, updated.mu, self.problem.region.clamp(ahead))
 
+    def restart(self, rows: Tensor, x: Tensor) -> None:
+        if self.last_x is not None:
+            self.last_x = torch.where(rows[:, None], x, self.last_x)
+
     def _caught_up(self, image_of: Callable[[Tensor], Tensor], point: Tensor, kind: int) -> Tensor:
         """`point` after more sweeps in the problems where the last step left it behind."""
         if self.lags is None:
