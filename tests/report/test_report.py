@@ -75,7 +75,7 @@ def test_report_holds_its_pieces(html: str) -> None:
 def test_what_was_not_measured_is_said_with_the_command_that_does(html: str) -> None:
     said = Checker(html).text
     assert "Accuracy under attack: equilibria report a run" in said
-    assert "Radii by activation patterns" in said
+    assert "Larger radii, by activation patterns: equilibria report a run --refine" in said
 
 
 def test_report_escapes_what_it_is_given(found: RunReport) -> None:

@@ -90,6 +90,7 @@ def write_reports(
     *,
     output: Path | None,
     quick: bool,
+    refine: bool,
     overwrite: bool,
     root: Path | None,
     best: bool,
@@ -107,7 +108,12 @@ def write_reports(
     for run, name in zip(runs, names, strict=True):
         with Console(stderr=True).status(f"looking at {escape(name)}"):
             one = report_of(
-                run, device=where, weights="best" if best else "last", root=root, quick=quick
+                run,
+                device=where,
+                weights="best" if best else "last",
+                root=root,
+                quick=quick,
+                refine=refine,
             )
         found.append(replace(one, name=name))
     said = footer(trained_model(runs[0])) if len(runs) == 1 else ""

@@ -56,6 +56,8 @@ class Certified:
 
     certificate: Certificate
     labels: Tensor
+    can_gain: bool = False
+    """Whether `refine` would give larger radii."""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -140,12 +142,12 @@ class RunReport:
 
 
 def certified_images(
-    model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool
+    model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool = False
 ) -> Certified:
     """Certificates, some images at a time."""
     by = certifier(model, tuple(images.shape[1:]))
     found = joined([by(part, refine=refine) for part in torch.split(images, CERTIFIED_AT_ONCE)])
-    return Certified(found, labels.cpu())
+    return Certified(found, labels.cpu(), can_gain=by.can_refine and not refine)
 
 
 def with_certified(
@@ -162,7 +164,7 @@ def with_certified(
         (0.0, 1.0)
     """
     try:
-        certified = certified_images(model, images, labels, refine=True)
+        certified = certified_images(model, images, labels)
     except NoCertificateError as error:
         return replace(curves, why_not_certified=str(error))
     return certified.under(curves, images[0].numel())
@@ -176,14 +178,15 @@ def run_report(
     evaluation: Evaluation | None = None,
     robustness: RobustnessCurves | None = None,
     quick: bool = True,
+    refine: bool = False,
 ) -> RunReport:
     """Look at a trained model on its test images.
 
     name: of the run, for whoever looks for more.
     evaluation: of all test images; done anew if not given.
     robustness: as measured before, by `equilibria attack --curve`.
-    quick: in seconds; otherwise radii by activation patterns, more images, and accuracy under
-        attack.
+    quick: in seconds; otherwise more images, and accuracy under attack.
+    refine: also radii by activation patterns (see `certify`).
 
     Examples:
         >>> report = eq.report.run_report(eq.training.trained("digits-opteq"), [], name="digits")
@@ -212,7 +215,7 @@ def run_report(
     with warnings.catch_warnings(), experiment.solving():
         # What the page says of solves that failed is in its figures.
         warnings.simplefilter("ignore")
-        return _Looking(experiment, model, data, quick).filled(bare, robustness)
+        return _Looking(experiment, model, data, quick, refine).filled(bare, robustness)
 
 
 def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluation:
@@ -229,6 +232,7 @@ class _Looking:
     model: nn.Module
     data: DataSet
     quick: bool
+    refine: bool
 
     def filled(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
         device = next(self.model.parameters()).device
@@ -247,7 +251,7 @@ class _Looking:
             chosen = self._examples(images, labels)
             count = min(most, CERTIFIED if self.quick else LOOKED_AT)
             certified = certified_images(
-                self.model, images[:count], labels[:count], refine=not self.quick
+                self.model, images[:count], labels[:count], refine=self.refine
             )
             explanation = explain(
                 self.model,
@@ -256,8 +260,8 @@ class _Looking:
                 class_names=self.data.class_names,
             )
             explanation = replace(explanation, truths=tuple(labels[chosen].tolist()))
-            if self.quick and certified.certificate.certified_class.any():
-                left_out.append(f"radii by activation patterns, which are larger: {command}")
+            if certified.can_gain and certified.certificate.certified_class.any():
+                left_out.append(f"larger radii, by activation patterns: {command} --refine")
         if robustness is not None and certified is not None and not robustness.certified:
             robustness = certified.under(robustness, first[0].numel())
         return replace(

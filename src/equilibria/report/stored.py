@@ -75,6 +75,7 @@ def report_of(
     weights: Weights = "last",
     root: Path | None = None,
     quick: bool = False,
+    refine: bool = False,
 ) -> RunReport:
     """The report of a run folder (`run_report`); what takes long is measured unless `quick`."""
     run = RunFolder(folder)
@@ -85,6 +86,7 @@ def report_of(
         name=str(folder),
         robustness=stored_robustness(run),
         quick=quick,
+        refine=refine,
     )
 
 

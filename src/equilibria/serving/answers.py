@@ -82,7 +82,7 @@ class Answerer:
         """One answer an image, which does not depend on what else is in the batch."""
         batch = torch.stack(list(images)).to(next(self.model.parameters()).device)
         said = predict(self.model, batch, top=5)
-        found = None if self.certify is None else self.certify(batch, refine=False)
+        found = None if self.certify is None else self.certify(batch)
         return [self._answer(one, found, place) for place, one in enumerate(said)]  # type: ignore[arg-type]
 
     def _answer(self, said: Prediction, found: Certificate | None, place: int) -> Answer:

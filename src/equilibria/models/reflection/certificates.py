@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,18 @@ from equilibria.context import Packing
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.equilibrium.certificates import READING
 from equilibria.models.base import predicted_classes
-from equilibria.models.certificates import UNIT, Certificate, in_float64, norms
+from equilibria.models.certificates import (
+    UNIT,
+    Certificate,
+    Progress,
+    Solved,
+    check_shape,
+    in_float64,
+    norms,
+)
 from equilibria.models.radii import GLOBAL
 from equilibria.operators.rounding import NORM_SLACK, accumulated
+from equilibria.solvers import Solution
 
 FIRST_TOLERANCE = 0.1
 """Of an early exit."""
@@ -41,25 +51,31 @@ class ReflectionCertifier:
         normalize = getattr(self.exact, "normalize", None)
         self.steepness = 1.0 if normalize is None else float((1 / normalize.std).max())
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
+    can_refine = False
+    """All radii are those of the margins."""
+
+    def __call__(
+        self, images: Tensor, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
         """The certificate of a batch; there is nothing to refine."""
-        if tuple(images.shape[1:]) != self.shape:
-            raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
-        states, logits = self.solved(images)
-        return self.judged(images, states, predicted_classes(logits))
+        return self.judge(images, self.solve(images))
 
-    def solved(
-        self, images: Tensor, starts: list[Tensor] | None = None
-    ) -> tuple[list[Tensor], Tensor]:
-        """The states that the model finds, layer by layer, and its logits.
+    @torch.no_grad()
+    def solve(self, images: Tensor, starts: Sequence[Tensor] | None = None) -> Solved:
+        """Compute the equilibrium of each layer and the logits of a batch, in evaluation mode.
 
-        starts: a state for each layer to start from.
+        Args:
+            images: The batch.
+            starts: A state for each layer to start from.
+
+        Returns:
+            The solutions, layer by layer, and the logits.
         """
+        check_shape(images, self.shape)
         was_training = self.model.training
         self.model.eval()
         try:
-            states: list[Tensor] = []
+            solutions: list[Solution] = []
             left = [] if starts is None else list(starts)
             feature = images
             normalize = getattr(self.model, "normalize", None)
@@ -67,12 +83,11 @@ class ReflectionCertifier:
             for part in self._parts(self.model):
                 if isinstance(part, EquilibriumLayer):
                     solution = part.solve(feature, left.pop(0) if left else None)
-                    assert isinstance(solution.state, Tensor)
-                    states.append(solution.state)
+                    solutions.append(solution)
                     feature = part.output(solution)
                 else:
                     feature = part(feature)
-            return states, self.model.head(feature)
+            return Solved(tuple(solutions), self.model.head(feature))
         finally:
             self.model.train(was_training)
 
@@ -80,15 +95,29 @@ class ReflectionCertifier:
     def _parts(model: Any) -> list[nn.Module]:
         return [*model.stem, model.layer]
 
-    def judged(self, images: Tensor, states: list[Tensor], said: Tensor) -> Certificate:
-        """What these states prove of the classes that the model says."""
+    @torch.no_grad()
+    def judge(
+        self, images: Tensor, solved: Solved, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """Certify the predictions of a batch that has been solved already.
+
+        Args:
+            images: The batch.
+            solved: What the model computed for it (`solve`).
+            refine: Without effect, as is `progress`.
+            progress: Without effect.
+
+        Returns:
+            The same as a call with these images.
+        """
+        check_shape(images, self.shape)
         images, exact = images.double(), self.exact
         feature = images if getattr(exact, "normalize", None) is None else exact.normalize(images)
         # (x − mean)/std rounds twice; 1 more than covers |x| where x = mean.
         sizes = norms(feature) + self.steepness * (norms(images) + norms(torch.ones_like(images)))
         error = 8 * UNIT * sizes if self.steepness != 1 else torch.zeros_like(sizes)
         residual, contraction = torch.zeros_like(error), torch.zeros_like(error)
-        left = list(states)
+        left = states_of(solved)
         for part in self._parts(exact):
             if not isinstance(part, EquilibriumLayer):
                 rounding = getattr(part, "rounding", None)
@@ -112,6 +141,7 @@ class ReflectionCertifier:
             if bound is not None:
                 contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
             feature = 2 * z - feature
+        said = predicted_classes(solved.logits)
         return self._with_classes(feature, error, residual, contraction, said)
 
     def _with_classes(
@@ -174,19 +204,24 @@ class ReflectionExit:
         tolerance, starts = max(FIRST_TOLERANCE, last), None
         while True:
             with solving(by.model, tolerance=tolerance):
-                states, logits = by.solved(images[still], starts)
-            sure = by.judged(images[still], states, predicted_classes(logits)).certified_class
+                solved = by.solve(images[still], starts)
+            sure, logits = by.judge(images[still], solved).certified_class, solved.logits
             found = logits if found is None else found.index_copy(0, still, logits)
             certified[still] = sure
             is_last = tolerance <= last
             still = still[~sure]
             if is_last and starts is not None and len(still):
-                _, own = by.solved(images[still])
-                found = found.index_copy(0, still, own)
+                found = found.index_copy(0, still, by.solve(images[still]).logits)
             if is_last or not len(still):
                 return found, certified
-            starts = [state[~sure] for state in states]
+            starts = [state[~sure] for state in states_of(solved)]
             tolerance = max(tolerance / 10, last)
+
+
+def states_of(solved: Solved) -> list[Tensor]:
+    """The state of each layer."""
+    states = [solution.state for solution in solved.solutions]
+    return [state for state in states if isinstance(state, Tensor)]
 
 
 def _reason(safe: bool, agrees: bool) -> str:
