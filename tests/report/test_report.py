@@ -162,7 +162,7 @@ def test_adversarial_training_has_confusion_too() -> None:
 @pytest.mark.slow
 def test_everything_is_measured_where_there_is_time() -> None:
     made = experiment(width=8, test_samples=10)
-    whole = run_report(made, history(), name="a run", quick=False)
+    whole = run_report(made, history(), name="a run", quick=False, refine=True)
     assert whole.robustness is not None
     assert set(whole.robustness.over_eps) == {"pgd", "jiio", "fgsm"}
     assert whole.certified is not None

@@ -20,6 +20,7 @@ from equilibria.models.certificates import (
     Certificate,
     Certifier,
     NoCertificateError,
+    Solved,
     certifier,
     certify,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "ReflectionCell",
     "ReflectionNetwork",
     "ResNet",
+    "Solved",
     "UnitLayer",
     "branch_features",
     "certifier",

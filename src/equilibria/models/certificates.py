@@ -35,6 +35,9 @@ from equilibria.solvers import Solution
 from equilibria.solvers.blocks import sample_blocks
 
 UNIT = unit_roundoff(torch.float64)
+JUDGED = 8
+"""Memory for judging a sample in float64, where convolutions lay out their windows, in units of
+what a solve takes: blocks of samples are smaller by this factor, to stay in the cache."""
 PERTURBATION = 0.01
 """ε of Proposition 2's check, in the feature g(x)."""
 
@@ -459,8 +462,7 @@ class Certifier:
         check_shape(images, self.shape)
         state, said = solved.solution.state, predicted_classes(solved.logits)
         couples = self.exact.layer.couples_batch
-        # In blocks, like solves; what is computed in float64 takes twice the memory.
-        blocks = [slice(0, len(images))] if couples else sample_blocks(state, copies=2)
+        blocks = [slice(0, len(images))] if couples else sample_blocks(state, copies=JUDGED)
         parts = [_Judged(self, images, solved, rows).found(said[rows]) for rows in blocks]
         found = joined(parts)
         if not refine or not self.can_refine or WEIGHTED not in found.radii:
