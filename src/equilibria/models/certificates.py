@@ -80,7 +80,7 @@ class Certificate:
     radius: Tensor
     """No image closer than this (in L2, in pixels) has another class; 0 where nothing is known."""
     radii: dict[str, Tensor]
-    """The same by each bound: global, weighted, pattern (`models/radii.py`)."""
+    """The same by each bound: global, weighted, and with `refine` pattern (`models/radii.py`)."""
     checks: dict[str, Tensor]
     """What must vanish at an equilibrium: stationarity ‖∂G‖, the Fenchel gap
     1ᵀ[S*(y) + S(a) − ay] of y and its pre-activation a, by how much σ fails to be firmly
@@ -153,7 +153,7 @@ class Solved:
     solutions: tuple[Solution, ...]
     """One per equilibrium layer, in the order in which the model applies them."""
     logits: Tensor
-    """What the model computes from them."""
+    """Output of the model for these equilibria, (samples, classes)."""
 
     @property
     def solution(self) -> Solution:
