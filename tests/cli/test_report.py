@@ -145,7 +145,7 @@ def test_certify_ends_with_one_where_nothing_is_certain(
     assert found.exit_code == 1
     assert not any(row["certified"] for row in json.loads(found.stdout))
     assert "no certificate, because the signs of its diversity term" in found.stderr
-    assert invoke("certify", trained[0], "--samples", 3, "--quick").exit_code == 0
+    assert invoke("certify", trained[0], "--samples", 3).exit_code == 0
 
 
 def test_curves_are_measured_drawn_and_kept_for_the_report(

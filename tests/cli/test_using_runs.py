@@ -332,14 +332,16 @@ def test_answers_are_certified(run: Path, digits: list[Path], root: Path, tmp_pa
     table = tmp_path / "certified.csv"
     written = invoke("certify", run, *digits, "--csv", table)
     assert written.exit_code == 0, written.output
-    for part in ("Class certified", "Radius, pattern", "Fenchel gap", f"Written: {table}"):
+    for part in ("Class certified", "Radius, weighted", "Fenchel gap", f"Written: {table}"):
         assert part in warned(written.output)
+    assert "Radius, pattern" not in warned(written.output)
+    assert "Radius, pattern" in invoke("certify", run, *digits, "--refine").output
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [float(row["radius"]) for row in rows] == [f["radius"] for f in found]
     again = invoke("certify", run, *digits, "--csv", table)
     assert (again.exit_code, "exists: --overwrite" in again.output) == (2, True)
 
-    tested = listed("certify", run, "--root", root, "--samples", 16, "--quick")
+    tested = listed("certify", run, "--root", root, "--samples", 16)
     assert len(tested) == 16
     assert {f["true_label"] for f in tested} <= set(NAMES)
     missing = invoke("certify", run, "--samples", 4)

@@ -155,7 +155,7 @@ class Hunt:
         if attacked:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", eq.ConvergenceWarning)
-                self._attack(model, x[:attacked], eq.certify(model, x[:attacked]))
+                self._attack(model, x[:attacked], eq.certify(model, x[:attacked], refine=True))
 
     def _attack(
         self, model: EquilibriumClassifier, x: Tensor, found: eq.models.Certificate, steps: int = 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria as eq
 from equilibria.equilibrium.certificates import Resolvent
@@ -95,7 +98,7 @@ def test_a_certified_radius_is_below_the_exact_one() -> None:
     rays = torch.stack([angles.cos(), angles.sin()], dim=1)
     for seed in range(4):
         model, x = toy(seed), torch.randn(6, 2, dtype=torch.float64)
-        found = eq.certify(model, x)
+        found = eq.certify(model, x, refine=True)
         for point, radius, label in zip(x, found.radius, found.prediction, strict=True):
             if not radius > 0:
                 continue
@@ -117,7 +120,7 @@ def test_a_certified_radius_is_below_the_exact_one() -> None:
 def test_each_refinement_of_a_radius_is_at_least_as_large_as_the_one_before() -> None:
     model, x = random_model("opteq-y", 1, 0.9), images(8)
     with eq.solving(model, tolerance=1e-6):
-        found = eq.certify(model, x)
+        found = eq.certify(model, x, refine=True)
     radii = found.radii
     assert bool((radii["weighted"] >= radii["global"]).all())
     assert bool((radii["pattern"] >= radii["weighted"]).all())
@@ -281,7 +284,7 @@ def test_resolvents_agree_with_dense_inverses() -> None:
     rows = torch.randn(3, 6, dtype=torch.float64)
     mask = (torch.rand(3, 6) > 0.4).double()
     with torch.no_grad():
-        found = resolvent.solve(rows, mask)
+        found = resolvent.solve_masked(rows, mask, torch.zeros_like(rows))
         low, high = found.form()
     for i in range(3):
         P = torch.diag(mask[i])
@@ -347,3 +350,156 @@ def test_a_deep_opteq_has_a_larger_radius_by_its_last_layer(family: str) -> None
     assert sure.any()
     assert (found.radii["weighted"][sure] > found.radii["global"][sure]).all()
     assert torch.equal(found.radius[sure], found.radii["weighted"][sure])
+
+
+def test_radii_by_activation_patterns_are_computed_on_request_only() -> None:
+    model, x = random_model("opteq-y", 1, 0.9), images(4)
+    assert set(eq.certify(model, x).radii) == {"global", "weighted"}
+    assert set(eq.certify(model, x, refine=True).radii) == {"global", "weighted", "pattern"}
+
+
+class Written(TorchDispatchMode):
+    """How many float64 numbers operations return: of the largest tensor, and of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = self.total = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float64:
+            self.largest = max(self.largest, result.numel())
+            self.total += result.numel()
+        return result
+
+
+def test_differences_of_classes_are_computed_once_and_not_for_each_image() -> None:
+    """No tensor is as large as images × classes × units."""
+    classes, count = 10, 64
+    options = {"channels": 4, "width": 16, "space": "y", "in_channels": 1}
+    model = eq.create_model("opteq-small", num_classes=classes, **options).eval()
+    x = torch.rand(count, 1, 8, 8)
+    units = model.solve(x).state[0].numel()
+    certify = eq.models.certifier(model, (1, 8, 8))
+    with Written() as written:
+        certify(x, refine=False)
+    assert 0 < written.largest < count * classes * units
+
+
+def half_certain() -> tuple[EquilibriumClassifier, Tensor, Tensor]:
+    """A model, images, and which of them are certified at a tolerance of 0.3."""
+    model, x = random_model("opteq-y", 3, 0.9), images(16)
+    with eq.solving(model, tolerance=0.3):
+        certified = eq.certify(model, x, refine=False).certified_class
+    assert 0 < int(certified.sum()) < len(x)
+    return model, x, certified
+
+
+def test_only_images_whose_answer_can_change_are_refined() -> None:
+    """Images without a certified class cost nothing more."""
+    model, x, certified = half_certain()
+
+    def work(images: Tensor, refine: bool) -> int:
+        with Written() as written:
+            eq.certify(model, images, refine=refine)
+        return written.total
+
+    with eq.solving(model, tolerance=0.3):
+        more = work(x[~certified], refine=True) / work(x[~certified], refine=False)
+        assert more < 1.01
+        assert work(x[certified], refine=True) > 1.5 * work(x[certified], refine=False)
+        plain = eq.certify(model, x, refine=False)
+        refined = eq.certify(model, x, refine=True)
+    assert torch.equal(plain.certified_class, refined.certified_class)
+    assert bool((refined.radius >= plain.radius).all())
+    assert bool((refined.radius[certified] > plain.radius[certified]).any())
+
+
+def test_refining_reports_its_progress_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model, x, _ = half_certain()
+    done: list[int] = []
+
+    def watched(pieces: Sequence[Any]) -> Iterator[Any]:
+        for piece in pieces:
+            yield piece
+            done.append(len(pieces))
+
+    with eq.solving(model, tolerance=0.3):
+        eq.certify(model, x, progress=watched)
+        assert not done
+        eq.certify(model, x, refine=True, progress=watched)
+    assert done
+    assert done == [done[0]] * done[0]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("family", ["opteq-y", "deep-opteq", "geq", "reflection"])
+def test_one_solve_serves_the_prediction_and_its_certificate(family: str) -> None:
+    model, x = random_model(family, 3, 0.6), images(8)
+    certify = eq.models.certifier(model, tuple(x.shape[1:]))
+    direct = certify(x)
+    with eq.solving(model, record=True) as record:
+        solved = certify.solve(x)
+        solves = len(record.solutions)
+        certificate = certify.judge(x, solved)
+    assert solves == len(solved.solutions) == len(record.solutions)
+    assert torch.equal(certificate.radius, direct.radius)
+    assert torch.equal(certificate.margin, direct.margin)
+    assert torch.equal(certificate.certified_class, direct.certified_class)
+    with torch.no_grad():
+        assert torch.equal(solved.logits.argmax(dim=1), model(x).argmax(dim=1))
+    with pytest.raises(ValueError, match="expected images of shape"):
+        certify.judge(x[:, :, 1:], solved)
+
+
+def test_a_state_that_is_not_the_equilibrium_of_an_image_certifies_no_wrong_class() -> None:
+    """Whatever was solved: the states of other images."""
+    model, x = random_model("opteq-y", 5, 0.8), images(16)
+    certify = eq.models.certifier(model, tuple(x.shape[1:]))
+    solved = certify.solve(x.flip(0))
+    found, true = certify.judge(x, solved), exact(model, x)
+    sure = found.certified_class
+    assert torch.equal(found.prediction[sure], true.classes[sure])
+    margins = true.logits.gather(1, found.prediction[:, None]) - true.logits
+    assert bool(((found.margin - margins).abs() <= found.margin_error).all())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_certificate_depends_on_nothing_else_in_the_batch(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large batches are judged in blocks."""
+    model, x = random_model(family, 3, 0.7), images(12)
+    whole = eq.certify(model, x)
+    monkeypatch.setattr("equilibria.solvers.blocks.BLOCK_BYTES", 1024)
+    parts = eq.certify(model, x)
+    for name in ("contraction", "error", "margin", "margin_error", "radius"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-5, atol=1e-9)
+    assert torch.equal(parts.certified_class, whole.certified_class)
+
+
+def test_weighted_radii_agree_with_dense_linear_algebra() -> None:
+    """½‖UᵀXg‖ + ½√(gᵀXg)·‖U‖/√(1 − h) with X = (I − WWᵀ)⁻¹, for g = W(v_k − v_j)."""
+    model, x = toy(2), torch.randn(5, 2, dtype=torch.float64)
+    found = eq.certify(model, x)
+    cell = model.layer.cell
+    assert isinstance(cell, OptEqCell)
+    W = cell.W.weights((4,))[0].detach()
+    U = cell.energy["input"].U.weights((2,))[0].detach()
+    X = torch.linalg.inv(torch.eye(len(W), dtype=torch.float64) - W @ W.T)
+    rows = model.head.weight.detach() @ W.T
+    root = (1 - torch.linalg.matrix_norm(W, 2) ** 2).sqrt()
+    for sample in range(len(x)):
+        g = rows[found.prediction[sample]] - rows
+        size = torch.linalg.matrix_norm(U, 2)
+        along = (g @ X @ U).norm(dim=1)
+        across = ((g @ X) * g).sum(dim=1).clamp_min(0).sqrt() * size / root
+        room = found.margin[sample] - found.margin_error[sample]
+        quotients = room / (0.5 * (along + across))
+        others = torch.arange(len(rows)) != found.prediction[sample]
+        exactly = float(quotients[others].min())
+        assert exactly * (1 - 1e-3) <= float(found.radii["weighted"][sample]) <= exactly

@@ -120,7 +120,7 @@ def test_numbers_behind_certificates_are_folded_away(html: str) -> None:
 def test_what_was_not_measured_is_said_with_the_command_that_does(html: str) -> None:
     said = Checker(html).text
     assert "Accuracy under attack: equilibria report a run" in said
-    assert "Radii by activation patterns" in said
+    assert "Larger radii, by activation patterns: equilibria report a run --refine" in said
 
 
 def test_report_escapes_what_it_is_given(found: RunReport) -> None:
@@ -207,7 +207,7 @@ def test_adversarial_training_has_confusion_too() -> None:
 @pytest.mark.slow
 def test_everything_is_measured_where_there_is_time() -> None:
     made = experiment(width=8, test_samples=10)
-    whole = run_report(made, history(), name="a run", quick=False)
+    whole = run_report(made, history(), name="a run", quick=False, refine=True)
     assert whole.robustness is not None
     assert set(whole.robustness.over_eps) == {"pgd", "jiio", "fgsm"}
     assert whole.certified is not None

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from equilibria.cli.asked_images import asked_images
@@ -115,9 +117,29 @@ def _certified(
         solving(run.model, tolerance=tolerance),
         progress_bar(silent=is_silent) as bar,
     ):
-        for part in bar.track(parts, total=len(parts), description="certifying"):
-            found.append(by(part, refine=refine))
+        batches = bar.track(parts, total=len(parts), description="certifying")
+        refining = _Refining(bar)
+        for part in batches:
+            found.append(by(part, refine=refine, progress=refining))
     return joined(found)
+
+
+class _Refining:
+    """One line of a progress bar for what is refined in all batches, as far as that is known."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.task: TaskID | None = None
+        self.total = 0
+
+    def __call__(self, pieces: Sequence[Any]) -> Iterator[Any]:
+        self.total += len(pieces)
+        if self.task is None:
+            self.task = self.bar.add_task("refining")
+        self.bar.update(self.task, total=self.total)
+        for piece in pieces:
+            yield piece
+            self.bar.advance(self.task)
 
 
 def _why_nothing(found: Certificate) -> str:

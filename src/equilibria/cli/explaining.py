@@ -93,6 +93,7 @@ def write_reports(
     *,
     output: Path | None,
     quick: bool,
+    refine: bool,
     overwrite: bool,
     root: Path | None,
     best: bool,
@@ -117,6 +118,7 @@ def write_reports(
                 weights=weights,
                 root=root,
                 quick=quick,
+                refine=refine,
                 on_step=partial(shown.on_step, name),
             )
             shown.on_run()

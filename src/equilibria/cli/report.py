@@ -28,8 +28,11 @@ def report(
         bool,
         Option(
             "--quick",
-            help="As `train` writes it, in seconds: no attacks, no radii by activation patterns.",
+            help="As `train` writes it, in seconds: no attacks.",
         ),
+    ] = False,
+    refine: Annotated[
+        bool, Option(help="Larger radii by activation patterns, at many times the cost.")
     ] = False,
     overwrite: OverwriteFiles = False,
     root: DataRoot = None,
@@ -47,6 +50,7 @@ def report(
         runs,
         output=output,
         quick=quick,
+        refine=refine,
         overwrite=overwrite,
         root=root,
         best=best,

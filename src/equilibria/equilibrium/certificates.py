@@ -16,12 +16,13 @@ almost everywhere along a segment, and these are bounds for its whole length.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Entry, Layout, Packing, State, state_tensors
+from equilibria.context import Context, Entry, Layout, Packing, State, state_tensors, twin
 from equilibria.energies import Energy, Rounding
 from equilibria.operators.rounding import accumulated, unit_roundoff
 from equilibria.solvers import (
@@ -31,6 +32,7 @@ from equilibria.solvers import (
     StoppingCriterion,
     conjugate_gradients,
 )
+from equilibria.solvers.linear import LinearMap
 
 RESOLVENT_TOLERANCE = 1e-4
 """Of the linear solves: what is left enters the bounds, squared."""
@@ -52,21 +54,62 @@ class Resolvent:
         self.packing = Packing(layout, len(layout) == 1, 0, channels_last=(False,) * len(layout))
         self.convexity = 1 - concavity
 
-    def solve(self, rows: Tensor, mask: Tensor | None = None) -> Resolved:
-        """X_P g for every row g; `mask` is P, a row for each."""
-        given = rows if mask is None else rows * mask
-        context = without_input(self.context, len(rows))
-        packing = replace(self.packing, samples=len(rows))
+    def solve(self, rows: Tensor) -> Resolved:
+        """X g for every row g."""
+        product = self._product(self.energy, self.context, len(rows))
+        found = _searched(product, rows)
+        return Resolved(rows, found, rows - product(found), self.convexity)
+
+    def solve_masked(self, rows: Tensor, mask: Tensor, start: Tensor) -> Resolved:
+        """X_P g for every row g.
+
+        The iterations run in float32, the residual is evaluated in float64: bounds of the result
+        hold whatever the iterations found.
+
+        Args:
+            rows: The rows g, (rows, units).
+            mask: P, one row of zeros and ones for each g.
+            start: A guess of the solutions.
+
+        Returns:
+            The solutions with their residuals, in the type of `rows`.
+        """
+        given = rows * mask
+        product = self._product(self.energy, self.context, len(rows), mask)
+        rough = self._product(*self._in_single, len(rows), mask.float())
+        found = _searched(rough, given.float(), (start * mask).float()).to(given)
+        return Resolved(given, found, given - product(found), self.convexity)
+
+    @functools.cached_property
+    def _in_single(self) -> tuple[Energy, Context]:
+        """The energy and its context in float32."""
+
+        def single(tensor: Tensor) -> Tensor:
+            return tensor.detach().float() if tensor.is_floating_point() else tensor
+
+        context = self.context.replace([single(tensor) for tensor in self.context.tensors()])
+        return twin(self.energy, single), context
+
+    def _product(
+        self, energy: Energy, context: Context, rows: int, mask: Tensor | None = None
+    ) -> LinearMap:
+        """v ↦ v − PHPv on so many rows."""
+        context = without_input(context, rows)
+        packing = replace(self.packing, samples=rows)
 
         def product(v: Tensor) -> Tensor:
             kept = v if mask is None else v * mask
-            image = packing.pack(self.energy.descent(packing.unpack(kept), context))
+            image = packing.pack(energy.descent(packing.unpack(kept), context))
             return v - (image if mask is None else image * mask)
 
-        found = conjugate_gradients(
-            product, given, tolerance=RESOLVENT_TOLERANCE, max_iterations=200
-        ).value
-        return Resolved(given, found, given - product(found), self.convexity)
+        return product
+
+
+def _searched(product: LinearMap, rows: Tensor, start: Tensor | None = None) -> Tensor:
+    found = conjugate_gradients(
+        product, rows, start=start, tolerance=RESOLVENT_TOLERANCE, max_iterations=200
+    )
+    return found.value
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from equilibria.models.certificates import (
     Certificate,
     Certifier,
     NoCertificateError,
+    Solved,
     certifier,
     certify,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "ReflectionCell",
     "ReflectionNetwork",
     "ResNet",
+    "Solved",
     "UnitLayer",
     "branch_features",
     "certifier",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from equilibria.activations import IdentityActivation, ReLU
-from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
+from equilibria.context import Context, Layout, Packing, State, map_state, state_tensors, twin
 from equilibria.energies.kernel_scale import RunningScale
 from equilibria.equilibrium import Cell, EnergyForm
 from equilibria.equilibrium.certificates import READING, Resolved, Resolvent, flat_rows
@@ -22,7 +22,9 @@ from equilibria.models.opteq.cells import DeepOptEqCell
 from equilibria.models.radii import (
     GLOBAL,
     PATTERN,
+    RIVALS,
     WEIGHTED,
+    ClassPairs,
     InputSide,
     Pattern,
     Rivals,
@@ -30,8 +32,12 @@ from equilibria.models.radii import (
 )
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Solution
+from equilibria.solvers.blocks import sample_blocks
 
 UNIT = unit_roundoff(torch.float64)
+JUDGED = 8
+"""Memory for judging a sample in float64, where convolutions lay out their windows, in units of
+what a solve takes: blocks of samples are smaller by this factor, to stay in the cache."""
 PERTURBATION = 0.01
 """ε of Proposition 2's check, in the feature g(x)."""
 
@@ -74,7 +80,7 @@ class Certificate:
     radius: Tensor
     """No image closer than this (in L2, in pixels) has another class; 0 where nothing is known."""
     radii: dict[str, Tensor]
-    """The same by each bound: global, weighted, pattern (`models/radii.py`)."""
+    """The same by each bound: global, weighted, and with `refine` pattern (`models/radii.py`)."""
     checks: dict[str, Tensor]
     """What must vanish at an equilibrium: stationarity ‖∂G‖, the Fenchel gap
     1ᵀ[S*(y) + S(a) − ay] of y and its pre-activation a, by how much σ fails to be firmly
@@ -121,18 +127,33 @@ class NoCertificateError(ValueError):
     """There is nothing that could be certified; the message says why."""
 
 
+Progress: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
+"""Goes around a sequence of pieces of work to show how far they are: `rich.progress.track`, `tqdm`
+or, to show nothing, `iter`."""
+
+
 @dataclass(frozen=True)
 class Solved:
     """The equilibria that a model has computed for a batch, and its logits.
 
     `Certifying.solve` returns it and `Certifying.judge` takes it, so that one solve serves both a
-    prediction and its certificate.
+    prediction and its certificate. A certificate holds for any state: one that is far from the
+    equilibrium, or of other images, only proves less.
+
+    Examples:
+        >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
+        >>> certify = eq.models.certifier(model, images.shape[1:])
+        >>> solved = certify.solve(images)
+        >>> solved.logits.argmax(dim=1), solved.solution.converged
+        (tensor([0, 3]), tensor([True, True]))
+        >>> certify.judge(images, solved).certified_class
+        tensor([True, True])
     """
 
     solutions: tuple[Solution, ...]
     """One per equilibrium layer, in the order in which the model applies them."""
     logits: Tensor
-    """Logits that the model computes from them."""
+    """Output of the model for these equilibria, (samples, classes)."""
 
     @property
     def solution(self) -> Solution:
@@ -140,14 +161,33 @@ class Solved:
         return self.solutions[-1]
 
 
-def certify(model: nn.Module, images: Tensor, *, refine: bool = True) -> Certificate:
-    """What is certain about what a classifier says of images.
+def certify(
+    model: nn.Module, images: Tensor, *, refine: bool = False, progress: Progress = iter
+) -> Certificate:
+    """Certify the predictions of a classifier.
 
-    The model solves as it is set up (`with eq.solving(model, tolerance=1e-3)` for another
-    tolerance); its state is then judged in float64.
+    For each image, bounds the error of the computed equilibrium and the largest perturbation that
+    provably cannot change the predicted class. The model solves as it is set up (use
+    `with eq.solving(model, tolerance=1e-3)` for another tolerance); the certificate is computed in
+    float64 from the state that it found.
 
-    refine: radii by the activation pattern of each sample too, for some hundred evaluations of
-        the map a sample.
+    Args:
+        model: Classifier with an equilibrium layer.
+        images: Batch of images, shape (B, channels, height, width), pixels in [0, 1].
+        refine: Also compute radii by the activation pattern of each image, which are larger and
+            cost dozens of evaluations of the map per image. Only images whose answer this can
+            change are refined: those with a certified class and a radius, as long as the radius can
+            still grow by more than 1 % (`radii.WORTHWHILE`). Classes and error bars do not depend
+            on it.
+        progress: Wraps the sequence of batches that are refined, to show a progress bar, for
+            example `rich.progress.track`.
+
+    Returns:
+        Bounds for each image; `radius` is 0 where nothing is certified, and `reasons` says why.
+
+    Raises:
+        NoCertificateError: If the model has no equilibrium layer.
+        ValueError: If the images are not of the shape that the model was prepared for.
 
     Examples:
         >>> images = eq.data.load_digits().test.images[:3]
@@ -155,19 +195,31 @@ def certify(model: nn.Module, images: Tensor, *, refine: bool = True) -> Certifi
         >>> found.certified_class, (found.radius > 0.1).all()
         (tensor([True, True, True]), tensor(True))
     """
-    return certifier(model, tuple(images.shape[1:]))(images, refine=refine)
+    by = certifier(model, tuple(images.shape[1:]))
+    return by(images, refine=refine, progress=progress)
 
 
 class Certifying(Protocol):
-    """What certifies batches of images of one shape."""
+    """An object that certifies batches of images of one shape."""
 
-    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate: ...
+    @property
+    def can_refine(self) -> bool:
+        """Whether `refine` can make a radius of this model larger."""
+        ...
+
+    def __call__(
+        self, images: Tensor, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """Return `judge(images, solve(images))`; the arguments are those of `certify`."""
+        ...
 
     def solve(self, images: Tensor) -> Solved:
         """Compute the equilibria and the logits of a batch, in evaluation mode."""
         ...
 
-    def judge(self, images: Tensor, solved: Solved, *, refine: bool = True) -> Certificate:
+    def judge(
+        self, images: Tensor, solved: Solved, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
         """Certify the predictions of a batch that has been solved already."""
         ...
 
@@ -207,6 +259,7 @@ class Certifier:
         self.exact = in_float64(model)
         self.cell: Cell = self.exact.layer.cell
         self.stem: StemBounds | None = None
+        self._bounds: dict[str, Tensor | None] = {}
         self.no_radius = ""
         try:
             normalize = getattr(self.exact, "normalize", None)
@@ -221,16 +274,23 @@ class Certifier:
         self.layout = Packing.of(self.state).layout
         self.form = self._form(self.state, self.context)
         self.form_layout = self.layout
+        self.noise: list[Tensor] = []
         if self.form is not None:
             self.form_layout = Packing.of(self.form.image).layout
             energy = self.form.cell.energy
             self.rounding = energy.rounding(energy, self.form.context, self.form_layout, UNIT)
-        else:
-            self.rounding = self.cell.rounding(self.cell, self.context, self.layout, UNIT)
+            generator = torch.Generator().manual_seed(0)
+            for shape in self.form_layout:
+                noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+                self.noise.append(noise.to(probe.device))
+        self.map_rounding = self.cell.rounding(self.cell, self.context, self.layout, UNIT)
+        if self.form is None:
+            self.rounding = self.map_rounding
         self.no_class = self._why_no_class()
         self.slopes: Tensor | None = None
         self.resolvent: Resolvent | None = None
         self.resolved: Resolved | None = None
+        self.units: list[Tensor] | None = None
         if not self.no_class:
             self._read_off()
 
@@ -265,6 +325,11 @@ class Certifier:
         return ""
 
     @property
+    def can_refine(self) -> bool:
+        """Whether radii by activation patterns are known for this model."""
+        return self.units is not None and self.stem is not None
+
+    @property
     def coupled_branches(self) -> Any:
         """MOptEqs' coupling between branches, or None."""
         lifted = getattr(self.cell, "lifted", self.cell)
@@ -288,6 +353,7 @@ class Certifier:
             found = readout(self.cell, self.exact.head, self.state, self.context)
             self.readout, self.offset = found
             self.slopes = self.along(self.readout)
+            self.pairs = ClassPairs(flat_rows(self.readout))
             return
         form = self.form
         self.readout, self.offset = readout(form.cell, self.exact.head, form.image, form.context)
@@ -297,6 +363,61 @@ class Certifier:
         if energy.is_quadratic and concavity < 1:
             self.resolvent = Resolvent(energy, form.context, self.form_layout, concavity)
             self.resolved = self.resolvent.solve(flat_rows(self.readout))
+            bounds = energy.unit_bounds(form.context, self.form_layout)
+            if bounds is not None:
+                self.units = Pattern.unit_norms(bounds, self.form_layout)
+        pulled = None
+        if self.resolved is not None and self.stem is not None:
+            pulled = self.pull_back(self.resolved.solution)
+        self.pairs = ClassPairs(flat_rows(self.readout), self.resolved, pulled)
+
+    def pull_back(self, rows: Tensor, at_image: bool = True) -> Tensor:
+        """(US)ᵀu at the image where the stem S is affine; else Uᵀu, times the stem's steepness.
+
+        Args:
+            rows: The rows u, of the size of the hidden objective's variables.
+            at_image: Whether S is included.
+
+        Returns:
+            One row for each u.
+        """
+        assert self.form is not None
+        energy = self.form.cell.energy
+        whole = at_image and self.stem is not None and self.stem.is_affine
+        with torch.enable_grad():
+            at = rows.new_zeros(len(rows), *(self.shape if whole else self.feature_shape))
+            at.requires_grad_()
+            inputs = as_inputs(self.exact.injected(at) if whole else at)
+            context = energy.inject(*inputs)
+            descent = energy.first_descent(context)
+            if descent is None:
+                zero = map_state(lambda t: t.new_zeros(len(rows), *t.shape[1:]), self.form.image)
+                descent = energy.descent(zero, energy.complete(context, self.form_layout))
+            (pulled,) = torch.autograd.grad(flat_rows(descent), at, rows)
+        steep = 1.0 if whole or not at_image or self.stem is None else self.stem.lipschitz
+        return pulled.flatten(1) * steep
+
+    def bound(
+        self, compute: Callable[..., Tensor | None], context: Context, layout: Layout
+    ) -> Tensor | None:
+        """A bound of the cell or of its energy, computed once where it is one for all inputs.
+
+        Args:
+            compute: A method such as `Cell.contraction_bound`. By its contract it returns one
+                number where that holds for every input, and else one for each sample.
+            context: That of the samples.
+            layout: Shapes of the state.
+
+        Returns:
+            What `compute(context, layout)` returns.
+        """
+        name = compute.__name__
+        if name not in self._bounds:
+            found = compute(context, layout)
+            if found is not None and found.dim():
+                return found
+            self._bounds[name] = found
+        return self._bounds[name]
 
     def along(self, rows: State) -> Tensor | None:
         """λ_g: how fast ⟨g, T(z)⟩ can change with z, g the differences of rows; of Deep OptEqs."""
@@ -305,15 +426,16 @@ class Certifier:
         found = self.cell.slopes_along(rows, self.context, self.layout)
         return None if found is None else found * (1 + NORM_SLACK)
 
-    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
-        """The certificate of a batch."""
-        return self.judge(images, self.solve(images), refine=refine)
+    def __call__(
+        self, images: Tensor, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """The certificate of a batch; the arguments are those of `certify`."""
+        return self.judge(images, self.solve(images), refine=refine, progress=progress)
 
     @torch.no_grad()
     def solve(self, images: Tensor) -> Solved:
         """Compute the equilibria and the logits of a batch, in evaluation mode."""
-        if tuple(images.shape[1:]) != self.shape:
-            raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
+        check_shape(images, self.shape)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -323,27 +445,58 @@ class Certifier:
             self.model.train(was_training)
 
     @torch.no_grad()
-    def judge(self, images: Tensor, solved: Solved, *, refine: bool = True) -> Certificate:
-        """Certify the predictions of a batch that has been solved already."""
-        solution, said = solved.solution, predicted_classes(solved.logits)
-        return _Judged(self, images.double(), solution.state, solution.context).found(said, refine)
+    def judge(
+        self, images: Tensor, solved: Solved, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """Certify the predictions of a batch that has been solved already.
+
+        Args:
+            images: The batch.
+            solved: What the model computed for it (`solve`).
+            refine: As for `certify`.
+            progress: As for `certify`.
+
+        Returns:
+            The same as a call with these images.
+        """
+        check_shape(images, self.shape)
+        state, said = solved.solution.state, predicted_classes(solved.logits)
+        couples = self.exact.layer.couples_batch
+        blocks = [slice(0, len(images))] if couples else sample_blocks(state, copies=JUDGED)
+        parts = [_Judged(self, images, solved, rows).found(said[rows]) for rows in blocks]
+        found = joined(parts)
+        if not refine or not self.can_refine or WEIGHTED not in found.radii:
+            return found
+        radius = found.radii[WEIGHTED].clone()
+        can_change = (found.radius > 0).nonzero().flatten()
+        states = map_state(lambda tensor: tensor[can_change], state)
+        blocks = sample_blocks(states, copies=2 * RIVALS) if len(can_change) else []
+        for block in progress(blocks):
+            rows = can_change[block]
+            radius[rows] = _Judged(self, images, solved, rows).refined(said[rows])
+        radii = {**found.radii, PATTERN: radius}
+        return replace(found, radii=radii, radius=torch.maximum(found.radius, radius))
 
 
 class _Judged:
-    """One batch, in float64."""
+    """Some samples of a batch, in float64."""
 
-    def __init__(self, by: Certifier, images: Tensor, state: State, context: Context) -> None:
+    def __init__(self, by: Certifier, images: Tensor, solved: Solved, rows: slice | Tensor) -> None:
         self.by = by
-        self.images = images
-        self.state = map_state(lambda tensor: tensor.double(), state)
-        self.inputs = as_inputs(by.exact.injected(images))
+        self.images = images[rows].double()
+        self.state = map_state(lambda tensor: tensor[rows].double(), solved.solution.state)
+        self.inputs = as_inputs(by.exact.injected(self.images))
         self.context = by.cell.inject(*self.inputs)
         if by.cell.refresh_until or by.has_moving_signs:
             # Signs and scales that a solve keeps are those of the model's own solve.
-            wide = (t.double() if t.is_floating_point() else t for t in context.tensors())
-            self.context = context.replace(list(wide))
-        self.image = by.cell.step(self.state, self.context)
+            own = solved.solution.context.keep(rows)
+            wide = (t.double() if t.is_floating_point() else t for t in own.tensors())
+            self.context = own.replace(list(wide))
         self.form = None if by.form is None else by.cell.energy_form(self.state, self.context)
+        if self.form is not None and self.form.cell is by.cell and by.is_unrelaxed:
+            self.image = self.form.image
+        else:
+            self.image = by.cell.step(self.state, self.context)
         self.sizes = (norms(self.inputs), self._stem_error())
         self.no_radius = by.no_radius
 
@@ -353,13 +506,18 @@ class _Judged:
     def _filled(self, value: float) -> Tensor:
         return self.images.new_full((len(self.images),), value)
 
-    def _per_sample(self, bound: Tensor | None) -> Tensor:
+    def _per_sample(
+        self, compute: Callable[..., Tensor | None], context: Context, layout: Layout
+    ) -> Tensor:
+        """A bound that a cell or an energy computes, infinite where it knows none."""
+        bound = self.by.bound(compute, context, layout)
         known = self._filled(torch.inf) if bound is None else bound.double()
         return known.expand(len(self.images)) * (1 + NORM_SLACK)
 
-    def found(self, said: Tensor, refine: bool) -> Certificate:
+    def found(self, said: Tensor) -> Certificate:
+        """The certificate, without radii by the activation pattern."""
         by, cell = self.by, self.by.cell
-        q = self._per_sample(cell.contraction_bound(self.context, by.layout))
+        q = self._per_sample(cell.contraction_bound, self.context, by.layout)
         residual = distance_per_sample(self.state, self.image)
         by_contraction = self._contraction_error(q, residual)
         by_convexity, checks = self._filled(torch.inf), {}
@@ -388,14 +546,25 @@ class _Judged:
             checks=checks,
             reasons=[f"no certificate, because {by.no_class}"] * len(said),
         )
-        return found if by.no_class else self._with_classes(found, said, refine)
+        return found if by.no_class else self._with_classes(found, said)
+
+    def refined(self, said: Tensor) -> Tensor:
+        """Radii by the activation pattern."""
+        by, found = self.by, self.found(said)
+        assert by.units is not None
+        assert by.resolvent is not None
+        pattern = Pattern(
+            flat_rows(self.preactivation), found.convexity_error, self.rounding, by.units
+        )
+        return pattern.radius(
+            self.rivals, self.steepness, by.pairs, by.resolvent, self.side, self.convexity
+        )
 
     def _contraction_error(self, q: Tensor, residual: Tensor) -> Tensor:
         """(qr + δ)/(1 − q) for T(y), by Banach's theorem, δ the rounding of T in float64."""
-        rounding = self.by.cell.rounding(self.by.cell, self.context, self.by.layout, UNIT)
         self.delta = self._filled(torch.inf)
-        if rounding is not None:
-            self.delta = rounding.at(self.context, norms(self.state), *self.sizes)
+        if self.by.map_rounding is not None:
+            self.delta = self.by.map_rounding.at(self.context, norms(self.state), *self.sizes)
         return torch.where(q < 1, (q * residual + self.delta) / (1 - q), torch.inf)
 
     def _convexity_error(self, form: EnergyForm) -> Tensor:
@@ -412,18 +581,17 @@ class _Judged:
         self.rounding = self._filled(torch.inf)
         if self.by.rounding is not None:
             self.rounding = self.by.rounding.at(form.context, norms(form.image), *self.sizes)
-        self.convexity = 1 - self._per_sample(energy.concavity_bound(form.context, layout))
+        self.convexity = 1 - self._per_sample(energy.concavity_bound, form.context, layout)
         bound = (self.pull + self.rounding) / self.convexity
         return torch.where(self.convexity > 0, bound, torch.inf)
 
     def _checks(self, form: EnergyForm) -> dict[str, Tensor]:
         sigma = form.cell.activation
-        generator = torch.Generator().manual_seed(0)
         gap, excess = self._filled(0.0), self._filled(0.0)
-        for y, a in zip(state_tensors(form.image), state_tensors(self.preactivation), strict=True):
+        tensors = state_tensors(form.image), state_tensors(self.preactivation)
+        for y, a, noise in zip(*tensors, self.by.noise, strict=True):
             gaps = sigma.conjugate(y) + sigma.primitive(a) - a * y
             gap += gaps.flatten(1).sum(dim=1)
-            noise = torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a)
             moved = sigma(a + noise) - sigma(a)
             excess += (moved.square() - moved * noise).flatten(1).sum(dim=1)
         found = {"stationarity": self.pull, "fenchel_gap": gap, "firmness": excess.clamp_min(0)}
@@ -439,7 +607,7 @@ class _Judged:
         """
         by = self.by
         (feature,) = self.inputs
-        pulled = self._pull_back(flat_rows(form.image), at_image=False).view(feature.shape)
+        pulled = by.pull_back(flat_rows(form.image), at_image=False).view(feature.shape)
         ends = []
         for g in (feature, feature - PERTURBATION * pulled.sign()):
             context = by.cell.inject(g)
@@ -448,37 +616,37 @@ class _Judged:
             assert end is not None
             ends.append((end.image, end.cell.objective(end.context).value(end.image)))
         (y, value), (moved, moved_value) = ends
-        bound = form.cell.energy.input_bound(form.context, by.form_layout)
+        bound = form.cell.energy.input_bound
         numbers = feature[0].numel()
-        distance = self._per_sample(bound) * distance_per_sample(y, moved)
+        distance = self._per_sample(bound, form.context, by.form_layout)
+        distance = distance * distance_per_sample(y, moved)
         left = torch.maximum(moved_value - value, numbers**0.5 * PERTURBATION * distance)
         sizes = pulled.flatten(1).abs().sum(dim=1)
         right = 0.5 * (PERTURBATION * sizes - numbers * PERTURBATION**2)
         return torch.where(right > 0, left / right, torch.inf)
 
-    def _with_classes(self, found: Certificate, said: Tensor, refine: bool) -> Certificate:
+    def _with_classes(self, found: Certificate, said: Tensor) -> Certificate:
         by = self.by
         image = flat_rows(self.image if self.form is None else self.form.image)
-        rows = flat_rows(by.readout)
-        logits = image @ rows.T + by.offset
+        logits = image @ by.pairs.rows.T + by.offset
         best = logits.argmax(dim=1)
         margin = logits.gather(1, best[:, None]) - logits
-        direction = torch.linalg.vector_norm(rows[best][:, None] - rows[None], dim=2)
+        self.differences = by.pairs.of(best)
+        direction = self.differences.direction
         is_own = torch.zeros_like(margin, dtype=torch.bool).scatter(1, best[:, None], True)
-        rivals = Rivals(best, margin, direction, is_own)
-        error = self._margin_error(found, rivals)
+        error = self._margin_error(found, best)
         reading = accumulated(8 * READING * image.shape[1], UNIT)
         error = error + reading * (direction * norms(image)[:, None] + logits.abs())
-        rivals = replace(rivals, room=margin - error)
+        self.rivals = Rivals(best, margin - error, is_own)
         is_finite = logits.isfinite().all(dim=1)
         safe = ((margin > error) | is_own).all(dim=1) & is_finite
         certified = safe & (said == best)
         radii = {
-            name: torch.where(certified, radius, 0.0)
-            for name, radius in self._radii(found, rivals, refine).items()
+            name: torch.where(certified, radius, 0.0) for name, radius in self._radii(found).items()
         }
         radius = torch.stack([self._filled(0.0), *radii.values()]).amax(dim=0)
-        samples = zip(safe, said, best, found.unique, radius, strict=True)
+        facts = (safe, said, best, found.unique, radius)
+        samples = zip(*(fact.tolist() for fact in facts), strict=True)
         return replace(
             found,
             prediction=torch.where(is_finite, best, -1),
@@ -487,29 +655,29 @@ class _Judged:
             margin_error=error,
             radius=radius,
             radii=radii,
-            reasons=[self._reason(*(one.item() for one in sample)) for sample in samples],
+            reasons=[self._reason(*sample) for sample in samples],
         )
 
-    def _margin_error(self, found: Certificate, rivals: Rivals) -> Tensor:
+    def _margin_error(self, found: Certificate, best: Tensor) -> Tensor:
         """‖g‖ times the error, or √(gᵀXg)·‖p‖/√(1 − h) (`equilibrium/certificates.py`).
 
         Of a Deep OptEq also λ_g‖z − z*‖ + ‖g‖δ, with ‖z − z*‖ ≤ (r + δ)/(1 − q).
         """
+        direction, form = self.differences.direction, self.differences.form
         if self.form is None:
-            error = rivals.direction * found.contraction_error[:, None]
+            error = direction * found.contraction_error[:, None]
             if self.by.slopes is None:
                 return error
             gap = (found.residual + self.delta) / (1 - found.contraction)
             gap = torch.where(found.contraction < 1, gap, torch.inf)
-            rounded = rivals.direction * self.delta[:, None]
-            along = self.by.slopes[rivals.best] * gap[:, None] + rounded
+            rounded = direction * self.delta[:, None]
+            along = self.by.slopes[best] * gap[:, None] + rounded
             return torch.minimum(error, along * (1 + NORM_SLACK))
-        error = rivals.direction * found.convexity_error[:, None]
-        if self.by.resolved is None:
+        error = direction * found.convexity_error[:, None]
+        if form is None:
             return error
-        _, squares = rivals.pairs(self.by.resolved).form()
         pull = (self.pull + self.rounding) / self.convexity.clamp_min(0).sqrt()
-        return torch.minimum(error, squares.sqrt() * pull[:, None]) * (1 + NORM_SLACK)
+        return torch.minimum(error, form.sqrt() * pull[:, None]) * (1 + NORM_SLACK)
 
     def _reason(self, safe: bool, said: int, best: int, unique: bool, radius: float) -> str:
         if not unique:
@@ -523,70 +691,40 @@ class _Judged:
             return "" if radius > 0 else f"no radius, because {missing}"
         return f"no certificate, because {why}"
 
-    def _radii(self, found: Certificate, rivals: Rivals, refine: bool) -> dict[str, Tensor]:
+    def _radii(self, found: Certificate) -> dict[str, Tensor]:
         """Radii by the bounds that hold (`radii.py`)."""
-        by = self.by
+        by, rivals, direction = self.by, self.rivals, self.differences.direction
         if by.stem is None:
             return {}
         if self.form is None:
-            bound = by.cell.input_bound(self.context, by.layout)
-            entering = self._per_sample(bound) * by.stem.lipschitz
+            entering = self._per_sample(by.cell.input_bound, self.context, by.layout)
+            entering = entering * by.stem.lipschitz
             slope = entering / (1 - found.contraction)
             slope = torch.where(found.contraction < 1, slope, torch.inf)
-            known = {GLOBAL: rivals.radius(rivals.direction * slope[:, None])}
+            known = {GLOBAL: rivals.radius(direction * slope[:, None])}
             if by.slopes is not None:
                 # z* moves by at most `slope`, of which ⟨g, T⟩ sees λ_g, and what enters anew.
                 along = by.slopes[rivals.best] * slope[:, None]
-                along = along + rivals.direction * entering[:, None]
+                along = along + direction * entering[:, None]
                 known[WEIGHTED] = rivals.radius(along * (1 + NORM_SLACK))
-            return {} if bound is None else known
-        energy, layout = self.form.cell.energy, by.form_layout
-        bound = energy.input_bound(self.form.context, layout)
-        if bound is None:
+            is_known = by.bound(by.cell.input_bound, self.context, by.layout) is not None
+            return known if is_known else {}
+        energy, context, layout = self.form.cell.energy, self.form.context, by.form_layout
+        if by.bound(energy.input_bound, context, layout) is None:
             self.no_radius = self.no_radius or "a scale of its energy (γ) depends on the image"
             return {}
-        slope = self._per_sample(bound) * by.stem.lipschitz
-        curvature = self._per_sample(energy.curvature_bound(self.form.context, layout))
+        slope = self._per_sample(energy.input_bound, context, layout) * by.stem.lipschitz
+        curvature = self._per_sample(energy.curvature_bound, context, layout)
         plain = torch.where(curvature < 1, slope / (1 - curvature), torch.inf)
-        steepness = rivals.direction * plain[:, None]
-        radii = {GLOBAL: rivals.radius(steepness)}
-        if by.resolvent is None or by.resolved is None:
+        self.steepness = direction * plain[:, None]
+        radii = {GLOBAL: rivals.radius(self.steepness)}
+        self.side = InputSide(by.stem.lipschitz, slope, by.pull_back)
+        weighted = weighted_steepness(self.differences, self.side, self.convexity)
+        if weighted is None:
             convex = torch.where(self.convexity > 0, slope / self.convexity, torch.inf)
-            return {**radii, WEIGHTED: rivals.radius(rivals.direction * convex[:, None])}
-        side = InputSide(by.stem.lipschitz, slope, self._pull_back)
-        weighted = weighted_steepness(rivals, by.resolved, side, self.convexity)
-        steepness = torch.minimum(steepness, weighted)
-        radii[WEIGHTED] = rivals.radius(steepness)
-        bounds = energy.unit_bounds(self.form.context, layout)
-        if refine and bounds is not None:
-            pattern = Pattern(
-                flat_rows(self.preactivation),
-                found.convexity_error,
-                self.rounding,
-                Pattern.unit_norms(bounds, layout),
-            )
-            rows = flat_rows(by.readout)
-            radii[PATTERN] = pattern.radius(
-                rivals, steepness, rows, by.resolvent, side, self.convexity
-            )
-        return radii
-
-    def _pull_back(self, rows: Tensor, at_image: bool = True) -> Tensor:
-        """(US)ᵀu at the image where the stem S is affine; else Uᵀu, times the stem's steepness."""
-        by = self.by
-        whole = at_image and by.stem is not None and by.stem.is_affine
-        with torch.enable_grad():
-            at = rows.new_zeros(len(rows), *(by.shape if whole else by.feature_shape))
-            at.requires_grad_()
-            inputs = as_inputs(by.exact.injected(at) if whole else at)
-            context = by.cell.inject(*inputs)
-            form = by.cell.energy_form(by.cell.initial_state(*inputs, context), context)
-            assert form is not None
-            zero = map_state(torch.zeros_like, form.image)
-            descent = flat_rows(form.cell.energy.descent(zero, form.context))
-            (pulled,) = torch.autograd.grad(descent, at, rows)
-        steep = 1.0 if whole or not at_image or by.stem is None else by.stem.lipschitz
-        return pulled.flatten(1) * steep
+            return {**radii, WEIGHTED: rivals.radius(direction * convex[:, None])}
+        self.steepness = torch.minimum(self.steepness, weighted)
+        return {**radii, WEIGHTED: rivals.radius(self.steepness)}
 
 
 def readout(cell: Cell, head: nn.Module, state: State, context: Context) -> tuple[State, Tensor]:
@@ -608,6 +746,12 @@ def in_float64(model: EquilibriumModel) -> EquilibriumModel:
         return kept.to(torch.float64, copy=True) if kept.is_floating_point() else kept
 
     return twin(model, wide).eval()
+
+
+def check_shape(images: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError if images are not of this shape."""
+    if tuple(images.shape[1:]) != shape:
+        raise ValueError(f"expected images of shape {shape}, not {tuple(images.shape)}")
 
 
 def norms(state: State) -> Tensor:

@@ -19,7 +19,7 @@ room_j ≥ r·L_j(r). Three bounds L of that steepness, each sharper than the on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ PATTERN_STEPS = 3
 """How many radii are tried."""
 RIVALS = 3
 """Classes for which the pattern counts: those that come closest to the predicted one."""
+WORTHWHILE = 0.01
+"""The pattern is evaluated again only where it can still make the radius larger by this share."""
 GLOBAL, WEIGHTED, PATTERN = "global", "weighted", "pattern"
 
 
@@ -43,22 +45,91 @@ class Rivals:
     """The predicted class."""
     room: Tensor
     """(samples, classes): margins less their error bars."""
-    direction: Tensor
-    """‖g‖ of each."""
     is_own: Tensor
     """Where a class is the predicted one itself."""
 
     def radius(self, steepness: Tensor) -> Tensor:
         """min_j room_j/L_j, never negative."""
-        each = self.room / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
-        nearest = torch.where(self.is_own, torch.inf, each).amin(dim=1)
+        nearest = self.distances(steepness).amin(dim=1)
         return nearest.clamp_min(0) * (1 - NORM_SLACK)
 
-    def pairs(self, resolved: Resolved) -> Resolved:
-        """Xg for the g of all classes, of rows that were solved for each class."""
-        classes = len(resolved.rows)
-        every = torch.arange(classes, device=self.best.device).expand(len(self.best), -1)
-        return resolved.difference(self.best[:, None].expand(-1, classes), every)
+    def distances(self, steepness: Tensor) -> Tensor:
+        """room_j/L_j; infinite for the predicted class itself."""
+        each = self.room / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
+        return torch.where(self.is_own, torch.inf, each)
+
+    def keep(self, rows: Tensor) -> Rivals:
+        """The same of some samples."""
+        return Rivals(self.best[rows], self.room[rows], self.is_own[rows])
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Norms of the differences g = w_k − w_j, (samples, classes), k the class of each sample."""
+
+    direction: Tensor
+    """‖g‖."""
+    form: Tensor | None = None
+    """gᵀXg from above, where X is known."""
+    along: Tensor | None = None
+    """‖(UΛ)ᵀu‖ for u ≈ Xg, where a stem is known too."""
+    remainder: Tensor | None = None
+    """A bound of ‖u − Xg‖, with the rounding of `along` as a share of ‖u‖."""
+
+
+class ClassPairs:
+    """`Differences` of the rows of a readout, which depend on parameters only.
+
+    They are computed for a class when the first sample has it, and kept.
+
+    Args:
+        rows: The readout, one row per class, in float64.
+        resolved: Xw for every row w, or None where X is not known.
+        pulled: (UΛ)ᵀu for every u ≈ Xw, or None where it is not known.
+    """
+
+    def __init__(
+        self, rows: Tensor, resolved: Resolved | None = None, pulled: Tensor | None = None
+    ) -> None:
+        self.rows = rows
+        self.resolved = resolved
+        self.pulled = pulled
+        self._kept: dict[int, Differences] = {}
+
+    def of(self, classes: Tensor) -> Differences:
+        """The differences of one class for each sample, against all classes."""
+        present, place = torch.unique(classes, return_inverse=True)
+        each = [self._of_class(k) for k in present.tolist() or [0]]
+
+        def gathered(name: str) -> Tensor | None:
+            known = [value for one in each if (value := getattr(one, name)) is not None]
+            return torch.stack(known)[place] if known else None
+
+        found = {one.name: gathered(one.name) for one in fields(Differences)}
+        return Differences(**found)  # type: ignore[arg-type]
+
+    def _of_class(self, k: int) -> Differences:
+        if k not in self._kept:
+            self._kept[k] = self._computed(k)
+        return self._kept[k]
+
+    def _computed(self, k: int) -> Differences:
+        direction = torch.linalg.vector_norm(self.rows[k] - self.rows, dim=1)
+        if self.resolved is None:
+            return Differences(direction)
+        others = torch.arange(len(self.rows), device=self.rows.device)
+        pairs = self.resolved.difference(torch.full_like(others, k), others)
+        _, form = pairs.form()
+        if self.pulled is None:
+            return Differences(direction, form)
+        along = torch.linalg.vector_norm(self.pulled[k] - self.pulled, dim=1)
+        return Differences(direction, form, along, remainder(pairs))
+
+
+def remainder(pairs: Resolved) -> Tensor:
+    """What ‖(UΛ)ᵀu‖ leaves open of ‖(UΛ)ᵀXg‖, in units of ‖U‖Λ."""
+    size: Tensor = torch.linalg.vector_norm(pairs.solution, dim=-1)
+    return size * NORM_SLACK + pairs.error()
 
 
 @dataclass(frozen=True)
@@ -72,25 +143,20 @@ class InputSide:
     pull_back: Callable[[Tensor], Tensor]
     """Rows u ↦ (UΛ)ᵀu: at the image itself where the stem is affine."""
 
-    def along(self, rows: Tensor, pairs: Resolved, one: Tensor, others: Tensor) -> Tensor:
-        """‖(UΛ)ᵀXg‖, g the difference of two rows, with what the linear solves left open."""
-        pulled = self.pull_back(rows)
-        sizes: Tensor = torch.linalg.vector_norm(pulled[one] - pulled[others], dim=2)
-        left: Tensor = torch.linalg.vector_norm(pairs.solution, dim=2) * NORM_SLACK
-        return sizes + (left + pairs.error()) * self.slope[:, None]
+    def keep(self, rows: Tensor) -> InputSide:
+        """The same of some samples."""
+        return replace(self, slope=self.slope[rows])
 
 
 def weighted_steepness(
-    rivals: Rivals, resolved: Resolved, side: InputSide, convexity: Tensor
-) -> Tensor:
-    """½‖(UΛ)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h)."""
-    pairs = rivals.pairs(resolved)
-    classes = torch.arange(len(resolved.rows), device=rivals.best.device)
-    one = rivals.best[:, None].expand(-1, len(classes))
-    along = side.along(resolved.solution, pairs, one, classes.expand_as(one))
-    _, form = pairs.form()
+    differences: Differences, side: InputSide, convexity: Tensor
+) -> Tensor | None:
+    """½‖(UΛ)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), or None where X is not known."""
+    form, along, rest = differences.form, differences.along, differences.remainder
+    if form is None or along is None or rest is None:
+        return None
     across = (form / convexity[:, None]).sqrt() * side.slope[:, None]
-    return 0.5 * (along + across) * (1 + NORM_SLACK)
+    return 0.5 * (along + rest * side.slope[:, None] + across) * (1 + NORM_SLACK)
 
 
 @dataclass(frozen=True)
@@ -128,40 +194,81 @@ class Pattern:
         moved = (reach + blur) * (1 + NORM_SLACK)
         return self.preactivation > moved, self.preactivation >= -moved
 
+    def keep(self, rows: Tensor) -> Pattern:
+        """The same of some samples."""
+        return Pattern(self.preactivation[rows], self.error[rows], self.rounding[rows], self.units)
+
     def radius(
         self,
         rivals: Rivals,
         steepness: Tensor,
-        rows: Tensor,
+        pairs: ClassPairs,
         resolvent: Resolvent,
         side: InputSide,
         convexity: Tensor,
     ) -> Tensor:
-        """The radius by the activation pattern; `steepness` is what holds for any pattern."""
-        certain = rivals.radius(steepness)
-        count, trial = len(certain), certain
-        each = torch.where(rivals.is_own, torch.inf, rivals.room / steepness)
-        nearest = each.topk(min(RIVALS, each.shape[1] - 1), largest=False).indices
-        classes = torch.cat([rivals.best[:, None], nearest], dim=1)
-        place = torch.arange(classes.numel(), device=classes.device).view(classes.shape)
-        own = place[:, :1].expand_as(place)
+        """The radius by the activation pattern.
+
+        L grows with r: with r₀ the radius that holds for any pattern, none above room/L(r₀) can be
+        certified, and none below room/L(room/L(r₀)) is in doubt. A third evaluation halves what is
+        between. A sample is left as soon as its radius cannot grow by more than `WORTHWHILE`.
+
+        Args:
+            rivals: Of each sample.
+            steepness: L for any pattern, (samples, classes).
+            pairs: The readout, with Xw for each of its rows.
+            resolvent: Solves for a pattern.
+            side: How the image enters.
+            convexity: 1 − h of each sample.
+
+        Returns:
+            For each sample a radius that holds, at least the one by `steepness`.
+        """
+        assert pairs.resolved is not None
+        whole = certain = trial = rivals.radius(steepness)
+        whole = whole.clone()
+        left, ceiling, pattern = torch.arange(len(whole), device=whole.device), trial, self
+        nearest = rivals.distances(steepness).topk(
+            min(RIVALS, steepness.shape[1] - 1), largest=False
+        )
+        classes, (samples, count) = nearest.indices, nearest.indices.shape
+        if not classes.numel():
+            return whole
+        rows, guess = (
+            (of[rivals.best][:, None] - of[classes]) for of in (pairs.rows, pairs.resolved.solution)
+        )
+        guesses = (guess, guess)
         for step in range(PATTERN_STEPS):
-            ends = [
-                resolvent.solve(
-                    rows[classes].flatten(0, 1),
-                    mask.to(rows).repeat_interleave(classes.shape[1], 0),
+            low, high = (
+                resolvent.solve_masked(
+                    rows.flatten(0, 1),
+                    mask.to(rows).repeat_interleave(count, 0),
+                    start.flatten(0, 1),
                 )
-                for mask in self.within(trial, side, convexity)
-            ]
-            low, high = (end.difference(own, place) for end in ends)
-            middle = 0.5 * (ends[0].solution + ends[1].solution)
-            along = side.along(middle, high, own, place) + low.error() * side.slope[:, None]
+                for mask, start in zip(pattern.within(trial, side, convexity), guesses, strict=True)
+            )
+            slope = side.slope.repeat_interleave(count, 0)
+            middle = side.pull_back(0.5 * (low.solution + high.solution))
+            along = torch.linalg.vector_norm(middle, dim=1)
+            along = along + (remainder(high) + low.error()) * slope
             spread = (high.form()[1] - low.form()[0]).clamp_min(0)
-            across = (spread / convexity[:, None]).sqrt() * side.slope[:, None]
-            found = (along + 0.5 * across) * (1 + NORM_SLACK)
+            across = (spread / convexity.repeat_interleave(count, 0)).sqrt() * slope
+            found = ((along + 0.5 * across) * (1 + NORM_SLACK)).view(samples, count)
             best_known = torch.minimum(steepness.gather(1, classes), found)
             new = rivals.radius(steepness.scatter(1, classes, best_known))
             certain = torch.maximum(certain, torch.minimum(trial, new))
-            trial = new if step == 0 else (certain * torch.maximum(new, certain)).sqrt()
-        assert len(certain) == count
-        return certain
+            whole[left] = certain
+            ceiling = new if step == 0 else ceiling
+            going = ceiling > (1 + WORTHWHILE) * certain
+            if step + 1 == PATTERN_STEPS or not bool(going.any()):
+                break
+            trial = (new if step == 0 else (certain * ceiling).sqrt())[going]
+            left, certain, ceiling = left[going], certain[going], ceiling[going]
+            rivals, pattern, side = rivals.keep(going), pattern.keep(going), side.keep(going)
+            steepness, convexity, classes = steepness[going], convexity[going], classes[going]
+            guesses = (
+                low.solution.view(samples, count, -1)[going],
+                high.solution.view(samples, count, -1)[going],
+            )
+            rows, samples = rows[going], len(left)
+        return whole

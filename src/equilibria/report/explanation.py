@@ -237,7 +237,7 @@ def _explained(
         iterations=solution.iterations.cpu() if per_image else None,
         contributions=pulled,
         no_contributions=why_not,
-        certificate=certifier(model, tuple(images.shape[1:]))(images, refine=False),
+        certificate=certifier(model, tuple(images.shape[1:]))(images),
         convergence=convergence,
         comparison=comparison,
         saliency=grad_cam(model, images, first).cpu() if is_map else None,

@@ -58,6 +58,8 @@ class Certified:
 
     certificate: Certificate
     labels: Tensor
+    can_gain: bool = False
+    """Whether `refine` would give larger radii."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -186,12 +188,12 @@ class RunReport:
 
 
 def certified_images(
-    model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool
+    model: nn.Module, images: Tensor, labels: Tensor, *, refine: bool = False
 ) -> Certified:
     """Certificates, some images at a time."""
     by = certifier(model, tuple(images.shape[1:]))
     found = joined([by(part, refine=refine) for part in torch.split(images, CERTIFIED_AT_ONCE)])
-    return Certified(found, labels.cpu())
+    return Certified(found, labels.cpu(), can_gain=by.can_refine and not refine)
 
 
 def with_certified(
@@ -208,7 +210,7 @@ def with_certified(
         (0.0, 1.0)
     """
     try:
-        certified = certified_images(model, images, labels, refine=True)
+        certified = certified_images(model, images, labels)
     except NoCertificateError as error:
         return replace(curves, why_not_certified=str(error))
     return certified.under(curves, images[0].numel())
@@ -222,6 +224,7 @@ def run_report(
     evaluation: Evaluation | None = None,
     robustness: RobustnessCurves | None = None,
     quick: bool = True,
+    refine: bool = False,
     on_step: Callable[[str], object] | None = None,
 ) -> RunReport:
     """Measure a trained model on its test images, for `report_page`.
@@ -232,8 +235,8 @@ def run_report(
         name: Name of the run, which the page shows.
         evaluation: Evaluation on all test images; computed if not given.
         robustness: Accuracy under attack as `equilibria attack --curve` has measured it.
-        quick: Take seconds; otherwise compute radii by activation patterns, look at more images,
-            and measure accuracy under attack.
+        quick: Take seconds; otherwise look at more images, and measure accuracy under attack.
+        refine: Also compute radii by activation patterns (see `certify`).
         on_step: Called with a description of each step before it starts.
 
     Returns:
@@ -270,7 +273,7 @@ def run_report(
     with warnings.catch_warnings(), experiment.solving():
         # What the page says of solves that failed is in its figures.
         warnings.simplefilter("ignore")
-        return _Looking(experiment, model, data, quick, on_step).filled(bare, robustness)
+        return _Looking(experiment, model, data, quick, refine, on_step).filled(bare, robustness)
 
 
 def _with_confusion(experiment: Experiment, evaluation: Evaluation) -> Evaluation:
@@ -287,6 +290,7 @@ class _Looking:
     model: nn.Module
     data: DataSet
     quick: bool
+    refine: bool
     on_step: Callable[[str], object]
 
     def filled(self, report: RunReport, robustness: RobustnessCurves | None) -> RunReport:
@@ -307,7 +311,7 @@ class _Looking:
             count = min(most, len(images), CERTIFIED if self.quick else LOOKED_AT)
             self.on_step(f"certifying {count} test images")
             certified = certified_images(
-                self.model, images[:count], labels[:count], refine=not self.quick
+                self.model, images[:count], labels[:count], refine=self.refine
             )
             self.on_step(f"explaining {len(chosen)} test images")
             explanation = explain(
@@ -317,8 +321,8 @@ class _Looking:
                 class_names=self.data.class_names,
             )
             explanation = replace(explanation, truths=tuple(labels[chosen].tolist()))
-            if self.quick and certified.certificate.certified_class.any():
-                left_out.append(f"radii by activation patterns, which are larger: {command}")
+            if certified.can_gain and certified.certificate.certified_class.any():
+                left_out.append(f"larger radii, by activation patterns: {command} --refine")
         if robustness is not None and certified is not None and not robustness.certified:
             robustness = certified.under(robustness, first[0].numel())
         return replace(

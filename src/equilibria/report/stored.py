@@ -77,6 +77,7 @@ def report_of(
     weights: Weights = "last",
     root: Path | None = None,
     quick: bool = False,
+    refine: bool = False,
     on_step: Callable[[str], object] | None = None,
 ) -> RunReport:
     """Make the report of a run folder.
@@ -100,6 +101,7 @@ def report_of(
         name=str(folder),
         robustness=stored_robustness(run),
         quick=quick,
+        refine=refine,
         on_step=on_step,
     )
 

@@ -95,7 +95,7 @@ class Answerer:
         if self.certify is None:
             return [self._answer(one, None, 0) for one in self._predicted(batch)]
         solved = self.certify.solve(batch)
-        found = self.certify.judge(batch, solved, refine=False)
+        found = self.certify.judge(batch, solved)
         said = self._predicted(batch, None if self.is_unrolled else solved)
         return [self._answer(one, found, place) for place, one in enumerate(said)]
 

@@ -19,13 +19,22 @@ BLOCK_BYTES = 2**21
 """Of state, for each thread: a solve has some ten vectors of that size at hand."""
 
 
-def sample_blocks(state: State) -> list[slice]:
-    """The samples of a batch in blocks of equal size: on a CPU, whose caches are small."""
+def sample_blocks(state: State, copies: int = 1) -> list[slice]:
+    """The samples of a batch in blocks of equal size: on a CPU, whose caches are small.
+
+    Args:
+        state: State of the batch.
+        copies: How many times the memory of a sample's state the work on that sample takes, where a
+            solve takes it once (float64 for a state in float32: 2).
+
+    Returns:
+        Consecutive slices that cover the batch; a single one on other devices.
+    """
     tensors = state_tensors(state)
     samples = len(tensors[0])
     if tensors[0].device.type != "cpu" or not samples:
         return [slice(0, samples)]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    size = copies * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     count = min(samples, max(1, round(size / (BLOCK_BYTES * torch.get_num_threads()))))
     ends = [samples * place // count for place in range(count + 1)]
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]

@@ -70,7 +70,7 @@ class CertifiedClassification(Classification):
     ) -> Outcome:
         """Also the certified radius of every image, 0 where its class is wrong or not certain."""
         found = super().evaluation_step(model, inputs, targets, generator)
-        sure = certifier(model, tuple(inputs.shape[1:]))(inputs, refine=False)
+        sure = certifier(model, tuple(inputs.shape[1:]))(inputs)
         right = sure.certified_class & (sure.prediction == targets)
         radii = torch.where(right, sure.radius, 0.0)
         return Outcome({**found.values, "radius": radii}, found.counts)

@@ -12,7 +12,15 @@ from equilibria.context import Packing
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.equilibrium.certificates import READING
 from equilibria.models.base import predicted_classes
-from equilibria.models.certificates import UNIT, Certificate, Solved, in_float64, norms
+from equilibria.models.certificates import (
+    UNIT,
+    Certificate,
+    Progress,
+    Solved,
+    check_shape,
+    in_float64,
+    norms,
+)
 from equilibria.models.radii import GLOBAL
 from equilibria.operators.rounding import NORM_SLACK, accumulated
 from equilibria.solvers import Solution
@@ -43,7 +51,12 @@ class ReflectionCertifier:
         normalize = getattr(self.exact, "normalize", None)
         self.steepness = 1.0 if normalize is None else float((1 / normalize.std).max())
 
-    def __call__(self, images: Tensor, *, refine: bool = True) -> Certificate:
+    can_refine = False
+    """All radii are those of the margins."""
+
+    def __call__(
+        self, images: Tensor, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
         """The certificate of a batch; there is nothing to refine."""
         return self.judge(images, self.solve(images))
 
@@ -54,9 +67,11 @@ class ReflectionCertifier:
         Args:
             images: The batch.
             starts: A state for each layer to start from.
+
+        Returns:
+            The solutions, layer by layer, and the logits.
         """
-        if tuple(images.shape[1:]) != self.shape:
-            raise ValueError(f"expected images of shape {self.shape}, not {tuple(images.shape)}")
+        check_shape(images, self.shape)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -81,8 +96,21 @@ class ReflectionCertifier:
         return [*model.stem, model.layer]
 
     @torch.no_grad()
-    def judge(self, images: Tensor, solved: Solved, *, refine: bool = True) -> Certificate:
-        """Certify the predictions of a batch that has been solved already."""
+    def judge(
+        self, images: Tensor, solved: Solved, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """Certify the predictions of a batch that has been solved already.
+
+        Args:
+            images: The batch.
+            solved: What the model computed for it (`solve`).
+            refine: Without effect, as is `progress`.
+            progress: Without effect.
+
+        Returns:
+            The same as a call with these images.
+        """
+        check_shape(images, self.shape)
         images, exact = images.double(), self.exact
         feature = images if getattr(exact, "normalize", None) is None else exact.normalize(images)
         # (x − mean)/std rounds twice; 1 more than covers |x| where x = mean.
