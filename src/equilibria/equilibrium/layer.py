@@ -175,7 +175,7 @@ class EquilibriumLayer(nn.Module):
             problem = self._problem(inputs, start, active, gradient)
             backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
             state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
-            self._note(solution, active)
+            self._note(solution, active, solver)
             active.note_equilibrium(inputs, state, solution.context)
             output = self.cell.output(state, solution.context)
             return _without_diverged(output, solution)
@@ -197,7 +197,7 @@ class EquilibriumLayer(nn.Module):
             start = active.start() if start is None else start
             problem = self._problem(_usable(x), start, active)
             solution = solve_in_blocks(chosen, problem, trace=trace)
-        return self._note(solution, active)
+        return self._note(solution, active, chosen)
 
     def report_equilibrium(self, x: Inputs, state: State) -> None:
         """Tell the `solving` blocks of an equilibrium that was found by other means, as by JIIO."""
@@ -349,7 +349,7 @@ class EquilibriumLayer(nn.Module):
             BatchCouplingWarning,
         )
 
-    def _note(self, solution: Solution, active: Active) -> Solution:
+    def _note(self, solution: Solution, active: Active, solver: Solver[Any]) -> Solution:
         """Keep the facts of a solve and report failures, with the remedy.
 
         A failed solve warns once for each status it can end with. In training, running out of
@@ -369,7 +369,7 @@ class EquilibriumLayer(nn.Module):
             solution = dataclasses.replace(solution, remedy=remedy)
         self.last_solution = solution.facts()
         active.note(solution)
-        self._warn_of_precision(active.solving.solver.tolerance, solution)
+        self._warn_of_precision(solver.tolerance, solution)
         if failed and strict:
             raise ConvergenceError(solution.summary())
         if warns:

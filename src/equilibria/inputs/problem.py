@@ -16,6 +16,7 @@ from equilibria.equilibrium.layer import Inputs, as_inputs, in_fastest_format
 from equilibria.gradients import Symmetry
 from equilibria.inputs.constraints import Region
 from equilibria.inputs.groups import Groups
+from equilibria.models.non_finite import accept_non_finite
 from equilibria.solvers import SAM, LinearSolution, Solution, Status, conjugate_gradients, gmres
 
 Loss = Callable[[Tensor], Tensor]
@@ -383,6 +384,7 @@ def as_constant(model: nn.Module, *, evaluating: bool = False) -> nn.Module:
         whole = deepcopy(model)
         return whole.eval() if evaluating else whole
     own = twin(model, lambda tensor: tensor.detach().clone())
+    accept_non_finite(own)
     for original, beside in zip(model.modules(), own.modules(), strict=True):
         is_layer = isinstance(original, EquilibriumLayer)
         beside.training = original.training and (is_layer or not evaluating)

@@ -109,15 +109,29 @@ def guard(model: nn.Module) -> None:
     # The first layer is also called alone (`model.features`), or inside a transform that hides
     # the values from it.
     for module in {model, first_layer(model)}:
+        module._refuses_non_finite = True  # type: ignore[assignment]
         module.register_forward_pre_hook(_refuse_non_finite)
     model.register_forward_pre_hook(_check_tensors_once)
     model.register_forward_hook(_mark_non_finite)
     model.register_load_state_dict_post_hook(_check_tensors)  # type: ignore[no-untyped-call]
 
 
+def accept_non_finite(model: nn.Module) -> None:
+    """Let a guarded model take any training batch, for searches that report each sample themselves.
+
+    Args:
+        model: The model; one whose samples do not depend on each other in training.
+    """
+    for module in model.modules():
+        if hasattr(module, "_refuses_non_finite"):
+            module._refuses_non_finite = False  # type: ignore[assignment]
+
+
 def _refuse_non_finite(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    if not (layer.training and layer._refuses_non_finite):
+        return
     batch = _batch(inputs)
-    if batch is None or not layer.training:
+    if batch is None:
         return
     finite = finite_samples(batch)
     if bool(finite.all()):
