@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 FOUND: dict[str, Callable[[Any], bool]] = {
     "tabular": lambda accuracy: accuracy > 0.85,
-    "sequence_attention": lambda recalled: recalled > 0.5,
+    "sequence_attention": lambda recalled: recalled > 0.35,
     "graph": lambda right: right > 0.75,
     "physics": lambda found: abs(found[0] - 0.02) < 0.004 and abs(found[1] - 3) < 0.5,
     "training_loop": lambda accuracy: accuracy > 0.2,

@@ -14,6 +14,7 @@ from equilibria.training import save_weights
 from tests.cli.test_restore import AUTOENCODER, NOISE, learned
 from tests.program import invoke
 
+pytestmark = pytest.mark.filterwarnings("ignore:the model holds NaN")
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
 
 

@@ -73,7 +73,8 @@ class _SummedCell(eq.EnergyCell):
 def _results(layer: eq.EquilibriumLayer, x: Tensor) -> tuple[eq.Solution, list[Tensor]]:
     x = x.clone().requires_grad_()
     tight = {"tolerance": 1e-11, "max_iterations": 500}
-    with eq.solving(layer, gradient=eq.Implicit(**tight), **tight):  # type: ignore[arg-type]
+    solver = eq.solvers.Auto(**tight, check_minimum=False)  # type: ignore[arg-type]
+    with eq.solving(layer, gradient=eq.Implicit(**tight), solver=solver):  # type: ignore[arg-type]
         y = layer(x)
         loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum()
         gradients = torch.autograd.grad(loss, [x, *layer.parameters()])

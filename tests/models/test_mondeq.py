@@ -246,7 +246,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
     exact = mondeq(channels=(4, 6), solving=eq.Solving(tolerance=1e-10)).double().eval()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     model = copy.deepcopy(exact).to(dtype)
-    with eq.solving(model, solver="anderson", tolerance=1e-5 if dtype is torch.float32 else 2e-2):
+    with eq.solving(model, solver="anderson", tolerance=1e-5 if dtype is torch.float32 else 4e-2):
         logits = model(images.to(dtype))
     assert logits.dtype == dtype
     tolerance = 1e-4 if dtype is torch.float32 else 5e-2

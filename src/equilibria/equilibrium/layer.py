@@ -354,14 +354,16 @@ class EquilibriumLayer(nn.Module):
 
         A failed solve warns once for each status it can end with. In training, running out of
         iterations near the tolerance is ordinary and is not reported; neither is it where the
-        gradient rule defines the output as the last iterate.
+        gradient rule defines the output as the last iterate, or where the solver has a stopping
+        criterion of its own, about which the tolerance says nothing.
         """
         strict, status = active.solving.strict, solution.worst_status
         failed = status is not Status.CONVERGED
         reported = failed and not self.training
         if failed and self.training:
-            iterates = active.solving.gradient.from_zero and status is Status.OUT_OF_ITERATIONS
-            reported = not iterates and bool(solution.is_unusable.any())
+            by_design = active.solving.gradient.from_zero or solver.stop is not None
+            ordinary = status is Status.OUT_OF_ITERATIONS and by_design
+            reported = not ordinary and bool(solution.is_unusable.any())
         warns = reported and not strict and f"forward {status.name}" not in self._warned
         # The message of a stalled solve carries its own remedy.
         if failed and status is not Status.STALLED and (warns or strict or not self.training):

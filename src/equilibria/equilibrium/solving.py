@@ -145,10 +145,10 @@ def solving(
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
-        >>> with eq.solving(layer, tolerance=1e-8, record=True) as record:
+        >>> with eq.solving(layer, tolerance=1e-6, record=True) as record:
         ...     y = layer(torch.ones(1, 2))
         >>> record.solutions[0].tolerance
-        1e-08
+        1e-06
     """
     from equilibria.equilibrium.layer import EquilibriumLayer
 

@@ -29,8 +29,8 @@ class NonFiniteInputError(ValueError):
         >>> try:
         ...     model(torch.full((1, 3, 8, 8), torch.nan))
         ... except eq.models.NonFiniteInputError as error:
-        ...     print(str(error)[:48])
-        1 of 1 samples hold NaN or infinite values (0):
+        ...     print(str(error)[:46])
+        1 of 1 samples hold NaN or infinite values (0)
     """
 
 

@@ -19,7 +19,7 @@ from equilibria.models import (
 )
 from equilibria.models.mopteq.models import Direction
 from equilibria.report.features import relations
-from equilibria.solvers import Anderson
+from equilibria.solvers import Anderson, RelativeResidual
 from equilibria.training import Experiment
 
 Numbers = dict[str, float | None]
@@ -66,8 +66,8 @@ def solve_trace(experiment: Experiment, device: torch.device) -> Numbers:
     """‖T^{j+1} − T^j‖ / ‖T^j‖ along Anderson's iterations, the geometric mean of test images."""
     model = _classifier(experiment)
     images, _ = experiment.some_test_images(TRACED_IMAGES)
-    # Below all rounding, so that no sample stops.
-    solver = Anderson(tolerance=1e-30, max_iterations=TRACED_ITERATIONS)
+    never = RelativeResidual(1e-300)  # below all rounding: no sample stops
+    solver = Anderson(stop=never, max_iterations=TRACED_ITERATIONS)
     trace = model.solve(images.to(device), solver=solver, trace=True).trace
     assert trace is not None
     means = trace.residual.log().nanmean(dim=1).exp()

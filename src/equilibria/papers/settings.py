@@ -33,6 +33,8 @@ SUBJECT = ("model.name", "data.name", "task.name", "task.options.method", "task.
 """What table and row are about."""
 UNRELATED = (
     *("about", "threads", "data.root", "data.workers", "data.in_memory", "training.seed"),
+    # No image of a data set is NaN.
+    "training.non_finite",
     # What the data say.
     *("model.options.in_channels", "model.options.num_classes"),
     # The same map, or the same numbers, in another order.

@@ -33,7 +33,7 @@ class SAM(Picard):
     last point at which T was evaluated.
 
     Examples:
-        >>> sam = eq.solvers.SAM(regularizer="l2", max_iterations=20)
+        >>> sam = eq.solvers.SAM(regularizer="l2", max_iterations=20, tolerance=0.1)
         >>> layer = eq.EquilibriumLayer(lambda z, x: 0 * z + x, solver=sam)
         >>> layer.solve(torch.ones(1, 2)).state.shape
         torch.Size([1, 2])
