@@ -137,7 +137,10 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "shift": (lambda: eq.data.RandomShift(pixels=-1), "pixels must not be negative"),
     "loop": (lambda: eq.exports.Loop(max_iterations=0), "max_iterations must be at least 1"),
     "pool": (lambda: eq.create_model("opteq-small", pool=0), "pool must be at least 1"),
-    "scale": (lambda: eq.create_model("opteq-small", init_scale=-1), "init_scale must be positive"),
+    "scale": (
+        lambda: eq.create_model("opteq-small", init_scale=-1),
+        "init_scale must not be negative",
+    ),
     "gain": (lambda: eq.create_model("mdeq-small", init_gain=nan()), "init_gain must be positive"),
     "width": (lambda: eq.create_model("ae-conv", width=0), "width must be at least 1"),
     "channels": (lambda: eq.create_model("dncnn", channels=0), "channels must be at least 1"),

@@ -46,7 +46,10 @@ def picture(tmp_path: Path) -> Path:
         (["tune", "opteq-small", "--tolerances", "1e-2,5"], f"tolerance {RESIDUAL}"),
         (["train", "digits-opteq", "training.tolerance=5"], f"tolerance {RESIDUAL}"),
         (["train", "digits-opteq", "model.options.tolerance=5"], f"tolerance {RESIDUAL}"),
-        (["train", "digits-opteq", "model.options.init_scale=-1"], "init_scale must be positive"),
+        (
+            ["train", "digits-opteq", "model.options.init_scale=-1"],
+            "init_scale must not be negative",
+        ),
         (
             [
                 "train",

@@ -66,7 +66,7 @@ def test_split_depends_on_nothing_but_its_seed() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
 def test_share_must_be_a_share(share: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="must be in \\(0, 1\\)"):
         stratified_split(load_digits().train, share, seed=0)
 
 

@@ -114,10 +114,10 @@ def test_each_way_to_fail_is_reported_although_another_was() -> None:
         lambda z, x: factor * z + x, solver=eq.Picard(max_iterations=20, tolerance=1e-12)
     ).eval()
     with pytest.warns(eq.ConvergenceWarning, match="out of iterations"):
-        layer(torch.ones(2, 3))
+        layer(torch.ones(2, 3, dtype=torch.float64))
     factor.fill_(1e4)
     with pytest.warns(eq.ConvergenceWarning, match="diverged"):
-        layer(torch.ones(2, 3))
+        layer(torch.ones(2, 3, dtype=torch.float64))
 
 
 def test_a_strict_layer_raises_in_training() -> None:

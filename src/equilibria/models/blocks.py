@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equilibria.context import twin
 from equilibria.operators import LinearOperator
-from equilibria.registry import check_at_least_one, check_positive
+from equilibria.registry import check_at_least_one, check_not_negative
 
 Operator = TypeVar("Operator", bound=LinearOperator)
 FIRST_LAYERS = ("stem", "trunk", "encoder", "features")
@@ -192,7 +192,7 @@ class PooledLinearHead(nn.Module):
 @torch.no_grad()
 def small(operator: Operator, scale: float) -> Operator:
     """The operator, its initial weights shrunk: small norms make first solves short (OptEq 7.4)."""
-    check_positive(init_scale=scale)
+    check_not_negative(init_scale=scale)
     for parameter in operator.parameters():
         parameter.mul_(scale)
     return operator
