@@ -139,7 +139,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "pool": (lambda: eq.create_model("opteq-small", pool=0), "pool must be at least 1"),
     "scale": (
         lambda: eq.create_model("opteq-small", init_scale=-1),
-        "init_scale must not be negative",
+        "init_scale must not be",
     ),
     "gain": (lambda: eq.create_model("mdeq-small", init_gain=nan()), "init_gain must be positive"),
     "width": (lambda: eq.create_model("ae-conv", width=0), "width must be at least 1"),

@@ -48,7 +48,7 @@ def picture(tmp_path: Path) -> Path:
         (["train", "digits-opteq", "model.options.tolerance=5"], f"tolerance {RESIDUAL}"),
         (
             ["train", "digits-opteq", "model.options.init_scale=-1"],
-            "init_scale must not be negative",
+            "init_scale must not be",
         ),
         (
             [
