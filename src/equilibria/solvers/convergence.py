@@ -123,27 +123,27 @@ class Scale:
             # A fixed point at zero has no scale: rounding of what was seen first sets it.
             info = torch.finfo(image.dtype)
             self.floor = (info.eps * largest).clamp_min(info.tiny)
-        elif self.measured < FIRST_ITERATIONS and self._may_exceed(absolute):
+        # NaN compares false with everything: only finite, bounded rows pass.
+        bounded = absolute <= self.limit
+        if 0 < self.measured < FIRST_ITERATIONS and not _is_known_true(bounded):
             larger = DIVERGENCE_FACTOR * torch.maximum(absolute, size)
             self.limit = torch.where(larger > self.limit, larger, self.limit)
             self.limit = torch.where(torch.isfinite(larger), self.limit, -torch.inf)
+            bounded = absolute <= self.limit
         self.measured += 1
         certain = absolute
         if rounding is not None:
             certain = torch.where(size > 0, torch.maximum(absolute, rounding), absolute)
-        # NaN compares false with everything: only finite, bounded rows pass.
-        return Residuals(
-            absolute, relative_residual(certain, size, self.floor), absolute <= self.limit
-        )
-
-    def _may_exceed(self, absolute: Tensor) -> bool:
-        """Whether a row is beyond its limit; True where reading that would stall the device."""
-        assert self.limit is not None
-        return not (is_free_to_ask(absolute) and bool((absolute <= self.limit).all()))
+        return Residuals(absolute, relative_residual(certain, size, self.floor), bounded)
 
     def keep(self, rows: Tensor) -> None:
         if self.limit is not None and self.floor is not None:
             self.limit, self.floor = self.limit[rows], self.floor[rows]
+
+
+def _is_known_true(flags: Tensor) -> bool:
+    """Whether all flags are true; False where reading them would stall the device."""
+    return is_free_to_ask(flags) and bool(flags.all())
 
 
 @dataclass(frozen=True)

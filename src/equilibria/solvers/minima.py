@@ -84,6 +84,8 @@ class _Tridiagonal:
     diagonal: list[Tensor]
     beside: list[Tensor]
     vectors: list[Tensor]
+    is_below_one: bool = False
+    """Whether the norm seems to be below 1 in every row."""
 
     def largest(self) -> tuple[Tensor, Tensor]:
         """The largest Ritz value of each row, and its coefficients."""
@@ -148,7 +150,10 @@ class _Test:
 
     def find_negative_curvature(self) -> Tensor:
         """The rows at which the curvature is negative in some direction."""
-        largest, _ = self._lanczos(self.product, self.slope, keep=False).largest()
+        run = self._lanczos(self.product, self.slope, keep=False)
+        if run.is_below_one:
+            return torch.empty(0, dtype=torch.int64, device=self.y.device)
+        largest, _ = run.largest()
         return (largest > self.threshold).nonzero().squeeze(1)
 
     def lower_points(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,5 +236,6 @@ class _Test:
             vector = torch.where((beside > small)[:, None], image / beside[:, None], 0.0)
             # A matrix whose norm seems to be below 1 has no eigenvalue above it.
             if step + 1 >= FEWEST_STEPS and bool((run.norm() < 1).all()):
+                run.is_below_one = True
                 break
         return run

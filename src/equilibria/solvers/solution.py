@@ -166,7 +166,7 @@ class Solution:
     @cached_property
     def worst_status(self) -> Status:
         """How the sample that failed worst ended; `CONVERGED` if none failed."""
-        if bool(self.converged.all()):
+        if not bool(self.status.any()) or bool(self.converged.all()):
             return Status.CONVERGED
         return Status(int(self.status[int(torch.argmax(self._severity))]))
 
