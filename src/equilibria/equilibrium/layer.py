@@ -354,8 +354,8 @@ class EquilibriumLayer(nn.Module):
 
         A failed solve warns once for each status it can end with. In training, running out of
         iterations near the tolerance is ordinary and is not reported; neither is it where the
-        gradient rule defines the output as the last iterate, or where the solver has a stopping
-        criterion of its own, about which the tolerance says nothing.
+        gradient rule defines the output as the last iterate, or where a custom stopping criterion
+        replaces the tolerance.
         """
         strict, status = active.solving.strict, solution.worst_status
         failed = status is not Status.CONVERGED

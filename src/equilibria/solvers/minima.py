@@ -35,7 +35,7 @@ SADDLE = (
     "the point is a saddle or a maximum of the objective, and no lower point was found near it: "
     "start elsewhere (start=...), or add curvature to the energy"
 )
-"""What a solve says that ended at a saddle."""
+"""The remedy of a solve that ended at a saddle."""
 
 Descend = Callable[[FixedPointProblem], Solution]
 """Minimizes the objective of a problem from its start."""

@@ -30,8 +30,8 @@ class Status(IntEnum):
     STALLED = 3
     """A descent ended before its budget: the objective falls no more, and no rule was met."""
     STATIONARY = 4
-    """The residual reached the tolerance, but nobody tested whether the point is a minimum of the
-    objective, which is not known to be convex (`check_minimum=False`)."""
+    """The residual reached the tolerance; whether the point is a minimum of the objective, which
+    is not known to be convex, was not tested (`check_minimum=False`)."""
 
 
 TOO_SMALL = (
