@@ -1,4 +1,9 @@
-"""Equilibria as its users get it: the default solver and gradient rule, through the layer."""
+"""Equilibria as its users get it: the default solver and gradient rule, through the layer.
+
+One default is off: solves do not test whether they found a minimum, because the peers do not do so
+either. The test costs a few products with the Hessian where a layer cannot know that its objective
+is convex.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +51,7 @@ def layer(
             solver or default_name("solver"),
             tolerance=tolerance,
             max_iterations=options.pop("max_iterations", MAX_ITERATIONS),
+            check_minimum=False,
         ),
         gradient=eq.gradients.get_gradient(
             default_name("gradient"),

@@ -182,7 +182,8 @@ class Task:
 
 def _ladders() -> list[list[tuple[float, float]]]:
     """(forward tolerance, backward tolerance), from loose to tight, for each factor."""
-    return [[(t, factor * t) for t in TOLERANCES] for factor in BACKWARD_FACTORS]
+    pairs = [[(t, factor * t) for t in TOLERANCES] for factor in BACKWARD_FACTORS]
+    return [[(t, backward) for t, backward in ladder if backward < 1] for ladder in pairs]
 
 
 def _row(make: Callable[[Settings], Problem]) -> Row:
