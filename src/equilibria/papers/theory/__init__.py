@@ -4,6 +4,24 @@ No model, certificate, task or command uses this package. It evaluates what the 
 compares it with measurements. Where a printed statement is wrong, a corrected one is given as well.
 """
 
+from equilibria.models.geq.bounds import (
+    BranchFacts,
+    LipschitzBounds,
+    branch_facts,
+    layer_facts,
+    lipschitz_bounds,
+    measured_lipschitz,
+    opteq_lipschitz,
+    printed_lipschitz,
+    remark_2,
+)
+from equilibria.papers.theory.geq_similarity import (
+    SimilarityBounds,
+    arc_cosine,
+    expected_opteq_similarity,
+    remark_3,
+    similarity_bounds,
+)
 from equilibria.papers.theory.opteq import (
     AffineOptEqCell,
     MultivariateOptEqCell,
@@ -16,10 +34,24 @@ from equilibria.papers.theory.opteq import (
 
 __all__ = [
     "AffineOptEqCell",
+    "BranchFacts",
+    "LipschitzBounds",
     "MultivariateOptEqCell",
     "ProximalReport",
+    "SimilarityBounds",
+    "arc_cosine",
+    "branch_facts",
     "deep_opteq_of_network",
+    "expected_opteq_similarity",
     "is_proximal",
+    "layer_facts",
+    "lipschitz_bounds",
+    "measured_lipschitz",
+    "opteq_lipschitz",
+    "printed_lipschitz",
     "psd_factor",
+    "remark_2",
+    "remark_3",
+    "similarity_bounds",
     "universal_hidden_units",
 ]
