@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equilibria.models.geq.generalization import PacBayes, generalization_bounds, margin_loss
+from equilibria.papers.theory import PacBayes, generalization_bounds, margin_loss
 from tests.papers.theory.geq_branches import images, small
 
 

@@ -15,6 +15,12 @@ from equilibria.models.geq.bounds import (
     printed_lipschitz,
     remark_2,
 )
+from equilibria.papers.theory.geq_generalization import (
+    GeneralizationBounds,
+    PacBayes,
+    generalization_bounds,
+    margin_loss,
+)
 from equilibria.papers.theory.geq_similarity import (
     SimilarityBounds,
     arc_cosine,
@@ -35,17 +41,21 @@ from equilibria.papers.theory.opteq import (
 __all__ = [
     "AffineOptEqCell",
     "BranchFacts",
+    "GeneralizationBounds",
     "LipschitzBounds",
     "MultivariateOptEqCell",
+    "PacBayes",
     "ProximalReport",
     "SimilarityBounds",
     "arc_cosine",
     "branch_facts",
     "deep_opteq_of_network",
     "expected_opteq_similarity",
+    "generalization_bounds",
     "is_proximal",
     "layer_facts",
     "lipschitz_bounds",
+    "margin_loss",
     "measured_lipschitz",
     "opteq_lipschitz",
     "printed_lipschitz",
