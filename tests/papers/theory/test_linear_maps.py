@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equilibria.models.geq import linear_maps
+from equilibria.papers.theory import linear_maps
 from tests.papers.theory.geq_branches import normal
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.geq.bounds import BranchFacts, branch_facts, projected
-from equilibria.models.geq.linear_maps import frobenius, gram_frobenius
 from equilibria.models.geq.model import GEQCell
+from equilibria.papers.theory.linear_maps import frobenius, gram_frobenius
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equilibria.energies.gaussian import grid_dimensions
 from equilibria.models.geq.bounds import BranchFacts, quotient
-from equilibria.models.geq.linear_maps import adjoint, frobenius, least_singular
+from equilibria.papers.theory.linear_maps import adjoint, frobenius, least_singular
 
 
 @dataclass(frozen=True)
