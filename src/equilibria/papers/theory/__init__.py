@@ -4,7 +4,7 @@ No model, certificate, task or command uses this package. It evaluates what the 
 compares it with measurements. Where a printed statement is wrong, a corrected one is given as well.
 """
 
-from equilibria.models.geq.bounds import (
+from equilibria.papers.theory.geq_bounds import (
     BranchFacts,
     LipschitzBounds,
     branch_facts,

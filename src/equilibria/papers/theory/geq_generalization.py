@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from equilibria.models.base import EquilibriumClassifier
-from equilibria.models.geq.bounds import BranchFacts, branch_facts, projected
 from equilibria.models.geq.model import GEQCell
+from equilibria.papers.theory.geq_bounds import BranchFacts, branch_facts, projected
 from equilibria.papers.theory.linear_maps import frobenius, gram_frobenius
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from equilibria.energies.gaussian import grid_dimensions
-from equilibria.models.geq.bounds import BranchFacts, quotient
+from equilibria.papers.theory.geq_bounds import BranchFacts, quotient
 from equilibria.papers.theory.linear_maps import adjoint, frobenius, least_singular
 
 
