@@ -53,7 +53,7 @@ def test_no_search_finds_more_than_the_bounds(seed: int, norm: float, gamma: flo
     facts = facts_of(seed, norm, gamma)
     found = lipschitz_bounds(facts, iterations=12)
     assert 0 < found.measured <= found.certified * (1 + 1e-6)
-    # That of the inputs alone is left by the small steps of the search.
+    # `corrected` holds at the given inputs; the search takes small steps away from them.
     assert found.measured <= found.corrected * (1 + 1e-3)
     assert facts.norm_w == pytest.approx(norm)
     assert math.isinf(found.corrected) or norm < 1 or facts.beta_max < 1
