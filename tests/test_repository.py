@@ -90,6 +90,22 @@ def test_everything_that_a_package_names_is_there(package: str) -> None:
     assert len(names) == len(set(names))
 
 
+def test_the_package_imports_every_module_of_the_models() -> None:
+    """Code that only tests and documents use does not belong in the models (`papers.theory`)."""
+    source = ROOT / "src"
+    imported: set[str] = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    modules = {
+        ".".join(path.relative_to(source).with_suffix("").parts)
+        for path in (source / "equilibria" / "models").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert modules - imported == set()
+
+
 def test_version_agrees_with_the_project_file() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     citation = (ROOT / "CITATION.cff").read_text()

@@ -33,6 +33,7 @@ ROOMS = {
     "report": "Reports",
     "serving": "Serving",
     "papers": "Papers' tables",
+    "papers.theory": "Papers' theory",
     "context": "States and contexts",
     "registry": "Registries",
 }

@@ -1,7 +1,8 @@
 """The models of the papers: a folder a family, its named models beside it in `presets.yaml`.
 
-Here is what other rooms and users need; the rest, such as `opteq.theory` and the classes of
-`baselines`, comes from its file.
+This package exports what other rooms and users need. Everything else, such as the classes of
+`baselines`, is imported from its own file. Statements of the papers that no model needs are in
+`equilibria.papers.theory`.
 """
 
 from equilibria.models.base import (

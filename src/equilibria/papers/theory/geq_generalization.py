@@ -1,7 +1,7 @@
-"""How far GEQ's errors on training and test samples are apart: Proposition 2 and Remark 1.
+"""Generalization bounds of GEQ: Proposition 2 and Remark 1.
 
-The printed constants are not those that the proof arrives at, and the proof assumes that β does not
-change with the weights: neither number is a certificate.
+The printed constants differ from those of the proof. The proof also assumes that β does not depend
+on the weights. Neither bound is therefore a certificate.
 """
 
 from __future__ import annotations
@@ -15,26 +15,37 @@ import torch
 from torch import Tensor
 
 from equilibria.models.base import EquilibriumClassifier
-from equilibria.models.geq.bounds import BranchFacts, branch_facts, projected
-from equilibria.models.geq.linear_maps import frobenius, gram_frobenius
 from equilibria.models.geq.model import GEQCell
+from equilibria.papers.theory.geq_bounds import BranchFacts, branch_facts, projected
+from equilibria.papers.theory.linear_maps import frobenius, gram_frobenius
 
 
 @dataclass(frozen=True)
 class GeneralizationBounds:
-    """Bounds of the expected error, with probability 1 − δ over training sets of M samples."""
+    """Bounds of the expected error, with probability 1 − δ over training sets of M samples.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> model = eq.create_model("geq-small", in_channels=1, channels=8, widths=(8, 8))
+        >>> images, labels = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
+        >>> bounds = theory.generalization_bounds(model, images, labels)
+        >>> [condition for condition in bounds.conditions if "Remark 1" in condition]
+        ['Remark 1: β_max < 0.8', 'Remark 1: μ, m > 0.9']
+    """
 
     margin_loss: float
-    """The share of training samples within the margin η."""
+    """Fraction of training samples whose margin is at most η."""
     printed: float
-    """Eq. 10, of the GEQ."""
+    """Eq. 10, for the GEQ."""
     printed_opteq: float
-    """Eq. 10, of an OptEq with the same norms."""
+    """Eq. 10, for an OptEq with the same norms."""
     by_proof: float
-    """With the constants of Lemma 2 and Eqs. 30 to 37; under their assumption on β."""
+    """The bound with the constants of Lemma 2 and Eqs. 30 to 37, for the GEQ. It keeps their
+    assumption on β."""
     by_proof_opteq: float
+    """The bound with these constants, for an OptEq with the same norms."""
     conditions: Mapping[str, bool]
-    """What the proposition and Remark 1 assume, and whether it is so."""
+    """Assumptions of Proposition 2 and Remark 1, and whether each holds."""
 
 
 def generalization_bounds(
@@ -45,10 +56,34 @@ def generalization_bounds(
     margin: float = 1.0,
     delta: float = 0.05,
 ) -> GeneralizationBounds:
-    """Proposition 2 of a GEQ at its training samples; parallel branches are one, side by side.
+    """Evaluate Proposition 2 for a GEQ at its training samples.
 
-    Bounds of this kind are far above 1 for trained networks, which says nothing about them. Where
-    β_max‖W‖² ≥ 1, and for OptEq where ‖W‖ ≥ 1, they are infinite.
+    Parallel branches count as one branch whose state contains all of theirs. For trained networks,
+    bounds of this kind are far above 1 and therefore carry no information. They are infinite if
+    β_max‖W‖² ≥ 1, and for an OptEq if ‖W‖ ≥ 1.
+
+    Args:
+        model: A GEQ with ReLU, whose γ does not depend on the input. It is not modified.
+        images: Training images, shape (M, C, H, W).
+        labels: Their classes, shape (M,).
+        margin: η, the margin of the training error, above 0.
+        delta: δ, the probability that the bound does not hold, between 0 and 1.
+
+    Returns:
+        The bounds as printed and with the constants of the proof, and the assumptions checked.
+
+    Raises:
+        TypeError: If the cell of the model is not a `GEQCell`.
+        ValueError: If a bound is unknown for the model, or if there are fewer than two samples, or
+            if `margin` or `delta` is out of range.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> model = eq.create_model("geq-small", in_channels=1, channels=8, widths=(8, 8))
+        >>> images, labels = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
+        >>> bounds = theory.generalization_bounds(model, images, labels)
+        >>> bounds.margin_loss <= bounds.printed
+        True
     """
     branches = branch_facts(model, images)
     precise = copy.deepcopy(model).double().eval()
@@ -102,17 +137,36 @@ def generalization_bounds(
 
 @dataclass(frozen=True)
 class PacBayes:
-    """The numbers of Proposition 2: m = ‖WᵀW‖, `weights` 𝓑_W, `units` h, `margin` η."""
+    """Quantities of Proposition 2 and the two forms of its bound.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> numbers = theory.PacBayes(
+        ...     mu=0.95, m=0.9, beta_max=0.7, radius=2.0, units=10, weights=3.0,
+        ...     samples=1000, margin=1.0, delta=0.05,
+        ... )
+        >>> numbers.printed() < numbers.printed(is_opteq=True)  # Remark 1
+        True
+    """
 
     mu: float
+    """μ, the largest norm of W, U, the head and the biases."""
     m: float
+    """‖WᵀW‖."""
     beta_max: float
+    """Largest β."""
     radius: float
+    """B, the largest norm of an input."""
     units: int
+    """h, the largest dimension of an input, a hidden layer, or a state."""
     weights: float
+    """𝓑_W, the sum of the squared Frobenius norms of WᵀW, U, the head and the biases."""
     samples: int
+    """M, the number of training samples; at least 2."""
     margin: float
+    """η, above 0."""
     delta: float
+    """δ, between 0 and 1."""
 
     def __post_init__(self) -> None:
         if not (self.samples > 1 and self.margin > 0 and 0 < self.delta < 1):
@@ -121,7 +175,14 @@ class PacBayes:
             )
 
     def printed(self, *, is_opteq: bool = False) -> float:
-        """The root of Eq. 10."""
+        """Evaluate the square root in Eq. 10.
+
+        Args:
+            is_opteq: Whether to use the form for an OptEq.
+
+        Returns:
+            The amount by which the bound exceeds the training error.
+        """
         mu, B = self.mu, self.radius
         room = 1 - (1.0 if is_opteq else self.beta_max) * self.m
         if is_opteq:
@@ -134,7 +195,16 @@ class PacBayes:
         return math.sqrt((divergence + chance) / self.samples)
 
     def by_proof(self, *, is_opteq: bool = False) -> float:
-        """4√((KL + ln(6M√M/δ))/(M − 1)), of Lemma 2 and the perturbations of Eqs. 30 and 35."""
+        """Evaluate 4√((KL + ln(6M√M/δ))/(M − 1)) with the constants of the proof.
+
+        The constants follow from Lemma 2 and the perturbation bounds of Eqs. 30 and 35.
+
+        Args:
+            is_opteq: Whether to use the form for an OptEq.
+
+        Returns:
+            The amount by which the bound exceeds the training error.
+        """
         mu, B = self.mu, self.radius + 1
         room = 1 - (1.0 if is_opteq else self.beta_max) * self.m
         if is_opteq:
@@ -154,14 +224,29 @@ class PacBayes:
 
 
 def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
-    """The share of samples whose logit is not more than `margin` above all others (Eq. 9)."""
+    """Compute the fraction of samples that are not classified correctly with a margin (Eq. 9).
+
+    Args:
+        logits: Shape (samples, classes).
+        labels: Shape (samples,).
+        margin: Amount by which the logit of the label must exceed all others.
+
+    Returns:
+        The fraction, between 0 and 1.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> logits = torch.tensor([[3.0, 1.0], [3.0, 2.5]])
+        >>> theory.margin_loss(logits, torch.tensor([0, 0]), margin=1.0)
+        0.5
+    """
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -math.inf).amax(dim=1, keepdim=True)
     return float((own <= margin + others).double().mean())
 
 
 def _head(model: EquilibriumClassifier, branches: list[BranchFacts]) -> tuple[Tensor, Tensor]:
-    """Logits as a matrix and an offset of all states side by side."""
+    """Return the head as a matrix and an offset, for the concatenated states of all branches."""
     cell = model.layer.cell
     assert isinstance(cell, GEQCell)
     states = [torch.zeros_like(facts.states[:1], requires_grad=True) for facts in branches]
@@ -177,6 +262,6 @@ def _head(model: EquilibriumClassifier, branches: list[BranchFacts]) -> tuple[Te
 
 
 def _bias(facts: BranchFacts, nothing: Tensor) -> float:
-    """‖b‖, of Ux + b where x is zero."""
+    """Return ‖b‖, computed as the norm of Ux + b at x = 0."""
     with torch.no_grad():
         return float(projected(facts.kernel, facts.kernel.inject(nothing)["c"]).norm())

@@ -1,9 +1,13 @@
-"""What OptEq's paper proves, as code: Table 1's layers, Lemmas 1 and 2, and what a map is.
+"""Results of the OptEq paper: two layers of Table 1, Lemmas 1 and 2, and a proximal test.
 
-Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022. Table 1 (Section 3.2) has
-layers that come from modifying the underlying convex function φ. Row 1 is `OptEqCell`, row 2 (the
-skip connection, α M_φ^{1−α}) its `alpha`, row 5 (φ + γR) `FeatureRegularizer`. Here are row 3, an
-affine change of variables, and row 4, a multivariate linear activation.
+The paper is Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022. Table 1
+(Section 3.2) lists layers that result from modifying the underlying convex function φ:
+
+- Row 1 is `equilibria.models.OptEqCell`.
+- Row 2, the skip connection with penalty α M_φ^{1−α}, is the option `alpha` of that cell.
+- Row 3, an affine change of variables, is `AffineOptEqCell`.
+- Row 4, a multivariate linear activation, is `MultivariateOptEqCell`.
+- Row 5, φ + γR, is `equilibria.energies.FeatureRegularizer`.
 """
 
 from __future__ import annotations
@@ -26,14 +30,32 @@ from equilibria.operators import OperatorLike, as_operator
 
 
 class AffineOptEqCell(Cell):
-    """z = A⁻¹(f(A(z))), A(z) = Rz + t: the OptEq layer f = prox_φ in other coordinates (row 3).
+    """OptEq layer after an affine change of variables (Table 1, row 3).
+
+    With the OptEq layer f = prox_φ and A(z) = Rz + t, the iteration is z ← A⁻¹(f(A(z))):
 
         z ← R⁻¹(Wᵀσ(W(Rz + t) + Ux + b)/μ − t)
 
-    The fixed point minimizes φ∘A for every invertible R (printed "invariable"). The layer is
-    prox_{φ∘A} only where R is orthogonal; otherwise it is so in the metric of RᵀR,
-    argmin_u φ(Au) + ½‖R(u − z)‖², and converges as fast as f does. R and t act on the channels of
-    an image, and are trained if they are parameters.
+    The fixed point minimizes φ∘A for every invertible R. (The paper prints "invariable" for
+    "invertible".) The layer is the proximal operator of φ∘A only if R is orthogonal. For any other
+    R it is the proximal operator in the metric of RᵀR, argmin_u φ(Au) + ½‖R(u − z)‖². The
+    iteration converges as fast as that of f.
+
+    Args:
+        layer: The OptEq layer f.
+        R: Invertible matrix, shape (channels, channels). It acts on the channels of z and is
+            trained if it is an `nn.Parameter`.
+        t: Shift, shape (channels,); zero by default. It is trained if it is an `nn.Parameter`.
+
+    Raises:
+        ValueError: If R is not square or not invertible, or if the shape of t does not match R.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> layer = eq.models.UnitLayer(0.5 * torch.eye(2), torch.eye(2), bias=False)
+        >>> cell = theory.AffineOptEqCell(layer, torch.eye(2), t=torch.tensor([0.0, 1.0]))
+        >>> eq.EquilibriumLayer(cell=cell, tolerance=1e-6)(torch.ones(1, 2)).round(decimals=3)
+        tensor([[ 0.6670, -0.3330]])
     """
 
     R: Tensor
@@ -64,13 +86,29 @@ class AffineOptEqCell(Cell):
         return _mix(context["R_inverse"], image - _per_channel(context["t"], image))
 
     def transform(self, state: State, context: Context) -> Tensor:
-        """A(z) = Rz + t."""
+        """Compute A(z) = Rz + t.
+
+        Args:
+            state: z, shape (B, channels, ...).
+            context: Context that `inject` returned.
+
+        Returns:
+            A(z), with the shape of z.
+        """
         assert isinstance(state, Tensor)
         moved = _mix(context["R"], state)
         return moved + _per_channel(context["t"], moved)
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """cond(R) times that of f: a bound for the Euclidean norm."""
+        """Bound the Lipschitz constant in the Euclidean norm by cond(R) times the bound of f.
+
+        Args:
+            context: Context that `inject` returned.
+            layout: Shapes of the parts of the state, without the batch dimension.
+
+        Returns:
+            The bound, or None if f has none.
+        """
         bound = self.inner.contraction_bound(context.parts["inner"], layout)
         return None if bound is None else bound * torch.linalg.cond(context["R"], 2)
 
@@ -79,7 +117,10 @@ class AffineOptEqCell(Cell):
 
 
 class AffineObjective(MapObjective[AffineOptEqCell]):
-    """φ∘A (α M_φ^{1−α}∘A with a skip connection) at the image of a state."""
+    """Objective φ∘A of `AffineOptEqCell`, evaluated at the image of a state.
+
+    With a skip connection (`alpha` below 1) the objective is α M_φ^{1−α}∘A.
+    """
 
     def __init__(self, cell: AffineOptEqCell, context: Context) -> None:
         super().__init__(cell, context)
@@ -89,21 +130,50 @@ class AffineObjective(MapObjective[AffineOptEqCell]):
         return self.inner.value(self.cell.transform(state, self.context))
 
     def gradient(self, state: State) -> Tensor:
-        """Rᵀ∇φ(Az)."""
+        """Compute the gradient Rᵀ∇φ(A(z)) at the image z of a state.
+
+        Args:
+            state: The state, shape (B, channels, ...).
+
+        Returns:
+            The gradient, with the shape of the state.
+        """
         (gradient,) = self.inner.gradient(self.cell.transform(state, self.context))
         return _mix(self.context["R"].mT, gradient)
 
 
 class MultivariateOptEqCell(Cell):
-    """z = WᵀS(Wz + Ux + b): the elementwise σ replaced by a symmetric S ⪰ 0 (row 4).
+    """OptEq layer with a linear activation that mixes channels (Table 1, row 4).
 
-    S = FFᵀ is given by a factor F, which keeps it symmetric and positive semidefinite while it is
-    trained (`psd_factor` makes one of S). Where ‖WᵀSW‖ ≤ 1 the layer is the proximal operator of
+    A symmetric positive semidefinite matrix S replaces the elementwise σ:
 
-        φ(z) = ½yᵀS⁻¹y − ⟨Ux + b, y⟩ − ½‖z‖²,    z = Wᵀy,
+        z ← WᵀS(Wz + Ux + b)
 
-    which is evaluated without an inverse: at y = Sa the first term is ½‖Fᵀa‖². S acts on the
-    channels of an image.
+    S = FFᵀ is stored as its factor F. S therefore remains symmetric and positive semidefinite
+    while F is trained. If ‖WᵀSW‖ ≤ 1, the layer is the proximal operator of
+
+        φ(z) = ½yᵀS⁻¹y − ⟨Ux + b, y⟩ − ½‖z‖²,    z = Wᵀy.
+
+    The objective is evaluated without an inverse: at y = Sa the first term is ½‖Fᵀa‖².
+
+    Args:
+        W: Linear operator or matrix from z to y.
+        U: Linear operator or matrix from the input x to y.
+        factor: F, shape (channels of y, rank). It is trained if it is an `nn.Parameter`.
+            `psd_factor` computes it from S.
+        bias: b, or whether to create one. None leaves the choice to the default of
+            `equilibria.energies.Input`.
+
+    Raises:
+        ValueError: If the factor is not a matrix, or if its rows do not match the channels of y.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> S = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+        >>> W, U, F = 0.5 * torch.eye(2), torch.eye(2), theory.psd_factor(S)
+        >>> cell = theory.MultivariateOptEqCell(W, U, F, bias=False)
+        >>> bool(theory.is_proximal(cell, torch.ones(1, 2)))
+        True
     """
 
     symmetry = Symmetry.PLAIN
@@ -137,14 +207,30 @@ class MultivariateOptEqCell(Cell):
         return self.W.adjoint(y, context.weights("W"))
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, Tensor]:
-        """Fᵀa and y = Sa, a = Wz + Ux + b."""
+        """Compute Fᵀa and y = Sa for a = Wz + Ux + b.
+
+        Args:
+            state: z, shape (B, channels of z, ...).
+            context: Context that `inject` returned.
+
+        Returns:
+            Fᵀa, shape (B, rank, ...), and y, shape (B, channels of y, ...).
+        """
         assert isinstance(state, Tensor)
         F = context["F"]
         half = _mix(F.mT, self.W(state, context.weights("W")) + context["c"])
         return half, _mix(F, half)
 
     def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
-        """‖F‖²‖W‖² ≥ ‖WᵀSW‖."""
+        """Bound the Lipschitz constant ‖WᵀSW‖ by ‖F‖²‖W‖².
+
+        Args:
+            context: Context that `inject` returned.
+            layout: Shapes of the parts of the state, without the batch dimension.
+
+        Returns:
+            The bound, a scalar tensor.
+        """
         norm: Tensor = torch.linalg.matrix_norm(context["F"], 2)
         return (norm * self.W.norm_bound(layout[0])).square()
 
@@ -153,7 +239,10 @@ class MultivariateOptEqCell(Cell):
 
 
 class MultivariateObjective(MapObjective[MultivariateOptEqCell]):
-    """φ of a multivariate activation at the image z = T(v) of a state v, where ∇φ(z) = v − z."""
+    """Objective φ of `MultivariateOptEqCell`, evaluated at the image z = T(v) of a state v.
+
+    Its gradient there is ∇φ(z) = v − z.
+    """
 
     def value(self, state: State) -> Tensor:
         half, y = self.cell.lift(state, self.context)
@@ -169,7 +258,24 @@ class MultivariateObjective(MapObjective[MultivariateOptEqCell]):
 
 
 def psd_factor(S: Tensor) -> Tensor:
-    """F with S = FFᵀ, for a symmetric positive semidefinite S."""
+    """Factor a symmetric positive semidefinite matrix as S = FFᵀ.
+
+    Args:
+        S: The matrix, shape (n, n). Eigenvalues that are negative by rounding count as zero.
+
+    Returns:
+        F, shape (n, n).
+
+    Raises:
+        ValueError: If S is not square, not symmetric, or has a negative eigenvalue.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> S = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+        >>> F = theory.psd_factor(S)
+        >>> torch.allclose(F @ F.T, S)
+        True
+    """
     if S.dim() != 2 or S.shape[0] != S.shape[1]:
         raise ValueError(f"S must be a square matrix, not of shape {tuple(S.shape)}")
     eigenvalues, vectors = torch.linalg.eigh(S)
@@ -185,7 +291,7 @@ def psd_factor(S: Tensor) -> Tensor:
 
 
 def _hold(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """`tensor` as a parameter if it is one, else as a constant that moves with the module."""
+    """Register `tensor` as a parameter if it is one, and as a buffer otherwise."""
     if isinstance(tensor, nn.Parameter):
         module.register_parameter(name, tensor)
     else:
@@ -193,20 +299,39 @@ def _hold(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def _mix(matrix: Tensor, z: Tensor) -> Tensor:
-    """The matrix applied to the channels of z."""
+    """Apply the matrix to the channels of z."""
     return torch.einsum("ij,bj...->bi...", matrix, z)
 
 
 def _per_channel(vector: Tensor, like: Tensor) -> Tensor:
+    """Reshape a vector so that it broadcasts over the batch and the pixels of `like`."""
     return vector.reshape(-1, *[1] * (like.dim() - 2))
 
 
 def universal_hidden_units(weights: Sequence[Tensor], width: int | None = None) -> list[Tensor]:
-    """Lemma 1: W̄_k of `width` columns with W̄_{k+1} W̄_kᵀ = W_{k+1}.
+    """Construct the matrices of Lemma 1, which turn a network into a chain of unit layers.
 
-    `weights` are the matrices W_1, …, W_L of a network s_{k+1} = σ(W_{k+1} s_k + …). With the
-    result z̄_{k+1} = W̄_kᵀσ(W̄_k z̄_k + …) computes the same: every layer is a unit layer. The width
-    must be at least the largest n_k + n_{k+1}, which is the default.
+    The network is s_{k+1} = σ(W_{k+1} s_k + …). The returned matrices W̄_k satisfy
+    W̄_{k+1} W̄_kᵀ = W_{k+1}. The unit layers z̄_{k+1} = W̄_kᵀσ(W̄_k z̄_k + …) therefore compute the
+    same function.
+
+    Args:
+        weights: Matrices W_1, …, W_L. W_k has shape (n_k, n_{k-1}).
+        width: Number of columns of every W̄_k. The default is the smallest valid width, the
+            largest n_k + n_{k+1}.
+
+    Returns:
+        W̄_1, …, W̄_L. W̄_k has shape (n_k, width).
+
+    Raises:
+        ValueError: If consecutive shapes do not match, or if the width is too small.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> weights = [torch.randn(3, 2), torch.randn(4, 3)]
+        >>> first, second = theory.universal_hidden_units(weights)
+        >>> first.shape, torch.allclose(second @ first.T, weights[1], atol=1e-5)
+        (torch.Size([3, 7]), True)
     """
     heights = [weight.shape[0] for weight in weights]
     for k in range(1, len(weights)):
@@ -223,8 +348,8 @@ def universal_hidden_units(weights: Sequence[Tensor], width: int | None = None) 
     factors = [torch.eye(width, dtype=like.dtype, device=like.device)[: heights[0]]]
     for k in range(1, len(weights)):
         previous = factors[-1]
-        # W̄_{k+1} = W_{k+1} (W̄_kᵀ)⁺ + N with N W̄_kᵀ = 0: the first part makes the product right,
-        # orthonormal rows N outside the span of W̄_k make the rank full for the next one.
+        # W̄_{k+1} = W_{k+1} (W̄_kᵀ)⁺ + N with N W̄_kᵀ = 0. The first part gives the required product.
+        # The orthonormal rows N, outside the span of W̄_k, give full rank for the next step.
         outside = torch.linalg.svd(previous, full_matrices=True).Vh[previous.shape[0] :]
         factors.append(weights[k] @ torch.linalg.pinv(previous.mT) + outside[: heights[k]])
     return factors
@@ -235,12 +360,34 @@ def deep_opteq_of_network(
     biases: Sequence[Tensor],
     activation: str | Activation = "relu",
 ) -> tuple[DeepOptEqCell, Tensor]:
-    """Lemma 2: a Deep OptEq whose equilibrium is what a feed-forward network computes.
+    """Construct a Deep OptEq whose equilibrium equals the output of a network (Lemma 2).
 
-    The network is s_1 = σ(A_1 x + b_1), s_{k+1} = σ(A_{k+1} s_k + b_{k+1}), y = A_{L+1} s_L, given
-    by `weights` A_1, …, A_{L+1} and `biases` b_1, …, b_L. Returned are the cell and the readout R
-    with y = R z*. One layer more than the network has, with W_0 = 0, comes first: it forgets z, so
-    that the map is constant and its equilibrium unique, though no other norm is bounded.
+    The network is s_1 = σ(A_1 x + b_1), s_{k+1} = σ(A_{k+1} s_k + b_{k+1}), y = A_{L+1} s_L.
+
+    The cell has one more layer than the network. This first layer has W_0 = 0 and so does not
+    depend on z. The map is therefore constant in z and its equilibrium is unique, although the
+    norms of the other layers are not bounded.
+
+    Args:
+        weights: Matrices A_1, …, A_{L+1}.
+        biases: Vectors b_1, …, b_L.
+        activation: σ, an activation or its name.
+
+    Returns:
+        The cell, and the readout matrix R with y = R z*.
+
+    Raises:
+        ValueError: If the number of weights is not one more than the number of biases, if there
+            are no biases, or if consecutive shapes do not match.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> A, b, B = torch.randn(4, 2), torch.randn(4), torch.randn(3, 4)
+        >>> cell, readout = theory.deep_opteq_of_network([A, B], [b])
+        >>> x = torch.ones(1, 2)
+        >>> z = eq.EquilibriumLayer(cell=cell)(x)
+        >>> torch.allclose(z @ readout.T, (x @ A.T + b).relu() @ B.T, atol=1e-4)
+        True
     """
     if len(weights) != len(biases) + 1 or not biases:
         raise ValueError(
@@ -259,26 +406,42 @@ def deep_opteq_of_network(
 
 @dataclass(frozen=True)
 class ProximalReport:
-    """What a map showed on random states; each number is the worst that was seen."""
+    """Result of `is_proximal`: the worst value of each quantity over all random states.
+
+    The report is true if the map passed all three tests.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> report = theory.ProximalReport(
+        ...     asymmetry=0.2, monotonicity=0.1, lipschitz=0.9, tolerance=1e-4
+        ... )
+        >>> bool(report), report.is_gradient, report.is_nonexpansive
+        (False, False, True)
+    """
 
     asymmetry: float
-    """|⟨Ju, v⟩ − ⟨u, Jv⟩| ÷ ‖u‖‖v‖: zero for a gradient."""
+    """Largest |⟨Ju, v⟩ − ⟨u, Jv⟩| / (‖u‖‖v‖), with the Jacobian J. It is 0 for a gradient."""
     monotonicity: float
-    """⟨T(a) − T(b), a − b⟩ ÷ ‖a − b‖²: not negative for the gradient of a convex function."""
+    """Smallest ⟨T(a) − T(b), a − b⟩ / ‖a − b‖². It is at least 0 for the gradient of a convex
+    function."""
     lipschitz: float
-    """‖T(a) − T(b)‖ ÷ ‖a − b‖: at most one for a proximal operator."""
+    """Largest ‖T(a) − T(b)‖ / ‖a − b‖. It is at most 1 for a proximal operator."""
     tolerance: float
+    """Tolerance of the three tests."""
 
     @property
     def is_gradient(self) -> bool:
+        """Whether the Jacobian was symmetric at every state."""
         return self.asymmetry <= self.tolerance
 
     @property
     def is_monotone(self) -> bool:
+        """Whether the map was monotone between all pairs of states."""
         return self.monotonicity >= -self.tolerance
 
     @property
     def is_nonexpansive(self) -> bool:
+        """Whether the map increased no distance between states."""
         return self.lipschitz <= 1 + self.tolerance
 
     def __bool__(self) -> bool:
@@ -288,13 +451,31 @@ class ProximalReport:
 def is_proximal(
     cell: Cell, x: Tensor, *, samples: int = 32, scale: float = 1.0, tolerance: float = 1e-4
 ) -> ProximalReport:
-    """Whether the map of a cell behaves like a proximal operator at the input x.
+    """Test numerically whether the map of a cell is a proximal operator at an input.
 
-    A map is the proximal operator of a convex function exactly if it is the gradient of a convex
-    function (its Jacobian is symmetric, it is monotone) and does not expand (Moreau). All three are
-    tested on random states: a failure is a proof, success is evidence. The report is true if all
-    hold, and says which guarantees the map earns. OptEq passes in z-space; in y-space its Jacobian
-    is symmetric in a weighted inner product only.
+    A map is the proximal operator of a convex function if and only if it is the gradient of a
+    convex function and nonexpansive (Moreau). It is such a gradient if its Jacobian is symmetric
+    and the map is monotone. The three properties are tested on random states. A failed test
+    disproves the property; a passed test is evidence only.
+
+    OptEq passes in z-space. In y-space its Jacobian is symmetric only in a weighted inner product.
+
+    Args:
+        cell: Cell whose step is tested.
+        x: Batch of inputs of the cell.
+        samples: Number of random pairs of states.
+        scale: Standard deviation of the random states.
+        tolerance: Largest violation that counts as rounding.
+
+    Returns:
+        A report that is true if all three tests pass, with the result of each test.
+
+    Examples:
+        >>> from equilibria.papers import theory
+        >>> layer = eq.models.UnitLayer(0.5 * torch.eye(2), torch.eye(2), bias=False)
+        >>> cell = eq.models.DeepOptEqCell([layer])
+        >>> bool(theory.is_proximal(cell, torch.ones(1, 2)))
+        True
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -319,7 +500,7 @@ def is_proximal(
         inner = (moved * (a - b)).sum(dim=1)
         monotonicity = min(monotonicity, float((inner / apart.square()).min()))
         lipschitz = max(lipschitz, float((torch.linalg.vector_norm(moved, dim=1) / apart).max()))
-        # ⟨Ju, v⟩ = ⟨u, Jᵀv⟩, so that two products with Jᵀ show whether J is symmetric.
+        # ⟨Ju, v⟩ = ⟨u, Jᵀv⟩: two products with Jᵀ show whether J is symmetric.
         with torch.enable_grad():
             image = step(a.requires_grad_())
         pulled_u, pulled_v = (

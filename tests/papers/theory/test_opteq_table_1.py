@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.activations import LeakyReLU
 from equilibria.models import DeepOptEqCell, UnitLayer
-from equilibria.models.opteq.theory import (
+from equilibria.papers.theory import (
     AffineOptEqCell,
     MultivariateOptEqCell,
     is_proximal,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import equilibria as eq
 from equilibria.models import DeepOptEqCell, OptEqCell, UnitLayer
-from equilibria.models.opteq.theory import (
+from equilibria.papers.theory import (
     deep_opteq_of_network,
     is_proximal,
     universal_hidden_units,

@@ -1,0 +1,101 @@
+"""Proposition 4 and Remark 3 of GEQ, compared with sampled pairs and closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equilibria.papers.theory import (
+    arc_cosine,
+    branch_facts,
+    expected_opteq_similarity,
+    layer_facts,
+    remark_3,
+    similarity_bounds,
+)
+from tests.papers.theory.geq_branches import (
+    facts_of,
+    images,
+    normal,
+    of_norm,
+    small,
+    vectors,
+    whole,
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("gamma", [0.02, 0.3])
+def test_sampled_pairs_are_no_more_alike_than_the_bounds(seed: int, gamma: float) -> None:
+    found = similarity_bounds(facts_of(seed, 0.9, gamma))
+    assert bool((found.measured <= found.bound * (1 + 1e-9)).all())
+    assert found.decaying is not None
+    assert bool((found.bound <= found.decaying * (1 + 1e-9)).all())
+    assert float(found.measured.max()) > 0
+
+
+def test_with_patches_and_a_projection_they_are_not_either() -> None:
+    for facts in branch_facts(small(gamma=0.3), images()):
+        found = similarity_bounds(facts)
+        assert found.decaying is None
+        assert bool((found.measured <= found.bound).all())
+        assert float((found.measured / found.bound).max()) > 0.1
+
+
+def test_as_printed_the_proposition_does_not_hold() -> None:
+    """An expectation of one unit cannot bound the sum of forty."""
+    W, U = of_norm(normal(40, 40), 0.5), normal(40, 3, seed=1)
+    (facts,) = layer_facts(whole(W, U, 0.001), 0.3 * vectors(5, 3))
+    found = similarity_bounds(facts)
+    assert bool((found.measured.diagonal() > found.printed.diagonal()).all())
+    assert bool((found.measured <= found.bound).all())
+
+
+def test_lemma_3_in_closed_form_and_by_sampling() -> None:
+    a, b = torch.eye(2, dtype=torch.float64) * torch.tensor([2.0, 3.0])
+    rows = torch.stack([a, b, -a])
+    kernel = arc_cosine(rows, rows, variance=0.5)
+    assert kernel[0, 0] == pytest.approx(0.5 * 4 / 2)
+    assert kernel[0, 1] == pytest.approx(0.5 * 6 / (2 * math.pi))
+    assert kernel[0, 2] == pytest.approx(0)
+    x = normal(3, 4, seed=2)
+    U = math.sqrt(0.5) * normal(100_000, 4, seed=3)
+    active = (x @ U.T).relu()
+    products = active[:, None] * active
+    error = products.std(dim=2) / math.sqrt(len(U))
+    assert bool(((products.mean(dim=2) - arc_cosine(x, x, 0.5)).abs() <= 5 * error).all())
+    torch.testing.assert_close(arc_cosine(x, x, 0.5, units=7), 7 * arc_cosine(x, x, 0.5))
+
+
+def test_the_expected_similarity_of_opteqs_is_below_its_bound() -> None:
+    mu, units, draws = 0.9, 6, 2000
+    W = of_norm(normal(units, units), mu)
+    x = normal(3, 4, seed=5)
+    c = torch.einsum("dij,nj->dni", 0.7 * normal(draws, units, 4, seed=6), x)
+    z = torch.zeros_like(c)
+    for _ in range(300):
+        z = (z @ (W.T @ W) + c).relu()
+    kappa = torch.einsum("dni,dmi->nm", z, z) / draws
+    bound = expected_opteq_similarity(x, x, 0.49, units, mu)
+    assert bool((kappa <= bound).all())
+    assert float((kappa / bound).max()) > 0.01
+
+
+@given(log_d=st.floats(0.01, 50), gamma=st.floats(0.001, 10), smallest=st.floats(0.01, 10))
+def test_remark_3(log_d: float, gamma: float, smallest: float) -> None:
+    distance = remark_3(log_d, gamma, smallest)
+    assert log_d - gamma / 4 * (smallest * distance) ** 2 == pytest.approx(0, abs=1e-6 * log_d)
+    assert remark_3(2.0, 0.1, 0.0) == math.inf
+
+
+def test_long_inputs_have_bounds_too() -> None:
+    """D = e^{2γB²‖W‖²} is not a number here; it was an error."""
+    W, U = of_norm(normal(5, 4), 0.9), 0.01 * normal(5, 3, seed=1)
+    (facts,) = layer_facts(whole(W, U, 1.0), 100 * vectors(3, 3))
+    found = similarity_bounds(facts)
+    assert bool((found.measured <= found.bound * (1 + 1e-9)).all())
+    assert math.isfinite(found.remark_3)
