@@ -14,7 +14,7 @@ import torch
 from rich.progress import Progress, TaskID
 from torch import Tensor
 
-from equilibria.cli.asked_images import asked_images
+from equilibria.cli.images import select_images
 from equilibria.cli.console import print_facts, print_json, print_table, progress_bar, say
 from equilibria.cli.csv_files import csv_rows
 from equilibria.cli.faults import (
@@ -74,7 +74,7 @@ def certify_images(
     """The options are those of the command."""
     check_tolerances(tolerance=tolerance)
     check_table(table, as_json=as_json, overwrite=overwrite)
-    asked = asked_images(
+    asked = select_images(
         run, files, samples=samples, device=choose_device(device), best=best, root=root
     )
     found = _certified(

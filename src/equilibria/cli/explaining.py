@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from equilibria.cli.asked_images import asked_images
 from equilibria.cli.console import print_json, print_table, progress_bar, say
 from equilibria.cli.faults import check_new, complain, note_frames, printable, writable_file
+from equilibria.cli.images import select_images
 from equilibria.cli.training import footer
 from equilibria.report import Explanation, explain, read_runs, report_of, report_page
 from equilibria.training import RunFolder, choose_device, trained_model, write_atomically
@@ -43,7 +43,7 @@ def explain_images(
     own = run / PAGE if run.is_dir() else Path(f"{run.stem}-{PAGE}")
     page = None if as_json and output is None else output or own
     check_new(writable_file(page), overwrite=overwrite or (output is None and run.is_dir()))
-    asked = asked_images(
+    asked = select_images(
         run, files, samples=samples, device=choose_device(device), best=best, root=root
     )
     with Console(stderr=True).status("explaining"), asked.run.solving():
