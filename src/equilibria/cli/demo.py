@@ -10,7 +10,7 @@ from rich.console import Console
 from typer import Option
 
 import equilibria as eq
-from equilibria.cli.app import Device, JsonObject, Overwrite, Seed, command
+from equilibria.cli.app import Device, JsonObject, Overwrite, Seed, command, page_footer
 from equilibria.cli.console import output_console, print_facts, print_json, say
 
 RECIPE = "digits-opteq"
@@ -36,7 +36,7 @@ def demo(
     as_json: JsonObject = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
-    from equilibria.cli.training import follow, footer, keeping
+    from equilibria.cli.training import follow, keeping
     from equilibria.training.recipe import PACKAGED
 
     console = Console(stderr=True) if as_json else output_console()
@@ -64,7 +64,7 @@ def demo(
     with keeping(run):
         history = follow(experiment, run, where, console)
         report = eq.report.run_report(experiment, history, name=str(output))
-        page = eq.report.report_page([report], footer(experiment))
+        page = eq.report.report_page([report], page_footer(experiment))
         eq.training.write_atomically(run.report, page.encode())
         assert report.explanation is not None
         drawn = eq.report.convergence_charts(

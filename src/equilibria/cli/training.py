@@ -21,8 +21,9 @@ import torch
 import typer
 from rich.console import Console
 
-from equilibria import __version__, plugins
+from equilibria import plugins
 from equilibria.cli import faults
+from equilibria.cli.app import page_footer
 from equilibria.cli.console import output_console, print_facts, print_json
 from equilibria.cli.evaluate import as_data, rows
 from equilibria.cli.faults import (
@@ -50,7 +51,6 @@ from equilibria.training import (
     Plan,
     Processes,
     ProcessLostError,
-    RecipeModel,
     RunFolder,
     denormals_as_zero,
     joined_group,
@@ -167,18 +167,12 @@ def train_as_asked(asked: Asked, device: torch.device, processes: Processes) -> 
 def _report(folder: Path, experiment: Experiment, result: Evaluation, console: Console) -> None:
     """Write the page of the run; if that fails, the run is what it was."""
     try:
-        page = write_report(folder, experiment, result, footer(experiment))
+        page = write_report(folder, experiment, result, page_footer(experiment))
     except (*MISTAKES, *FAILURES) as error:
         faults.show_traceback()
         faults.warn(f"the report could not be written: {sentence(error)}")
     else:
         console.print(printable(f"Report: {page}"), markup=False, soft_wrap=True)
-
-
-def footer(run: RecipeModel) -> str:
-    """What a page says of where it comes from."""
-    seed = run.recipe.training.seed
-    return f"equilibria {__version__} · torch {torch.__version__} · seed {seed}"
 
 
 def _left_out(experiment: Experiment) -> str:
