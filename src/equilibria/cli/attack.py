@@ -187,7 +187,7 @@ def attack(
 
 
 def _refusal(settings: eq.inputs.AttackSettings, error: Exception) -> str:
-    """Of a method that does not take the model."""
+    """Say why a method is skipped."""
     return f"{settings.method} passed over: {error}"
 
 
@@ -199,7 +199,7 @@ def _attack_images(
     batch_size: int,
     is_silent: bool,
 ) -> list[eq.inputs.AttackResult]:
-    """The results of those methods that take the model; of one alone it is an error if it fails."""
+    """Attack by every method that accepts the model; a single method that refuses is an error."""
     found, passed_over = [], []
     with progress_bar(silent=is_silent) as progress:
         batches = math.ceil(len(images) / batch_size)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_ROWS = 200
-"""Of a table of files; of more a summary is printed."""
+"""Maximum number of rows in a table of files; with more files only the summary is printed."""
 
 
 @command(
@@ -111,20 +111,20 @@ def certify(
 
 @dataclass(frozen=True)
 class CertifiedImage:
-    """What is certain of one image."""
+    """The certificate of one image."""
 
     image: str
-    """Its file, or its number among the test images that were looked at."""
+    """Its file, or its number among the selected test images."""
     label: str | None
     """The class at the equilibrium."""
     true_label: str | None
-    """What it shows, where that is known."""
+    """The true class, or None for an image file."""
     certified: bool
     radius: float
     margin: float | None
     """The smallest margin to another class."""
     margin_error: float | None
-    """How far that one may be off."""
+    """Bound on the error of `margin`."""
     error: float
     residual: float
     contraction: float
@@ -159,7 +159,7 @@ def _certified(
 
 
 class _Refining:
-    """One line of a progress bar for what is refined in all batches, as far as that is known."""
+    """One line of a progress bar for the refinement in all batches; its total grows per batch."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar

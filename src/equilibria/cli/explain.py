@@ -28,7 +28,7 @@ from equilibria.cli.images import select_images
 
 PAGE = "explanation.html"
 NAMED_TERMS = 3
-"""Of an image, in a table."""
+"""Number of terms per image in the table."""
 
 
 @command(

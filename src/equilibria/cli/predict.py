@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     AnyPrediction: TypeAlias = eq.training.Prediction | eq.report.PixelPrediction
 
 LEAST_SHARE = 0.01
-"""Of the pixels, for a class to be named in the table."""
+"""Smallest share of the pixels with which a class is named in the table."""
 MOST_ROWS = 200
-"""Of a table of files; of more files a summary is printed."""
+"""Maximum number of rows in a table of files; with more files a summary is printed."""
 
 
 @command(
@@ -123,14 +123,14 @@ def predict(
 
 @dataclass
 class _Summary:
-    """The predictions, as long as they are few; else how many there are of each class."""
+    """The first predictions, and totals per class that replace them if there are many."""
 
     first: list[AnyPrediction] = field(default_factory=list)
     count: int = 0
     silent: int = 0
-    """Images of which the model says nothing."""
+    """Number of images without an answer."""
     classes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 3))
-    """Of each class: images, the sum of their confidences, and that of its shares of pixels."""
+    """Per class: number of images, sum of their confidences, and sum of the shares of pixels."""
 
     def add(self, one: AnyPrediction) -> None:
         self.count += 1
@@ -183,21 +183,21 @@ def _show(predictions: Sequence[AnyPrediction]) -> None:
 
 
 def _certain(p: AnyPrediction) -> tuple[str, ...]:
-    """Whether the class is certain, where that was asked for."""
+    """The cell that says whether the class is certified; none without --certified."""
     if isinstance(p, eq.report.PixelPrediction) or p.certified is None:
         return ()
     return ("yes" if p.certified else "no",)
 
 
 def _others(p: AnyPrediction) -> tuple[str, ...]:
-    """The classes after the first, where they were asked for."""
+    """The cell of the classes after the first; none without --top."""
     if isinstance(p, eq.report.PixelPrediction) or len(p.top) < 2:
         return ()
     return (", ".join(f"{name} {sure:.1%}" for name, sure in list(p.top.items())[1:]),)
 
 
 Columns: TypeAlias = "tuple[list[str], Callable[[Any], list[Any]]]"
-"""The headings of a CSV file, and the cells of a prediction."""
+"""The headings of a CSV file, and a function that makes the cells of a prediction."""
 
 
 def _class_columns(top: int, certified: bool) -> Columns:
@@ -215,7 +215,7 @@ def _class_columns(top: int, certified: bool) -> Columns:
 
 
 def _pixel_columns(class_names: Sequence[str]) -> Columns:
-    """A column a class, with its share of the pixels."""
+    """Columns for segmentation: one per class, with its share of the pixels."""
     names = ["file", "drawn", "confidence", "iterations", "converged"]
 
     def cells(p: eq.report.PixelPrediction) -> list[Any]:
@@ -228,7 +228,7 @@ def _pixel_columns(class_names: Sequence[str]) -> Columns:
 
 @contextmanager
 def _csv_lines(path: Path, columns: Columns) -> Iterator[Callable[[AnyPrediction], object]]:
-    """Lines are written as they come: an interruption loses none of those before it."""
+    """Write one line per prediction at once, so that an interruption loses no earlier line."""
     headings, cells = columns
     with ExitStack() as stack:
         to = sys.stdout

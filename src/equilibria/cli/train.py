@@ -216,7 +216,7 @@ def _train_and_evaluate(
 def _report(
     folder: Path, experiment: eq.training.Experiment, result: eq.tasks.Evaluation, console: Console
 ) -> None:
-    """Write the page of the run; if that fails, the run is what it was."""
+    """Write the report of the run; a failure is a warning and leaves the run unchanged."""
     try:
         page = eq.report.write_report(folder, experiment, result, page_footer(experiment))
     except (*MISTAKES, *FAILURES) as error:

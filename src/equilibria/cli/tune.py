@@ -30,7 +30,7 @@ NUMBERS = (
     *("Con-\nverged", "Grad.\ncosine", "Grad.\nerror"),
 )
 NOISE = 1.05
-"""Settings whose times differ by less are as fast as each other."""
+"""Ratio of times below which two settings count as equally fast."""
 
 
 @command(
@@ -100,7 +100,7 @@ def _numbers(text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned, and on which images."""
+    """A model to tune, and images for it."""
 
     name: str
     options: dict[str, Any]
@@ -108,13 +108,13 @@ class Subject:
     images: torch.Tensor
     loss: Callable[[torch.Tensor], torch.Tensor] | None
     note: str
-    """What the images and weights are."""
+    """Origin of the images and of the weights."""
 
 
 def _find_subject(
     target: str, batch: int, size: int | None, channels: int | None, root: Path | None
 ) -> Subject:
-    """The model that a name or the folder of a run stands for, with images for it."""
+    """Make the model with a given name, or load that of a run, with images for it."""
     import torch
 
     try:
@@ -142,7 +142,7 @@ def _find_subject(
 
 
 def _finished_run(folder: Path, batch: int, root: Path | None) -> Subject:
-    """A trained model, with images that it was not trained on."""
+    """Load a trained model and test images."""
     import torch
 
     experiment = eq.training.trained(folder, root=root)
@@ -197,7 +197,7 @@ def _show(found: Mapping[str, Any], note: str) -> None:
 
 
 def advice(subject: Subject, report: TuningReport) -> list[str]:
-    """What to do, in a few lines."""
+    """Recommend a setting, in a few lines."""
     from equilibria.training.tuning import explain_none, overrides
 
     best, speedup = report.recommended, report.speedup
