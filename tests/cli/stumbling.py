@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import typer
 
+from equilibria.cli.processes import launch
 from equilibria.cli.train import train
-from equilibria.cli.training import launch
 from equilibria.training import Place, joined_group
 
 ENDED = "ended with "

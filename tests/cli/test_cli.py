@@ -244,3 +244,14 @@ def test_help_comes_without_torch() -> None:
         "    assert not found, (call, found)"
     )
     assert output_of_python(program) == ""
+
+
+def test_no_module_of_the_command_line_imports_torch() -> None:
+    program = (
+        "import importlib, pkgutil, sys; import equilibria.cli\n"
+        "for module in pkgutil.iter_modules(equilibria.cli.__path__, 'equilibria.cli.'):\n"
+        "    importlib.import_module(module.name)\n"
+        f"    found = {HEAVY!r} & set(sys.modules)\n"
+        "    assert not found, (module.name, found)"
+    )
+    assert output_of_python(program) == ""

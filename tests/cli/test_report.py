@@ -66,7 +66,7 @@ def test_a_report_that_fails_leaves_the_run_as_it_is(
     def fails(*_: object) -> None:
         raise RuntimeError("nothing to draw with")
 
-    monkeypatch.setattr("equilibria.cli.training.write_report", fails)
+    monkeypatch.setattr("equilibria.report.write_report", fails)
     folder = tmp_path / "run"
     made = invoke("train", "digits-opteq", *SMALL, "--report", "--output", folder)
     assert made.exit_code == 0, made.output

@@ -202,7 +202,7 @@ BEST = replace(PRESENT, setting=eq.Solving(eq.Picard(tolerance=1e-2), eq.Implici
     ],
 )
 def test_advice(best: Measurement, present: Measurement, message: str) -> None:
-    from equilibria.cli.tuning import Subject, advice
+    from equilibria.cli.tune import Subject, advice
 
     options = {"in_channels": 1}
     subject = Subject("tiny", options, torch.nn.Identity(), torch.rand(1), loss=None, note="")

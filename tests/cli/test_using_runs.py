@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import equilibria as eq
-from equilibria.cli import predicting
+from equilibria.cli import predict
 from equilibria.data import (
     DataSet,
     DataSetCard,
@@ -250,7 +250,7 @@ def test_a_bad_file_costs_only_itself(run: Path, digits: list[Path], tmp_path: P
 def test_of_many_files_a_summary(
     run: Path, digits: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting, "MOST_ROWS", 3)
+    monkeypatch.setattr(predict, "MOST_ROWS", 3)
     result = invoke("predict", run, *digits)
     assert result.exit_code == 0, result.output
     assert "4 images. --csv FILE or --json says" in result.output

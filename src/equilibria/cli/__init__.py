@@ -1,4 +1,4 @@
-"""The command line, one file a command: each parses, calls and prints."""
+"""The command line, one file per command: each parses options, calls the library and prints."""
 
 from __future__ import annotations
 

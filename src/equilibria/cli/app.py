@@ -1,4 +1,4 @@
-"""The program, and the options that several of its commands share."""
+"""The program, and what several commands share: options, opening a run, the footer of a page."""
 
 from __future__ import annotations
 
@@ -126,3 +126,11 @@ def opened(
 def opened_model(run: Path, device: torch.device, best: bool) -> eq.training.RecipeModel:
     """The model of a run, which needs no data."""
     return eq.training.trained_model(run, device=device, weights="best" if best else "last")
+
+
+def page_footer(run: eq.training.RecipeModel) -> str:
+    """Return the last line of an HTML page about a run: the versions and the seed behind it."""
+    import torch
+
+    seed = run.recipe.training.seed
+    return f"equilibria {eq.__version__} · torch {torch.__version__} · seed {seed}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Option
 
@@ -20,7 +22,7 @@ from equilibria.cli.app import (
     opened,
     opened_model,
 )
-from equilibria.cli.console import print_json, say
+from equilibria.cli.console import print_json, print_table, progress_bar, say
 from equilibria.cli.faults import (
     check_new,
     complain,
@@ -31,6 +33,10 @@ from equilibria.cli.faults import (
     writable_file,
     writable_folder,
 )
+from equilibria.cli.images import classifier
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @command(
@@ -94,15 +100,6 @@ def attack(
 
     Given FILES, it is these that are attacked; the data set of the run is then not needed.
     """
-    from equilibria.cli.attacking import (
-        attack_images,
-        classifier,
-        draw_curves,
-        refusal,
-        show,
-        show_files,
-    )
-
     methods: tuple[eq.inputs.Method, ...] = get_args(eq.inputs.Method)
     if method not in (*methods, "all"):
         raise ValueError(f"--method must be one of {', '.join(methods)} or all, not {method!r}")
@@ -132,7 +129,7 @@ def attack(
         )
 
     if curve:
-        draw_curves(
+        _measure_curves(
             run,
             eq.inputs.AttackSettings(**common, steps=steps),
             samples=samples or 200,
@@ -161,9 +158,9 @@ def attack(
             output=output,
             overwrite=overwrite,
             on_unreadable=problems.append,
-            on_refused=lambda asked, error: passed_over.append(refusal(asked, error)),
+            on_refused=lambda asked, error: passed_over.append(_refusal(asked, error)),
         )
-        show_files(attacked, len(found) * len(asked), as_json)
+        _show_files(attacked, len(found) * len(asked), as_json)
         for line in passed_over:
             warn(line)
         note_frames(found)
@@ -172,7 +169,7 @@ def attack(
         experiment = classifier(opened(run, where, best, root))
         asked[0].check_eps(experiment.images.image_shape)
         images, labels = experiment.some_test_images(samples or 1000)
-        some = attack_images(
+        some = _attack_images(
             experiment.model, images.to(where), labels.to(where), asked, batch_size, as_json
         )
         if draw is not None:
@@ -183,7 +180,163 @@ def attack(
             print_json([result.figures() for result in some])
         else:
             model = experiment.recipe.model.name
-            show(f"{model} on {len(images)} test images, {norm}, eps {eps:g}", some)
+            _show(f"{model} on {len(images)} test images, {norm}, eps {eps:g}", some)
             if draw is not None:
                 say(f"Drawn: {draw}")
         complain(unanswered(some[0].unanswered, len(images)))
+
+
+def _refusal(settings: eq.inputs.AttackSettings, error: Exception) -> str:
+    """Say why a method is skipped."""
+    return f"{settings.method} passed over: {error}"
+
+
+def _attack_images(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    asked: Sequence[eq.inputs.AttackSettings],
+    batch_size: int,
+    is_silent: bool,
+) -> list[eq.inputs.AttackResult]:
+    """Attack by every method that accepts the model; a single method that refuses is an error."""
+    found, passed_over = [], []
+    with progress_bar(silent=is_silent) as progress:
+        batches = math.ceil(len(images) / batch_size)
+        task = progress.add_task("attacking", total=batches * len(asked))
+        for settings in asked:
+            progress.update(task, description=settings.method)
+            try:
+                found.append(
+                    eq.inputs.measure_attack(
+                        model, images, labels, settings, batch_size, lambda: progress.advance(task)
+                    )
+                )
+            except (TypeError, ValueError) as error:
+                if len(asked) == 1:
+                    raise
+                passed_over.append(_refusal(settings, error))
+    if not found:
+        raise ValueError("; ".join(passed_over))
+    for line in passed_over:
+        warn(line)
+    return found
+
+
+def _show_files(attacked: Iterator[eq.report.AttackedFile], count: int, as_json: bool) -> None:
+    found = []
+    with progress_bar(silent=as_json) as progress:
+        for one in progress.track(attacked, total=count, description="attacking"):
+            found.append(one)
+    if as_json:
+        print_json(found)
+        return
+    columns = ("Distance", "Steps", "Evaluations")
+    in_file = ("In the file", "Attacked") if any(one.attacked for one in found) else ()
+    rows = [
+        (
+            one.file,
+            one.method,
+            one.before,
+            one.after or "no answer",
+            "yes" if one.changed else "no",
+            f"{one.distance:.3g}",
+            f"{one.steps}",
+            f"{one.evaluations}",
+            *((one.after_in_file or "no answer", one.attacked or "") if in_file else ()),
+        )
+        for one in found
+    ]
+    print_table(
+        ("File", "Attack", "Class", "After", "Changed", *columns, *in_file), rows, right=columns
+    )
+
+
+def _show(title: str, results: Sequence[eq.inputs.AttackResult]) -> None:
+    columns = ("Clean", "Robust", "95% interval", "Loss", "Evaluations", "Pull-backs", "CPU s")
+    rows = []
+    for row in (result.figures() for result in results):
+        runs = f" × {row['restarts']}" if row["restarts"] > 1 else ""
+        steps = "" if row["method"] == "fgsm" else f"-{row['steps']}"
+        rows.append(
+            (
+                row["method"] + steps + runs,
+                f"{row['accuracy']:.2%}",
+                f"{row['robust_accuracy']:.2%}",
+                f"{row['low']:.1%} – {row['high']:.1%}",
+                f"{row['clean_loss']:.3f} → {row['loss']:.3f}",
+                f"{row['evaluations']}",
+                f"{row['vjps']}",
+                f"{row['cpu_seconds']:.1f}",
+            )
+        )
+    print_table(("Attack", *columns), rows, right=columns, title=title)
+
+
+def _measure_curves(
+    run: Path,
+    settings: eq.inputs.AttackSettings,
+    *,
+    samples: int,
+    batch_size: int,
+    draw: Path | None,
+    as_json: bool,
+    device: str,
+    best: bool,
+    root: Path | None,
+) -> None:
+    """Measure, store and draw accuracy over distance and over steps, and the certified share."""
+    from equilibria.inputs.robustness import SHARES, STEP_COUNTS
+
+    where = eq.training.choose_device(device)
+    experiment = classifier(opened(run, where, best, root))
+    images, labels = (some.to(where) for some in experiment.some_test_images(samples))
+    methods = eq.inputs.curve_methods(settings.norm)
+    with progress_bar(silent=as_json) as progress:
+        task = progress.add_task("attacking", total=len(methods) * (len(SHARES) + len(STEP_COUNTS)))
+
+        def tell(method: str) -> None:
+            progress.update(task, description=method, advance=1)
+
+        curves = eq.inputs.measure_robustness(
+            experiment.model, images, labels, settings, batch_size=batch_size, on_measured=tell
+        )
+        progress.update(task, description="certifying")
+        with experiment.solving():
+            curves = eq.report.with_certified(experiment.model, images, labels, curves)
+    if not best and run.is_dir():
+        eq.report.store_robustness(run, curves)
+    if draw is not None:
+        charts = eq.report.robustness_charts(curves)
+        eq.training.write_atomically(draw, eq.report.themed(charts).light)
+    if as_json:
+        print_json(curves)
+        return
+    _show_curves(experiment.recipe.model.name, curves)
+    for line in curves.passed_over:
+        warn(f"passed over: {line}")
+    if curves.why_not_certified:
+        say(f"Nothing is certified: {curves.why_not_certified}")
+    if draw is not None:
+        say(f"Drawn: {draw}")
+
+
+def _show_curves(model: str, curves: eq.inputs.RobustnessCurves) -> None:
+    tables = {
+        f"{model} on {curves.samples} test images, {curves.norm}, over eps": curves.over_eps,
+        f"over steps, at eps {curves.step_eps:g}": curves.over_steps,
+    }
+    for title, found in tables.items():
+        if not found:
+            continue
+        over_eps = found is curves.over_eps
+        points = next(iter(found.values()))
+        headings = [f"{p.eps:g}" if over_eps else f"{p.steps}" for p in points]
+        rows = [
+            (method, *(f"{p.accuracy:.1%}" for p in places)) for method, places in found.items()
+        ]
+        if over_eps:
+            held = [max((s for e, s in curves.certified if e > p.eps), default=0.0) for p in points]
+            rows.append(("certified", *(f"{share:.1%}" for share in held)))
+        print_table(("Attack", *headings), rows, right=headings, title=title)
+    say(f"Without an attack: {curves.accuracy:.1%}")

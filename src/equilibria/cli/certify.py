@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.progress import Progress, TaskID
 from typer import Option
 
+import equilibria as eq
 from equilibria.cli.app import (
     Best,
     Classifier,
@@ -17,6 +24,17 @@ from equilibria.cli.app import (
     OverwriteFiles,
     command,
 )
+from equilibria.cli.console import print_facts, print_json, print_table, progress_bar, say
+from equilibria.cli.csv_files import csv_rows
+from equilibria.cli.faults import STANDARD_OUTPUT, check_table, complain, note_frames
+from equilibria.cli.images import select_images
+from equilibria.registry import check_tolerances
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_ROWS = 200
+"""Maximum number of rows in a table of files; with more files only the summary is printed."""
 
 
 @command(
@@ -57,19 +75,171 @@ def certify(
     A class is certified if the exact equilibrium, in exact arithmetic, has it; a radius if no image
     that is closer (in L2, in pixels) has another. Exit code 1 if nothing can be certified.
     """
-    from equilibria.cli.certifying import certify_images
-
-    certify_images(
+    check_tolerances(tolerance=tolerance)
+    check_table(table, as_json=as_json, overwrite=overwrite)
+    selected = select_images(
         run,
         files or [],
-        tolerance=tolerance,
         samples=samples,
-        refine=refine,
-        batch_size=batch_size,
-        table=table,
-        overwrite=overwrite,
-        root=root,
+        device=eq.training.choose_device(device),
         best=best,
-        as_json=as_json,
-        device=device,
+        root=root,
     )
+    found = _certified(
+        selected.run,
+        selected.images,
+        tolerance,
+        refine,
+        batch_size,
+        as_json or table == STANDARD_OUTPUT,
+    )
+    rows = list(_rows(found, selected.names, selected.truths, selected.run.images.class_names))
+    if as_json:
+        print_json(rows)
+    if table is not None:
+        _write(table, rows)
+    if not as_json and table != STANDARD_OUTPUT:
+        if files and len(rows) <= MOST_ROWS:
+            _show(rows)
+        _summarize(selected.run, found, selected.truths)
+        if table is not None:
+            say(f"Written: {table}")
+    note_frames(selected.paths)
+    nothing = "" if found.certified_class.any() else _why_nothing(found)
+    complain(selected.unreadable, nothing)
+
+
+@dataclass(frozen=True)
+class CertifiedImage:
+    """The certificate of one image."""
+
+    image: str
+    """Its file, or its number among the selected test images."""
+    label: str | None
+    """The class at the equilibrium."""
+    true_label: str | None
+    """The true class, or None for an image file."""
+    certified: bool
+    radius: float
+    margin: float | None
+    """The smallest margin to another class."""
+    margin_error: float | None
+    """Bound on the error of `margin`."""
+    error: float
+    residual: float
+    contraction: float
+    reason: str
+
+
+def _certified(
+    run: eq.training.RecipeModel,
+    images: torch.Tensor,
+    tolerance: float | None,
+    refine: bool,
+    batch_size: int,
+    is_silent: bool,
+) -> eq.models.Certificate:
+    import torch
+
+    from equilibria.models.certificates import joined
+
+    by = eq.models.certifier(run.model, tuple(images.shape[1:]))
+    parts = torch.split(images, batch_size)
+    found = []
+    with (
+        run.solving(),
+        eq.solving(run.model, tolerance=tolerance),
+        progress_bar(silent=is_silent) as bar,
+    ):
+        batches = bar.track(parts, total=len(parts), description="certifying")
+        refining = _Refining(bar)
+        for part in batches:
+            found.append(by(part, refine=refine, progress=refining))
+    return joined(found)
+
+
+class _Refining:
+    """One line of a progress bar for the refinement in all batches; its total grows per batch."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.task: TaskID | None = None
+        self.total = 0
+
+    def __call__(self, pieces: Sequence[Any]) -> Iterator[Any]:
+        self.total += len(pieces)
+        if self.task is None:
+            self.task = self.bar.add_task("refining")
+        self.bar.update(self.task, total=self.total)
+        for piece in pieces:
+            yield piece
+            self.bar.advance(self.task)
+
+
+def _why_nothing(found: eq.models.Certificate) -> str:
+    return Counter(found.reasons).most_common(1)[0][0]
+
+
+def _rows(
+    found: eq.models.Certificate,
+    names: Sequence[str],
+    truths: Sequence[int | None],
+    classes: Sequence[str],
+) -> Iterator[CertifiedImage]:
+    for i, (name, truth) in enumerate(zip(names, truths, strict=True)):
+        said = int(found.prediction[i])
+        margin, margin_error = eq.report.nearest_rival(found, i) or (None, None)
+        yield CertifiedImage(
+            image=name,
+            label=None if said < 0 else classes[said],
+            true_label=None if truth is None else classes[truth],
+            certified=bool(found.certified_class[i]),
+            radius=float(found.radius[i]),
+            margin=margin,
+            margin_error=margin_error,
+            error=float(found.error[i]),
+            residual=float(found.residual[i]),
+            contraction=float(found.contraction[i]),
+            reason=found.reasons[i],
+        )
+
+
+def _write(path: Path, rows: Sequence[CertifiedImage]) -> None:
+    names = [f.name for f in fields(CertifiedImage)]
+    lines = [names, *([asdict(row)[name] for name in names] for row in rows)]
+    text = StringIO()
+    write = csv_rows(text)
+    for line in lines:
+        write(line)
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text.getvalue())
+    else:
+        eq.training.write_atomically(path, text.getvalue().encode())
+
+
+def _show(rows: Sequence[CertifiedImage]) -> None:
+    numbers = ("Margin", "±", "Error", "Radius")
+    lines = [
+        (
+            row.image,
+            row.label or "no answer",
+            "yes" if row.certified else "no",
+            "" if row.margin is None else f"{row.margin:.4g}",
+            "" if row.margin_error is None else f"{row.margin_error:.1e}",
+            f"{row.error:.1e}",
+            f"{row.radius:.3g}" if row.radius else "",
+            row.reason,
+        )
+        for row in rows
+    ]
+    print_table(("Image", "Class", "Certified", *numbers, "Why not"), lines, right=numbers)
+
+
+def _summarize(
+    run: eq.training.RecipeModel, found: eq.models.Certificate, truths: Sequence[int | None]
+) -> None:
+    print_facts(
+        f"{run.recipe.model.name} on {len(found)} images", eq.report.certificate_rows(found, truths)
+    )
+    for line in eq.report.certificate_reasons(found):
+        say(line)

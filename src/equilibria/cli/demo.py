@@ -10,8 +10,9 @@ from rich.console import Console
 from typer import Option
 
 import equilibria as eq
-from equilibria.cli.app import Device, JsonObject, Overwrite, Seed, command
+from equilibria.cli.app import Device, JsonObject, Overwrite, Seed, command, page_footer
 from equilibria.cli.console import output_console, print_facts, print_json, say
+from equilibria.cli.progress import follow, keeping
 
 RECIPE = "digits-opteq"
 EXAMPLES = (
@@ -36,7 +37,6 @@ def demo(
     as_json: JsonObject = False,
 ) -> None:
     """Train a small equilibrium network on handwritten digits and write a report."""
-    from equilibria.cli.training import follow, footer, keeping
     from equilibria.training.recipe import PACKAGED
 
     console = Console(stderr=True) if as_json else output_console()
@@ -61,10 +61,10 @@ def demo(
         raise OSError(
             f"cannot write the run: {error}; choose another folder with --output"
         ) from None
-    with keeping(run):
-        history = follow(experiment, run, where, console)
+    with keeping(run, eq.training.ALONE):
+        history = follow(experiment, run, where, console, eq.training.ALONE)
         report = eq.report.run_report(experiment, history, name=str(output))
-        page = eq.report.report_page([report], footer(experiment))
+        page = eq.report.report_page([report], page_footer(experiment))
         eq.training.write_atomically(run.report, page.encode())
         assert report.explanation is not None
         drawn = eq.report.convergence_charts(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from typer import Option
 
+import equilibria as eq
 from equilibria.cli.app import (
     Best,
     Classifier,
@@ -16,7 +20,15 @@ from equilibria.cli.app import (
     JsonList,
     OverwriteFiles,
     command,
+    page_footer,
 )
+from equilibria.cli.console import print_json, print_table, say
+from equilibria.cli.faults import check_new, complain, note_frames, writable_file
+from equilibria.cli.images import select_images
+
+PAGE = "explanation.html"
+NAMED_TERMS = 3
+"""Number of terms per image in the table."""
 
 
 @command(
@@ -45,16 +57,57 @@ def explain(
     The page also shows Grad-CAM, the gradient in the image, attention maps, the solve step by step,
     and what the features are like. With --json a page is written only if --output names it.
     """
-    from equilibria.cli.explaining import explain_images
-
-    explain_images(
+    # A run keeps its page; that of a model which is no folder is written here.
+    own = run / PAGE if run.is_dir() else Path(f"{run.stem}-{PAGE}")
+    page = None if as_json and output is None else output or own
+    check_new(writable_file(page), overwrite=overwrite or (output is None and run.is_dir()))
+    selected = select_images(
         run,
         files or [],
-        output=output,
         samples=samples,
-        overwrite=overwrite,
-        root=root,
+        device=eq.training.choose_device(device),
         best=best,
-        as_json=as_json,
-        device=device,
+        root=root,
     )
+    with Console(stderr=True).status("explaining"), selected.run.solving():
+        found = eq.report.explain(
+            selected.run.model, selected.images, class_names=selected.run.images.class_names
+        )
+        found = replace(found, truths=tuple(selected.truths))
+    if page is not None:
+        title = f"{selected.run.recipe.model.name} on {selected.run.recipe.data.name}"
+        eq.training.write_atomically(page, found.html(title, page_footer(selected.run)).encode())
+    if as_json:
+        named = zip(selected.names, found.as_data(), strict=True)
+        print_json([{"image": name, **said} for name, said in named])
+    else:
+        _show(selected.names, found)
+        if found.no_contributions:
+            say(f"Terms cannot be weighed: {found.no_contributions}")
+        say(f"Written: {page}")
+    note_frames(selected.paths)
+    complain(selected.unreadable)
+
+
+def _show(names: Sequence[str], found: eq.report.Explanation) -> None:
+    rows = []
+    for place, name in enumerate(names):
+        error = found.margin_error(place)
+        terms = found.pulls(place)
+        brought = sorted(terms, key=lambda term: -abs(term[2]))[:NAMED_TERMS]
+        pulled = max(terms, key=lambda term: abs(term[1]), default=None)
+        rows.append(
+            (
+                name,
+                found.name(int(found.prediction[place])),
+                found.name(int(found.rival[place])),
+                f"{float(found.margin[place]):.4g}",
+                "" if error is None else f"{error:.1e}",
+                "yes" if found.certificate.certified_class[place] else "no",
+                ", ".join(f"{term} {source:+.3g}" for term, _, source in brought),
+                "" if pulled is None else f"{pulled[0]} {pulled[1]:+.3g}",
+            )
+        )
+    numbers = ("Margin", "±")
+    headings = ("Image", "Class", "Over", *numbers, "Certified", "Brought by", "Largest ∂/∂term")
+    print_table(headings, rows, right=numbers)

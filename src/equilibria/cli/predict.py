@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from typer import Argument, Option
 
+import equilibria as eq
 from equilibria.cli.app import (
     Best,
     Certified,
@@ -15,7 +22,27 @@ from equilibria.cli.app import (
     OverwriteFiles,
     SomeRun,
     command,
+    opened_model,
 )
+from equilibria.cli.console import json_list, print_table, progress_bar, say, shown
+from equilibria.cli.csv_files import csv_rows
+from equilibria.cli.faults import (
+    STANDARD_OUTPUT,
+    check_table,
+    complain,
+    note_frames,
+    unanswered,
+    unreadable,
+    writable_folder,
+)
+
+if TYPE_CHECKING:
+    AnyPrediction: TypeAlias = eq.training.Prediction | eq.report.PixelPrediction
+
+LEAST_SHARE = 0.01
+"""Smallest share of the pixels with which a class is named in the table."""
+MOST_ROWS = 200
+"""Maximum number of rows in a table of files; with more files a summary is printed."""
 
 
 @command(
@@ -47,17 +74,166 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Classify image files, or their pixels, with a trained model; its data set is not needed."""
-    from equilibria.cli.predicting import predict_files
+    check_table(table, as_json=as_json, overwrite=overwrite)
+    where = eq.training.choose_device(device)
+    files = eq.data.find_images(images)
+    opened = opened_model(run, where, best)
+    if not opened.task.names_classes:
+        task = opened.recipe.task.name
+        raise ValueError(f"a run of the task {task!r} has no classes to predict")
+    problems: list[Exception] = []
+    found: Iterable[AnyPrediction]
+    if isinstance(opened.task, eq.tasks.Segmentation):
+        if certified:
+            raise ValueError("--certified is for runs that classify whole images")
+        writable_folder(output)
+        found = eq.report.predict_pixels(
+            opened, files, where, output, problems.append, top=top, overwrite=overwrite
+        )
+        columns = _pixel_columns(opened.images.class_names)
+    else:
+        told = eq.training.predictions(
+            opened.model,
+            files,
+            top=top or 1,
+            certified=certified,
+            on_unreadable=problems.append,
+        )
+        found = cast("Iterable[AnyPrediction]", told)
+        columns = _class_columns(min(top or 1, opened.images.num_classes), certified)
+    summary = _Summary()
+    is_quiet = as_json or table == STANDARD_OUTPUT
+    with ExitStack() as stack:
+        tell: list[Callable[[AnyPrediction], object]] = [summary.add]
+        if as_json:
+            tell.append(stack.enter_context(json_list()))
+        if table is not None:
+            tell.append(stack.enter_context(_csv_lines(table, columns)))
+        bar = stack.enter_context(progress_bar(silent=is_quiet))
+        for one in bar.track(found, total=len(files), description="predicting"):
+            for to in tell:
+                to(one)
+    if not is_quiet:
+        summary.show()
+        if table is not None:
+            say(f"Written: {table}")
+    note_frames(files)
+    complain(unreadable(problems, len(files)), unanswered(summary.silent, summary.count))
 
-    predict_files(
-        run,
-        images,
-        top=top,
-        table=table,
-        output=output,
-        certified=certified,
-        overwrite=overwrite,
-        best=best,
-        as_json=as_json,
-        device=device,
-    )
+
+@dataclass
+class _Summary:
+    """The first predictions, and totals per class that replace them if there are many."""
+
+    first: list[AnyPrediction] = field(default_factory=list)
+    count: int = 0
+    silent: int = 0
+    """Number of images without an answer."""
+    classes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 3))
+    """Per class: number of images, sum of their confidences, and sum of the shares of pixels."""
+
+    def add(self, one: AnyPrediction) -> None:
+        self.count += 1
+        if self.count <= MOST_ROWS:
+            self.first.append(one)
+        shares = {one.label: 1.0} if isinstance(one, eq.training.Prediction) else one.classes
+        self.silent += not any(shares)
+        for name, share in shares.items():
+            total = self.classes[name or "no answer"]
+            total[0] += 1
+            total[1] += 0.0 if math.isnan(one.confidence) else one.confidence
+            total[2] += share
+
+    def show(self) -> None:
+        if self.count > MOST_ROWS:
+            self._show_classes()
+        elif self.first:
+            _show(self.first)
+
+    def _show_classes(self) -> None:
+        of_pixels = isinstance(self.first[0], eq.report.PixelPrediction)
+        last = "Share of pixels" if of_pixels else "Confidence, mean"
+        rows = [
+            (name, f"{images:.0f}", f"{(share / self.count if of_pixels else sure / images):.1%}")
+            for name, (images, sure, share) in sorted(
+                self.classes.items(), key=lambda item: -item[1][2]
+            )
+        ]
+        print_table(("Class", "Images", last), rows, right=("Images", last))
+        say(f"{self.count} images. --csv FILE or --json says what each of them shows.")
+
+
+def _show(predictions: Sequence[AnyPrediction]) -> None:
+    rows = []
+    for p in predictions:
+        if isinstance(p, eq.report.PixelPrediction):
+            named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
+            said = [p.drawn, ", ".join(named)]
+        else:
+            said = [p.label or "no answer"]
+        solve = (shown(p.iterations), "yes" * bool(p.converged), *_certain(p))
+        sure = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
+        rows.append((p.file, *said, sure, *_others(p), *solve))
+    of_pixels = isinstance(predictions[0], eq.report.PixelPrediction)
+    seen = ("Drawn", "Classes") if of_pixels else ("Class",)
+    others = ("Then",) if any(map(_others, predictions)) else ()
+    numbers = ("Confidence", "Iterations", "Converged")
+    last = ("Certified",) if _certain(predictions[0]) else ()
+    print_table(("File", *seen, numbers[0], *others, *numbers[1:], *last), rows, right=numbers)
+
+
+def _certain(p: AnyPrediction) -> tuple[str, ...]:
+    """The cell that says whether the class is certified; none without --certified."""
+    if isinstance(p, eq.report.PixelPrediction) or p.certified is None:
+        return ()
+    return ("yes" if p.certified else "no",)
+
+
+def _others(p: AnyPrediction) -> tuple[str, ...]:
+    """The cell of the classes after the first; none without --top."""
+    if isinstance(p, eq.report.PixelPrediction) or len(p.top) < 2:
+        return ()
+    return (", ".join(f"{name} {sure:.1%}" for name, sure in list(p.top.items())[1:]),)
+
+
+Columns: TypeAlias = "tuple[list[str], Callable[[Any], list[Any]]]"
+"""The headings of a CSV file, and a function that makes the cells of a prediction."""
+
+
+def _class_columns(top: int, certified: bool) -> Columns:
+    names = ["file", "class", "confidence", "iterations", "converged"]
+    names += ["certified"] * certified
+    more = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "confidence")]
+
+    def cells(p: eq.training.Prediction) -> list[Any]:
+        others = [cell for pair in list(p.top.items())[1:] for cell in pair]
+        sure = None if math.isnan(p.confidence) else p.confidence
+        certain = [p.certified] * certified
+        return [p.file, p.label, sure, p.iterations, p.converged, *certain, *others]
+
+    return [*names, *more], cells
+
+
+def _pixel_columns(class_names: Sequence[str]) -> Columns:
+    """Columns for segmentation: one per class, with its share of the pixels."""
+    names = ["file", "drawn", "confidence", "iterations", "converged"]
+
+    def cells(p: eq.report.PixelPrediction) -> list[Any]:
+        sure = None if math.isnan(p.confidence) else p.confidence
+        shares = [p.classes.get(name, 0.0) for name in class_names]
+        return [p.file, p.drawn, sure, p.iterations, p.converged, *shares]
+
+    return [*names, *class_names], cells
+
+
+@contextmanager
+def _csv_lines(path: Path, columns: Columns) -> Iterator[Callable[[AnyPrediction], object]]:
+    """Write one line per prediction at once, so that an interruption loses no earlier line."""
+    headings, cells = columns
+    with ExitStack() as stack:
+        to = sys.stdout
+        if path != STANDARD_OUTPUT:
+            to = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
+        write = csv_rows(to)
+        write(headings)
+        yield lambda one: write(cells(one))

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Console
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import DataRoot, Device, Overwrite, command
+from equilibria.cli import faults
+from equilibria.cli.app import DataRoot, Device, Overwrite, command, page_footer
+from equilibria.cli.console import output_console, print_facts, print_json
+from equilibria.cli.evaluate import as_data, rows
+from equilibria.cli.faults import (
+    FAILURES,
+    INTERRUPTED,
+    MISTAKES,
+    FaultError,
+    complain,
+    printable,
+    sentence,
+    unanswered,
+)
+from equilibria.cli.processes import agreed, launch, work_in_group
+from equilibria.cli.progress import follow, keeping, what_is_kept
+
+if TYPE_CHECKING:
+    import torch
 
 
 @command(
@@ -71,13 +91,11 @@ def train(
     ] = False,
 ) -> None:
     """Train a model as a recipe says, or on images of your own."""
-    from equilibria.cli.training import Asked, launch, train_as_asked, train_in_group
-
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
         overrides, recipe = [recipe, *(overrides or [])], None  # A change, of the run's own recipe.
     if root is not None:
         overrides = [*(overrides or []), f"data.root={json.dumps(str(root))}"]
-    asked = Asked(
+    options = TrainOptions(
         recipe=recipe,
         overrides=overrides or [],
         output=output,
@@ -89,16 +107,130 @@ def train(
         report=report,
         as_json=as_json,
     )
-    work = partial(train_as_asked, asked)
+    work = partial(_train, options)
     place = eq.training.Place.from_environment()
     if place is not None:
         if devices > 1:
             raise ValueError(f"torchrun has started {place.count} processes: leave out --devices")
-        train_in_group(place, device, work)
+        work_in_group(place, device, work)
     elif devices == 1:
         work(eq.training.choose_device(device), eq.training.ALONE)
     else:
         # A mistake shows before the processes start.
-        asked.plan()
+        options.plan()
         eq.training.Place(0, devices, 0, devices).device(device)
-        launch(devices, train_in_group, device, work)
+        launch(devices, work_in_group, device, work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of `equilibria train` that every process needs."""
+
+    recipe: str | None
+    overrides: list[str]
+    output: Path
+    resume: bool
+    overwrite: bool
+    epochs: str | None
+    start_from: Path | None
+    tensorboard: bool
+    report: bool
+    as_json: bool = False
+
+    def plan(self) -> eq.training.Plan:
+        return eq.training.plan_run(
+            self.recipe,
+            self.overrides,
+            self.output,
+            resume=self.resume,
+            overwrite=self.overwrite,
+            epochs=self.epochs,
+        )
+
+
+def _train(options: TrainOptions, device: torch.device, processes: eq.training.Processes) -> None:
+    """Train and evaluate a run, as the only process or as one of several."""
+    with eq.training.denormals_as_zero():
+        _train_and_evaluate(options, device, processes)
+
+
+def _train_and_evaluate(
+    options: TrainOptions, device: torch.device, processes: eq.training.Processes
+) -> None:
+    from equilibria.training.own_images import is_own_images
+    from equilibria.training.progress import notes
+
+    console = output_console(quiet=not processes.leads)
+    if options.as_json:
+        console = Console(stderr=True, highlight=False, quiet=not processes.leads)
+    log: eq.training.TensorBoardLog | None = None
+    run = eq.training.RunFolder(options.output)
+    try:
+        with agreed(processes):
+            plan = options.plan()
+        # All have read what the folder says before the first one writes there.
+        with agreed(processes):
+            if options.tensorboard and processes.leads:
+                log = eq.training.TensorBoardLog(run.tensorboard)
+            experiment = eq.training.Experiment.of(plan.recipe)
+            if processes.leads:
+                run = eq.training.open_run(
+                    plan,
+                    experiment,
+                    options.output,
+                    overwrite=options.overwrite,
+                    start_from=options.start_from,
+                )
+    except BaseException as end:
+        run.abandon()
+        if isinstance(end, KeyboardInterrupt) and processes.leads:
+            raise FaultError(f"interrupted: {what_is_kept(run)}", INTERRUPTED) from None
+        raise
+    with keeping(run, processes):
+        lines = notes(plan, run)
+        if options.recipe is not None and is_own_images(options.recipe):
+            lines.append(plan.recipe.about)
+        for line in lines:
+            console.print(printable(line), markup=False, soft_wrap=True)
+        try:
+            on_epoch = None if log is None else log.on_epoch
+            follow(experiment, run, device, console, processes, on_epoch)
+        finally:
+            if log is not None:
+                log.close()
+        result = experiment.evaluate(processes)
+        if processes.leads:
+            eq.report.store_evaluation(options.output, as_data(experiment, result))
+    if options.as_json and processes.leads:
+        print_json({"run": str(options.output), **as_data(experiment, result)})
+    print_facts(f"On the {result.samples} test images", rows(result), console)
+    console.print(printable(_left_out(experiment)), markup=False, soft_wrap=True, end="")
+    console.print(printable(f"Run: {options.output}"), markup=False, soft_wrap=True)
+    if processes.leads:
+        if options.report:
+            _report(options.output, experiment, result, console)
+        unit = f"{experiment.task.unit}s"
+        complain(unanswered(result.figures.get("unanswered"), result.samples, unit))
+
+
+def _report(
+    folder: Path, experiment: eq.training.Experiment, result: eq.tasks.Evaluation, console: Console
+) -> None:
+    """Write the report of the run; a failure is a warning and leaves the run unchanged."""
+    try:
+        page = eq.report.write_report(folder, experiment, result, page_footer(experiment))
+    except (*MISTAKES, *FAILURES) as error:
+        faults.show_traceback()
+        faults.warn(f"the report could not be written: {sentence(error)}")
+    else:
+        console.print(printable(f"Report: {page}"), markup=False, soft_wrap=True)
+
+
+def _left_out(experiment: eq.training.Experiment) -> str:
+    """Count the images that could not be read, if warnings have not named all of them."""
+    from equilibria.data.batches import NAMED_PROBLEMS
+
+    count = len(experiment.unreadable())
+    if count <= NAMED_PROBLEMS:
+        return ""
+    return f"{count} images could not be read and are left out; the first ones are named above.\n"

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.progress import MofNCompleteColumn, TextColumn
 from typer import Argument, Option
 
 import equilibria as eq
 from equilibria.cli.app import DataRoot, JsonObject, Seed, command
-from equilibria.cli.console import print_json, progress_bar
+from equilibria.cli.console import print_json, print_table, progress_bar, say, shown
+
+if TYPE_CHECKING:
+    import torch
+
+    from equilibria.training.tuning import Measurement, TuningReport
 
 Names = Annotated[str | None, Option(help="Names, with commas between them; all if not set.")]
+
+SIZE = 32
+CHANNELS = 3
+RECOMMENDED, PRESENT = "★", "•"
+NUMBERS = (
+    *("Toler-\nance", "Time\n(ms)", "Evalu-\nations", "Back-\nward"),
+    *("Con-\nverged", "Grad.\ncosine", "Grad.\nerror"),
+)
+NOISE = 1.05
+"""Ratio of times below which two settings count as equally fast."""
 
 
 @command(
@@ -41,15 +59,13 @@ def tune(
     """Find the fastest solver, tolerance and gradient rule that trains a model right."""
     import torch
 
-    from equilibria.cli.tuning import as_data, find_subject, show
-
     if adjoints is not None:
         print("--adjoints is now --gradients; it is understood until version 0.3", file=sys.stderr)
     torch.manual_seed(seed)
     bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
     task = bar.add_task("the exact gradient", total=None)
     with bar:
-        subject = find_subject(target, batch, size, channels, root)
+        subject = _find_subject(target, batch, size, channels, root)
         report = eq.training.tune(
             subject.model,
             subject.images,
@@ -62,11 +78,11 @@ def tune(
                 task, completed=done, total=total, description="training steps"
             ),
         )
-    found = as_data(subject, report)
+    found = _as_data(subject, report)
     if as_json:
         print_json(found)
     else:
-        show(found, subject.note)
+        _show(found, subject.note)
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -80,3 +96,159 @@ def _numbers(text: str) -> list[float]:
         raise ValueError(
             f"--tolerances takes numbers with commas between them, such as 1e-2,1e-4, not {text!r}"
         ) from None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to tune, and images for it."""
+
+    name: str
+    options: dict[str, Any]
+    model: torch.nn.Module
+    images: torch.Tensor
+    loss: Callable[[torch.Tensor], torch.Tensor] | None
+    note: str
+    """Origin of the images and of the weights."""
+
+
+def _find_subject(
+    target: str, batch: int, size: int | None, channels: int | None, root: Path | None
+) -> Subject:
+    """Make the model with a given name, or load that of a run, with images for it."""
+    import torch
+
+    try:
+        eq.models.model_card(target)
+    except ValueError as error:
+        if not Path(target).is_dir():
+            raise ValueError(
+                f"{error} Nor is there a run folder {target!r}, as `equilibria demo` writes one."
+            ) from None
+        if size is not None or channels is not None:
+            raise ValueError(
+                "--size and --channels are for models by name: a run brings its own images"
+            ) from None
+        return _finished_run(Path(target), batch, root)
+    in_channels = channels or CHANNELS
+    return Subject(
+        name=target,
+        options={} if in_channels == CHANNELS else {"in_channels": in_channels},
+        model=eq.models.create_model(target, in_channels=in_channels),
+        images=torch.rand(batch, in_channels, size or SIZE, size or SIZE),
+        loss=None,
+        note="random images and initial weights; a trained map contracts less, so tune a finished "
+        "run too",
+    )
+
+
+def _finished_run(folder: Path, batch: int, root: Path | None) -> Subject:
+    """Load a trained model and test images."""
+    import torch
+
+    experiment = eq.training.trained(folder, root=root)
+    recipe, test = experiment.recipe, experiment.data.test
+    images, labels = test.fetch(torch.randperm(len(test))[:batch])
+
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        smoothing = recipe.task.label_smoothing
+        return torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+    return Subject(
+        name=recipe.model.name,
+        options=recipe.model.options,
+        model=experiment.model,
+        images=images,
+        loss=loss,
+        note="test images, trained weights",
+    )
+
+
+def _show(found: Mapping[str, Any], note: str) -> None:
+    shape = " × ".join(map(str, found["images"]))
+    rows = []
+    for row in found["measurements"]:
+        by = f" → {row['found_by']}" if row["solver"].startswith("Auto") else ""
+        backward = shown(row["backward_evaluations"]) or "?"
+        rows.append(
+            (
+                RECOMMENDED * row["recommended"] + PRESENT * row["present"],
+                row["solver"] + by,
+                row["gradient"],
+                f"{row['tolerance']:g}",
+                f"{1e3 * row['seconds']:.1f}",
+                str(row["evaluations"]),
+                backward + ("" if row["backward_converged"] else " (failed)"),
+                f"{row['share_converged']:.0%}",
+                f"{row['cosine']:.5f}",
+                f"{row['relative_error']:.1e}",
+            )
+        )
+    title = f"{found['model']}, a training step on {shape}"
+    headings = ("", "Solver", "Gradient", *NUMBERS)
+    print_table(headings, rows, right=NUMBERS, unbroken=NUMBERS, title=title)
+    say(
+        f"{RECOMMENDED} recommended, {PRESENT} present. Evaluations of the map in the forward "
+        "solve, products with its Jacobian in the backward pass. The solver auto chooses "
+        f"{found['auto']}. Measured on {note}.",
+        wrap=True,
+    )
+    for line in found["advice"]:
+        say(line)
+
+
+def advice(subject: Subject, report: TuningReport) -> list[str]:
+    """Recommend a setting, in a few lines."""
+    from equilibria.training.tuning import explain_none, overrides
+
+    best, speedup = report.recommended, report.speedup
+    if best is None or speedup is None:
+        return [f"No recommendation: {explain_none(report.measurements)}."]
+    quality = f"cosine {best.cosine:.5f}, relative gradient error {best.relative_error:.1e}"
+    if best is report.present:
+        return [f"Keep the present setting, the fastest that qualifies: {quality}."]
+    options = "".join(f"{name}={value!r}, " for name, value in subject.options.items())
+    call = f'eq.create_model("{subject.name}", {options}{overrides(best.setting)})'
+    lines = [f"Recommended ({quality}):", f"  {call}"]
+    times = f"{1e3 * best.seconds:.0f} ms in place of {1e3 * report.present.seconds:.0f} ms"
+    if speedup >= NOISE:
+        lines.append(f"{speedup:.2f} times as fast as the present setting: {times}.")
+    elif report.present.qualifies:
+        lines.append(f"No faster than the present setting, but for noise: {times}.")
+    else:
+        lines.append(f"The present setting does not qualify: {times}.")
+    if isinstance(best.setting.gradient, eq.Unrolled):
+        lines.append(
+            "Unrolled takes as many steps for every input: see that other images converge too."
+        )
+    return lines
+
+
+def _as_data(subject: Subject, report: TuningReport) -> dict[str, Any]:
+    from equilibria.training.tuning import labels, overrides
+
+    def measured(measurement: Measurement) -> dict[str, Any]:
+        setting = measurement.setting
+        solver, rule = labels(setting)
+        return {
+            "solver": solver,
+            "found_by": measurement.found_by,
+            "tolerance": setting.tolerance,
+            "gradient": rule,
+            "overrides": overrides(setting),
+            **{name: value for name, value in vars(measurement).items() if name != "setting"},
+            "qualifies": measurement.qualifies,
+            "present": measurement is report.present,
+            "recommended": measurement is report.recommended,
+        }
+
+    best = report.recommended
+    return {
+        "model": subject.name,
+        "images": list(subject.images.shape),
+        "auto": report.auto,
+        "measurements": [measured(measurement) for measurement in report.measurements],
+        "present": measured(report.present),
+        "recommended": None if best is None else measured(best),
+        "speedup": report.speedup,
+        "advice": advice(subject, report),
+    }

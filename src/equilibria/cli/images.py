@@ -1,0 +1,98 @@
+"""The images that a command on a classifier works on: image files, or test images of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import equilibria as eq
+from equilibria.cli.app import opened, opened_model
+from equilibria.cli.faults import complain, unreadable
+
+if TYPE_CHECKING:
+    import torch
+
+AnyRun = TypeVar("AnyRun", bound="eq.training.RecipeModel")
+
+
+@dataclass(frozen=True)
+class SelectedImages:
+    """Images in the size and colors that a classifier takes, and the run of that classifier."""
+
+    run: eq.training.RecipeModel
+    images: torch.Tensor
+    names: Sequence[str]
+    """Per image: its file, or its number among the selected test images."""
+    truths: Sequence[int | None]
+    """Per image: its true class, or None for an image file."""
+    paths: Sequence[Path]
+    """Image files that were found; empty for test images."""
+    problems: Sequence[Exception]
+    """One error per file that could not be read."""
+
+    @property
+    def unreadable(self) -> str:
+        return unreadable(self.problems, len(self.paths))
+
+
+def classifier(run: AnyRun) -> AnyRun:
+    """Return the run if it classifies images.
+
+    Raises:
+        ValueError: If it does something else.
+    """
+    if run.images.kind != "classification" or not run.task.names_classes:
+        raise ValueError(
+            f"this command needs a run that classifies images, and {run.recipe.model.name} on "
+            f"{run.recipe.data.name} does not"
+        )
+    return run
+
+
+def select_images(
+    run: Path,
+    files: Sequence[Path],
+    *,
+    samples: int,
+    device: torch.device,
+    best: bool,
+    root: Path | None,
+) -> SelectedImages:
+    """Open the run of a classifier and load images for it.
+
+    Args:
+        run: Folder of the run, or name of a pretrained model.
+        files: Image files and folders of them, which are framed as in training. If empty, test
+            images of the run are loaded, evenly spread over the test set.
+        samples: Number of test images.
+        device: Device of the model and of the images.
+        best: Whether to load the weights of the epoch with the best validation score.
+        root: Folder of data sets, for test images.
+
+    Raises:
+        FaultError: If none of the files can be read.
+        ValueError: If the run does not classify images.
+    """
+    import torch
+
+    if not files:
+        experiment = classifier(opened(run, device, best, root))
+        images, labels = experiment.some_test_images(samples)
+        names = [str(place) for place in range(len(images))]
+        return SelectedImages(experiment, images.to(device), names, labels.tolist(), [], [])
+    model = classifier(opened_model(run, device, best))
+    frame, is_gray = model.images.frame, model.images.image_shape[0] == 1
+
+    def read(path: Path) -> torch.Tensor:
+        return eq.data.read_image(path, frame, is_gray=is_gray).float() / eq.data.BRIGHTEST
+
+    problems: list[Exception] = []
+    paths = eq.data.find_images(files)
+    found = list(eq.data.readable(paths, read, problems.append))
+    if not found:
+        complain(unreadable(problems, len(paths)))
+    images = torch.stack([pixels for _, pixels in found]).to(device)
+    names = [str(path) for path, _ in found]
+    return SelectedImages(model, images, names, [None] * len(names), paths, problems)

@@ -1,0 +1,156 @@
+"""Training in several processes: starting them, and ending all of them if one fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import typer
+
+import equilibria as eq
+from equilibria import plugins
+from equilibria.cli import faults
+from equilibria.cli.faults import INTERRUPTED, MISTAKES, fail, sentence
+
+if TYPE_CHECKING:
+    import torch
+
+    Work: TypeAlias = Callable[[torch.device, eq.training.Processes], None]
+
+PATIENCE = 10.0
+"""Seconds for which a process that lost the others waits to be ended with them."""
+
+
+def work_in_group(place: eq.training.Place, device_name: str, work: Work) -> None:
+    """Do the work as one of several processes, on its own device."""
+    import torch
+
+    if place.rank > 0:
+        warnings.simplefilter("ignore")  # The first process says the same.
+    try:
+        device = place.device(device_name)
+    except ValueError as error:
+        if place.rank > 0:
+            raise typer.Exit(2) from None
+        fail(str(error))
+    torch.set_num_threads(place.threads())  # A recipe may say otherwise.
+    with eq.training.joined_group(place, device) as processes:
+        work(device, processes)
+
+
+def launch(count: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Run `work(place, *arguments)` in `count` processes; end all of them if one fails.
+
+    `work` must be a function of a module, and prints its own errors. The processes find each other
+    through a file and communicate over the loopback device: nothing listens on the network.
+
+    Raises:
+        typer.Exit: If a process fails, with its exit code.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from equilibria.training.sizes import present_limit
+
+    logging.disable(logging.CRITICAL)  # The launcher logs every failure, which `work` has told.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with tempfile.TemporaryDirectory(prefix="equilibria-") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id="equilibria",
+            max_restarts=0,
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"{folder}/rendezvous",
+            rdzv_configs={"store_type": "file"},
+            local_addr="localhost",
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
+            meeting_point = Path(folder) / "meeting-point"
+            sources = [parts.source for parts in plugins.imported()]
+            elastic_launch(config, _process)(
+                meeting_point, faults.debug, sources, present_limit(), work, arguments
+            )
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+        except SignalException as error:
+            fail(f"ended by {error.sigval.name}: --resume goes on from the last checkpoint", 130)
+        else:
+            return
+    if failure.exitcode < 0:
+        fail(
+            f"process {rank + 1} of {count} was ended by {signal.Signals(-failure.exitcode).name} "
+            "(is there enough memory?): --resume goes on from the last checkpoint",
+            code=1,
+        )
+    raise typer.Exit(failure.exitcode)
+
+
+def _process(
+    meeting_point: Path,
+    debug: bool,
+    sources: Sequence[str],
+    gigabytes: float,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    from equilibria.data.workers import end_with_parent
+
+    end_with_parent()
+    faults.debug = debug
+    warnings.showwarning = faults.warn
+    place = eq.training.Place.from_environment(meeting_point=meeting_point)
+    assert place is not None
+    try:
+        with faults.told(), eq.training.size_limit(gigabytes):
+            try:
+                plugins.import_parts(sources)
+                work(place, *arguments)
+            except eq.training.ProcessLostError:
+                # Ended with the others, this process leaves it to the one that failed to say why.
+                time.sleep(PATIENCE)
+                raise
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None  # The launcher says it.
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+@contextmanager
+def agreed(processes: eq.training.Processes) -> Iterator[None]:
+    """End all processes if this block fails in one of them; otherwise all continue."""
+    mistake: str | None = None
+    try:
+        yield
+    except MISTAKES as error:
+        faults.show_traceback()
+        mistake = sentence(error)
+    mistake = processes.first_message(mistake)
+    if mistake is not None:
+        fail_together(mistake, processes)
+
+
+def fail_together(message: str, processes: eq.training.Processes, code: int = 2) -> NoReturn:
+    """End every process with an exit code; the first one prints the message before they end."""
+    try:
+        if processes.leads:
+            fail(message, code)
+    finally:
+        processes.first_message(None)
+    raise typer.Exit(code)
