@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
+from equilibria.context import warn_caller
 from equilibria.data.image_files import BRIGHTEST, ImageFiles
 from equilibria.data.readers import DataFileError
 from equilibria.data.source import Source, Split, behind_selections, read_samples
@@ -98,7 +99,7 @@ class Batches:
             known[str(problem.path)] = problem
             if len(known) <= NAMED_PROBLEMS:
                 rest = "; others will be counted" if len(known) == NAMED_PROBLEMS else ""
-                warnings.warn(f"left out: {problem}{rest}", UnreadableImageWarning, stacklevel=3)
+                warn_caller(f"left out: {problem}{rest}", UnreadableImageWarning)
 
     @cached_property
     def _order(self) -> _Order:

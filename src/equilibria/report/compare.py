@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from equilibria.context import warn_caller
 from equilibria.data import dataset_card
 from equilibria.models import create_model
 from equilibria.report import style
@@ -324,7 +324,7 @@ def _stored_evaluation(run: RunFolder) -> Mapping[str, Any] | None:
             raise DamagedFileError(f"{file} is damaged: it holds nothing")
         return found
     except ValueError as error:
-        warnings.warn(str(error), CheckpointWarning, stacklevel=2)
+        warn_caller(str(error), CheckpointWarning)
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from equilibria.context import warn_caller
 from equilibria.inputs import RobustnessCurves
 from equilibria.report.html import report_page
 from equilibria.report.page import RunReport, run_report
@@ -66,7 +66,7 @@ def stored_robustness(run: RunFolder) -> RobustnessCurves | None:
         data = unsealed(read_run_text(file, run.path).decode(), file)
         return TypeAdapter(RobustnessCurves).validate_python(data)
     except (ValueError, ValidationError) as error:
-        warnings.warn(f"{file} cannot be used: {error}", CheckpointWarning, stacklevel=2)
+        warn_caller(f"{file} cannot be used: {error}", CheckpointWarning)
         return None
 
 

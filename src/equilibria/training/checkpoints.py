@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equilibria.context import warn_caller
 from equilibria.training.files import (
     DamagedFileError,
     check_run_file,
@@ -173,10 +173,9 @@ class Checkpoints:
 
 
 def _pass_over(folder: Path, error: Exception) -> None:
-    warnings.warn(
+    warn_caller(
         f"the checkpoint {folder} cannot be read ({error}); trying the one before it",
         CheckpointWarning,
-        stacklevel=3,
     )
 
 

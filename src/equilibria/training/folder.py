@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 
 from equilibria import plugins
+from equilibria.context import warn_caller
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.files import (
     DamagedFileError,
@@ -283,7 +283,7 @@ class RunFolder:
         try:
             return unsealed(self._read(self.mark).decode(), self.mark)
         except ValueError as error:
-            warnings.warn(str(error), CheckpointWarning, stacklevel=2)
+            warn_caller(str(error), CheckpointWarning)
             return {}
 
     def _needed_parts(self) -> list[plugins.Parts]:
@@ -304,10 +304,9 @@ class RunFolder:
         check_run_file(self.config, self.path)
         recipe = load_recipe(self.config)
         if not self._wrote_config():
-            warnings.warn(
+            warn_caller(
                 f"{self.config} is not as the run wrote it: it was changed, or is damaged",
                 CheckpointWarning,
-                stacklevel=2,
             )
         return recipe
 
@@ -327,10 +326,8 @@ class RunFolder:
                     raise DamagedFileError(f"{name} is damaged: it holds no numbers of an epoch")
                 entries.append(entry)
             except ValueError as error:
-                warnings.warn(
-                    f"{error}; it is left out, and --resume writes it anew",
-                    CheckpointWarning,
-                    stacklevel=2,
+                warn_caller(
+                    f"{error}; it is left out, and --resume writes it anew", CheckpointWarning
                 )
         return entries
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from equilibria.context import warn_caller
 from equilibria.data import DataSet, Survey, known_labels, list_own_images, survey
 from equilibria.data.sets.own import TABLES, TEST_SHARE, Listing
 from equilibria.models import list_models, model_options
@@ -202,8 +202,7 @@ def _warn(listing: Listing, counts: Sequence[int]) -> None:
     single = [name for name, n in zip(listing.class_names, counts, strict=True) if n == 1]
     if single and not listing.held_out:
         more = f" and {len(single) - NAMED} others" if len(single) > NAMED else ""
-        warnings.warn(
+        warn_caller(
             f"a single image each have {', '.join(single[:NAMED])}{more}: it is trained on, and "
-            "nothing tests how well the class is told apart; add images",
-            stacklevel=3,
+            "nothing tests how well the class is told apart; add images"
         )

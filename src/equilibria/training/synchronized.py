@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from equilibria.context import warn_caller
 from equilibria.energies.kernel_scale import RunningScale
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.training.processes import Processes
@@ -146,12 +146,11 @@ def synchronized_batches(model: nn.Module, processes: Processes) -> Iterator[Non
     couples = any(layer.couples_batch for layer in layers)
     model.train(was_training)
     if left_out or couples:
-        warnings.warn(
+        warn_caller(
             "this model couples the samples of a batch where no process can wait for the others "
             "(inside a solve: batch norm, decorrelation, HSIC, γ of each step): there each sees "
             "its own part of a batch only, and the numbers differ from those of one process",
             SharedBatchWarning,
-            stacklevel=2,
         )
     with ExitStack() as stack:
         stack.enter_context(synchronized_norms(norms, processes))

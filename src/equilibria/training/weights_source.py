@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from equilibria.context import warn_caller
 from equilibria.models import model_options
 from equilibria.models.pretrained import header_of, pretrained_cards, pretrained_file
 from equilibria.registry import nearest
@@ -86,10 +86,9 @@ def _newest(run: RunFolder, checkpoints: Checkpoints, recipe: Recipe) -> Path:
             "name the folder of a finished run, as `equilibria train` writes one"
         )
     epoch, file = found
-    warnings.warn(
+    warn_caller(
         f"{run.path} is not finished: these are its weights after epoch {epoch} of "
         f"{recipe.training.epochs} ({file})",
         CheckpointWarning,
-        stacklevel=2,
     )
     return file
