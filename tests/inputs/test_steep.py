@@ -222,7 +222,7 @@ def test_a_sample_alone_is_that_sample_in_a_batch() -> None:
         ("secant", False, 262.29),
         ("secant", True, 262.29),
         ("anderson", False, 262.29),
-        # On a ball Adam ends where its own metric is at rest, with solves at every step too.
+        # On a ball Adam stops at a stationary point of its own metric, also with exact solves.
         (Engine(rule="adam", sweeps=3, alpha_x=0.3), False, 289.8),
     ],
 )

@@ -18,7 +18,7 @@ MODERN_PHONE = (390, 844)
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of the application that the program runs."""
+    """Address of the explorer, served as the command `equilibria explore` does."""
     apps: list[Starlette] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("equilibria.serving.run_server", lambda app, *_, **__: apps.append(app))
