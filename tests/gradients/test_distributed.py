@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from torch import distributed
+from torch import Tensor, distributed
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibria as eq
+from equilibria.training import Place, joined_group
 from tests.models.small import equilibrium_models, images, settled, small_model
 
 LABELS = torch.tensor([0, 2, 1, 1])
@@ -19,9 +21,18 @@ RULES = {"implicit": eq.Implicit(), "unrolled": eq.Unrolled(steps=200), "one ste
 
 
 def work(rank: int, folder: str) -> None:
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=2
-    )
+    torch.set_num_threads(1)
+    place = Place(rank, 2, rank, 2, meeting_point=Path(folder) / "meeting-point")
+    with joined_group(place, torch.device("cpu")):
+        results = gradients_of_half(rank)
+        # A wrapper that is still alive keeps the group's threads past the group's end, and threads
+        # that live on into the interpreter's end abort the process.
+        gc.collect()
+    if rank == 0:
+        torch.save(results, Path(folder) / "gradients.pt")
+
+
+def gradients_of_half(rank: int) -> dict[str, Tensor]:
     half = slice(2 * rank, 2 * rank + 2)
     results = {}
     for name in equilibrium_models():
@@ -31,10 +42,8 @@ def work(rank: int, folder: str) -> None:
             F.cross_entropy(parallel(images(4)[half]), LABELS[half]).backward()
             for n, parameter in model.named_parameters():
                 assert parameter.grad is not None
-                results[f"{name}|{adjoint}|{n}"] = parameter.grad
-    if rank == 0:
-        torch.save(results, Path(folder) / "gradients.pt")
-    distributed.destroy_process_group()
+                results[f"{name}|{adjoint}|{n}"] = parameter.grad.clone()
+    return results
 
 
 @pytest.mark.slow
