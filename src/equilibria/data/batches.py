@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
 from equilibria.context import warn_caller
-from equilibria.data.image_files import BRIGHTEST, ImageFiles
+from equilibria.data.file_sources import ImageFiles
+from equilibria.data.image_files import as_pixels
 from equilibria.data.readers import DataFileError
 from equilibria.data.source import Source, Split, behind_selections, read_samples
 from equilibria.data.workers import START, begin_worker, portable
@@ -71,10 +72,7 @@ class Batches:
     def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The batches with the indices of their samples before them; also those without samples."""
         for batch in self.read():
-            images = batch.images
-            if images.dtype == torch.uint8:
-                images = images.float().div_(BRIGHTEST)
-            yield batch.indices, images, batch.labels.long()
+            yield batch.indices, as_pixels(batch.images), batch.labels.long()
 
     def read(self) -> Iterator[_Batch]:
         """The batches as they are read, images in bytes where the source has them so."""
