@@ -543,4 +543,4 @@ def test_a_new_image_gets_the_size_of_those_in_memory(tmp_path: Path) -> None:
     # As high, and wider: the middle is kept, nothing is stretched.
     wide = np.concatenate([random_bytes(32, 10, 3), own, random_bytes(32, 10, 3)], axis=1)
     path = write_image(tmp_path / "wide.png", wide)
-    assert torch.equal(data.read_pixels(path), data.read_image(same))
+    assert torch.equal(data.read_pixels(path), data.read_pixels(same))

@@ -60,7 +60,7 @@ class Sheet:
             )
 
     def png(self) -> bytes:
-        return figure_png(self.figure(), DOTS)
+        return figure_png(self.figure())
 
     @drawing()
     def figure(self) -> Any:

@@ -98,7 +98,7 @@ def series(place: int) -> dict[str, Any]:
     }
 
 
-def figure_png(figure: Any, dots_per_inch: int = DOTS, *, is_drawing: bool = False) -> bytes:
+def figure_png(figure: Any, *, is_drawing: bool = False) -> bytes:
     """As a PNG; without the version of the library in it, equal figures are equal files.
 
     is_drawing: lines and text alone, for which 256 colors do, in a third of the bytes.
@@ -107,7 +107,7 @@ def figure_png(figure: Any, dots_per_inch: int = DOTS, *, is_drawing: bool = Fal
 
     drawn, buffer = io.BytesIO(), io.BytesIO()
     with drawing():
-        figure.savefig(drawn, format="png", dpi=dots_per_inch, facecolor=PAPER)
+        figure.savefig(drawn, format="png", dpi=DOTS, facecolor=PAPER)
     # Without transparency, which nothing here has, a file is a third smaller.
     image = Image.open(drawn).convert("RGB")
     image = image.quantize(dither=Image.Dither.NONE) if is_drawing else image
@@ -132,16 +132,14 @@ def figure_svg(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def dress_axes(
-    axis: Any, theme: Theme = LIGHT, *, grid: Literal["both", "x", "y"] = "both"
-) -> None:
+def dress_axes(axis: Any, theme: Theme = LIGHT) -> None:
     axis.title.set_color(theme.ink)
     axis.title.set_fontsize(TITLE)
     axis.xaxis.label.set_color(theme.ink)
     axis.yaxis.label.set_color(theme.ink)
     axis.tick_params(colors=theme.ink, which="both", length=3)
     axis.tick_params(which="minor", length=0)
-    axis.grid(color=theme.faint, linewidth=0.6, axis=grid)
+    axis.grid(color=theme.faint, linewidth=0.6)
     axis.set_axisbelow(True)
     for side, spine in axis.spines.items():
         spine.set_color(theme.faint)
