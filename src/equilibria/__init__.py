@@ -145,7 +145,7 @@ _ROOMS = (
     "papers",
     "cli",
 )
-"""From the ground up: a room imports those below it, so that a search loads none in vain."""
+"""In the order of their dependencies, so that finding a name imports as few rooms as possible."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a model expects of images: their size, their classes, and how files are framed."""
+"""The images that a model expects (`ImageSpec`), and how a file gets their size (`Framing`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ if TYPE_CHECKING:
     from torch import nn
 
 LARGEST_FRAME = 2**26
-"""Pixels of an image that is given to a model."""
+"""Largest number of pixels of an image for a model."""
 MOST_SCALED = 16
-"""An image that is scaled as a whole may become this many times the frame before it is cut."""
+"""Largest size of a scaled image, in frames, that is computed before the frame is cut out."""
 
 Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
 
 @dataclass(frozen=True)
 class Framing:
-    """How an image of any size becomes one of `size` (height, width).
+    """A transformation of images of any size to one size.
 
-    It is scaled, its proportions kept, until it covers `cover` (`size` if None), and the center is
-    cut out. Without `size` images stay as they are on disk.
+    An image is scaled, keeping its proportions, until it covers `cover`; then the center is cut
+    out.
+
+    Attributes:
+        size: Height and width of the result. None leaves images as they are on disk.
+        cover: Height and width to cover before the center is cut out; `size` if None.
 
     Examples:
         >>> eq.data.Framing(size=(32, 32))
@@ -44,9 +48,13 @@ class Framing:
 
     @classmethod
     def make(cls, size: int | Sequence[int] | None, resize: int | None = None) -> Framing:
-        """Of `size` (a side, or height and width), after the shorter side was scaled to `resize`.
+        """Make a framing from a size and a length of the shorter side.
 
-        With 256 and 224 for `resize` and `size`, the usual way to test on ImageNet.
+        `Framing.make(224, resize=256)` is the usual way to test on ImageNet.
+
+        Args:
+            size: A side, or height and width. None leaves images as they are on disk.
+            resize: Length that the shorter side is scaled to before the center is cut out.
         """
         if size is None:
             if resize is not None:
@@ -63,7 +71,7 @@ class Framing:
         return cls((height, width), None if resize is None else (resize, resize))
 
     def apply(self, image: Image, *, is_map: bool = False) -> Image:
-        """The image framed; a map of labels is scaled without mixing them."""
+        """Frame an image. A map of labels (`is_map`) is scaled without interpolation."""
         from PIL.Image import Resampling
 
         if self.size is None:
@@ -80,7 +88,7 @@ class Framing:
         return image.crop(box)
 
     def region(self, image: Image) -> Image:
-        """What of the image is inside the frame, in the image's own resolution."""
+        """Cut out the part that `apply` keeps, in the resolution of the image."""
         if self.size is None:
             return image
         scaled_width, scaled_height = self._scaled(image)
@@ -90,9 +98,9 @@ class Framing:
         return image.crop((left, top, left + width, top + height))
 
     def needed(self, image: Image) -> tuple[int, int]:
-        """A width and height, not above the image's, with twice the detail that will remain.
+        """Return a width and height to decode: twice the detail that remains after framing.
 
-        Whichever way the image is turned.
+        They are at most those of the image, and hold for every EXIF orientation.
         """
         if self.size is None:
             return image.size
@@ -101,7 +109,7 @@ class Framing:
         return round(image.width * scale), round(image.height * scale)
 
     def _scaled(self, image: Image) -> tuple[int, int]:
-        """Width and height of the image where it covers the frame."""
+        """Return the width and height at which the image covers the frame."""
         assert self.size is not None
         height, width = self.cover or self.size
         scale = max(width / image.width, height / image.height)
@@ -112,7 +120,7 @@ class Framing:
 def _resized_part(
     image: Image, scaled: tuple[int, int], box: tuple[int, int, int, int], how: Resampling
 ) -> Image:
-    """The part `box` of the image resized to `scaled`, without the rest of the resized image.
+    """Return the part `box` of the image resized to `scaled`, without computing the rest.
 
     The result may differ from resizing first by a gray level, because positions are rounded.
     """
@@ -134,12 +142,9 @@ def _resized_part(
 AS_ON_DISK = Framing()
 
 
-AS_ON_DISK = Framing()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """What a model expects of images: enough to use it without the data set of its training.
+    """Description of the images that a model expects, to use it without its training data.
 
     A model keeps its specification as `model.images`. A run folder and a packed file store it
     under the key "images".

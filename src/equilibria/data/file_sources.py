@@ -24,7 +24,9 @@ READING_THREADS = 4
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """One file an image, with its class; decoded by `threads` threads, in a worker by one.
+    """Image files with one class per file.
+
+    `threads` threads decode them, or one thread in a worker process.
 
     Examples:
         >>> eq.data.image_from_tensor(torch.full((1, 6, 8), 0.5)).save("gray.png")
@@ -35,15 +37,15 @@ class ImageFiles:
     """
 
     paths: tuple[Path | str, ...]
-    """As text where there are millions: a `Path` takes several times the memory."""
+    """Strings where there are millions: a `Path` takes several times the memory."""
     labels: Tensor
     framing: Framing
     is_gray: bool = False
     threads: int = READING_THREADS
     skips_unreadable: bool = False
-    """Whether batches leave out what cannot be read; otherwise it is an error."""
+    """Whether batches leave out files that cannot be read; otherwise they are an error."""
     unreadable: dict[str, DataFileError] = field(default_factory=dict, compare=False, repr=False)
-    """What was left out so far, by path."""
+    """Errors of the files that were left out so far, by path."""
 
     def __post_init__(self) -> None:
         if len(self.paths) != len(self.labels):
@@ -64,14 +66,14 @@ class ImageFiles:
         return as_pixels(images), labels
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples as `fetch` gives them, but in bytes."""
+        """Read samples like `fetch`, with images as bytes."""
         _, images, labels, problems = self.read_readable(indices)
         for problem in problems:
             raise problem
         return images, labels
 
     def read_readable(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, list[DataFileError]]:
-        """Of these samples, which can be read, their bytes and labels; and what is wrong."""
+        """Return the places of readable samples, their bytes and labels, and all errors."""
 
         def read(path: Path) -> Tensor | DataFileError:
             try:
@@ -93,7 +95,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class SegmentedFiles:
-    """Images with a map of labels each, both files.
+    """Image files with one file per image that holds a label per pixel.
 
     `classes[value]` is the class of a pixel whose value in the map's file is `value`.
 
@@ -123,7 +125,7 @@ class SegmentedFiles:
         return as_pixels(images), labels
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples as `fetch` gives them, but in bytes."""
+        """Read samples like `fetch`, with images as bytes."""
         none = torch.zeros(len(self))
         files = ImageFiles(self.paths, none, self.framing, self.is_gray, self.threads)
         images, _ = files.read(indices)
@@ -140,7 +142,7 @@ class SegmentedFiles:
 
 
 def _in_threads(read: Callable[[Path], Content], paths: list[Path], threads: int) -> list[Content]:
-    """What `read` makes of each file; in a worker process, one of several, without threads."""
+    """Apply `read` to each file. A worker process, one of several, uses no threads."""
     if get_worker_info() is not None or min(threads, len(paths)) < 2:
         return list(map(read, paths))
     with ThreadPoolExecutor(min(threads, len(paths))) as readers:
@@ -148,7 +150,7 @@ def _in_threads(read: Callable[[Path], Content], paths: list[Path], threads: int
 
 
 def _stacked(paths: list[Path], images: list[Tensor], empty: Tensor) -> Tensor:
-    """The images of these files, one above the other; `empty` where there are none."""
+    """Stack the images of these files; `empty` if there are none."""
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:
             raise DataFileError(

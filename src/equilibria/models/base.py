@@ -43,7 +43,7 @@ class EquilibriumModel(nn.Module):
     """
 
     images: ImageSpec | None = None
-    """What the model expects of images; `create_model(images=…)` sets it, as `load` does."""
+    """Images that the model expects. `create_model(images=…)`, `load` and `train` set it."""
 
     def __init__(self, stem: nn.Module, layer: EquilibriumLayer, head: nn.Module) -> None:
         super().__init__()

@@ -137,8 +137,8 @@ def create_model(
     or all of them as `solving`; `model_options(name)` lists the rest. An unknown name or option is
     an error that names the nearest one.
 
-    images: what the model expects of images, kept as `model.images`, so that `predict`, `export`
-        and `serve` know it. It chooses no options.
+    images: description of the images that the model expects, stored as `model.images` for
+        `predict`, `export` and `serve`. It sets no options.
     pretrained: a trained model that comes with the package, by the name that `equilibria models
         --pretrained` lists; the only options are then those of how it solves.
 

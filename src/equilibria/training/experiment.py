@@ -404,7 +404,7 @@ def trained_model(
     place = choose_device(device)
     source = source_of(folder, weights)
     recipe = source.recipe
-    if not source.images:  # The file that says it was lost or damaged.
+    if not source.images:  # `run.json` is missing or damaged; the data set has the same facts.
         return trained(folder, device=device, weights=weights)
     try:
         images = ImageSpec.from_data(source.images)
