@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -254,7 +253,7 @@ def test_estimating_the_size_of_a_model_changes_no_initial_weight() -> None:
 
 
 def test_a_manifest_that_holds_no_files_is_passed_over(unfinished: Path) -> None:
-    (checkpoint(unfinished) / "manifest.json").write_text(json.dumps({"files": "/dev/zero"}))
+    (checkpoint(unfinished) / "manifest.json").write_text(sealed_json({"files": "/dev/zero"}))
     with (
         pytest.warns(CheckpointWarning, match="names '/dev/zero', but a checkpoint has"),
         pytest.raises(FileNotFoundError, match="no sound checkpoint"),

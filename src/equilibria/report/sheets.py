@@ -60,7 +60,7 @@ class Sheet:
             )
 
     def png(self) -> bytes:
-        return figure_png(self.figure())
+        return figure_png(self.figure(), DOTS)
 
     @drawing()
     def figure(self) -> Any:

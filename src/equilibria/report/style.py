@@ -98,7 +98,7 @@ def series(place: int) -> dict[str, Any]:
     }
 
 
-def figure_png(figure: Any, *, is_drawing: bool = False) -> bytes:
+def figure_png(figure: Any, dots_per_inch: int = DOTS, *, is_drawing: bool = False) -> bytes:
     """As a PNG; without the version of the library in it, equal figures are equal files.
 
     is_drawing: lines and text alone, for which 256 colors do, in a third of the bytes.
@@ -107,7 +107,7 @@ def figure_png(figure: Any, *, is_drawing: bool = False) -> bytes:
 
     drawn, buffer = io.BytesIO(), io.BytesIO()
     with drawing():
-        figure.savefig(drawn, format="png", dpi=DOTS, facecolor=PAPER)
+        figure.savefig(drawn, format="png", dpi=dots_per_inch, facecolor=PAPER)
     # Without transparency, which nothing here has, a file is a third smaller.
     image = Image.open(drawn).convert("RGB")
     image = image.quantize(dither=Image.Dither.NONE) if is_drawing else image
