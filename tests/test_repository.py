@@ -76,6 +76,13 @@ def test_names_are_those_that_type_checkers_see() -> None:
     assert equilibria.cli is importlib.import_module("equilibria.cli")
 
 
+def test_the_top_level_has_few_names_and_only_its_own() -> None:
+    assert len(equilibria.__all__) <= 49
+    for name in ("L1", "get_adjoint", "nothing_of_this_name"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+            getattr(equilibria, name)
+
+
 def packages() -> list[str]:
     """Every package, the rooms and the rooms within them."""
     found = pkgutil.walk_packages(equilibria.__path__, "equilibria.")

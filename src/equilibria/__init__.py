@@ -6,7 +6,6 @@ These are the names that most programs need; the rest is in the rooms, as `eq.en
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 if TYPE_CHECKING:
     # For type checkers; a program imports a name when it first uses it, and torch with it.
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from equilibria import equilibrium as equilibrium
     from equilibria import exports as exports
     from equilibria import gradients as gradients
+    from equilibria import images as images
     from equilibria import inputs as inputs
     from equilibria import models as models
     from equilibria import operators as operators
@@ -123,22 +123,19 @@ __all__ = [
     "train",
 ]
 
-_LOWER_ROOMS = (
-    *(
-        "plugins",
-        "registry",
-        "context",
-        "operators",
-        "activations",
-        "energies",
-        "solvers",
-        "gradients",
-    ),
-    *("equilibrium", "models", "inputs"),
-)
-"""From the ground up: a room imports those below it, so that a search loads none in vain."""
 _ROOMS = (
-    *_LOWER_ROOMS,
+    "plugins",
+    "registry",
+    "images",
+    "context",
+    "operators",
+    "activations",
+    "energies",
+    "solvers",
+    "gradients",
+    "equilibrium",
+    "models",
+    "inputs",
     "tasks",
     "data",
     "training",
@@ -148,40 +145,19 @@ _ROOMS = (
     "papers",
     "cli",
 )
-_RENAMED = {
-    "FeatureRegulariser": "FeatureRegularizer",
-    "Regulariser": "Regularizer",
-    "get_adjoint": "get_gradient",
-    "list_adjoints": "list_gradients",
-    "register_adjoint": "register_gradient",
-}
+"""In the order of their dependencies, so that finding a name imports as few rooms as possible."""
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms and names, imported when they are first used, and names of before version 0.2.
-
-    Most of the latter are in their rooms alone now.
-    """
+    """Import a room, or a public name from its room, when it is first used."""
     if name in _ROOMS:
         return import_module(f"equilibria.{name}")
-    present = _RENAMED.get(name, name)
-    rooms = _ROOMS if present in __all__ else _LOWER_ROOMS
-    for room in () if name.startswith("_") else rooms:
+    for room in _ROOMS if name in __all__ else ():
         module = import_module(f"equilibria.{room}")
-        if present in getattr(module, "__all__", ()):
-            break
-    else:
-        raise AttributeError(f"module 'equilibria' has no attribute {name!r}")
-    if name in __all__:
-        globals()[name] = getattr(module, name)
-    else:
-        place = "equilibria" if present in __all__ else module.__name__
-        warn(
-            f"equilibria.{name} is now {place}.{present}; the old name works until version 0.3",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-    return getattr(module, present)
+        if name in getattr(module, "__all__", ()):
+            globals()[name] = getattr(module, name)
+            return globals()[name]
+    raise AttributeError(f"module 'equilibria' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

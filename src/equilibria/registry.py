@@ -6,7 +6,6 @@ import difflib
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
@@ -147,16 +146,6 @@ def check_options(
             )
 
 
-RENAMED = {
-    "adjoint": "gradient",
-    "adjoints": "gradients",
-    "centre": "center",
-    "normalise": "normalize",
-    "regulariser": "regularizer",
-}
-"""Options and recipe keys as they were spelled before version 0.2."""
-
-
 def _check(
     required: str,
     holds: Callable[[float], bool],
@@ -281,31 +270,3 @@ def check_values(
         check(**{name: getattr(settings, name) for name in names})
     for name, choices in one_of.items():
         check_choice(choices, **{name: getattr(settings, name)})
-
-
-def current_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Options under their present names; an old spelling of a known one warns, until 0.3."""
-    names = set(known)
-    renamed = {}
-    for name, value in options.items():
-        present = RENAMED.get(name, name)
-        if name not in names and present in names:
-            warnings.warn(
-                f"{name!r} is now {present!r}; the old spelling is understood until version 0.3",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            name = present
-        renamed[name] = value
-    return renamed
-
-
-def accepts_old_names(function: F) -> F:
-    """Let keywords of a function, or of a class's constructor, be spelled as before version 0.2."""
-    parameters = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **options: Any) -> Any:
-        return function(*args, **current_names(options, parameters))
-
-    return wrapper  # type: ignore[return-value]

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 from typer.testing import Result
 
-from equilibria.training import RunFolder
+from equilibria.training import RunFolder, sealed_json
 from tests.program import invoke
 
 SMALL = ("data.options.train_samples=200", "model.options.channels=8")
@@ -36,8 +36,7 @@ def interrupted_copy(run: Path, folder: Path) -> Path:
     (folder / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     first = RunFolder(run).read_metrics()[0]
     first.pop("cpu_seconds")
-    first.pop("validation_score")
-    (folder / "metrics.jsonl").write_text(json.dumps(first) + "\n")
+    (folder / "metrics.jsonl").write_text(sealed_json(first, indent=None) + "\n")
     return folder
 
 
@@ -131,9 +130,8 @@ def test_an_interrupted_run_is_compared_as_far_as_it_got(runs: Path, tmp_path: P
     assert (early["state"], early["epochs"], early["epochs_asked"]) == ("interrupted", 1, 3)
     assert early["cpu_seconds"] is None
     assert early["seconds"] > 0
-    # Before there was a score, the accuracy was what counted.
     line = RunFolder(runs / "second").read_metrics()[0]
-    assert early["best_validation_score"] == line["validation_accuracy"]
+    assert early["best_validation_score"] == line["validation_score"]
     assert (none["epochs"], none["loss"], none["parameters"]) == (0, None, None)
     assert whole["state"] == "finished"
     assert "1/3" in invoke("compare", unfinished, unborn).output

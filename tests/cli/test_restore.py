@@ -282,7 +282,6 @@ def test_a_prior_draws_latents_to_those_of_training(
         ([], "name image files or folders to restore, or --test"),
         (["digit.png", "--test", "3"], "one of both"),
         (["--test", "3", "--resize"], "test images are undamaged"),
-        (["digit.png", "--simulate", "--damaged"], "drop one"),
     ],
 )
 def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], message: str) -> None:

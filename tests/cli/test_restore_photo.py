@@ -97,7 +97,7 @@ def test_the_drawn_objective_is_that_of_the_solve_and_does_not_rise(
     monkeypatch.setattr(Axes, "plot", record)
     with Image.open(photo) as image:
         image.crop((0, 0, 24, 20)).save(photo)
-    pixels = eq.data.read_image(photo, eq.data.AS_ON_DISK, is_gray=None)[None].float() / 255
+    pixels = eq.data.read_pixels(photo, is_gray=None)[None]
     corruption = eq.inputs.get_corruption(damage, noise=0.02)
     seen = corruption.corrupt(pixels, torch.Generator().manual_seed(0))
     found = eq.inputs.restore_photo(eq.models.photo_prior(), seen)

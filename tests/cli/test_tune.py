@@ -156,12 +156,6 @@ def test_bad_options_are_one_line(options: list[str], message: str) -> None:
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_the_old_name_of_an_option_is_understood() -> None:
-    result = tune("tiny", "--size", "8", "--adjoints", "fantom")
-    assert "--adjoints is now --gradients" in result.output
-    assert "did you mean 'phantom'" in result.output
-
-
 def test_model_without_an_equilibrium_is_refused() -> None:
     eq.register_model("plain", lambda in_channels: torch.nn.Conv2d(in_channels, 2, 3))
     result = tune("plain", "--size", "8")

@@ -102,7 +102,7 @@ def listed(*arguments: object) -> list[dict[str, Any]]:
 
 def test_only_what_reads_data_needs_data(run: Path, digits: list[Path], root: Path) -> None:
     found = listed("predict", run, *digits)
-    assert {p["label"] for p in found} <= set(eq.load(run).class_names)
+    assert {p["label"] for p in found} <= set(eq.load(run).images.class_names)
     assert listed("attack", run, digits[0], "--eps", 0.5)[0]["before"] == found[0]["label"]
     for command in (["evaluate"], ["attack", "--eps", 0.3, "--samples", 8], ["tune", "--batch", 4]):
         missing = invoke(command[0], run, *command[1:])
@@ -125,7 +125,7 @@ def test_a_run_that_does_not_say_what_its_data_are_reads_them(run: Path, root: P
     (run / "config.yaml").write_text(
         (run / "config.yaml").read_text().replace("root: null", f"root: {root}")
     )
-    assert eq.load(run).image_shape == (1, 8, 8)
+    assert eq.load(run).images.image_shape == (1, 8, 8)
 
 
 def test_files_are_attacked(run: Path, digits: list[Path], tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from equilibria.data import DataFileError, Framing, ImageFiles, read_image
-from equilibria.data.image_files import image_to_tensor, open_image
+from equilibria.data import DataFileError, Framing, ImageFiles, image_from_tensor
+from equilibria.data.image_files import image_to_tensor, open_image, read_image, read_pixels
 from tests.data.formats import random_bytes
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -57,6 +57,29 @@ def test_a_gray_ramp_is_the_same_in_every_kind_of_file(
     assert torch.equal(read_image(path, is_gray=is_gray), expected)
     source = ImageFiles((path,), torch.zeros(1), Framing(), is_gray=is_gray)
     assert torch.equal(source.read(torch.tensor([0]))[0][0], expected)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GRAY if kind.endswith(("png", "jpg", "gif"))])
+@pytest.mark.parametrize("is_gray", [True, False, None])
+def test_pixels_of_a_file_and_of_its_content_are_its_bytes_divided_by_255(
+    tmp_path: Path, kind: str, is_gray: bool | None
+) -> None:
+    path = tmp_path / kind
+    GRAY[kind](path)
+    framing = Framing.make(8)
+    expected = read_image(path, framing, is_gray=is_gray).float() / 255
+    for source in (path, path.read_bytes()):
+        found = read_pixels(source, framing, is_gray=is_gray)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, expected)
+
+
+def test_an_image_of_pixels_holds_the_same_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    pixels = torch.arange(256).reshape(1, 16, 16) / 255
+    for expected in (pixels, torch.cat([pixels, pixels.flip(2), pixels.mT])):
+        image_from_tensor(expected).save(path)
+        assert torch.equal(read_pixels(path, is_gray=None), expected)
 
 
 def test_shades_between_two_bytes_are_rounded(tmp_path: Path) -> None:

@@ -71,12 +71,11 @@ def test_size_must_be_positive(split: Split) -> None:
         Batches(split, 0)
 
 
-def test_a_short_last_batch_can_be_dropped(split: Split) -> None:
-    batches = Batches(split, 4, drop_last=True)
-    assert len(batches) == 2
-    assert [len(labels) for _, labels in batches] == [4, 4]
-    assert len(Batches(split, 5, drop_last=True)) == 2
-    assert list(Batches(split, 11, drop_last=True)) == []
+def test_the_last_batch_may_be_short(split: Split) -> None:
+    batches = Batches(split, 4)
+    assert len(batches) == 3
+    assert [len(labels) for _, labels in batches] == [4, 4, 2]
+    assert len(Batches(split, 5)) == 2
 
 
 def run(source: Source, workers: int, epochs: int = 2) -> list[float]:

@@ -14,8 +14,8 @@ from PIL import Image
 from PIL.Image import Resampling
 
 import equilibria as eq
-from equilibria.data import DataFileError, Framing, read_image
-from equilibria.data.image_files import decode_image, image_to_tensor
+from equilibria.data import DataFileError, Framing
+from equilibria.data.image_files import decode_image, image_to_tensor, read_image
 from tests.data.formats import random_bytes
 
 PNG_GRAY, PNG_RGB = 0, 2

@@ -26,10 +26,10 @@ from equilibria.data import (
     known_labels,
     load_dataset,
     mean_and_deviation,
-    read_image,
     stratified_split,
     survey,
 )
+from equilibria.data.image_files import read_image
 from equilibria.data.sets.own import list_own_images
 from tests.data.photos import KINDS, photo, write_photos
 

@@ -513,7 +513,7 @@ def test_batches_of_every_kind(tmp_path: Path) -> None:
 def test_a_file_of_the_set_is_read_as_its_batches_are(
     tmp_path: Path, name: str, options: dict[str, object], subset: bool
 ) -> None:
-    """`read_image` scales, cuts and colors new files exactly as `fetch` does its own."""
+    """`read_pixels` scales, cuts and colors new files exactly as `fetch` does its own."""
     if name == "imagenette":
         write_class_folders(tmp_path / name, WNIDS)
         first = tmp_path / name / "val" / WNIDS[0] / "0.png"
@@ -530,7 +530,7 @@ def test_a_file_of_the_set_is_read_as_its_batches_are(
         samples = len(load_dataset(name, tmp_path, **options).train)
         options = {**options, "train_samples": samples - 1}
     data = load_dataset(name, tmp_path, **options)
-    assert torch.equal(data.read_image(first), data.test.fetch(torch.tensor([0]))[0][0])
+    assert torch.equal(data.read_pixels(first), data.test.fetch(torch.tensor([0]))[0][0])
 
 
 def test_a_new_image_gets_the_size_of_those_in_memory(tmp_path: Path) -> None:
@@ -539,8 +539,8 @@ def test_a_new_image_gets_the_size_of_those_in_memory(tmp_path: Path) -> None:
     assert isinstance(data.test, Split)
     own = data.test.images[3].permute(1, 2, 0).numpy()
     same = write_image(tmp_path / "same.png", own)
-    assert torch.equal(data.read_image(same), data.test.fetch(torch.tensor([3]))[0][0])
+    assert torch.equal(data.read_pixels(same), data.test.fetch(torch.tensor([3]))[0][0])
     # As high, and wider: the middle is kept, nothing is stretched.
     wide = np.concatenate([random_bytes(32, 10, 3), own, random_bytes(32, 10, 3)], axis=1)
     path = write_image(tmp_path / "wide.png", wide)
-    assert torch.equal(data.read_image(path), data.read_image(same))
+    assert torch.equal(data.read_pixels(path), data.read_pixels(same))

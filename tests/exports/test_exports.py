@@ -199,8 +199,8 @@ def test_a_run_in_one_file_is_the_run(tmp_path: Path) -> None:
     shown = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         assert torch.equal(model(shown), packed(shown))
-    assert packed.class_names == model.class_names
-    assert packed.frame == model.frame
+    assert packed.images.class_names == model.images.class_names
+    assert packed.images.frame == model.images.frame
     assert eq.evaluate(file).accuracy == eq.evaluate(run).accuracy
     again = invoke("export", run, "--format", "safetensors", "--output", file)
     assert again.exit_code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -77,7 +76,7 @@ def test_a_manifest_may_name_the_files_of_a_checkpoint_only(unfinished: Path, na
 
 def test_an_unfinished_run_still_loads(unfinished: Path) -> None:
     with pytest.warns(CheckpointWarning, match="weights after epoch 1 of 1"):
-        assert eq.load(unfinished).image_shape == (1, 8, 8)
+        assert eq.load(unfinished).images.image_shape == (1, 8, 8)
 
 
 PLACES: dict[str, Callable[[Path], Path]] = {
@@ -102,7 +101,7 @@ def test_links_inside_of_the_folder_and_to_the_folder_are_followed(
     weights.rename(run / "weights")
     weights.symlink_to("weights")
     (tmp_path / "link").symlink_to(run)
-    assert eq.load(tmp_path / "link").image_shape == (1, 8, 8)
+    assert eq.load(tmp_path / "link").images.image_shape == (1, 8, 8)
 
 
 def test_a_checkpoint_that_is_a_link_out_of_the_folder_is_refused(
@@ -220,7 +219,7 @@ def test_images_of_absurd_sizes_are_refused(run: Path, fact: str) -> None:
 def test_the_limit_can_be_raised_and_lowered(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelSizeError, match=r"needs about .* more than the 5e-06 GB"):
         eq.load(run, max_gigabytes=5e-6)
-    assert eq.load(run, max_gigabytes=0.1).image_shape == (1, 8, 8)
+    assert eq.load(run, max_gigabytes=0.1).images.image_shape == (1, 8, 8)
     with pytest.raises(ValueError, match="max_gigabytes must be above 0, got -1"):
         eq.load(run, max_gigabytes=-1)
     picture = tmp_path / "digit.png"
@@ -254,7 +253,7 @@ def test_estimating_the_size_of_a_model_changes_no_initial_weight() -> None:
 
 
 def test_a_manifest_that_holds_no_files_is_passed_over(unfinished: Path) -> None:
-    (checkpoint(unfinished) / "manifest.json").write_text(json.dumps({"files": "/dev/zero"}))
+    (checkpoint(unfinished) / "manifest.json").write_text(sealed_json({"files": "/dev/zero"}))
     with (
         pytest.warns(CheckpointWarning, match="names '/dev/zero', but a checkpoint has"),
         pytest.raises(FileNotFoundError, match="no sound checkpoint"),

@@ -238,7 +238,7 @@ def test_pe_converges_for_all_samples(sign: str) -> None:
     assert solution.converged.all()
 
 
-def sign_flips(model: eq.EquilibriumClassifier, solution: eq.Solution) -> torch.Tensor:
+def sign_flips(model: eq.models.EquilibriumClassifier, solution: eq.Solution) -> torch.Tensor:
     """How many signs of M differ between a state and its image, per sample."""
     cell = model.layer.cell
     assert isinstance(cell, MOptEqFeatureCell)

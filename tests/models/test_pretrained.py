@@ -56,7 +56,7 @@ def test_a_trained_model_by_name() -> None:
     model = eq.create_model("digits-opteq", pretrained=True, tolerance=1e-6)
     images, labels = load_dataset("digits").test.fetch(torch.arange(20))
     assert (model(images).argmax(dim=1) == labels).sum() >= 19
-    assert model.class_names == tuple("0123456789")
+    assert model.images.class_names == tuple("0123456789")
     assert model.layer.solving.solver.tolerance == 1e-6
     loaded = eq.load("digits-opteq")
     torch.testing.assert_close(loaded(images), model(images), rtol=1e-2, atol=1e-2)

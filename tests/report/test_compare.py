@@ -20,7 +20,7 @@ from equilibria.report.compare import (
     store_evaluation,
 )
 from equilibria.report.style import COLORS
-from equilibria.training import CheckpointWarning, save_weights
+from equilibria.training import CheckpointWarning, save_weights, sealed_json
 
 
 def make_run(
@@ -35,7 +35,8 @@ def make_run(
         parts[part] |= changes
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(parts))
-    text = "".join(json.dumps({"epoch": at + 1, **line}) + "\n" for at, line in enumerate(lines))
+    entries = [{"epoch": at + 1, **line} for at, line in enumerate(lines)]
+    text = "".join(sealed_json(entry, indent=None) + "\n" for entry in entries)
     if text:
         (folder / "metrics.jsonl").write_text(text)
     return folder
@@ -89,6 +90,8 @@ def test_sums_and_curves_need_the_numbers_they_are_made_of(tmp_path: Path) -> No
 )
 def test_a_line_that_holds_no_numbers_is_left_out(tmp_path: Path, spoiled: str) -> None:
     folder = make_run(tmp_path / "run", [line(3.0)])
+    if spoiled.startswith("{"):
+        spoiled = sealed_json(json.loads(spoiled), indent=None)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(spoiled * 3000 if spoiled == "[" else spoiled)
     with pytest.warns(CheckpointWarning, match="line 2 of .* is damaged"):

@@ -200,7 +200,7 @@ def test_an_unrolled_model_is_answered_by_its_last_iterate(digits: Tensor) -> No
     """Its certificate is of the equilibrium, which is another state."""
     model = eq.create_model("opteq-small", in_channels=1)
     known = eq.load("digits-opteq")
-    model.image_shape, model.frame = known.image_shape, known.frame
+    model.images = known.images
     with eq.solving(model, gradient="unrolled"):
         (answer,) = Answerer(model)([digits[0]])
         (said,) = eq.predict(model, digits[:1])

@@ -52,7 +52,7 @@ def _problem(rows: int = 6) -> FixedPointProblem:
     return FixedPointProblem(step, context, torch.zeros(rows, 12, dtype=torch.float64))
 
 
-def _waits(solver: eq.Solver[Any]) -> tuple[int, eq.Solution]:
+def _waits(solver: eq.solvers.Solver[Any]) -> tuple[int, eq.Solution]:
     with Waits() as waits:
         solution = solver.solve(_problem())
     assert bool(solution.converged.all())
@@ -60,7 +60,9 @@ def _waits(solver: eq.Solver[Any]) -> tuple[int, eq.Solution]:
 
 
 @pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
-def test_one_wait_an_iteration(kind: type[eq.Solver[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wait_an_iteration(
+    kind: type[eq.solvers.Solver[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _ask(monkeypatch, free=False)
     short, long = (
         _waits(kind(tolerance=tolerance, max_iterations=500, drop_share=1.0))
@@ -73,7 +75,7 @@ def test_one_wait_an_iteration(kind: type[eq.Solver[Any]], monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", [eq.Picard, eq.Accelerated, eq.Anderson])
 def test_asking_less_often_changes_nothing_but_the_work(
-    kind: type[eq.Solver[Any]], monkeypatch: pytest.MonkeyPatch
+    kind: type[eq.solvers.Solver[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ask(monkeypatch, free=False)
     limits: dict[str, Any] = {"tolerance": 1e-9, "max_iterations": 500, "drop_share": 1.0}
@@ -101,7 +103,7 @@ def test_asking_less_often_changes_nothing_but_the_work(
 )
 @pytest.mark.parametrize("drop_share", [0.2, 1.0])
 def test_looking_for_the_ordinary_case_first_changes_nothing(
-    solver: eq.Solver[Any], drop_share: float, monkeypatch: pytest.MonkeyPatch
+    solver: eq.solvers.Solver[Any], drop_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = _problem()
     problem.context["c"][1] = 0.0  # done at once, with a residual of zero

@@ -66,9 +66,9 @@ def test_progress_is_printed_to_stderr_unless_it_is_turned_off(
 
 def test_a_loaded_model_knows_its_images(run: Path) -> None:
     model = load(run)
-    assert model.class_names == load_digits().class_names
-    assert model.image_shape == (1, 8, 8)
-    assert model.normalization is None
+    assert model.images.class_names == load_digits().class_names
+    assert model.images.image_shape == (1, 8, 8)
+    assert model.images.normalization is None
     with pytest.raises(FileNotFoundError, match="had no validation images"):
         load(run, weights="best")
 
@@ -108,7 +108,7 @@ def test_images_are_predicted_from_tensors_and_files(run: Path, tmp_path: Path) 
     for i, (one, other) in enumerate(zip(from_tensor, from_files, strict=True)):
         assert isinstance(one, Prediction)
         assert isinstance(other, Prediction)
-        assert one.label == other.label == model.class_names[int(labels[i])]
+        assert one.label == other.label == model.images.class_names[int(labels[i])]
         assert one.confidence == pytest.approx(other.confidence, abs=0.01)
         assert (one.file, other.file) == ("", str(tmp_path / f"{i}.png"))
         assert one.converged

@@ -27,7 +27,6 @@ from equilibria.training import (
     RunFolder,
     load_recipe,
     recipe_from_data,
-    save_weights,
     trained,
 )
 
@@ -108,16 +107,6 @@ def test_normalization_is_the_first_layer_of_the_model() -> None:
     experiment.model.eval()
     plain.model.eval()
     torch.testing.assert_close(experiment.model(images), plain.model((images - 0.3) / 0.2))
-
-
-def test_weights_from_before_models_normalized_still_load(tmp_path: Path) -> None:
-    recipe = segmentation(normalize=True)
-    run = RunFolder.opened(tmp_path, recipe.as_data())
-    old = Experiment.of(segmentation()).model
-    save_weights(old, run.weights)
-    model = trained(tmp_path).model
-    images = torch.rand(2, 3, 16, 16)
-    torch.testing.assert_close(model(images), old.eval()((images - 0.3) / 0.2))
 
 
 def test_what_does_not_fit_is_an_error() -> None:

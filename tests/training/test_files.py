@@ -109,6 +109,11 @@ def test_every_flipped_bit_of_sealed_json_is_found() -> None:
         assert {key: found.get(key) for key in data} == data, damaged
 
 
+def test_json_without_a_checksum_is_refused() -> None:
+    with pytest.raises(DamagedFileError, match=r"results\.json is damaged: its checksum"):
+        unsealed('{"accuracy": 0.5}', "results.json")
+
+
 def test_an_error_of_the_system_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
 

@@ -278,10 +278,10 @@ def test_a_run_loads_without_its_data(tmp_path: Path) -> None:
     model = eq.load(tmp_path)
     available[0] = 0  # so that nobody can look
     again = eq.load(tmp_path)
-    assert again.class_names == model.class_names == tuple("0123456789")
-    assert again.image_shape == model.image_shape == (1, 8, 8)
-    assert again.frame == model.frame
-    assert again.normalization is None
+    assert again.images.class_names == model.images.class_names == tuple("0123456789")
+    assert again.images.image_shape == model.images.image_shape == (1, 8, 8)
+    assert again.images.frame == model.images.frame
+    assert again.images.normalization is None
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(model(images), again(images))
     labels = [found.label for found in eq.predict(tmp_path, images)]

@@ -156,7 +156,7 @@ def test_what_was_written_is_a_recipe_and_goes_on(tmp_path: Path) -> None:
     assert_same_weights(whole, half)
     with pytest.raises(MissingDataError, match="there is no folder"):
         trained(whole)
-    assert eq.load(whole).class_names == KINDS
+    assert eq.load(whole).images.class_names == KINDS
 
 
 @pytest.mark.parametrize("in_memory", ["true", "false"])
@@ -212,8 +212,8 @@ def test_a_dataset_of_torch_is_trained_on(tmp_path: Path) -> None:
     data = from_dataset(Labelled(30), size=8)
     changes = [change for change in SHORT if "size" not in change]
     model = eq.train(None, *changes, data=data, output=tmp_path / "run", device="cpu")
-    assert model.class_names == KINDS
-    assert eq.load(tmp_path / "run").image_shape == (3, 8, 8)
+    assert model.images.class_names == KINDS
+    assert eq.load(tmp_path / "run").images.image_shape == (3, 8, 8)
     assert eq.evaluate(model, Photos(10)).samples == 10
     assert eq.evaluate(model, data).samples == 6
     with pytest.raises(MissingDataError, match="given in Python"):
@@ -237,7 +237,7 @@ def test_a_dataset_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     model = eq.train(
         "digits-opteq", "training.epochs=1", data=data, output=tmp_path / "a", device="cpu"
     )
-    assert model.image_shape == (1, 8, 8)
+    assert model.images.image_shape == (1, 8, 8)
     recipe: Recipe = load_recipe("digits-opteq", ["training.epochs=1"])
     same = eq.train(recipe, data=data, output=tmp_path / "b", device="cpu")
     assert torch.equal(same(digits.images[:3]), model(digits.images[:3]))

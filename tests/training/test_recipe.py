@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.gradients import get_gradient
-from equilibria.models import create_model
 from equilibria.training import Recipe, RecipeError, list_recipes, load_recipe, recipe_from_data
 
 MINIMAL = "model: {name: opteq-small}\ndata: {name: digits}\ntraining: {epochs: 2}\n"
@@ -84,25 +82,3 @@ def test_every_recipe_can_be_followed(name: str) -> None:
     recipe = load_recipe(name)
     assert isinstance(recipe, Recipe)
     assert recipe.about
-
-
-def test_old_spellings_work_with_a_warning(tmp_path: Path) -> None:
-    """Recipes and runs from before 0.2 load, and say what the keys are called now."""
-    old = tmp_path / "old.yaml"
-    old.write_text(
-        "model: {name: opteq-small, options: {adjoint: one_step}}\n"
-        "data: {name: digits, normalise: true}\n"
-        "training: {epochs: 1, adjoint: implicit}\n"
-    )
-    with pytest.warns(DeprecationWarning, match="until version 0.3") as told:
-        recipe = load_recipe(old)
-    assert len(told) == 3
-    assert recipe.data.normalize
-    assert recipe.training.gradient == "implicit"
-    assert recipe.model.options == {"gradient": "one_step"}
-    with pytest.warns(DeprecationWarning, match="'normalise' is now 'normalize'"):
-        changed = load_recipe("digits-opteq", ["data.normalise=true"])
-    assert changed.data.normalize
-    with pytest.warns(DeprecationWarning, match="'adjoint' is now 'gradient'"):
-        model = create_model("opteq-small", adjoint="one_step")
-    assert model.layer.gradient == get_gradient("one_step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from equilibria.training import (
     TrainingSettings,
     fit,
     load_weights,
+    sealed_json,
+    unsealed,
 )
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -164,6 +167,25 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+def seal_anew(folder: Path) -> None:
+    """Write the manifest of a checkpoint for its files as they are now."""
+    manifest = unsealed((folder / "manifest.json").read_text(), "manifest.json")
+    for name in manifest["files"]:
+        manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(sealed_json(manifest))
+
+
+def test_a_checkpoint_without_a_manifest_is_passed_over(tmp_path: Path) -> None:
+    whole, model = run("opteq-small", None)
+    with pytest.raises(KeyboardInterrupt):
+        run("opteq-small", tmp_path, stop_after=3)
+    (tmp_path / "epoch-00003" / "manifest.json").unlink()
+    with pytest.warns(CheckpointWarning, match="epoch-00003.*trying the one before"):
+        resumed, again = run("opteq-small", tmp_path)
+    assert resumed == whole
+    assert_same_weights(model, again)
+
+
 @pytest.mark.parametrize("file", ["state.pt", "model.safetensors", "manifest.json"])
 def test_a_flipped_bit_falls_back_to_the_checkpoint_before(file: str, tmp_path: Path) -> None:
     whole, model = run("opteq-small", None)
@@ -184,7 +206,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         state = torch.load(folder / "state.pt", weights_only=True)
         state["optimizer"]["param_groups"].pop()  # The weights fit, the optimizer does not.
         torch.save(state, folder / "state.pt")
-        (folder / "manifest.json").unlink()
+        seal_anew(folder)
     with pytest.warns(CheckpointWarning, match="parameter groups"):
         again, fresh_start = run("opteq-small", tmp_path)
     assert again == whole
@@ -220,7 +242,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
     run("opteq-small", tmp_path)
     for folder in tmp_path.glob("epoch-*"):
         torch.save({"optimizer": Evil()}, folder / "state.pt")
-        (folder / "manifest.json").unlink()
+        seal_anew(folder)
     with pytest.warns(CheckpointWarning, match="cannot be read"):
         assert Checkpoints(tmp_path).load(accept) is None
 

@@ -82,8 +82,6 @@ def _options(
 
 def main() -> None:
     """The entry point of the `equilibria` program."""
-    # Python hides these from whoever runs a program; here the recipe is theirs to change.
-    warnings.filterwarnings("default", message=".*until version 0.3", category=DeprecationWarning)
     warnings.showwarning = warn
     keep_freed_memory()
     app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,11 +84,7 @@ def select_images(
         names = [str(place) for place in range(len(images))]
         return SelectedImages(experiment, images.to(device), names, labels.tolist(), [], [])
     model = classifier(opened_model(run, device, best))
-    frame, is_gray = model.images.frame, model.images.image_shape[0] == 1
-
-    def read(path: Path) -> torch.Tensor:
-        return eq.data.read_image(path, frame, is_gray=is_gray).float() / eq.data.BRIGHTEST
-
+    read = partial(eq.data.read_pixels, framing=model.images.frame, is_gray=model.images.is_gray)
     problems: list[Exception] = []
     paths = eq.data.find_images(files)
     found = list(eq.data.readable(paths, read, problems.append))

@@ -94,7 +94,6 @@ def restore(
     factor: Annotated[
         int | None, Option(help="How many times lower the resolution is; 2 if not set.")
     ] = None,
-    damaged: Annotated[bool, Option("--damaged", hidden=True)] = False,
     mask: Annotated[
         Path | None, Option(help="Image whose bright pixels are missing, to inpaint.")
     ] = None,
@@ -149,7 +148,6 @@ def restore(
             prior=prior,
             engine=engine,
             resize=resize or None,
-            damaged=damaged or None,
             stop_at_noise=stop_at_noise or None,
             best=best or None,
         )
@@ -189,12 +187,8 @@ def restore(
             "name image files or folders to restore, or --test N for N of the run's own test "
             "images, one of both"
         )
-    if test is not None and (damaged or resize or mask is not None):
+    if test is not None and (resize or mask is not None):
         raise ValueError("--mask and --resize are for image files: test images are undamaged")
-    if damaged:
-        if simulate:
-            raise ValueError("--simulate damages pictures, --damaged says that they are: drop one")
-        warn("--damaged is how pictures are taken anyway; it is understood until version 0.3")
     where = eq.training.choose_device(device)
     files = eq.data.find_images(images or [])
     chosen = opened_model(run, where, best) if test is None else opened(run, where, best, root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,6 @@ def tune(
     tolerances: Annotated[str, Option(help="Of the forward solve.")] = "1e-2,1e-3,1e-4",
     solvers: Names = None,
     gradients: Names = None,
-    adjoints: Annotated[str | None, Option(hidden=True)] = None,
     repeats: Annotated[int, Option(min=1, help="Timed steps of each setting.")] = 3,
     seed: Seed = 0,
     root: DataRoot = None,
@@ -59,8 +57,6 @@ def tune(
     """Find the fastest solver, tolerance and gradient rule that trains a model right."""
     import torch
 
-    if adjoints is not None:
-        print("--adjoints is now --gradients; it is understood until version 0.3", file=sys.stderr)
     torch.manual_seed(seed)
     bar = progress_bar(MofNCompleteColumn(), TextColumn("{task.description}"))
     task = bar.add_task("the exact gradient", total=None)
@@ -72,7 +68,7 @@ def tune(
             loss=subject.loss,
             solvers=_names(solvers),
             tolerances=_numbers(tolerances),
-            gradients=_names(gradients or adjoints),
+            gradients=_names(gradients),
             repeats=repeats,
             on_progress=lambda done, total: bar.update(
                 task, completed=done, total=total, description="training steps"

@@ -15,18 +15,15 @@ from equilibria.data.batches import (
 )
 from equilibria.data.common_corruptions import CorruptedImages
 from equilibria.data.download import DownloadError, download
+from equilibria.data.file_sources import ImageFiles, SegmentedFiles
 from equilibria.data.finding import find_images
 from equilibria.data.image_files import (
-    AS_ON_DISK,
     BRIGHTEST,
-    Framing,
-    ImageFiles,
-    SegmentedFiles,
     has_several_frames,
     image_from_tensor,
     image_to_tensor,
     open_image,
-    read_image,
+    read_pixels,
     readable,
 )
 from equilibria.data.items import Items, from_dataset
@@ -46,7 +43,6 @@ from equilibria.data.sets.omniglot import Episodes
 from equilibria.data.sets.own import list_own_images
 from equilibria.data.source import (
     DataSet,
-    Kind,
     Selection,
     Source,
     Split,
@@ -57,6 +53,7 @@ from equilibria.data.source import (
 )
 from equilibria.data.survey import Survey, mean_and_deviation, survey
 from equilibria.data.workers import usual_workers
+from equilibria.images import AS_ON_DISK, Framing, Kind
 
 __all__ = [
     "AS_ON_DISK",
@@ -103,8 +100,8 @@ __all__ = [
     "load_digits",
     "mean_and_deviation",
     "open_image",
-    "read_image",
     "read_into_memory",
+    "read_pixels",
     "readable",
     "reframed",
     "register_dataset",

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
 from equilibria.context import warn_caller
-from equilibria.data.image_files import BRIGHTEST, ImageFiles
+from equilibria.data.file_sources import ImageFiles
+from equilibria.data.image_files import as_pixels
 from equilibria.data.readers import DataFileError
 from equilibria.data.source import Source, Split, behind_selections, read_samples
 from equilibria.data.workers import START, begin_worker, portable
@@ -32,10 +33,10 @@ class UnreadableImageWarning(UserWarning):
 class Batches:
     """Goes through every sample of a source once; in a new order each time with `shuffle`.
 
-    `drop_last` leaves out a last batch that is not full. `part` = (k, n) gives the k-th of n parts
-    of every batch, which differ by one sample at most and may be empty. So many `workers` are
-    processes that read ahead, and stay as long as this object; the batches are the same ones.
-    `pinned` puts them into memory from which a GPU can copy while it computes.
+    `part` = (k, n) gives the k-th of n parts of every batch, which differ by one sample at most and
+    may be empty. So many `workers` are processes that read ahead, and stay as long as this object;
+    the batches are the same ones. `pinned` puts them into memory from which a GPU can copy while it
+    computes.
 
     Of a source that says so, images that cannot be read are left out, with a warning.
 
@@ -50,7 +51,6 @@ class Batches:
     size: int
     _: KW_ONLY
     shuffle: torch.Generator | None = None
-    drop_last: bool = False
     part: tuple[int, int] = (0, 1)
     workers: int = 0
     pinned: bool = False
@@ -71,10 +71,7 @@ class Batches:
     def indexed(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The batches with the indices of their samples before them; also those without samples."""
         for batch in self.read():
-            images = batch.images
-            if images.dtype == torch.uint8:
-                images = images.float().div_(BRIGHTEST)
-            yield batch.indices, images, batch.labels.long()
+            yield batch.indices, as_pixels(batch.images), batch.labels.long()
 
     def read(self) -> Iterator[_Batch]:
         """The batches as they are read, images in bytes where the source has them so."""
@@ -103,7 +100,7 @@ class Batches:
 
     @cached_property
     def _order(self) -> _Order:
-        return _Order(len(self.source), self.size, self.shuffle, self.drop_last, self.part)
+        return _Order(len(self.source), self.size, self.shuffle, self.part)
 
     @cached_property
     def _loader(self) -> DataLoader[Any]:
@@ -169,12 +166,10 @@ class _Order:
     samples: int
     size: int
     shuffle: torch.Generator | None
-    drop_last: bool
     part: tuple[int, int]
 
     def __len__(self) -> int:
-        full, rest = divmod(self.samples, self.size)
-        return full + (rest > 0 and not self.drop_last)
+        return -(-self.samples // self.size)
 
     def __iter__(self) -> Iterator[Tensor]:
         order = torch.arange(self.samples)

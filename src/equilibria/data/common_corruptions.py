@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from equilibria.data.image_files import BRIGHTEST, image_from_tensor, image_to_tensor
+from equilibria.data.image_files import BRIGHTEST, as_pixels, image_from_tensor, image_to_tensor
 from equilibria.data.randaugment import equalize, gray
 from equilibria.data.source import Source, known_labels
 from equilibria.registry import nearest
@@ -430,4 +430,4 @@ def _color(like: Tensor, color: tuple[int, int, int]) -> Tensor:
 
 
 def _tensor(image: Image) -> Tensor:
-    return image_to_tensor(image).float()[None] / BRIGHTEST
+    return as_pixels(image_to_tensor(image))[None]

@@ -1,12 +1,10 @@
-"""Images that stay on disk until they are asked for, and the frame that each is brought to."""
+"""Pixels from image files and bytes, with limits on what is decoded, and images from pixels."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from equilibria.data.readers import DataFileError, check_plain_file
+from equilibria.images import AS_ON_DISK, Framing
 
 if TYPE_CHECKING:
-    from PIL.Image import Image, Resampling
+    from PIL.Image import Image
 
 Item = TypeVar("Item")
 Content = TypeVar("Content")
@@ -27,7 +25,6 @@ Content = TypeVar("Content")
 BRIGHTEST = 255.0
 """The largest byte, which is 1 in an image of floats."""
 SEVERAL_FRAMES = frozenset({".gif", ".tif", ".tiff", ".webp"})
-READING_THREADS = 4
 SENT_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats accepted over a network."""
 FORMATS = (*SENT_FORMATS, "TIFF", "PPM", "DIB", "TGA", "AVIF", "JPEG2000")
@@ -49,10 +46,6 @@ have per byte of its file. A noisy photograph takes more than a bit per pixel in
 START_OF_SCAN = b"\xff\xda"
 TILE = 2**20
 """Pixels that are converted at once, so that intermediate results take little memory."""
-LARGEST_FRAME = 2**26
-"""Pixels of an image that is given to a model."""
-MOST_SCALED = 16
-"""An image that is scaled as a whole may become this many times the frame before it is cut."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 NUMBERS = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 """Modes of more than 8 bits per channel."""
@@ -62,257 +55,55 @@ ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)
 """Of EXIF: the tag, and those of its values that turn an image by a quarter."""
 
 
-@dataclass(frozen=True)
-class Framing:
-    """How an image of any size becomes one of `size` (height, width).
+def read_pixels(
+    source: Path | bytes, framing: Framing = AS_ON_DISK, *, is_gray: bool | None = False
+) -> Tensor:
+    """Read an image as a model takes it: float32 in [0, 1], shape `(channels, height, width)`.
 
-    It is scaled, its proportions kept, until it covers `cover` (`size` if None), and the center is
-    cut out. Without `size` images stay as they are on disk.
+    `open_image` describes how colors, transparency, rotation and large numbers are treated.
+    `image_from_tensor` is the inverse.
 
-    Examples:
-        >>> eq.data.Framing(size=(32, 32))
-        Framing(size=(32, 32), cover=None)
-    """
+    Args:
+        source: An image file, or its content. Content may have come over a network: only
+            `SENT_FORMATS` with at most `MOST_PIXELS` pixels are accepted.
+        framing: The size that the image is brought to.
+        is_gray: Whether to return one channel or three. None keeps a gray image gray.
 
-    size: tuple[int, int] | None = None
-    cover: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        for sides in (self.size, self.cover):
-            if sides is not None and math.prod(sides) > LARGEST_FRAME:
-                raise ValueError(
-                    f"a frame of {sides[0]:,}×{sides[1]:,} pixels is larger than the "
-                    f"{LARGEST_FRAME:,} that are allowed: give a smaller size"
-                )
-
-    @classmethod
-    def make(cls, size: int | Sequence[int] | None, resize: int | None = None) -> Framing:
-        """Of `size` (a side, or height and width), after the shorter side was scaled to `resize`.
-
-        With 256 and 224 for `resize` and `size`, the usual way to test on ImageNet.
-        """
-        if size is None:
-            if resize is not None:
-                raise ValueError("resize needs a size to cut out: give both, or neither")
-            return cls()
-        height, width = (size, size) if isinstance(size, int) else tuple(size)
-        if min(height, width) < 1:
-            raise ValueError(f"an image has at least one pixel, not {height}×{width}")
-        if resize is not None and resize < max(height, width):
-            raise ValueError(
-                f"the shorter side, scaled to {resize}, does not hold {height}×{width}: "
-                f"set resize to at least {max(height, width)}"
-            )
-        return cls((height, width), None if resize is None else (resize, resize))
-
-    def apply(self, image: Image, *, is_map: bool = False) -> Image:
-        """The image framed; a map of labels is scaled without mixing them."""
-        from PIL.Image import Resampling
-
-        if self.size is None:
-            return image
-        height, width = self.size
-        scaled = self._scaled(image)
-        left, top = (scaled[0] - width) // 2, (scaled[1] - height) // 2
-        box = (left, top, left + width, top + height)
-        how = Resampling.NEAREST if is_map else Resampling.BILINEAR
-        if math.prod(scaled) > MOST_SCALED * math.prod(self.cover or self.size):
-            return _resized_part(image, scaled, box, how)
-        if scaled != image.size:
-            image = image.resize(scaled, how)
-        return image.crop(box)
-
-    def region(self, image: Image) -> Image:
-        """What of the image is inside the frame, in the image's own resolution."""
-        if self.size is None:
-            return image
-        scaled_width, scaled_height = self._scaled(image)
-        height = max(1, round(self.size[0] * image.height / scaled_height))
-        width = max(1, round(self.size[1] * image.width / scaled_width))
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
-
-    def needed(self, image: Image) -> tuple[int, int]:
-        """A width and height, not above the image's, with twice the detail that will remain.
-
-        Whichever way the image is turned.
-        """
-        if self.size is None:
-            return image.size
-        sides = self.cover or self.size
-        scale = min(1.0, 2 * max(sides) / min(image.size))
-        return round(image.width * scale), round(image.height * scale)
-
-    def _scaled(self, image: Image) -> tuple[int, int]:
-        """Width and height of the image where it covers the frame."""
-        assert self.size is not None
-        height, width = self.cover or self.size
-        scale = max(width / image.width, height / image.height)
-        # Rounding must not leave the image a pixel short of what is cut out.
-        return max(width, round(image.width * scale)), max(height, round(image.height * scale))
-
-
-def _resized_part(
-    image: Image, scaled: tuple[int, int], box: tuple[int, int, int, int], how: Resampling
-) -> Image:
-    """The part `box` of the image resized to `scaled`, without the rest of the resized image.
-
-    The result may differ from resizing first by a gray level, because positions are rounded.
-    """
-    inner: list[float] = [0.0] * 4
-    outer = [0] * 4
-    for axis in (0, 1):
-        length, pixel = image.size[axis], image.size[axis] / scaled[axis]
-        start, end = box[axis] * pixel, box[axis + 2] * pixel
-        # Bilinear interpolation reads up to one pixel of the coarser grid beyond the part.
-        margin = max(1.0, pixel) + 1
-        low = max(0, math.floor(start - margin))
-        outer[axis], outer[axis + 2] = low, min(length, math.ceil(end + margin))
-        inner[axis], inner[axis + 2] = start - low, end - low
-    part = image.crop((outer[0], outer[1], outer[2], outer[3]))
-    size = (box[2] - box[0], box[3] - box[1])
-    return part.resize(size, how, box=(inner[0], inner[1], inner[2], inner[3]))
-
-
-AS_ON_DISK = Framing()
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """One file an image, with its class; decoded by `threads` threads, in a worker by one.
-
-    Examples:
-        >>> eq.data.image_from_tensor(torch.full((1, 6, 8), 0.5)).save("gray.png")
-        >>> framing = eq.data.Framing(size=(4, 4))
-        >>> files = eq.data.ImageFiles(("gray.png",), torch.tensor([0]), framing)
-        >>> files.fetch(torch.tensor([0]))[0].shape
-        torch.Size([1, 3, 4, 4])
-    """
-
-    paths: tuple[Path | str, ...]
-    """As text where there are millions: a `Path` takes several times the memory."""
-    labels: Tensor
-    framing: Framing
-    is_gray: bool = False
-    threads: int = READING_THREADS
-    skips_unreadable: bool = False
-    """Whether batches leave out what cannot be read; otherwise it is an error."""
-    unreadable: dict[str, DataFileError] = field(default_factory=dict, compare=False, repr=False)
-    """What was left out so far, by path."""
-
-    def __post_init__(self) -> None:
-        if len(self.paths) != len(self.labels):
-            raise ValueError(
-                f"{len(self.paths)} images but {len(self.labels)} labels: give one label an image"
-            )
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height, width; None if an image must be read to know."""
-        return (1 if self.is_gray else 3, *self.framing.size) if self.framing.size else None
-
-    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.read(indices)
-        return images.float().div_(BRIGHTEST), labels
-
-    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples as `fetch` gives them, but in bytes."""
-        _, images, labels, problems = self.read_readable(indices)
-        for problem in problems:
-            raise problem
-        return images, labels
-
-    def read_readable(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, list[DataFileError]]:
-        """Of these samples, which can be read, their bytes and labels; and what is wrong."""
-
-        def read(path: Path) -> Tensor | DataFileError:
-            try:
-                return read_image(path, self.framing, is_gray=self.is_gray)
-            except DataFileError as error:
-                return error
-
-        paths = [Path(self.paths[index]) for index in indices.tolist()]
-        found = _in_threads(read, paths, self.threads)
-        problems = [content for content in found if isinstance(content, DataFileError)]
-        images = {
-            place: content for place, content in enumerate(found) if isinstance(content, Tensor)
-        }
-        kept = torch.tensor(list(images), dtype=torch.long)
-        empty = torch.zeros(0, *(self.image_shape or (0, 0, 0)), dtype=torch.uint8)
-        stacked = _stacked([paths[i] for i in images], list(images.values()), empty)
-        return kept, stacked, self.labels[indices[kept]], problems
-
-
-@dataclass(frozen=True)
-class SegmentedFiles:
-    """Images with a map of labels each, both files.
-
-    `classes[value]` is the class of a pixel whose value in the map's file is `value`.
+    Raises:
+        DataFileError: If the image cannot be read, or takes too much memory to decode.
 
     Examples:
         >>> from pathlib import Path
-        >>> picture, labels = (Path(name) for name in ("picture.png", "labels.png"))
-        >>> for path in (picture, labels):
-        ...     eq.data.image_from_tensor(torch.zeros(1, 8, 8)).save(path)
-        >>> framing, classes = eq.data.Framing(), torch.arange(256)
-        >>> files = eq.data.SegmentedFiles((picture,), (labels,), framing, classes)
-        >>> [part.shape for part in files.fetch(torch.tensor([0]))]
-        [torch.Size([1, 3, 8, 8]), torch.Size([1, 8, 8])]
+        >>> eq.data.image_from_tensor(torch.ones(1, 1, 2)).save("white.png")
+        >>> eq.data.read_pixels(Path("white.png"), is_gray=True)
+        tensor([[[1., 1.]]])
     """
+    if isinstance(source, bytes):
+        image = framing.apply(decode_image(source, is_gray=is_gray, framing=framing))
+        return as_pixels(image_to_tensor(image))
+    return as_pixels(read_image(source, framing, is_gray=is_gray))
 
-    paths: tuple[Path, ...]
-    maps: tuple[Path, ...]
-    framing: Framing
-    classes: Tensor
-    threads: int = READING_THREADS
-    is_gray: bool = False
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.read(indices)
-        return images.float().div_(BRIGHTEST), labels
-
-    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples as `fetch` gives them, but in bytes."""
-        none = torch.zeros(len(self))
-        files = ImageFiles(self.paths, none, self.framing, self.is_gray, self.threads)
-        images, _ = files.read(indices)
-        maps = [self.maps[index] for index in indices.tolist()]
-        values = _stacked(maps, _in_threads(self._read_map, maps, self.threads), images[:0])[:, 0]
-        if values.shape[1:] != images.shape[2:]:
-            raise DataFileError(
-                maps[0],
-                f"a map of {tuple(values.shape[1:])} for an image of {tuple(images.shape[2:])}",
-                "give `size` to scale both alike, or replace the pair",
-            )
-        return images, self.classes[values.long()]
-
-    def _read_map(self, path: Path) -> Tensor:
-        with _opened(path) as image:
-            if image.mode not in ("L", "P"):
-                raise DataFileError(
-                    path, f"not a map of labels: its pixels are {image.mode}, not one byte each"
-                )
-            return image_to_tensor(self.framing.apply(image, is_map=True))
+def as_pixels(levels: Tensor) -> Tensor:
+    """Convert bytes from 0 to 255 to float32 in [0, 1]; leave floating-point pixels unchanged."""
+    return levels.float().div_(BRIGHTEST) if levels.dtype == torch.uint8 else levels
 
 
 def read_image(
     path: Path, framing: Framing = AS_ON_DISK, *, is_gray: bool | None = False
 ) -> Tensor:
-    """One image, framed, as bytes of shape `(channels, height, width)`.
-
-    Examples:
-        >>> from pathlib import Path
-        >>> eq.data.image_from_tensor(torch.ones(1, 1, 2)).save("white.png")
-        >>> eq.data.read_image(Path("white.png"), is_gray=True)
-        tensor([[[255, 255]]], dtype=torch.uint8)
-    """
+    """Read an image like `read_pixels`, but as bytes, which take a quarter of the memory."""
     return image_to_tensor(framing.apply(open_image(path, is_gray=is_gray, framing=framing)))
+
+
+def read_label_map(path: Path, framing: Framing) -> Tensor:
+    """Read a map with one label per pixel, each one byte, shape `(1, height, width)`."""
+    with _opened(path) as image:
+        if image.mode not in ("L", "P"):
+            raise DataFileError(
+                path, f"not a map of labels: its pixels are {image.mode}, not one byte each"
+            )
+        return image_to_tensor(framing.apply(image, is_map=True))
 
 
 def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = AS_ON_DISK) -> Image:
@@ -623,23 +414,3 @@ def _in_bytes(image: Image) -> Image:
     if isinstance(image.info.get("transparency"), int):
         shades[numbers == image.info["transparency"]] = 1
     return PIL.Image.fromarray((BRIGHTEST * shades).round().astype(np.uint8))
-
-
-def _in_threads(read: Callable[[Path], Content], paths: list[Path], threads: int) -> list[Content]:
-    """What `read` makes of each file; in a worker process, one of several, without threads."""
-    if get_worker_info() is not None or min(threads, len(paths)) < 2:
-        return list(map(read, paths))
-    with ThreadPoolExecutor(min(threads, len(paths))) as readers:
-        return list(readers.map(read, paths))
-
-
-def _stacked(paths: list[Path], images: list[Tensor], empty: Tensor) -> Tensor:
-    """The images of these files, one above the other; `empty` where there are none."""
-    for path, image in zip(paths, images, strict=True):
-        if image.shape != images[0].shape:
-            raise DataFileError(
-                path,
-                f"of shape {tuple(image.shape)}, but {paths[0]} of {tuple(images[0].shape)}",
-                "give `size`, so that all images are scaled to one",
-            )
-    return torch.stack(images) if images else empty

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, image_to_tensor
+from equilibria.data.image_files import as_pixels, image_to_tensor
 from equilibria.data.sets.own import TEST_SEED, TEST_SHARE
 from equilibria.data.source import DataSet, Source, Split, stratified_split
+from equilibria.images import AS_ON_DISK, Framing
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Items:
                 f"an image is a tensor or one of Pillow's, not {type(image).__name__}: convert it "
                 "in the data set"
             )
-        return pixels / BRIGHTEST if pixels.dtype == torch.uint8 else pixels.float()
+        return as_pixels(pixels).float()
 
     @property
     def labels(self) -> Tensor | None:

@@ -8,15 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equilibria.data.image_files import (
-    BRIGHTEST,
-    Framing,
-    ImageFiles,
-    SegmentedFiles,
-    image_from_tensor,
-    image_to_tensor,
-)
+from equilibria.data.file_sources import ImageFiles, SegmentedFiles
+from equilibria.data.image_files import as_pixels, image_from_tensor, image_to_tensor
 from equilibria.data.source import Selection, Source
+from equilibria.images import Framing
 
 
 @dataclass(frozen=True)
@@ -39,11 +34,11 @@ class Reframed:
         if labels.dim() > 1:
             raise ValueError("maps of labels are framed where they are read: set the data's size")
         framed = [self._framed(image) for image in images]
-        return torch.stack(framed).float().div_(BRIGHTEST) if framed else images, labels
+        return torch.stack(framed) if framed else images, labels
 
     def _framed(self, image: Tensor) -> Tensor:
         picture = image_from_tensor(image).convert("L" if self.is_gray else "RGB")
-        return image_to_tensor(self.framing.apply(picture))
+        return as_pixels(image_to_tensor(self.framing.apply(picture)))
 
 
 def reframed(source: Source, framing: Framing, image_shape: Sequence[int]) -> Source:

@@ -15,7 +15,8 @@ import yaml
 from equilibria.data.common_corruptions import CorruptedImages
 from equilibria.data.readers import MissingDataError
 from equilibria.data.sets import arrays, folders, omniglot, own
-from equilibria.data.source import DataSet, Kind, choose_samples, select
+from equilibria.data.source import DataSet, choose_samples, select
+from equilibria.images import Kind
 from equilibria.registry import Registry
 
 ROOT_VARIABLE = "EQUILIBRIA_DATA"

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from equilibria.data.image_files import AS_ON_DISK, BRIGHTEST, Framing, read_image
+from equilibria.data.image_files import as_pixels, read_pixels
+from equilibria.images import AS_ON_DISK, Framing, Kind
 from equilibria.registry import check_not_negative, check_open_share
 
 AnySource = TypeVar("AnySource", "Split", "Source")
@@ -21,8 +22,6 @@ AnySource = TypeVar("AnySource", "Split", "Source")
 
 SAMPLED_FILES, SAMPLED_IMAGES = 4096, 256
 """Of how many files and images of a part a fingerprint looks at sizes and pixels."""
-
-Kind: TypeAlias = Literal["classification", "segmentation", "episodes", "unlabelled"]
 
 
 class Source(Protocol):
@@ -99,10 +98,7 @@ class Split:
         return self.images.shape[0]
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images = self.images[indices]
-        if images.dtype == torch.uint8:
-            images = images.float().div_(BRIGHTEST)
-        return images, self.labels[indices].long()
+        return as_pixels(self.images[indices]), self.labels[indices].long()
 
     def subset(self, indices: Tensor) -> Split:
         return Split(self.images[indices], self.labels[indices])
@@ -162,13 +158,12 @@ class DataSet:
         """How a new image gets the size of these; where they come in one size, that is covered."""
         return self.framing if self.framing.size else Framing(self.image_shape[1:])
 
-    def read_image(self, path: Path) -> Tensor:
+    def read_pixels(self, path: Path) -> Tensor:
         """A new image file as `fetch` would give it, shape `(C, H, W)`: for prediction.
 
         Gray or color, scaled and cut as the data set's own; one of their size is unchanged.
         """
-        image = read_image(path, self.frame, is_gray=self.channels == 1)
-        return image.float().div_(BRIGHTEST)
+        return read_pixels(path, self.frame, is_gray=self.channels == 1)
 
 
 def check_subclasses(subclasses: str, labels_are_groups: bool, groups: str) -> None:

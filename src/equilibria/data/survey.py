@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from equilibria.data.batches import Batches
-from equilibria.data.image_files import Framing, header_of, read_image
+from equilibria.data.image_files import header_of, read_image
 from equilibria.data.readers import DataFileError
 from equilibria.data.source import Selection, Source, evenly_spread
 from equilibria.data.workers import usual_workers
+from equilibria.images import Framing
 
 SAMPLED_HEADERS, SAMPLED_COLORS, MEASURED_IMAGES = 1000, 32, 128
 """How many images are looked at: for their sizes, for their colors, for mean and deviation."""

@@ -417,16 +417,6 @@ class Sum(Composite):
         known = self._roundings(exact, context, layout, unit)
         return None if known is None else functools.reduce(operator.add, known)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Weights of before version 0.2 count the terms instead of naming them."""
-        for place, (name, _) in enumerate(self.named_terms()):
-            counted = f"{prefix}terms.{place}."
-            for key in [key for key in state_dict if key.startswith(counted)]:
-                state_dict[f"{prefix}terms.{name}.{key.removeprefix(counted)}"] = state_dict.pop(
-                    key
-                )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
     numbered = (f"{name}_{number}" for number in itertools.count(2))

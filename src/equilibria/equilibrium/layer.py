@@ -40,7 +40,6 @@ from equilibria.equilibrium.unsupported import (
 )
 from equilibria.gradients import Backward, BackwardLog, GradientRule
 from equilibria.operators.norm_control import is_wrapped
-from equilibria.registry import accepts_old_names
 from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
@@ -88,7 +87,6 @@ class EquilibriumLayer(nn.Module):
         'all 3 samples converged to 1.0e-04'
     """
 
-    @accepts_old_names
     def __init__(
         self,
         energy: Energy | Cell | Callable[..., Tensor] | None = None,

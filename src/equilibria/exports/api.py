@@ -16,6 +16,7 @@ from equilibria.equilibrium import solving
 from equilibria.exports import onnx_file, torch_program
 from equilibria.exports.constants import certificate_constants
 from equilibria.exports.graph import Loop, model_graph
+from equilibria.images import images_of
 from equilibria.registry import check_choice
 from equilibria.training import RecipeModel, kept_latents, pack, trained_model
 
@@ -87,7 +88,7 @@ def export(
     Examples:
         >>> eq.export("digits-opteq", "digits.safetensors", format="safetensors").bytes < 200_000
         True
-        >>> eq.load("digits.safetensors").class_names[:3]
+        >>> eq.load("digits.safetensors").images.class_names[:3]
         ('0', '1', '2')
     """
     check_choice(get_args(Format), format=format)
@@ -134,10 +135,10 @@ def _images(model: nn.Module, images: Tensor | None) -> Tensor:
     """What the file is made for and compared on."""
     if images is not None:
         return images.detach().cpu()
-    shape = getattr(model, "image_shape", None)
-    if shape is None:
+    known = images_of(model)
+    if known is None:
         raise TypeError("the model does not say what size its images have: give some as `images`")
-    return torch.rand(CHECKED, *shape, generator=torch.Generator().manual_seed(0))
+    return torch.rand(CHECKED, *known.image_shape, generator=torch.Generator().manual_seed(0))
 
 
 def _facts(
@@ -147,7 +148,7 @@ def _facts(
     loop: Loop,
     any_size: bool,
 ) -> dict[str, Any]:
-    normalization = getattr(model, "normalize", None) is not None
+    normalization, known = getattr(model, "normalize", None) is not None, images_of(model)
     stops: dict[str, Any] = {"unrolled": loop.unrolled}
     if loop.unrolled is None:
         stops = {
@@ -165,7 +166,7 @@ def _facts(
     return {
         "made_by": "equilibria",
         "model": type(model).__name__ if opened is None else opened.recipe.model.name,
-        "classes": list(getattr(model, "class_names", None) or ()),
+        "classes": [] if known is None else list(known.class_names),
         "images": {
             "shape": [shape[0], "any", "any"] if any_size else list(shape),
             "values": "pixels from 0 to 1" + ("; normalized inside" if normalization else ""),

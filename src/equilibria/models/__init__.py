@@ -5,6 +5,7 @@ This package exports what other rooms and users need. Everything else, such as t
 `equilibria.papers.theory`.
 """
 
+from equilibria.images import ImageSpec, images_of
 from equilibria.models.base import (
     EquilibriumClassifier,
     EquilibriumModel,
@@ -103,6 +104,7 @@ __all__ = [
     "EquilibriumSegmenter",
     "FewShotClassifier",
     "GEQCell",
+    "ImageSpec",
     "MDEQCell",
     "MOptEqCell",
     "ModelDescription",
@@ -137,6 +139,7 @@ __all__ = [
     "geq",
     "heritage_diversity_loss",
     "image_classifier",
+    "images_of",
     "list_models",
     "mdeq",
     "mdeq_autoencoder",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from equilibria.context import Context, State
 from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
 from equilibria.equilibrium.objective import distance_per_sample
+from equilibria.images import ImageSpec
 from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
 from equilibria.models.non_finite import guard
 from equilibria.solvers import LinearSolution, Solution, Solver
@@ -40,6 +41,9 @@ class EquilibriumModel(nn.Module):
         >>> model(torch.ones(4, 2)).shape, model.last_solution.converged.all()
         (torch.Size([4, 1]), tensor(True))
     """
+
+    images: ImageSpec | None = None
+    """Images that the model expects. `create_model(images=…)`, `load` and `train` set it."""
 
     def __init__(self, stem: nn.Module, layer: EquilibriumLayer, head: nn.Module) -> None:
         super().__init__()

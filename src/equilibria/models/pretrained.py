@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from torch import nn
 
+from equilibria.images import ImageSpec
 from equilibria.models.registry import SOLVING, create_model
 from equilibria.registry import nearest
 
@@ -113,7 +114,7 @@ def header_of(path: Path) -> dict[str, Any]:
 def pretrained_model(name: str, **solving: Any) -> nn.Module:
     """A trained model that comes with the package, in evaluation mode.
 
-    It takes pixels in [0, 1], and has `class_names` and `image_shape`. solving: options of how it
+    It takes pixels in [0, 1], and describes them as `model.images`. solving: options of how it
     solves; others would make another model.
     """
     from safetensors.torch import load_file
@@ -127,10 +128,9 @@ def pretrained_model(name: str, **solving: Any) -> nn.Module:
     file = pretrained_file(name)
     described = header_of(file)
     options = {**described["model"]["options"], **solving}
-    model = create_model(described["model"]["name"], **options)
+    images = ImageSpec.from_data(described["images"])
+    model = create_model(described["model"]["name"], images=images, **options)
     weights = load_file(file)
     weights.pop(LATENTS, None)
     model.load_state_dict(weights)
-    for fact in ("class_names", "image_shape"):
-        setattr(model, fact, tuple(described["images"][fact]))
     return model.eval()

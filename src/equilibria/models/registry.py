@@ -15,9 +15,10 @@ import yaml
 from torch import nn
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.images import ImageSpec
 from equilibria.models.blocks import normalize_first
 from equilibria.models.non_finite import guard
-from equilibria.registry import Registry, check_options, current_names
+from equilibria.registry import Registry, check_options
 
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
@@ -124,6 +125,7 @@ def create_model(
     name: str,
     *,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    images: ImageSpec | None = None,
     pretrained: bool = False,
     **overrides: Any,
 ) -> nn.Module:
@@ -135,6 +137,8 @@ def create_model(
     or all of them as `solving`; `model_options(name)` lists the rest. An unknown name or option is
     an error that names the nearest one.
 
+    images: description of the images that the model expects, stored as `model.images` for
+        `predict`, `export` and `serve`. It sets no options.
     pretrained: a trained model that comes with the package, by the name that `equilibria models
         --pretrained` lists; the only options are then those of how it solves.
 
@@ -148,10 +152,11 @@ def create_model(
 
         if normalize is not None:
             raise ValueError("a trained model has its own normalization: leave out normalize")
+        if images is not None:
+            raise ValueError("a trained model has its own image specification: leave out images")
         return pretrained_model(name, **overrides)
     factory = _models.factory(name)
     known = model_options(name)
-    overrides = current_names(overrides, known)
     parameters = inspect.signature(factory).parameters
     check_options(f"model {name!r}", factory, overrides, also=known)
     options = {**_cards[name].options, **overrides}
@@ -169,6 +174,8 @@ def create_model(
     guard(model)
     if normalize is not None:
         normalize_first(model, *normalize)
+    if images is not None:
+        model.images = images  # type: ignore[assignment]
     return model
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equilibria.data import BRIGHTEST, read_image, readable
+from equilibria.data import BRIGHTEST, read_pixels, readable
 from equilibria.inputs import AttackSettings, attack
 from equilibria.models import predicted_classes
 from equilibria.report.figures import drawn_files
@@ -73,8 +73,7 @@ def attack_files(
         >>> [one.before for one in found]
         ['0']
     """
-    names, frame = run.images.class_names, run.images.frame
-    is_gray = run.images.image_shape[0] == 1
+    names = run.images.class_names
     if label is not None and label not in names:
         raise ValueError(f"{label!r} is none of the classes of the run: {', '.join(names)}")
     kinds = [s.method if len(attacks) > 1 else "attacked" for s in attacks]
@@ -84,7 +83,8 @@ def attack_files(
         output.mkdir(parents=True, exist_ok=True)
 
     def read(item: tuple[Path, tuple[Path | None, ...]]) -> tuple[Tensor, int]:
-        pixels = read_image(item[0], frame, is_gray=is_gray)[None].to(device).float() / BRIGHTEST
+        pixels = read_pixels(item[0], run.images.frame, is_gray=run.images.is_gray)
+        pixels = pixels[None].to(device)
         said = _said(run, pixels)
         if said < 0:
             raise ValueError(f"{item[0]}: the model has no answer, its logits are NaN or infinite")

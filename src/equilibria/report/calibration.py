@@ -24,13 +24,13 @@ class Calibration:
     """The expected calibration error: |accuracy − confidence|, weighted by the counts."""
 
 
-def calibration(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Calibration:
-    """Confidences in [0, 1], and whether each answer was right, in bins of equal width."""
+def calibration(confidence: Tensor, correct: Tensor) -> Calibration:
+    """Confidences in [0, 1], and whether each answer was right, in `BINS` bins of equal width."""
     confidence, correct = confidence.double(), correct.double()
-    place = (confidence * bins).long().clamp(0, bins - 1)
-    counts = torch.bincount(place, minlength=bins).double()
+    place = (confidence * BINS).long().clamp(0, BINS - 1)
+    counts = torch.bincount(place, minlength=BINS).double()
     sums = torch.stack(
-        [torch.bincount(place, values, minlength=bins) for values in (confidence, correct)]
+        [torch.bincount(place, values, minlength=BINS) for values in (confidence, correct)]
     )
     means = sums / counts.clamp_min(1)
     error = (counts * (means[0] - means[1]).abs()).sum() / counts.sum().clamp_min(1)

@@ -93,10 +93,8 @@ class ComparedRun:
 
     @property
     def scores(self) -> Curve:
-        """On the validation images; runs from before the score existed have the accuracy."""
-        return self.curve("validation_score") or (
-            [] if self.kind == "segmentation" else self.curve("validation_accuracy")
-        )
+        """Scores on the validation images."""
+        return self.curve("validation_score")
 
     def total(self, key: str) -> float | None:
         """The sum over all epochs; None if one of them lacks it."""

@@ -15,6 +15,7 @@ from equilibria.context import Packing
 from equilibria.equilibrium import solving
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.gradients import Implicit
+from equilibria.images import images_of
 from equilibria.models import (
     Certificate,
     Contributions,
@@ -199,7 +200,8 @@ def _explained(
     prediction = predicted_classes(logits)
     best = logits.nan_to_num(nan=-torch.inf).topk(min(2, logits.shape[1]), dim=1)
     first, second = best.indices[:, 0], best.indices[:, -1]
-    names = class_names or getattr(model, "class_names", None) or range(logits.shape[1])
+    known = images_of(model)
+    names = class_names or (known.class_names if known else ()) or range(logits.shape[1])
     pulled, why_not = None, ""
     try:
         pulled = contributions(model, images, first, second)

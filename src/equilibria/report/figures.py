@@ -252,7 +252,7 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
         >>> found = eq.attack(model, digits.images[:2], digits.labels[:2], eps=0.5, steps=2)
-        >>> eq.report.attack_png(digits.images[:2], found, model.class_names)[1:4]
+        >>> eq.report.attack_png(digits.images[:2], found, model.images.class_names)[1:4]
         b'PNG'
     """
     from matplotlib.figure import Figure

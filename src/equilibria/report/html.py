@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equilibria.data import image_from_tensor
 from equilibria.report.charts import Chart
 from equilibria.report.figures import (
     calibration_chart,
@@ -115,7 +116,7 @@ def _heat(values: Tensor) -> str:
     even = (values.float().cpu() - low) / ((high - low) or 1.0)
     ends = torch.tensor([[0.97, 0.98, 1.0], [0.03, 0.19, 0.42]])
     colors = ends[0] + even[..., None] * (ends[1] - ends[0])
-    picture = Image.fromarray((colors * 255).round().to(torch.uint8).numpy())
+    picture = image_from_tensor(colors.permute(2, 0, 1))
     factor = max(1, math.ceil(HEAT_SIDE / max(picture.size)))
     picture = picture.resize(
         (picture.width * factor, picture.height * factor), Image.Resampling.NEAREST

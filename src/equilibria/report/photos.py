@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.data import AS_ON_DISK, BRIGHTEST, read_image, readable
+from equilibria.data import AS_ON_DISK, BRIGHTEST, read_pixels, readable
 from equilibria.data.image_files import check_detail
 from equilibria.energies import OpponentPrior
 from equilibria.inputs import (
@@ -143,7 +143,7 @@ class PhotoFiles:
         def restored(place: tuple[Path, tuple[Path, ...]]) -> RestoredPhoto:
             file, (answer, sheet) = place
             check_detail(file)
-            pixels = read_image(file, AS_ON_DISK, is_gray=None)[None].float() / BRIGHTEST
+            pixels = read_pixels(file, AS_ON_DISK, is_gray=None)[None]
             original = self._original(pixels)
             seen = self._seen(pixels if original is None else original, hidden, random)
             found = restore_photo(self.prior, seen, self.settings, progress)
@@ -229,7 +229,7 @@ class PhotoFiles:
     def _hidden(self) -> Tensor | None:
         if self.mask is None:
             return None
-        hidden = read_image(self.mask, AS_ON_DISK, is_gray=True) >= 128
+        hidden = read_pixels(self.mask, AS_ON_DISK, is_gray=True) >= 0.5
         if bool(hidden.all()) or not bool(hidden.any()):
             raise ValueError(
                 f"{self.mask} hides every pixel, or none: what is missing is bright in a mask"

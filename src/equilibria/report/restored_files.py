@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data import AS_ON_DISK, BRIGHTEST, Framing, read_image, readable
+from equilibria.data import AS_ON_DISK, Framing, read_pixels, readable
 from equilibria.data.image_files import check_detail
 from equilibria.inputs import Corrupted, Inpainting, SuperResolution, entries, misfit
 from equilibria.operators import Mask
@@ -99,9 +99,7 @@ class FileRestoration:
             some = list(readable(places[start : start + at_once], read, on_unreadable))
             if some:
                 pixels = torch.stack([image for _, image in some]).to(self.restorer.device)
-                yield from self._restore(
-                    [place for place, _ in some], pixels.float() / BRIGHTEST, hidden, random
-                )
+                yield from self._restore([place for place, _ in some], pixels, hidden, random)
 
     @property
     def _any_size(self) -> bool:
@@ -126,7 +124,7 @@ class FileRestoration:
         framing = Framing(self._size) if self.resize else AS_ON_DISK
         if self._any_size:
             check_detail(path)
-        image = read_image(path, framing, is_gray=is_gray)
+        image = read_pixels(path, framing, is_gray=is_gray)
         size = (image.shape[1], image.shape[2])
         if not self._any_size and size != self._size:
             name = self.restorer.run.recipe.model.name
@@ -146,7 +144,7 @@ class FileRestoration:
         if self.mask is None:
             return None
         framing = Framing(self._size) if self.resize else AS_ON_DISK
-        hidden = read_image(self.mask, framing, is_gray=True).to(self.restorer.device) >= 128
+        hidden = read_pixels(self.mask, framing, is_gray=True).to(self.restorer.device) >= 0.5
         if bool(hidden.all()) or not bool(hidden.any()):
             raise ValueError(
                 f"{self.mask} hides every pixel, or none: what is missing is bright in a mask"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data import BRIGHTEST, image_to_tensor, open_image, readable
+from equilibria.data import image_to_tensor, open_image, readable
+from equilibria.data.image_files import as_pixels
 from equilibria.equilibrium import solving
 from equilibria.report.figures import drawn_files
 from equilibria.report.style import (
@@ -138,13 +139,12 @@ def predict_pixels(
     overwrite: replace drawings that are there.
     """
     names, frame = run.images.class_names, run.images.frame
-    is_gray = run.images.image_shape[0] == 1
     output.mkdir(parents=True, exist_ok=True)
 
     def read(place: tuple[Path, tuple[Path, ...]]) -> tuple[Tensor, Image]:
-        image = open_image(place[0], is_gray=is_gray)
-        pixels = image_to_tensor(frame.apply(image))[None].to(device)
-        return pixels.float() / BRIGHTEST, frame.region(image)
+        image = open_image(place[0], is_gray=run.images.is_gray)
+        pixels = as_pixels(image_to_tensor(frame.apply(image)))
+        return pixels[None].to(device), frame.region(image)
 
     places = zip(files, drawn_files(files, output, "classes", overwrite=overwrite), strict=True)
     for (path, (drawn,)), (inputs, image) in readable(places, read, on_unreadable):
@@ -155,7 +155,7 @@ def predict_pixels(
         confidence, classes = F.interpolate(
             probabilities, (height, width), mode="bilinear", align_corners=False
         )[0].max(dim=0)
-        pixels = image_to_tensor(image.resize((width, height))).float() / BRIGHTEST
+        pixels = as_pixels(image_to_tensor(image.resize((width, height))))
         classes = torch.where(confidence.isfinite(), classes, -1)
         counts = classes[classes >= 0].bincount(minlength=len(names))
         order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]

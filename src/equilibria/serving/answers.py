@@ -10,8 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from equilibria.data.image_files import BRIGHTEST, decode_image, image_to_tensor
+from equilibria.data import read_pixels
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.images import images_of
 from equilibria.models import Certificate, NoCertificateError, certifier
 from equilibria.models.certificates import Certifying, Solved
 from equilibria.report import nearest_rival
@@ -63,14 +64,13 @@ class Answerer:
     """
 
     def __init__(self, model: nn.Module, *, certificates: bool = True) -> None:
-        shape, frame = getattr(model, "image_shape", None), getattr(model, "frame", None)
-        if shape is None or frame is None:
+        images = images_of(model)
+        if images is None:
             raise ValueError("the model does not say what its images are like: take one of eq.load")
-        if not getattr(model, "names_classes", True):
+        if not images.names_classes:
             raise ValueError("the model names no classes: a run of a classifier is served")
         self.model = model.eval()
-        self.shape: tuple[int, ...] = tuple(shape)
-        self.frame = frame
+        self.images = images
         self.no_certificates = "" if certificates else "certificates were not asked for"
         # Their predictions are the last of a fixed number of iterates, not the result of a solve.
         self.is_unrolled = any(
@@ -80,14 +80,13 @@ class Answerer:
         self.certify: Certifying | None = None
         if certificates:
             try:
-                self.certify = certifier(model, self.shape)
+                self.certify = certifier(model, images.image_shape)
             except NoCertificateError as error:
                 self.no_certificates = str(error)
 
     def decode(self, content: bytes) -> Tensor:
         """A picture as the model sees it; a `DataFileError` where the bytes are none."""
-        image = decode_image(content, is_gray=self.shape[0] == 1, framing=self.frame)
-        return image_to_tensor(self.frame.apply(image)).float() / BRIGHTEST
+        return read_pixels(content, self.images.frame, is_gray=self.images.is_gray)
 
     def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
         """One answer per image, independent of the rest of the batch; the batch is solved once."""

@@ -108,10 +108,8 @@ class Explored:
         options = {**fitting_options(recipe.model.name, images), **recipe.model.options, **moved}
         if images.normalization is not None:
             options["normalize"] = images.normalization
-        model = create_model(recipe.model.name, **options)
+        model = create_model(recipe.model.name, images=images, **options)
         model.load_state_dict(self.run.model.state_dict())
-        for name, value in vars(images).items():
-            setattr(model, name, value)
         return model.eval()
 
     def follow(self, image: Tensor, asked: Mapping[str, float], solver: str) -> dict[str, Any]:

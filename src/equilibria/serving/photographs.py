@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.data.image_files import BRIGHTEST, Framing, decode_image, image_to_tensor
+from equilibria.data.image_files import BRIGHTEST, as_pixels, decode_image, image_to_tensor
+from equilibria.images import Framing
 from equilibria.inputs import Denoising, PhotoSettings
 from equilibria.models import PhotoRestorer, photo_prior
 from equilibria.serving.answers import finite
@@ -58,7 +59,7 @@ def restored_photo(content: bytes, noise: float, tell: Tell, seed: int = 0) -> d
     """
     image = decode_image(content, is_gray=None, framing=Framing.make(PHOTO_SIDE))
     image.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
-    photo = image_to_tensor(image).float()[None] / BRIGHTEST
+    photo = as_pixels(image_to_tensor(image))[None]
     seen = Denoising(noise=noise).corrupt(photo, torch.Generator().manual_seed(seed))
     tell({"seen": as_png(seen.measured[0]), "before": _psnr(seen.measured, photo)})
     restorer = PhotoSettings().restorer(photo_prior(), seen, strength=1.0)

@@ -13,19 +13,18 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from equilibria.data import (
-    BRIGHTEST,
     Batches,
     DataSet,
-    Framing,
     Items,
     Source,
     find_images,
     from_dataset,
     load_dataset,
-    read_image,
+    read_pixels,
     readable,
 )
 from equilibria.equilibrium import solving
+from equilibria.images import ImageSpec, images_of
 from equilibria.models import CertifiedExit, predicted_classes
 from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
@@ -106,7 +105,7 @@ def train(
     Examples:
         >>> few = ["data.options.train_samples=64", "training.epochs=1"]
         >>> model = eq.train("digits-opteq", *few, output="runs/mine", progress=False)
-        >>> model.class_names[:3]
+        >>> model.images.class_names[:3]
         ('0', '1', '2')
     """
     from rich.console import Console
@@ -148,10 +147,10 @@ def load(
 ) -> nn.Module:
     """The model of a run, in evaluation mode; the data of the run are not needed.
 
-    It takes pixels in [0, 1], and has as attributes `class_names`; `image_shape`, the channels,
-    height and width it was trained on; `frame`, how image files are brought to that size; and
-    `normalization`, mean and standard deviation of each channel, or None. Of a run that was
-    interrupted the newest checkpoint counts, with a `CheckpointWarning`.
+    It takes pixels in [0, 1]. `model.images`, an `ImageSpec`, says what it expects of them: the
+    names of the classes, the channels, height and width, how image files are brought to that size,
+    and the normalization. Of a run that was interrupted the newest checkpoint counts, with a
+    `CheckpointWarning`.
 
     weights: "best" are those of the epoch that did best on the validation images.
     imports: what the run was trained with, besides what comes with Equilibria; `run.json` names it,
@@ -166,7 +165,7 @@ def load(
 
     Examples:
         >>> model = eq.load("digits-opteq")
-        >>> model.class_names, model.image_shape
+        >>> model.images.class_names, model.images.image_shape
         (('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'), (1, 8, 8))
     """
     import_parts(imports)
@@ -332,12 +331,13 @@ def predictions(
         model = run_or_model
     else:
         model = load(run_or_model, device=device, weights=weights)
-        if not getattr(model, "names_classes", True):
+        known = images_of(model)
+        if known is not None and not known.names_classes:
             raise ValueError(f"the task of the run {run_or_model} has no classes to predict")
     read = None if isinstance(images, Tensor) else _reader(model)
     if certified:
-        known = images.shape[1:] if isinstance(images, Tensor) else model.image_shape
-        model = CertifiedExit(model, tuple(known))  # type: ignore[arg-type]
+        shape = images.shape[1:] if isinstance(images, Tensor) else _images_of(model).image_shape
+        model = CertifiedExit(model, tuple(shape))
     batches: Iterable[tuple[Sequence[str], Tensor]]
     if isinstance(images, Tensor):
         parts = torch.split(images, batch_size) if len(images) else ()
@@ -360,7 +360,7 @@ def _read(
         some = list(readable(files[start : start + batch_size], read, on_unreadable))
         if some:
             names, images = zip(*some, strict=True)
-            yield [str(name) for name in names], torch.stack(images).float() / BRIGHTEST
+            yield [str(name) for name in names], torch.stack(images)
 
 
 @torch.no_grad()
@@ -392,7 +392,9 @@ def answers_of(
     """
     shares, classes = logits.softmax(dim=1), predicted_classes(logits)
     confidences = shares.amax(dim=1)
-    names = getattr(model, "class_names", None) or [str(i) for i in range(logits.shape[1])]
+    images = images_of(model)
+    names = images.class_names if images else ()
+    names = names or tuple(map(str, range(logits.shape[1])))
     found: list[Prediction | ClassMap] = []
     for i, file in enumerate(files):
         # Samples that are coupled are one problem.
@@ -417,17 +419,22 @@ def _batches(
     if isinstance(data, DataSet):
         data = fitting_test(data, model)
     elif isinstance(data, Dataset):
-        frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
-        data = Items(data, frame or Framing(), is_gray=shape is not None and shape[0] == 1)
+        images = images_of(model)
+        data = Items(data) if images is None else Items(data, images.frame, images.is_gray)
     # Batches themselves are iterable and have no `fetch`.
     return Batches(cast(Source, data), batch_size) if hasattr(data, "fetch") else data
 
 
 def _reader(model: nn.Module) -> Callable[[Path], Tensor]:
-    frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
-    if frame is None or shape is None:
+    images = _images_of(model)
+    return partial(read_pixels, framing=images.frame, is_gray=images.is_gray)
+
+
+def _images_of(model: nn.Module) -> ImageSpec:
+    images = images_of(model)
+    if images is None:
         raise ValueError(
             "the model does not say what size its images have: give images as a tensor, or a model "
             "from eq.load"
         )
-    return partial(read_image, framing=frame, is_gray=shape[0] == 1)
+    return images

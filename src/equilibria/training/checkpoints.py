@@ -132,7 +132,7 @@ class Checkpoints:
                 weights, files = folder / WEIGHTS, _checksums(folder)
                 check_run_file(weights, _run_of(folder))
                 check_file_size(weights)
-                if files and checksum_of_file(weights) != files[WEIGHTS]:
+                if checksum_of_file(weights) != files[WEIGHTS]:
                     raise DamagedFileError(_another_checksum(WEIGHTS))
                 return int(folder.name.removeprefix("epoch-")), weights
             except Exception as error:
@@ -203,11 +203,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """The checksums of the two files of a checkpoint; from before version 0.2 there are none."""
-    try:
-        files = _manifest(folder)["files"]
-    except FileNotFoundError:
-        return {}
+    """Return the checksums of the two files of a checkpoint."""
+    files = _manifest(folder)["files"]
     if not isinstance(files, dict) or set(files) != {WEIGHTS, STATE}:
         named = ", ".join(map(repr, files)) if isinstance(files, dict) else repr(files)
         raise DamagedFileError(
@@ -217,13 +214,8 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _written(folder: Path) -> int:
-    """The number of a checkpoint among all that were written.
-
-    0 without a manifest, as before version 0.2, and −1 if it is damaged.
-    """
+    """Return the number of a checkpoint among all that were written; −1 if it is damaged."""
     try:
         return int(_manifest(folder)["written"])
-    except FileNotFoundError:
-        return 0
     except (OSError, ValueError, KeyError, TypeError):
         return -1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
 from equilibria.data import Chain, DataSet, Source, reframed
+from equilibria.images import ImageSpec, images_of
 from equilibria.training.experiment import Experiment, RecipeModel
 
 
@@ -41,18 +41,18 @@ def fitting_test(data: DataSet, model: nn.Module) -> Source:
 
     A model of one's own says nothing of its images, and gets them as they are.
     """
-    if getattr(model, "kind", None) is not None:
-        _check_kind(data, model)
+    images = images_of(model)
+    if images is not None:
+        _check_kind(data, images)
     if not len(data.test):
         raise ValueError(f"{data.name} has no test images")
-    frame, shape = getattr(model, "frame", None), getattr(model, "image_shape", None)
-    if frame is None or shape is None or data.kind == "episodes":
+    if images is None or data.kind == "episodes":
         return data.test
-    return reframed(data.test, frame, shape)
+    return reframed(data.test, images.frame, images.image_shape)
 
 
-def _check_kind(data: DataSet, known: Any) -> None:
-    """Whether labels mean the same; `known` has what `ImageFacts` holds of the run's images."""
+def _check_kind(data: DataSet, known: ImageSpec) -> None:
+    """Refuse data whose labels mean something else than those the model was trained on."""
     are_episodes = (data.kind == "episodes", known.kind == "episodes")
     if (any(are_episodes) and not all(are_episodes)) or (
         known.names_classes and data.kind != known.kind

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from equilibria.data import (
@@ -18,8 +18,6 @@ from equilibria.data import (
     Chain,
     DataFileError,
     DataSet,
-    Framing,
-    Kind,
     MissingDataError,
     Source,
     build_augmentation,
@@ -33,6 +31,7 @@ from equilibria.data import (
     usual_workers,
 )
 from equilibria.equilibrium import Record, solving
+from equilibria.images import ImageSpec, Kind
 from equilibria.models import CertifiedExit, create_model, model_options
 from equilibria.tasks import (
     Autoencoding,
@@ -62,29 +61,6 @@ VALIDATION_SEED = 20220613
 """Fixed, so that runs of different seeds are compared on the same held-out images."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageFacts:
-    """What a model must know of its images: to be made, and to be used without its data set."""
-
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    """Channels, height and width."""
-    frame: Framing
-    """How image files are brought to that size."""
-    normalization: tuple[Any, Any] | None
-    """Mean and standard deviation of each channel, or None."""
-    names_classes: bool
-    """Whether the model says which of the classes it sees."""
-    kind: Kind | None = None
-    """Of the data set; None in runs that do not say."""
-    ignore_index: int | None = None
-    """The label of pixels without a class."""
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-
 AnyRun = TypeVar("AnyRun", bound="RecipeModel")
 
 
@@ -100,7 +76,7 @@ class RecipeModel:
 
     recipe: Recipe
     model: nn.Module
-    images: ImageFacts
+    images: ImageSpec
     task: Task
 
     def solving(self) -> AbstractContextManager[Record]:
@@ -145,7 +121,7 @@ class Experiment(RecipeModel):
         with told_where("task.options"):
             task = _task(recipe, data.kind, data.ignore_index)
         training, validation = _parts(recipe, data)
-        images = ImageFacts(
+        images = ImageSpec(
             class_names=data.class_names,
             image_shape=data.image_shape,
             frame=data.frame,
@@ -251,7 +227,7 @@ class Experiment(RecipeModel):
     def facts(self) -> dict[str, Any]:
         """What a run folder records: of the images, and a fingerprint of the training data."""
         data = {"samples": len(self.training), "fingerprint": fingerprint(self.data.train)}
-        return {"images": asdict(self.images), "data": data}
+        return {"images": self.images.as_data(), "data": data}
 
     def unreadable(self) -> dict[str, DataFileError]:
         """The images that were left out so far because they cannot be read, by path."""
@@ -353,7 +329,7 @@ def _normalization(data: DataSet, training: Source) -> tuple[Any, Any]:
     return mean_and_deviation(training)
 
 
-def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
+def fitting_options(model: str, data: DataSet | ImageSpec) -> dict[str, Any]:
     """The options of a model that follow from the data, as far as it has them.
 
     Examples:
@@ -366,17 +342,14 @@ def fitting_options(model: str, data: DataSet | ImageFacts) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def _model(recipe: Recipe, images: ImageFacts) -> nn.Module:
+def _model(recipe: Recipe, images: ImageSpec) -> nn.Module:
     """The recipe's model for these images, of which it knows what `load` describes."""
     options = _options(recipe, images)
     check_model_size(recipe.model.name, options, images.image_shape)
-    model = create_model(recipe.model.name, **options)
-    for name, value in vars(images).items():
-        setattr(model, name, value)
-    return model
+    return create_model(recipe.model.name, images=images, **options)
 
 
-def _options(recipe: Recipe, images: ImageFacts) -> dict[str, Any]:
+def _options(recipe: Recipe, images: ImageSpec) -> dict[str, Any]:
     options = {**fitting_options(recipe.model.name, images), **recipe.model.options}
     if images.normalization is not None:
         options["normalize"] = images.normalization
@@ -421,6 +394,7 @@ def trained_model(
 
     Raises:
         ModelSizeError: If the model would need more memory than `size_limit` allows.
+        ValueError: If the run does not say what its images are like.
 
     Examples:
         >>> run = eq.training.trained_model("digits-opteq")
@@ -429,17 +403,16 @@ def trained_model(
     """
     place = choose_device(device)
     source = source_of(folder, weights)
-    recipe, known = source.recipe, source.images
-    if known.get("kind") is None:  # A run from before version 0.2.
+    recipe = source.recipe
+    if not source.images:  # `run.json` is missing or damaged; the data set has the same facts.
         return trained(folder, device=device, weights=weights)
     try:
-        images = TypeAdapter(ImageFacts).validate_python(known)
+        images = ImageSpec.from_data(source.images)
     except ValidationError as error:
         raise ValueError(
             f"{folder} does not say what its images are like: {explained(error)}; take it from "
             "where it was trained again"
         ) from None
-    assert images.kind is not None
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     task = _task(recipe, images.kind, images.ignore_index)

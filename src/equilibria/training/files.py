@@ -141,7 +141,10 @@ def sealed_json(data: Mapping[str, Any], *, indent: int | None = 2) -> str:
 
 
 def unsealed(text: str, name: object) -> dict[str, Any]:
-    """What `sealed_json` was given; files from before version 0.2 have no checksum.
+    """Return what `sealed_json` was given.
+
+    Raises:
+        DamagedFileError: If the text is not as `sealed_json` made it.
 
     Examples:
         >>> text = eq.training.sealed_json({"accuracy": 0.5}).replace("0.5", "0.9")
@@ -155,10 +158,7 @@ def unsealed(text: str, name: object) -> dict[str, Any]:
         raise DamagedFileError(f"{name} is damaged: {error}") from None
     if not isinstance(data, dict):
         raise DamagedFileError(f"{name} is damaged: it holds no keys")
-    # A checksum under another name: the damage is there.
-    stray = any(re.fullmatch("[0-9a-f]{64}", str(value)) for value in data.values())
-    given = data.pop(CHECKSUM, None)
-    if given != _seal(data) and (given is not None or stray):
+    if data.pop(CHECKSUM, None) != _seal(data):
         raise DamagedFileError(f"{name} is damaged: its checksum is not that of its content")
     return data
 
@@ -283,15 +283,6 @@ def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
     return tensors
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model these weights; names and shapes must be its own.
-
-    Weights from before models normalized their images lack mean and std: the model keeps its own.
-    """
-    own = {n: v for n, v in model.state_dict().items() if n in ("normalize.mean", "normalize.std")}
-    model.load_state_dict({**own, **tensors}, strict=True)
-
-
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load what `save_weights` wrote into a model of the same shape; anything else is an error.
 
@@ -307,7 +298,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     # Twice, because weights may have been saved in double precision.
     found = read_weights(path, 2 * own + WEIGHTS_OVERHEAD)
     found.pop(LATENTS, None)
-    fill(model, found)
+    model.load_state_dict(found)
 
 
 def take_lock(path: Path, *, wait: bool = False) -> int | None:

@@ -148,7 +148,7 @@ class RunFolder:
         if not self.path.is_dir() or self._is_ours():
             return
         others = [path for path in self.path.iterdir() if not is_temporary(path)]
-        # Runs from before version 0.2 have no mark: their recipe will be compared.
+        # A run whose mark was lost may go on: its recipe will be compared.
         if others and not (resume and self.config.is_file() and self.holds_work()):
             raise FileExistsError(
                 f"{self.path} holds files but no earlier run: name a new or an empty folder"
@@ -196,7 +196,7 @@ class RunFolder:
         self._is_open = False
 
     def _wrote_config(self) -> bool:
-        """Whether the recipe is as the run wrote it; runs from before version 0.2 do not know."""
+        """Whether the recipe is as the run wrote it; True if `run.json` does not say."""
         known = self.facts()
         written = {known.get("config"), known.get("earlier_config")} - {None}
         return not written or checksum(self._read(self.config)) in written

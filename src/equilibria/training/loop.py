@@ -30,7 +30,6 @@ from equilibria.models.non_finite import listed
 from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
 from equilibria.tasks.evaluation import Solved, last_solves
 from equilibria.training.checkpoints import Checkpoints, TrainingState
-from equilibria.training.files import fill
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, denormals_as_zero
 from equilibria.training.settings import TrainingSettings, build_optimizer, learning_rate_share
@@ -174,12 +173,12 @@ class _Training:
     def _restore(self, weights: dict[str, Tensor], kept: TrainingState) -> None:
         """Take in a checkpoint, by way of copies: one that does not fit changes nothing."""
         model = copy.deepcopy(self.model)
-        fill(model, weights)
+        model.load_state_dict(weights)
         optimizer = build_optimizer(model, self.settings)
         optimizer.load_state_dict(kept.optimizer)
         history = [EpochMetrics(**metrics) for metrics in kept.history]
         pairs = list(zip(self.starts.values(), kept.starts, strict=True))
-        fill(self.model, weights)
+        self.model.load_state_dict(weights)
         self.optimizer.load_state_dict(kept.optimizer)
         for starts, (known, *tensors) in pairs:
             starts.known, starts.tensors = known, tensors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card:
     Examples:
         >>> from pathlib import Path
         >>> eq.training.pack(eq.training.trained_model("digits-opteq"), Path("mine.safetensors"))
-        >>> eq.load("mine.safetensors").image_shape
+        >>> eq.load("mine.safetensors").images.image_shape
         (1, 8, 8)
     """
     recipe = run.recipe.as_data()
@@ -61,7 +60,7 @@ def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card:
         "kind": KIND,
         "model": {"name": run.recipe.model.name, "options": run.model_options()},
         "recipe": recipe,
-        "images": asdict(run.images),
+        "images": run.images.as_data(),
         "card": card,
     }
     # Sorted, so that equal models are equal files.

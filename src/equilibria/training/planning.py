@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from equilibria.images import images_of
 from equilibria.training.checkpoints import Checkpoints
 from equilibria.training.experiment import Experiment
 from equilibria.training.files import checksum, read_weights
@@ -176,9 +177,10 @@ def take_weights(model: nn.Module, folder: str | Path) -> dict[str, Any]:
     found = read_weights(run.weights)
     own = model.state_dict()
     found |= {name: own[name] for name in own if name.startswith("normalize.")}
+    images = images_of(model)
     classes = (
         len(run.facts().get("images", {}).get("class_names", ())),
-        len(getattr(model, "class_names", ())),
+        0 if images is None else images.num_classes,
     )
     new, problems = [], []
     for name, here in model.named_parameters():

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equilibria.data import DataSet
-from equilibria.models import list_models, model_options
-from equilibria.registry import current_names, nearest
+from equilibria.registry import nearest
 from equilibria.training.settings import TrainingSettings
 
 MOST_CHARACTERS, MOST_VALUES = 2**18, 10_000
@@ -299,10 +298,10 @@ def list_recipes() -> dict[str, Path]:
 
 
 def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
-    """The keys under their present names; an unknown one is an error that names the nearest."""
+    """Refuse an unknown key, naming the nearest known one."""
     hints = typing.get_type_hints(kind)
-    found = current_names(data, hints)
-    for key, value in found.items():
+    found = dict(data)
+    for key, value in data.items():
         if key not in hints:
             where = f" in {place!r}" if place else ""
             raise RecipeError(
@@ -310,9 +309,6 @@ def _checked(data: Mapping[str, Any], kind: type, place: str) -> dict[str, Any]:
             )
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
             found[key] = _checked(value, hints[key], f"{place}.{key}".lstrip("."))
-    name, options = found.get("name"), found.get("options")
-    if kind is ModelRecipe and name in list_models() and isinstance(options, Mapping):
-        found["options"] = current_names(options, model_options(str(name)))
     return found
 
 

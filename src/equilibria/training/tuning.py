@@ -25,7 +25,7 @@ from equilibria.gradients import (
     get_gradient,
     list_gradients,
 )
-from equilibria.registry import accepts_old_names, check_at_least_one
+from equilibria.registry import check_at_least_one
 from equilibria.solvers import (
     Anderson,
     ConvergenceError,
@@ -126,7 +126,6 @@ def explain_none(measurements: Sequence[Measurement]) -> str:
     return f"none of {len(measurements)} settings qualifies: {'; '.join(causes)}"
 
 
-@accepts_old_names
 def tune(
     model: nn.Module,
     images: Tensor,

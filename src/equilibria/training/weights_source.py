@@ -27,7 +27,7 @@ class WeightsSource:
     """As it is evaluated."""
     file: Path
     images: Mapping[str, Any]
-    """What `ImageFacts` is made of; empty where the run does not say."""
+    """Data for `ImageSpec.from_data`; empty if the run does not say."""
 
 
 def source_of(place: str | Path, weights: Weights = "last") -> WeightsSource:

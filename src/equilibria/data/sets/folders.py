@@ -12,15 +12,11 @@ from typing import Any
 
 import torch
 
+from equilibria.data.file_sources import READING_THREADS, ImageFiles, SegmentedFiles
 from equilibria.data.finding import is_image, list_folders, list_images
-from equilibria.data.image_files import (
-    READING_THREADS,
-    Framing,
-    ImageFiles,
-    SegmentedFiles,
-)
 from equilibria.data.readers import DataFileError, MissingDataError, incomplete, read_lines
 from equilibria.data.source import DataSet
+from equilibria.images import Framing
 
 CELEBA_PARTS = {"0": "train", "1": "validation", "2": "test"}
 FFHQ_FOLDERS = ("images1024x1024", "thumbnails128x128")

@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from equilibria.data.batches import read_into_memory
+from equilibria.data.file_sources import READING_THREADS, ImageFiles
 from equilibria.data.finding import list_folders, list_images
-from equilibria.data.image_files import (
-    BRIGHTEST,
-    READING_THREADS,
-    Framing,
-    ImageFiles,
-)
+from equilibria.data.image_files import BRIGHTEST, as_pixels
 from equilibria.data.readers import MissingDataError, incomplete
 from equilibria.data.source import DataSet, Source, check_subclasses
+from equilibria.images import Framing
 from equilibria.registry import check_values
 
 PARTS = (
@@ -185,10 +182,10 @@ class Episodes:
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         shape = (len(indices), len(self.targets), *self.images.shape[2:])
-        images = torch.empty(shape, dtype=torch.float32)
+        images = torch.empty(shape, dtype=self.images.dtype)
         for row, index in enumerate(indices.tolist()):
             images[row] = self._episode(index)
-        return images.div_(BRIGHTEST), self.targets.repeat(len(indices), 1)
+        return as_pixels(images), self.targets.repeat(len(indices), 1)
 
     def _episode(self, index: int) -> Tensor:
         chance = np.random.default_rng((self.seed, index))

@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from equilibria.data.file_sources import READING_THREADS, ImageFiles
 from equilibria.data.finding import is_image, list_folders
-from equilibria.data.image_files import READING_THREADS, Framing, ImageFiles
 from equilibria.data.readers import DataFileError, read_bytes
 from equilibria.data.source import DataSet, Selection, Source, stratified_split
+from equilibria.images import Framing
 
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),

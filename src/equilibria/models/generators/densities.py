@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from equilibria.registry import check_choice, check_positive
 
-DensityName = Literal["gmm", "vae-gmm"]
 VAE_LAYERS = 4
 """Of each half, as in the paper."""
 

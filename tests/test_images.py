@@ -1,0 +1,81 @@
+"""`model.images`: what a model expects of images, and who reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+import equilibria as eq
+from equilibria.models import ImageSpec, images_of
+
+GRAY = ImageSpec(
+    class_names=("dark", "bright"),
+    image_shape=(1, 8, 8),
+    frame=eq.data.Framing((8, 8)),
+    normalization=None,
+    names_classes=True,
+    kind="classification",
+)
+
+
+def test_a_created_model_keeps_the_specification_it_was_given() -> None:
+    model = eq.create_model("opteq-small", images=GRAY, num_classes=2, in_channels=1)
+    assert images_of(model) == GRAY
+    assert images_of(eq.create_model("opteq-small")) is None
+    assert images_of(eq.create_model("resnet-small", images=GRAY)) == GRAY
+
+
+def test_a_module_with_another_attribute_of_that_name_says_nothing() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.images = torch.zeros(3)
+    assert images_of(model) is None
+
+
+def test_a_trained_model_of_the_package_says_all_that_its_file_says() -> None:
+    model = eq.create_model("digits-opteq", pretrained=True)
+    assert images_of(model) == images_of(eq.load("digits-opteq")) is not None
+    with pytest.raises(ValueError, match="its own image specification"):
+        eq.create_model("digits-opteq", pretrained=True, images=GRAY)
+
+
+def test_what_is_stored_is_read_as_it_was() -> None:
+    normalized = replace(GRAY, normalization=((0.5,), (0.2,)), ignore_index=3)
+    for images in (GRAY, normalized):
+        again = ImageSpec.from_data(images.as_data())
+        assert again.as_data() == images.as_data()
+        assert (again.frame, again.image_shape) == (images.frame, images.image_shape)
+
+
+def test_a_stored_specification_without_its_kind_is_refused() -> None:
+    data = GRAY.as_data()
+    del data["kind"]
+    with pytest.raises(ValidationError, match="kind"):
+        ImageSpec.from_data(data)
+
+
+def test_a_model_of_ones_own_with_a_specification_predicts_files_and_exports(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = eq.create_model("opteq-small", images=GRAY, num_classes=2, in_channels=1).eval()
+    pixels = torch.rand(1, 8, 8).mul(255).round() / 255
+    eq.data.image_from_tensor(pixels).save(tmp_path / "image.png")
+    (from_file,) = eq.predict(model, tmp_path / "image.png")
+    (from_pixels,) = eq.predict(model, pixels[None])
+    assert from_file.label in GRAY.class_names
+    assert (from_file.label, from_file.confidence) == (from_pixels.label, from_pixels.confidence)
+    exported = eq.export(model, tmp_path / "model.pt2", format="torch-export")
+    assert exported.metadata["classes"] == ["dark", "bright"]
+    assert exported.metadata["images"]["shape"] == [1, 8, 8]
+
+
+def test_a_model_that_says_nothing_of_its_images_takes_tensors_only(tmp_path: Path) -> None:
+    eq.data.image_from_tensor(torch.rand(1, 8, 8)).save(tmp_path / "image.png")
+    model = eq.create_model("opteq-small", in_channels=1)
+    with pytest.raises(ValueError, match="does not say what size its images have"):
+        eq.predict(model, tmp_path / "image.png")
+    assert eq.predict(model, torch.rand(1, 1, 8, 8))[0].label in set("0123456789")
