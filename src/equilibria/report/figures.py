@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equilibria.inputs import AttackResult, RobustnessCurves
 from equilibria.report.calibration import Calibration
-from equilibria.report.charts import Chart, Series, side_by_side
+from equilibria.report.charts import Chart, Series, recolored, side_by_side
 from equilibria.report.convergence import Convergence
 from equilibria.report.features import Relations
 from equilibria.report.style import (
@@ -237,12 +237,18 @@ def themed(charts: Sequence[Chart]) -> ThemedFigure:
         >>> eq.report.themed(eq.report.convergence_charts(found)).light[:4]
         b'<svg'
     """
+    charts_and_heights = [(chart.drawn(), chart.height) for chart in charts]
     drawn = {
-        f"{shape}{name}": side_by_side(charts, theme, columns=columns)
+        shape: side_by_side(charts_and_heights, columns=columns)
         for shape, columns in (("", len(charts)), ("narrow_", 1))
-        for name, theme in (("light", LIGHT), ("dark", DARK))
     }
-    return ThemedFigure(**drawn)
+    return ThemedFigure(
+        **{
+            f"{shape}{name}": recolored(svg, theme).encode()
+            for shape, svg in drawn.items()
+            for name, theme in (("light", LIGHT), ("dark", DARK))
+        }
+    )
 
 
 @drawing()
