@@ -23,7 +23,7 @@ LINE = 18.0
 LETTER = 6.4
 """The width of a letter of the legend, about."""
 DOTS_PER_INCH = 72.0
-"""Of an SVG by matplotlib: a point is a pixel."""
+"""Resolution of an SVG by matplotlib: one point per pixel."""
 STEPS = [1, 2, 2.5, 5, 10]
 TITLE, TEXT = 14, 12
 FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Verdana, Arial, sans-serif"
@@ -189,7 +189,7 @@ def _inline(drawn: str) -> str:
     """The SVG of a file for use inside a page: no prolog, no style sheet, no names."""
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", drawn, flags=re.S)
-    # What is drawn lies inside the axes, or on their edge, where a line needs its whole width.
+    # All curves lie inside the axes; on their edge a line needs its whole width.
     drawn = re.sub(r"<clipPath.*?</clipPath>", "", drawn, flags=re.S)
     drawn = re.sub(r' clip-path="[^"]*"| xmlns:xlink="[^"]*"| id="[a-z0-9]+_\d+"', "", drawn)
     drawn = re.sub(r'="([\d.]+)pt"', r'="\1"', drawn).replace("xlink:href", "href")

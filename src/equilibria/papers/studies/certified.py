@@ -35,7 +35,7 @@ BATCH = 250
 
 @dataclass
 class Judged:
-    """What was measured of one run."""
+    """Measurements of one run."""
 
     run: str
     parameters: int

@@ -6,7 +6,7 @@
     equilibria reproduce photographs variation=true pictures=chosen-on
     equilibria reproduce photographs summarize=true   # the table of what was measured
 
-What is measured is appended to OUTPUT/runs/photographs.jsonl, and the table is that of the file.
+Measurements are appended to OUTPUT/runs/photographs.jsonl, and the table is made from that file.
 
 Pictures that nobody trained on and nothing was chosen on: samples of scikit-image and test images
 of CamVid. What has to be chosen is chosen on others, scikit-learn's two and validation images of

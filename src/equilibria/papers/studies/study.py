@@ -1,4 +1,4 @@
-"""What a study is: settings, the function that carries it out, and the files that record it."""
+"""Studies: their settings, the function that carries one out, and the files that record it."""
 
 from __future__ import annotations
 
