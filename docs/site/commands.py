@@ -117,7 +117,7 @@ SECTIONS = {
         (Line("equilibria compare runs/opteq runs/demo"),),
     ),
     "reproduce": Section(
-        "Tables and figures of the papers ([results](results.md)).",
+        "Tables and figures of the papers, and studies ([results](results.md)).",
         (
             Line("equilibria reproduce", 10, 3),
             Line("equilibria reproduce jiio-t5 --settings", 14, 3),

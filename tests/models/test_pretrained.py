@@ -13,8 +13,8 @@ import equilibria as eq
 from equilibria.data import load_dataset
 from equilibria.models.generators.densities import fit_density
 from equilibria.models.pretrained import SHIPPED, pretrained_cards
-from studies.ship import MOST_BYTES
 from tests.program import invoke
+from tools.ship import MOST_BYTES
 
 CARDS = pretrained_cards()
 HERE = [name for name, card in CARDS.items() if card.data == "digits"]

@@ -13,10 +13,11 @@ import pytest
 from equilibria.papers import Panel, find_table, list_tables, redraw
 from equilibria.papers.plots import table_figure
 from equilibria.papers.reading import read_tables
+from equilibria.papers.report import recorded
 from tests.program import invoke
 
 RECORDS = Path(__file__).resolve().parents[2] / "docs" / "results"
-RECORDED = sorted(path.stem for path in RECORDS.glob("*-quick.json"))
+RECORDED = [path.stem for path, _ in recorded(RECORDS)]
 
 
 def record_of(name: str) -> dict[str, Any]:

@@ -168,9 +168,9 @@ def test_the_folder_follows_from_the_resolved_recipe(tmp_path: Path) -> None:
 
 
 def test_the_page_of_tables_lists_all_that_was_recorded() -> None:
-    """Otherwise: python -m studies.results_page."""
+    """Otherwise: python docs/site/results.py."""
     docs = Path(__file__).resolve().parents[2] / "docs"
-    assert write_index(docs / "results") in (docs / "tables.md").read_text(encoding="utf-8")
+    assert write_index(docs / "results") in (docs / "results.md").read_text(encoding="utf-8")
 
 
 def test_recorded_pictures_are_there_once() -> None:

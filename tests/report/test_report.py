@@ -23,7 +23,7 @@ from equilibria.report.sheets import image_png
 from equilibria.training import Experiment, recipe_from_data
 from tests.report.pages import Checker, experiment, history, report
 
-SIZE = re.compile(r"font-size:([\d.]+)px")
+SIZE = re.compile(r"font-size: ([\d.]+)px")
 
 
 @pytest.fixture(scope="module")

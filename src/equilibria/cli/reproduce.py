@@ -1,4 +1,4 @@
-"""`equilibria reproduce`: a paper's table, run again and set beside its figures."""
+"""`equilibria reproduce`: a paper's table, run again beside its figures, or a study."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shlex
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 from rich.console import Console
@@ -32,11 +32,17 @@ from equilibria.cli.faults import INTERRUPTED, fail, writable_folder
     "equilibria reproduce mopteqs-t1b --quick",
     "equilibria reproduce geq-t1a --seeds 5 --device cuda --root data",
     "equilibria reproduce jiio-t5 --settings",
+    "equilibria reproduce hhd --quick --seeds 25",
+    "equilibria reproduce digits models=[opteq-small] validate=true",
     "equilibria reproduce --redraw results",
 )
 def reproduce(
     table: Annotated[
-        str | None, Argument(metavar="ID", help="A table; without it, the list of them.")
+        str | None, Argument(metavar="ID", help="A table or a study; without it, the list of them.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        Argument(metavar="[KEY=VALUE]...", help="Settings of a study; --settings shows them."),
     ] = None,
     quick: Annotated[
         bool, Option("--quick", help="Another, small setting: minutes on a processor.")
@@ -44,7 +50,10 @@ def reproduce(
     output: Annotated[
         Path, Option(help="Folder for results and runs; finished runs are used again.")
     ] = Path("results"),
-    seeds: Annotated[int | None, Option(min=1, help="How many; 3 if not set.")] = None,
+    seeds: Annotated[
+        int | None,
+        Option(min=1, help="Number of seeds; 3 if not set, 6 for studies that decide claims."),
+    ] = None,
     workers: Annotated[
         int | None, Option(min=1, help="Processes of a quick run; all cores if not set.")
     ] = None,
@@ -64,10 +73,10 @@ def reproduce(
         Option(help="Draw the pictures of the tables in this folder again, from their records."),
     ] = None,
     as_json: Annotated[
-        bool, Option("--json", help="The list of tables, or the table that was run, as JSON.")
+        bool, Option("--json", help="The list, or the table or study that was run, as JSON.")
     ] = False,
 ) -> None:
-    """Run a table of the papers again and set it beside their figures."""
+    """Run a table of the papers again beside their figures, or carry out a study."""
     if index is not None:
         print(eq.papers.write_index(index), end="")
         return
@@ -83,7 +92,19 @@ def reproduce(
     if table is None:
         _show_tables(root, as_json)
         return
+    study = next((one for one in eq.papers.list_studies() if one.id == table), None)
+    if study is not None:
+        if dry_run:
+            raise ValueError(f"the study {table} has no --dry-run: leave it out")
+        options = {"quick": quick, "seeds": seeds, "workers": workers, "root": root}
+        _carry_out_study(study, changes or [], options, output, settings, as_json)
+        return
     found_table = eq.papers.find_table(table)
+    if changes:
+        raise ValueError(
+            f"a table has no KEY=VALUE settings, got {changes[0]!r}: leave it out, or train a "
+            "recipe of your own with `equilibria train RECIPE KEY=VALUE`"
+        )
     if settings:
         _show_settings(found_table)
         return
@@ -126,6 +147,44 @@ def reproduce(
     if found.failures:
         lines = "\n".join(f"{place}: {error}" for place, error in found.failures.items())
         fail(f"{len(found.failures)} runs failed:\n{lines}", code=1)
+
+
+def _carry_out_study(
+    study: eq.papers.Study,
+    changes: list[str],
+    options: dict[str, Any],
+    output: Path,
+    show_settings: bool,
+    as_json: bool,
+) -> None:
+    """Run a study with a progress bar, and print its tables and the names of its files."""
+    if show_settings:
+        print_table(("Setting", "If not set"), study.defaults())
+        return
+    asked = study.configure(changes, **options)
+    writable_folder(output)
+    console = Console(stderr=True) if as_json else output_console()
+    progress = progress_bar(console=console)
+    task = progress.add_task("", total=None)
+
+    def on_progress(done: float, runs: int, title: str) -> None:
+        progress.update(task, completed=done, total=runs, description=title)
+
+    def report(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    try:
+        with progress:
+            result = study.carry_out(asked, eq.papers.Work(output, report, on_progress))
+    except KeyboardInterrupt:
+        fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
+    if as_json:
+        print_json(result.record)
+    else:
+        print(result.text)
+        say(f"Written: {', '.join(map(str, result.files))}")
+    if not result.is_complete:
+        fail("some runs failed: see the lines above", code=1)
 
 
 class _Display:
@@ -181,7 +240,12 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
         rows.append((found.id, found.paper, found.title, *data))
     if as_json:
         keys = ("id", "paper", "title", "data", "here", "quick_data", "quick_here")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        listed = [{"kind": "table", **dict(zip(keys, row, strict=True))} for row in rows]
+        listed += [
+            {"kind": "study", "id": one.id, "paper": one.paper, "title": one.title}
+            for one in eq.papers.list_studies()
+        ]
+        print_json(listed)
         return
     print_table(headings, rows, unbroken=("ID",))
     others = [
@@ -189,6 +253,8 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
         for other in eq.papers.list_elsewhere()
     ]
     print_table(("ID", "Paper", "What else", "Where, or why not"), others, unbroken=("ID",))
+    studies = [(one.id, one.paper or "–", one.title) for one in eq.papers.list_studies()]
+    print_table(("ID", "Paper", "Studies"), studies, unbroken=("ID",))
     say("Run one: equilibria reproduce ID --quick")
 
 

@@ -1,4 +1,4 @@
-"""The papers' tables, run again: rows and recipes, runs that are shared and resumed, reports."""
+"""The evidence: the papers' tables as data, studies, and what runs and records both."""
 
 from equilibria.papers.jobs import Job, Outcome, make_job, run_job, run_jobs
 from equilibria.papers.report import cells, provenance, redraw, write_index, write_report
@@ -11,6 +11,7 @@ from equilibria.papers.runner import (
     plan,
 )
 from equilibria.papers.settings import compared_settings
+from equilibria.papers.studies import Study, StudyResult, Work, list_studies
 from equilibria.papers.table import (
     Column,
     Elsewhere,
@@ -34,6 +35,9 @@ __all__ = [
     "Plan",
     "Row",
     "Setting",
+    "Study",
+    "StudyResult",
+    "Work",
     "carry_out",
     "cells",
     "check_data",
@@ -41,6 +45,7 @@ __all__ = [
     "find_table",
     "findings",
     "list_elsewhere",
+    "list_studies",
     "list_tables",
     "make_job",
     "model_sizes",

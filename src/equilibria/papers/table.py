@@ -245,6 +245,9 @@ def find_table(table_id: str) -> PaperTable:
         if other.table is None:
             raise ValueError(f"{table_id} ({other.title}) is not run: {other.why}")
         return tables[other.table]
-    near = nearest(table_id.lower(), [*tables, *others], cutoff=0.4)
-    known = ", ".join(table.id for table in list_tables())
-    raise ValueError(f"there is no table {table_id!r}{near} There are: {known}.")
+    from equilibria.papers.studies import list_studies
+
+    studies = [study.id for study in list_studies()]
+    near = nearest(table_id.lower(), [*tables, *others, *studies], cutoff=0.4)
+    known = ", ".join([*(table.id for table in list_tables()), *studies])
+    raise ValueError(f"there is no table or study {table_id!r}{near} There are: {known}.")

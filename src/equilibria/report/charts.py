@@ -1,4 +1,4 @@
-"""Charts of a page as SVG: small, drawn in milliseconds, in the colors of the page they stand on.
+"""Charts of a page as SVG, drawn by matplotlib in the colors of the page that they stand on.
 
 Each is as wide as a phone; pages put them side by side where there is room.
 """
@@ -6,21 +6,25 @@ Each is as wide as a phone; pages put them side by side where there is room.
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
-from equilibria.report.style import LIGHT, Theme
+from equilibria.report.style import LIGHT, Theme, drawing, dress_axes, figure_svg
 
 WIDTH, HEIGHT = 360.0, 210.0
 """Of a chart and of the part with its curves, in pixels of a page."""
-LEFT, RIGHT, TOP, BELOW = 46.0, 12.0, 44.0, 36.0
+LEFT, RIGHT, TOP, BELOW = 46.0, 18.0, 44.0, 40.0
 LINE = 18.0
 """The height of a line of the legend."""
 LETTER = 6.4
 """The width of a letter of the legend, about."""
+DOTS_PER_INCH = 72.0
+"""Resolution of an SVG by matplotlib: one point per pixel."""
+STEPS = [1, 2, 2.5, 5, 10]
 TITLE, TEXT = 14, 12
 FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Verdana, Arial, sans-serif"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -60,214 +64,164 @@ class Chart:
     """Of the upright axis, if not those of the points."""
 
     def svg(self, theme: Theme = LIGHT) -> str:
-        """A picture of its own."""
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {self.height:g}" '
-            f'width="{WIDTH:g}" height="{self.height:g}" role="img" '
-            f'aria-label="{escape(self.description)}" font-family="{FONT}" font-size="{TEXT}px">'
-            f"<title>{escape(self.description)}</title>{self.body(theme)}</svg>"
-        )
+        """Return the chart as an SVG element with a description."""
+        described = escape(self.description)
+        drawn = recolored(self.drawn(), theme)
+        head = f'<svg role="img" aria-label="{described}"'
+        return drawn.replace("<svg", head, 1).replace(">", f"><title>{described}</title>", 1)
 
     @property
     def height(self) -> float:
-        return TOP + HEIGHT + BELOW + LINE * len(self._legend()) + 4
+        """Height of the chart with its legend, in pixels."""
+        rows = -(-len(self._labels()) // self._legend_columns()) if self._labels() else 0
+        return TOP + HEIGHT + BELOW + LINE * rows + 4
 
-    def body(self, theme: Theme) -> str:
-        """What is in the picture, for others to place it."""
-        axes = _Axes.of(self)
-        ink, faint = theme.ink, theme.faint
-        drawn = [
-            _text(0, 15, self.title, ink, size=TITLE, weight="600"),
-            _text(0, 33, self.y, theme.third),
-            _text(LEFT + axes.width / 2, TOP + HEIGHT + 32, self.x, theme.third, "middle"),
-        ]
-        for at, label in axes.y_ticks:
-            height = axes.place_y(at)
-            drawn.append(_path([(LEFT, height), (WIDTH - RIGHT, height)], faint, 0.8))
-            drawn.append(_text(LEFT - 6, height + 4, label, ink, "end"))
-        for at, label in axes.x_ticks:
-            inside = min(axes.place_x(at), WIDTH - LETTER * len(label) / 2)
-            drawn.append(_text(inside, TOP + HEIGHT + 16, label, ink, "middle"))
-        order = {"area": 0, "thin": 1}
-        for one in sorted(self.series, key=lambda one: order.get(one.kind, 2)):
-            drawn.append(self._curve(one, axes, getattr(theme, one.color)))
-        for row, items in enumerate(self._legend()):
-            height = TOP + HEIGHT + BELOW + LINE * (row + 0.75)
-            at = LEFT
-            for one in items:
-                color = getattr(theme, one.color)
-                ends = [(at, height - 4), (at + 18, height - 4)]
-                drawn.append(_mark(one.kind, ends, color))
-                drawn.append(_text(at + 24, height, one.label, ink))
-                at += _legend_width(one)
-        return "".join(drawn)
+    def drawn(self) -> str:
+        """Return the chart as an SVG element in light colors."""
+        from matplotlib.figure import Figure
 
-    def _curve(self, one: Series, axes: _Axes, color: str) -> str:
-        placed = [(axes.place_x(x), axes.place_y(y)) for x, y in one.points if axes.shows(x, y)]
-        if not placed:
-            return ""
-        if one.kind == "area":
-            placed, floor = _staircase(placed), TOP + HEIGHT
-            corners = [(placed[0][0], floor), *placed, (placed[-1][0], floor)]
-            line = _path(placed, color, 1.4)
-            return f'<path d="{_steps(corners)}Z" style="fill:{color};opacity:.18"/>{line}'
-        if one.kind == "dots" or len(placed) == 1:
-            return "".join(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{color};opacity:.7"/>'
-                for x, y in placed
-            )
-        if one.kind == "thin":
-            return _path(placed, color, 0.7, opacity=0.3)
-        return _path(placed, color, 2.2 if one.kind == "line" else 1.6, one.kind == "dashed")
+        with drawing():
+            figure = Figure(figsize=(WIDTH / DOTS_PER_INCH, self.height / DOTS_PER_INCH))
+            self._draw(figure)
+            return _inline(figure_svg(figure).decode())
 
-    def _legend(self) -> list[list[Series]]:
-        """Rows of it, as many in each as there is room for."""
-        rows: list[list[Series]] = []
-        used = math.inf
-        for one in (one for one in self.series if one.label):
-            width = _legend_width(one)
-            if used + width > WIDTH - LEFT:
-                rows.append([])
-                used = 0.0
-            rows[-1].append(one)
-            used += width
-        return rows
+    def _draw(self, figure: Any) -> None:
+        size = ((WIDTH - LEFT - RIGHT) / WIDTH, HEIGHT / self.height)
+        axes = figure.add_axes((LEFT / WIDTH, 1 - (TOP + HEIGHT) / self.height, *size))
+        points = [point for one in self.series for point in self._shown(one)] or [(0.0, 1.0)]
+        low, high = self._scale(axes, points)
+        for one in self.series:
+            _draw_series(axes, one, [(x, min(high, max(low, y))) for x, y in self._shown(one)])
+        dress_axes(axes, grid="y")
+        axes.tick_params(labelsize=TEXT)
+        corner = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(
+            self.title, (0, 1), (-LEFT, TOP - 15), fontsize=TITLE, fontweight="bold",
+            parse_math=False, **corner,
+        )  # fmt: skip
+        axes.annotate(self.y, (0, 1), (-LEFT, TOP - 33), color=LIGHT.third, fontsize=TEXT, **corner)
+        axes.annotate(
+            self.x, (0.5, 0), (0, -32), color=LIGHT.third, fontsize=TEXT, ha="center", **corner
+        )
+        if self._labels():
+            axes.legend(
+                loc="upper left", bbox_to_anchor=(0, -BELOW / HEIGHT), ncols=self._legend_columns(),
+                frameon=False, fontsize=TEXT, borderaxespad=0, borderpad=0, handlelength=1.5,
+                handletextpad=0.5, columnspacing=1.2, labelspacing=0.3,
+            )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class _Axes:
-    low: Point
-    high: Point
-    log: bool
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-
-    width = WIDTH - LEFT - RIGHT
-
-    @classmethod
-    def of(cls, chart: Chart) -> _Axes:
-        points = [
+    def _shown(self, one: Series) -> list[Point]:
+        return [
             (x, y)
-            for one in chart.series
             for x, y in one.points
-            if math.isfinite(x) and math.isfinite(y) and (y > 0 or not chart.log)
-        ] or [(0.0, 1.0)]
+            if math.isfinite(x) and math.isfinite(y) and (y > 0 or not self.log)
+        ]
+
+    def _scale(self, axes: Any, points: Sequence[Point]) -> Point:
+        """Set the limits and ticks; return the lowest and the highest value that is drawn."""
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
         xs, ys = zip(*points, strict=True)
         left, right = min(xs), max(xs)
-        if left == right:
-            left, right = left - 0.5, right + 0.5
-        bottom, top = chart.limits or (min(ys), max(ys))
-        if chart.log:
-            # Half a decade at least, so that there is a tick.
-            bottom, top = bottom / 1.3, max(top * 1.3, bottom * 12)
-            y_ticks = _decades(bottom, top)
-        else:
-            room = 0.0 if chart.limits else 0.05 * ((top - bottom) or abs(top) or 1.0)
-            bottom, top = bottom - room, top + room
-            y_ticks = _round_ticks(bottom, top)
-        x_ticks = _round_ticks(left, right, whole=chart.whole)
-        return cls((left, bottom), (right, top), chart.log, x_ticks, y_ticks)
-
-    def shows(self, x: float, y: float) -> bool:
-        return math.isfinite(x) and math.isfinite(y) and (y > 0 or not self.log)
-
-    def place_x(self, x: float) -> float:
-        return LEFT + self.width * (x - self.low[0]) / (self.high[0] - self.low[0])
-
-    def place_y(self, y: float) -> float:
-        low, high = self.low[1], self.high[1]
+        axes.set_xlim(*((left - 0.5, right + 0.5) if left == right else (left, right)))
+        bottom, top = self.limits or (min(ys), max(ys))
         if self.log:
-            y, low, high = math.log10(y), math.log10(low), math.log10(high)
-        share = (y - low) / (high - low)
-        return TOP + HEIGHT * (1 - min(1.02, max(-0.02, share)))
+            # Half a decade at least, so that there is a tick.
+            bottom = max(bottom / 1.3, sys.float_info.min)
+            top = max(top * 1.3, bottom * 16)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(numticks=6))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(_power)
+            low, high = bottom, top
+        else:
+            room = 0.0 if self.limits else 0.05 * ((top - bottom) or abs(top) or 1.0)
+            bottom, top = bottom - room, top + room
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=STEPS))
+            axes.yaxis.set_major_formatter(_number)
+            outside = 0.02 * (top - bottom)
+            low, high = bottom - outside, top + outside
+        axes.set_ylim(bottom, top)
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=5, steps=STEPS, integer=self.whole, min_n_ticks=1)
+        )
+        axes.xaxis.set_major_formatter(_number)
+        return low, high
+
+    def _labels(self) -> list[str]:
+        return [one.label for one in self.series if one.label]
+
+    def _legend_columns(self) -> int:
+        """As many as there is room for; a column is as wide as its longest label."""
+        widths = [24 + LETTER * len(label) + 14 for label in self._labels()]
+        for columns in range(len(widths), 1, -1):
+            rows = -(-len(widths) // columns)
+            longest = (max(widths[at : at + rows]) for at in range(0, len(widths), rows))
+            if sum(longest) <= WIDTH - LEFT:
+                return columns
+        return 1
 
 
-def side_by_side(charts: Sequence[Chart], theme: Theme, *, columns: int) -> bytes:
-    """Several charts as one file."""
+def side_by_side(charts: Sequence[tuple[str, float]], *, columns: int) -> str:
+    """Return drawings of charts, given with their heights, as one SVG element."""
     gap = 28.0
     rows = [charts[first : first + columns] for first in range(0, len(charts), columns)]
     placed, top = [], 0.0
     for row in rows:
-        for column, chart in enumerate(row):
-            left = column * (WIDTH + gap)
-            placed.append(f'<g transform="translate({left:g} {top:g})">{chart.body(theme)}</g>')
-        top += max(chart.height for chart in row) + gap
+        for at, (drawn, _) in enumerate(row):
+            placed.append(drawn.replace("<svg", f'<svg x="{at * (WIDTH + gap):g}" y="{top:g}"', 1))
+        top += max(height for _, height in row) + gap
     width, height = columns * (WIDTH + gap) - gap, top - gap
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" font-family="{FONT}" font-size="{TEXT}px">'
-        f"{''.join(placed)}</svg>"
-    ).encode()
+        f'width="{width:g}" height="{height:g}">{"".join(placed)}</svg>'
+    )
 
 
-def _legend_width(one: Series) -> float:
-    return 24 + LETTER * len(one.label) + 14
+def recolored(svg: str, theme: Theme) -> str:
+    """Replace the light colors of a drawing by those of a theme."""
+    for name, color in vars(LIGHT).items():
+        svg = svg.replace(color, getattr(theme, name))
+    return svg
 
 
-def _round_ticks(low: float, high: float, whole: bool = False) -> list[tuple[float, str]]:
-    """Some four round numbers."""
-    span = high - low
-    power = 10.0 ** math.floor(math.log10(span / 4))
-    steps = [power * factor for factor in (1, 2, 2.5, 5, 10)]
-    if whole:
-        steps = [step for step in steps if step >= 1 and step == round(step)] or [1.0]
-    step = next((s for s in steps if span / s <= 5), steps[-1])
-    first = math.ceil(low / step - 1e-9)
-    ticks = [round(step * place, 12) for place in range(first, math.floor(high / step + 1e-9) + 1)]
-    return [(tick, f"{tick:g}".replace("-", "−")) for tick in ticks]
+def _inline(drawn: str) -> str:
+    """The SVG of a file for use inside a page: no prolog, no style sheet, no names."""
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", drawn, flags=re.S)
+    # All curves lie inside the axes; on their edge a line needs its whole width.
+    drawn = re.sub(r"<clipPath.*?</clipPath>", "", drawn, flags=re.S)
+    drawn = re.sub(r' clip-path="[^"]*"| xmlns:xlink="[^"]*"| id="[a-z0-9]+_\d+"', "", drawn)
+    drawn = re.sub(r'="([\d.]+)pt"', r'="\1"', drawn).replace("xlink:href", "href")
+    drawn = drawn.replace("'DejaVu Sans', 'Verdana', 'Arial', sans-serif", FONT)
+    drawn = re.sub(r' transform="rotate\(-0 [^"]*"', "", re.sub(r"\n\s*", " ", drawn))
+    drawn = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), drawn)
+    return drawn.replace("<svg", '<svg stroke-linejoin="round"', 1)
 
 
-def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-    every = max(1, math.ceil((last - first) / 4))
-    powers = range(first, last + 1, every)
-    return [(10.0**power, "10" + str(power).translate(SUPERSCRIPTS)) for power in powers]
+def _draw_series(axes: Any, one: Series, points: Sequence[Point]) -> None:
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    look: dict[str, Any] = {
+        "color": getattr(LIGHT, one.color),
+        "label": one.label or None,
+    }
+    if one.kind == "area":
+        axes.fill_between(xs, ys, axes.get_ylim()[0], step="pre", alpha=0.18, linewidth=0, **look)
+        axes.plot(xs, ys, drawstyle="steps-pre", linewidth=1.4, **look | {"label": None})
+    elif one.kind == "dots" or len(points) == 1:
+        axes.plot(xs, ys, "o", markersize=6, alpha=0.7, markeredgewidth=0, **look)
+    elif one.kind == "thin":
+        axes.plot(xs, ys, linewidth=0.7, alpha=0.3, zorder=1.5, **look)
+    else:
+        style = {"line": (2.2, "-"), "dashed": (1.6, "--")}[one.kind]
+        axes.plot(xs, ys, linewidth=style[0], linestyle=style[1], **look)
 
 
-def _staircase(points: Sequence[Point]) -> list[Point]:
-    """Every height holds from the point before to its own: nothing between two is made up."""
-    corners = list(points[:1])
-    for (before, _), point in pairwise(points):
-        corners += [(before, point[1]), point]
-    return corners
+def _number(value: float, _: int | None = None) -> str:
+    return f"{value:g}".replace("-", "−")
 
 
-def _steps(points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _path(
-    points: Sequence[Point], color: str, width: float, dashed: bool = False, opacity: float = 1.0
-) -> str:
-    style = f"fill:none;stroke:{color};stroke-width:{width:g};stroke-linejoin:round"
-    style += ";stroke-dasharray:5 4" if dashed else ""
-    style += f";opacity:{opacity:g}" if opacity < 1 else ""
-    return f'<path d="{_steps(points)}" style="{style}"/>'
-
-
-def _mark(kind: Kind, ends: Sequence[Point], color: str) -> str:
-    if kind == "dots":
-        x, y = ends[0][0] + 9, ends[0][1]
-        return f'<circle cx="{x:g}" cy="{y:g}" r="3.5" style="fill:{color}"/>'
-    if kind == "area":
-        x, y = ends[0]
-        return (
-            f'<rect x="{x:g}" y="{y - 5:g}" width="18" height="10" '
-            f'style="fill:{color};opacity:.35"/>'
-        )
-    return _path(ends, color, 2.2 if kind == "line" else 1.6, kind == "dashed")
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    color: str,
-    anchor: str = "start",
-    *,
-    size: int = TEXT,
-    weight: str = "400",
-) -> str:
-    style = f"fill:{color};font-size:{size}px;font-weight:{weight}"
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} style="{style}">{escape(text)}</text>'
+def _power(value: float, _: int | None = None) -> str:
+    if value <= 0:  # A tick below the smallest number.
+        return ""
+    return "10" + str(round(math.log10(value))).translate(SUPERSCRIPTS)

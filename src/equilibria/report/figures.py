@@ -11,25 +11,17 @@ from torch import Tensor
 
 from equilibria.inputs import AttackResult, RobustnessCurves
 from equilibria.report.calibration import Calibration
-from equilibria.report.charts import Chart, Series, side_by_side
+from equilibria.report.charts import Chart, Series, recolored, side_by_side
 from equilibria.report.convergence import Convergence
 from equilibria.report.features import Relations
-from equilibria.report.style import (
-    DARK,
-    LEAST_FACTOR,
-    LIGHT,
-    SERIES,
-    TEXT,
-    TITLE,
-    drawing,
-    figure_png,
-    wrapped,
-)
+from equilibria.report.sheets import Sheet, SheetRow
+from equilibria.report.style import DARK, LEAST_FACTOR, LIGHT, SERIES, wrapped
 from equilibria.training import EpochMetrics
 
 MOST_THIN_LINES = 24
 ATTACKED_IMAGES = 8
-WRONG = "#c62828"
+ATTACKED_SIDE = 144
+"""Pixels of an image's longer side, at least."""
 
 
 @dataclass(frozen=True)
@@ -237,15 +229,20 @@ def themed(charts: Sequence[Chart]) -> ThemedFigure:
         >>> eq.report.themed(eq.report.convergence_charts(found)).light[:4]
         b'<svg'
     """
+    charts_and_heights = [(chart.drawn(), chart.height) for chart in charts]
     drawn = {
-        f"{shape}{name}": side_by_side(charts, theme, columns=columns)
+        shape: side_by_side(charts_and_heights, columns=columns)
         for shape, columns in (("", len(charts)), ("narrow_", 1))
-        for name, theme in (("light", LIGHT), ("dark", DARK))
     }
-    return ThemedFigure(**drawn)
+    return ThemedFigure(
+        **{
+            f"{shape}{name}": recolored(svg, theme).encode()
+            for shape, svg in drawn.items()
+            for name, theme in (("light", LIGHT), ("dark", DARK))
+        }
+    )
 
 
-@drawing()
 def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str]) -> bytes:
     """Some images, what was added to them (magnified), and what the model then says.
 
@@ -255,8 +252,6 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
         >>> eq.report.attack_png(digits.images[:2], found, model.images.class_names)[1:4]
         b'PNG'
     """
-    from matplotlib.figure import Figure
-
     # Images that the attack turned, then those that withstood it.
     before, after = result.initial_predictions, result.predictions
     right = before == result.labels
@@ -264,31 +259,22 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
     chosen = [int(i) for kind in order for i in kind.nonzero().squeeze(1)][:ATTACKED_IMAGES]
     change = (result.images - images.to(result.images)).cpu()
     reach = float(change[chosen].abs().max()) or 1.0
-    figure = Figure(figsize=(1.5 * len(chosen) + 0.4, 5.4), layout="constrained")
-    axes = figure.subplots(3, len(chosen), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
-    for column, index in enumerate(chosen):
-        panels = (
-            ("image", images[index], int(before[index])),
-            (f"change × {0.5 / reach:.2g}", 0.5 + 0.5 * change[index] / reach, None),
-            ("attacked", result.images[index], int(after[index])),
-        )
-        for axis, (name, panel, predicted) in zip(axes[:, column], panels, strict=True):
-            pixels = panel.detach().cpu().float().clamp(0, 1).movedim(0, 2).numpy()
-            axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axis.spines[:].set_visible(False)
-            if predicted is not None:
-                said = "no answer" if predicted == -1 else f"says {class_names[predicted]}"
-                is_right = predicted == int(result.labels[index])
-                axis.set_title(
-                    wrapped(said, 14, 2),
-                    fontsize=TEXT,
-                    color=LIGHT.ink if is_right else WRONG,
-                    fontweight="normal" if is_right else "bold",
-                    parse_math=False,
-                )
-            if column == 0:
-                axis.set_ylabel(name, fontsize=TITLE)
-    return figure_png(figure)
+
+    def notes(predictions: Tensor) -> list[str]:
+        said = []
+        for index in chosen:
+            predicted = int(predictions[index])
+            answer = "no answer" if predicted == -1 else f"says {class_names[predicted]}"
+            is_right = predicted == int(result.labels[index])
+            said.append(wrapped(answer if is_right else f"wrong: {answer}", 20, 2))
+        return said
+
+    rows = [
+        SheetRow("image", images[chosen], notes(before)),
+        SheetRow(f"change × {0.5 / reach:.2g}", 0.5 + 0.5 * change[chosen] / reach),
+        SheetRow("attacked", result.images[chosen], notes(after)),
+    ]
+    return Sheet(rows, least_side=ATTACKED_SIDE).png()
 
 
 def drawn_files(

@@ -1,1 +1,0 @@
-"""Experiments that hold a theorem of the papers against what training does."""

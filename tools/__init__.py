@@ -1,0 +1,1 @@
+"""Programs for maintainers of the project, run from a checkout."""
