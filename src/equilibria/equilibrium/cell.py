@@ -273,7 +273,7 @@ class EnergyCell(Cell):
         return map_state(self.activation.derivative, self._direction(state, context))
 
     def linearize(self, state: State, context: Context) -> Linearization:
-        if self.has_own_step:
+        if self._has_own_step:
             # Whoever changed the step has changed its derivative.
             return super().linearize(state, context)
         direction = self._direction(state, context)
@@ -282,8 +282,7 @@ class EnergyCell(Cell):
         return Linearization(self._relax(state, direction), weight, direction)
 
     @property
-    def has_own_step(self) -> bool:
-        """Whether a subclass or an instance replaces `step`, so that ∇E says nothing of it."""
+    def _has_own_step(self) -> bool:
         return type(self).step is not EnergyCell.step or "step" in self.__dict__
 
     def _direction(self, state: State, context: Context) -> State:
@@ -324,7 +323,7 @@ class EnergyCell(Cell):
     ) -> Rounding | None:
         """That of ∇E; an activation that is not exact, and a relaxed step, round the image too."""
         assert isinstance(exact, EnergyCell)
-        if self.has_own_step:
+        if self._has_own_step:
             return None
         found = self.energy.rounding(exact.energy, context, layout, unit)
         is_exact = isinstance(self.activation, ReLU | IdentityActivation)
@@ -338,14 +337,14 @@ class EnergyCell(Cell):
         return found * steepness + sizes * (16 * unit * steepness)
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
-        if self.has_own_step or not self.energy.has_gradient:
+        if self._has_own_step or not self.energy.has_gradient:
             return None
         image = map_state(self.activation, self.energy.descent(state, context))
         return EnergyForm(self, context, image)
 
     @property
     def potential(self) -> Potential | None:
-        if self.has_own_step or not self.energy.has_gradient:
+        if self._has_own_step or not self.energy.has_gradient:
             return None
         return Potential(
             self.energy, self.activation, self.alpha, self.damping, is_convex=self._is_convex

@@ -12,8 +12,8 @@ from equilibria.equilibrium.cell import Cell, EnergyCell
 class Diagnosis:
     """The remedy for one failed solve, computed when it is first read.
 
-    A computation costs several evaluations of the map with a graph, so that nobody pays for a
-    remedy that nobody reads. The state and the context are released once it is known.
+    The computation costs several evaluations of the map with a graph, which most failures need
+    not pay. The state and the context are released afterwards.
 
     Args:
         cell: Cell that was solved.
@@ -51,7 +51,7 @@ def diagnose(cell: Cell, state: State, context: Context) -> str:
     Returns:
         The remedy in a few words; empty if nothing is known.
     """
-    if not isinstance(cell, EnergyCell) or cell.has_own_step:
+    if not isinstance(cell, EnergyCell) or _has_own_step(cell):
         return cell.remedy
     name, steepness = _steepest_term(cell, state, context)
     if not abs(steepness) > 1:
@@ -67,6 +67,11 @@ def diagnose(cell: Cell, state: State, context: Context) -> str:
         f"{own}use solver='auto', which descends on the objective where plain steps fail, or raise "
         f"its max_iterations: {found}, and plain steps bear 1 in all"
     )
+
+
+def _has_own_step(cell: EnergyCell) -> bool:
+    """Whether a subclass or an instance replaces `step`: the terms then say nothing about it."""
+    return type(cell).step is not EnergyCell.step or "step" in vars(cell)
 
 
 def _steepest_term(cell: EnergyCell, state: State, context: Context) -> tuple[str, float]:

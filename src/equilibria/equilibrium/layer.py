@@ -254,21 +254,21 @@ class EquilibriumLayer(nn.Module):
         Returns:
             The problem, for one solve.
         """
-        couples_batch = self.couples_batch
+        cell, couples_batch = self.cell, self.couples_batch
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
             start=start,
             couples_batch=couples_batch,
             separable=not couples_batch and self._is_separable(),
-            refresh=self._refresh() if self.cell.refresh_until else None,
-            refresh_until=self.cell.refresh_until,
-            monotone=self.cell.monotone,
-            contraction=self.cell.contraction_limit,
+            refresh=self._refresh() if cell.refresh_until else None,
+            refresh_until=cell.refresh_until,
+            monotone=cell.monotone,
+            contraction=cell.contraction_limit,
             solved_once=True,
-            remedy=self.cell.remedy,
+            remedy=cell.remedy,
             compiled=bool(self.compile_step),
-            potential=self.cell.potential,
+            potential=cell.potential,
             trace=trace,
         )
 

@@ -45,7 +45,7 @@ def start_of(
     if first is not None:
         return finite_start(expected, context)
     if given is None:
-        # What is unrolled is differentiated from its very start, where that is the input.
+        # Unrolled iterations are differentiated in their start too, where that is the input.
         return expected if from_zero else map_state(torch.Tensor.detach, expected)
     shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
     if shapes != wanted:
@@ -63,8 +63,8 @@ def finite_start(first: State, context: Context) -> State:
 
 def _finite_tensor(first: Tensor, context: Context) -> Tensor:
     first = first.detach()
-    # A look at the sum is cheaper than a copy, which one that overflows asks for in vain. What
-    # belongs to the context, and maybe to the caller, is not a state's own.
+    # Reading the sum is cheaper than a copy; a sum that overflows causes a needless copy. A tensor
+    # of the context may belong to the caller, so that the solver must not overwrite it.
     if not is_wrapped(first) and is_free_to_ask(first) and math.isfinite(first.sum()):
         own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
         return first if own else first.clone()

@@ -1,4 +1,4 @@
-"""What a search over inputs returns."""
+"""The result of a search over inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InputResult:
     """
 
     x: Tensor
-    """The inputs: feasible to the last bit."""
+    """The inputs; they satisfy the constraint exactly."""
     state: State
     """z*, the equilibrium at x."""
     adjoint: State
@@ -84,7 +84,7 @@ class InputResult:
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
-        """What the model says at the equilibria of the result; nothing is solved anew."""
+        """Return the outputs of the model at the equilibria of the result, without solving again."""
         problem = self.problem
         context = problem.inject(self.x)
         outputs: Tensor = problem.head(problem.layer.cell.output(self.state, context))

@@ -1,4 +1,4 @@
-"""What a search over inputs iterates: z, μ and x together."""
+"""The iterate of a search over inputs: z, μ and x together."""
 
 from __future__ import annotations
 

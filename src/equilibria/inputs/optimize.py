@@ -83,7 +83,7 @@ def optimize_input(
         penalty: Function from x to one number per row of x0, added to the loss (a ridge on latents,
             for example).
         groups: For each sample the row of x0 that it uses; the samples of a group share their x.
-            None gives every sample a row of its own.
+            None: sample i uses row i.
         engine: Name of an engine, an engine object, or a mapping with a name and options such as
             `{"name": "official", "task": "mnist"}`. "auto" is "momentum" with normalized steps and
             "secant" with others. "official" is the paper's algorithm (its `task` is "latents",

@@ -270,7 +270,7 @@ class Solution:
 
 
 class _WeakDiagnosis:
-    """A diagnosis that others hold; empty once nobody does."""
+    """A diagnosis held by a full solution; empty once that solution is deleted."""
 
     def __init__(self, diagnose: Callable[[], str]) -> None:
         self._held: weakref.ref[Callable[[], str]] | None = weakref.ref(diagnose)
