@@ -84,7 +84,7 @@ class InputResult:
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
-        """Return the outputs of the model at the equilibria of the result, without solving again."""
+        """Return the outputs of the model at the equilibria of the result."""
         problem = self.problem
         context = problem.inject(self.x)
         outputs: Tensor = problem.head(problem.layer.cell.output(self.state, context))
