@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import equilibria as eq
 from benchmarks.joint_models import LATENT, Images, load_images, trained
 from benchmarks.peak import peak_mebibytes
-from equilibria.inputs import Box, InputResult, L2Ball, optimize_input
+from equilibria.inputs import Box, InputResult, L2Ball, SearchSettings, optimize_input
 from equilibria.models import EquilibriumClassifier
 from equilibria.solvers import Solver
 
@@ -86,15 +86,16 @@ class JointProblem:
                 self.loss,
                 self.x0,
                 constraint=self.constraint,
-                engine=method.engine,
-                engine_options=method.options,
-                normalize=self.attack,
+                engine={"name": method.engine, **method.options},
                 iterations=method.iterations,
-                step_size=method.step_size,
-                # Nobody stops early: a budget is a budget.
-                tolerance=1e-12,
-                verify=False,
-                polish=False,
+                settings=SearchSettings(
+                    normalize=self.attack,
+                    step_size=method.step_size,
+                    # The search must not stop before its budget is used up.
+                    tolerance=1e-12,
+                    verify=False,
+                    polish=False,
+                ),
             )
 
     @torch.no_grad()

@@ -90,7 +90,7 @@ def _iterate_by_hand(by_hand: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> 
 def _our_run(problem: Problem, name: str) -> Callable[[], int]:
     solver = eq.solvers.get_solver(name, stop=NEVER, max_iterations=EVALUATIONS)
     layer = eq.EquilibriumLayer(cell=problem.cell, solver=solver)
-    # In evaluation a solve that fails is followed by a diagnosis, which is no part of an iteration.
+    # In evaluation mode the first failure would warn, and every solve here runs out of iterations.
     layer.train()
     return lambda: layer.solve(problem.x).evaluations
 

@@ -313,7 +313,7 @@ def test_a_segmenter_is_no_classifier() -> None:
 def test_joint_options_reach_the_engine() -> None:
     def joint(sweeps: int) -> dict[str, Any]:
         """Without those that a lag asks for."""
-        return {"sweeps": sweeps, "engine_options": {"lag_limit": 1e9}}
+        return {"sweeps": sweeps, "engine": {"name": "auto", "lag_limit": 1e9}}
 
     model, (images, labels) = digit_classifier("opteq"), digits(5)
     two, three = (

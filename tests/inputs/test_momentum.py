@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from equilibria.context import state_tensors
-from equilibria.inputs import Box, L2Ball, get_engine, optimize_input
+from equilibria.inputs import Box, L2Ball, SearchSettings, get_engine, optimize_input
 from tests.inputs.small_problem import inputs, smooth_model, squared_distance
 
 RADIUS = 0.5
-BARE: dict[str, Any] = {"normalize": True, "verify": False, "polish": False, "tolerance": 1e-300}
+BARE = SearchSettings(normalize=True, verify=False, polish=False, tolerance=1e-300)
+NORMALIZED = SearchSettings(normalize=True)
 
 
 def farther(outputs: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def farther(outputs: Tensor) -> Tensor:
 def test_it_is_the_default_of_normalized_steps() -> None:
     model, x0 = smooth_model(), inputs()
     options: dict[str, Any] = {"constraint": L2Ball(x0, RADIUS), "iterations": 2}
-    assert optimize_input(model, farther, x0, normalize=True, **options).engine == "momentum"
+    assert optimize_input(model, farther, x0, settings=NORMALIZED, **options).engine == "momentum"
     assert optimize_input(model, farther, x0, **options).engine == "secant"
 
 
@@ -39,8 +40,8 @@ def test_it_is_the_iteration_that_its_docstring_states(momentum: float) -> None:
         x0,
         constraint=region,
         iterations=iterations,
-        engine_options={"momentum": momentum, "lag_limit": 1e9},
-        **BARE,
+        engine={"name": "momentum", "momentum": momentum, "lag_limit": 1e9},
+        settings=BARE,
     )
     cell = model.layer.cell
     last = ahead = region.project(x0)
@@ -77,7 +78,7 @@ def test_it_ends_where_no_direction_in_the_region_is_better() -> None:
     """At a maximum on the sphere the gradient is normal to it."""
     model, x0 = smooth_model(), inputs()
     found = optimize_input(
-        model, farther, x0, constraint=L2Ball(x0, RADIUS), normalize=True, iterations=60
+        model, farther, x0, constraint=L2Ball(x0, RADIUS), settings=NORMALIZED, iterations=60
     )
     leaf = found.x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(farther(model(leaf)).sum(), leaf)
@@ -88,7 +89,7 @@ def test_it_ends_where_no_direction_in_the_region_is_better() -> None:
 
 def test_a_lag_asks_for_more_sweeps_where_it_is_and_nowhere_else() -> None:
     model, x0 = smooth_model(), inputs()
-    options: dict[str, Any] = {"constraint": L2Ball(x0, 2.0), "iterations": 8, **BARE}
+    options: dict[str, Any] = {"constraint": L2Ball(x0, 2.0), "iterations": 8, "settings": BARE}
 
     def run(limit: float, rows: slice = slice(None)) -> Any:
         chosen = {**options, "constraint": L2Ball(x0[rows], 2.0)}
@@ -96,7 +97,7 @@ def test_a_lag_asks_for_more_sweeps_where_it_is_and_nowhere_else() -> None:
             model,
             lambda outputs: -outputs.square().sum(dim=1),
             x0[rows],
-            engine_options={"lag_limit": limit},
+            engine={"name": "auto", "lag_limit": limit},
             **chosen,
         )
 

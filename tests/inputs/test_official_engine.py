@@ -12,10 +12,11 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import state_tensors
-from equilibria.inputs import L2Ball, get_engine, optimize_input
+from equilibria.inputs import L2Ball, SearchSettings, get_engine, optimize_input
 from tests.inputs.small_problem import HIDDEN, inputs, smooth_model, squared_distance
 
 ALPHA_Z, ALPHA_MU = 0.8, 0.6
+ENDLESS = SearchSettings(tolerance=1e-300, verify=False)
 SETTINGS = {  # Appendix C.3: α_x, α_x after 65 iterations, memory.
     "latents": (0.01, 0.003, 40),
     "mnist": (0.6, 0.2, 20),
@@ -95,9 +96,10 @@ def test_it_is_the_printed_iteration_with_every_step_mixed(task: str) -> None:
     """It once mixed nothing: a gate let only small residuals pass, which plain sweeps never had."""
     model, loss, x0 = smooth_model(), squared_distance(1), inputs(1)[0]
     radius = 0.5 if task in ("mnist", "cifar10") else None
-    options: dict[str, Any] = {"tolerance": 1e-300, "verify": False}
+    normalize = radius is not None
+    options: dict[str, Any] = {"settings": replace(ENDLESS, normalize=normalize)}
     if radius is not None:
-        options |= {"constraint": L2Ball(x0[None], radius), "normalize": True}
+        options["constraint"] = L2Ball(x0[None], radius)
     official = get_engine("official", task=task)
     for iterations in (2, 4, 9):
         options["iterations"] = iterations
@@ -137,7 +139,7 @@ def test_the_step_drops_after_65_iterations() -> None:
         from_zero=True,
         unit_loss=False,
     )
-    options: dict[str, Any] = {"engine": engine, "tolerance": 1e-300, "verify": False}
+    options: dict[str, Any] = {"engine": engine, "settings": ENDLESS}
     for iterations in (65, 80):
         found = optimize_input(model, loss, x0[None], iterations=iterations, **options).x[0]
         _, expected = written_out(model, loss, x0, iterations, "latents", mixed=False)
@@ -152,7 +154,7 @@ def test_an_unknown_task_is_an_error() -> None:
 def test_every_acceleration_of_the_ablation_goes_its_own_way() -> None:
     """Appendix A.2 compares type I, type II and Broyden's method; without any, steps are plain."""
     model, loss, x0 = smooth_model(), squared_distance(1), inputs(1)
-    options: dict[str, Any] = {"tolerance": 1e-300, "verify": False, "iterations": 6}
+    options: dict[str, Any] = {"settings": ENDLESS, "iterations": 6}
     ends = {}
     for acceleration in ("type-1", "type-2", "broyden", "none"):
         engine = replace(get_engine("official", acceleration=acceleration), cheapest=False)

@@ -13,19 +13,21 @@ from equilibria.context import state_tensors
 from equilibria.inputs import (
     Box,
     Engine,
+    InputResult,
     L2Ball,
     LinfBall,
+    SearchSettings,
     get_engine,
     list_engines,
     optimize_input,
     register_engine,
 )
-from equilibria.inputs.engines import Solved
+from equilibria.inputs.engines import SolvedEngine
 from equilibria.solvers import Status
 from tests.inputs.small_problem import HIDDEN, inputs, ridge, smooth_model, squared_distance
 
 DAMPED = Engine(alpha_z=0.8, alpha_mu=0.6)
-TIGHT: dict[str, Any] = {"iterations": 200, "tolerance": 1e-8}
+TIGHT: dict[str, Any] = {"iterations": 200, "settings": SearchSettings(tolerance=1e-8)}
 
 
 def true_loss(model: nn.Module, x: Tensor, loss: Any, penalty: Any = None) -> Tensor:
@@ -82,14 +84,13 @@ def test_the_adjoint_is_that_of_a_dense_solve() -> None:
 def test_engines_agree(engine: str) -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
     best = optimize_input(model, loss, x0, penalty=ridge, **TIGHT)
-    options = {"inner_tolerance": 1e-8} if isinstance(get_engine(engine), Solved) else {}
+    options = {"inner_tolerance": 1e-8} if isinstance(get_engine(engine), SolvedEngine) else {}
     found = optimize_input(
         model,
         loss,
         x0,
         penalty=ridge,
-        engine=engine,
-        engine_options=options,
+        engine={"name": engine, **options},
         iterations=200,
     )
     torch.testing.assert_close(found.loss, best.loss, rtol=1e-5, atol=1e-6)
@@ -108,7 +109,11 @@ def test_the_official_engine_lowers_the_loss() -> None:
 def test_an_attack_ends_on_the_ball() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
     found = optimize_input(
-        model, lambda outputs: -loss(outputs), x0, constraint=L2Ball(x0, 0.5), normalize=True
+        model,
+        lambda outputs: -loss(outputs),
+        x0,
+        constraint=L2Ball(x0, 0.5),
+        settings=SearchSettings(normalize=True),
     )
     distance = (found.x - x0).norm(dim=1)
     assert bool((distance <= 0.5).all())
@@ -127,7 +132,7 @@ def test_a_region_that_bounds_nothing_changes_nothing(kind: str, size: float) ->
         "box": Box(-size, size),
         "l2 and box": L2Ball(x0, size) & Box(-size, size),
     }
-    options: dict[str, Any] = {"iterations": 40, "engine_options": {"rule": "gradient"}}
+    options: dict[str, Any] = {"iterations": 40, "engine": {"name": "auto", "rule": "gradient"}}
     free = optimize_input(model, lambda o: loss(o).float(), x0, penalty=ridge, **options)
     held = optimize_input(
         model, lambda o: loss(o).float(), x0, penalty=ridge, constraint=sets[kind], **options
@@ -146,9 +151,8 @@ def test_the_unit_of_the_loss_does_not_matter(normalize: bool) -> None:
             lambda outputs, c=c: c * loss(outputs),
             x0,
             constraint=L2Ball(x0, 0.5),
-            normalize=normalize,
+            settings=SearchSettings(normalize=normalize, tolerance=1e-10),
             iterations=12,
-            tolerance=1e-10,
         )
         for c in (1.0, 1024.0, 2.0**-20)
     ]
@@ -162,7 +166,7 @@ def test_a_sample_alone_is_that_sample_in_a_batch(engine: str) -> None:
     target = torch.randn(3, 3).double()
     options: dict[str, Any] = {"engine": engine, "iterations": 15, "penalty": ridge}
     if engine == "gradient-warm":
-        options["engine_options"] = {"inner_tolerance": 1e-10}
+        options["engine"] = {"name": engine, "inner_tolerance": 1e-10}
     together = optimize_input(model, lambda o: (o - target).square().sum(dim=1), x0, **options)
     for row in range(3):
         alone = optimize_input(
@@ -222,20 +226,28 @@ def test_a_singular_gram_matrix_ends() -> None:
 
 def test_the_result_is_never_worse_than_the_start() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
-    found = optimize_input(model, loss, x0, step_size=1e3, engine=Engine(), iterations=10)
+    found = optimize_input(
+        model, loss, x0, settings=SearchSettings(step_size=1e3), engine=Engine(), iterations=10
+    )
     assert bool((found.loss <= found.initial_loss).all())
 
 
 def test_options_change_behavior() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
-    base: dict[str, Any] = {"penalty": ridge, "iterations": 6, "tolerance": 1e-12}
-    plain = optimize_input(model, loss, x0, **base)
+
+    def run(engine: Any = "auto", **changed: Any) -> InputResult:
+        settings = SearchSettings(**{"tolerance": 1e-12, **changed})
+        return optimize_input(
+            model, loss, x0, penalty=ridge, iterations=6, engine=engine, settings=settings
+        )
+
+    plain = run()
     assert plain.evaluations == 3 * 6
-    assert optimize_input(model, loss, x0, **base, sweeps=2).evaluations == 2 * 6
-    raw = optimize_input(model, loss, x0, **base, polish=False)
+    assert run(sweeps=2).evaluations == 2 * 6
+    raw = run(polish=False)
     assert float(raw.adjoint_residual.max()) > 1e-6 > float(plain.adjoint_residual.max())
-    for changed in ({"step_size": 1e-3}, {"normalize": True}, {"engine_options": {"alpha_z": 0.5}}):
-        other = optimize_input(model, loss, x0, **{**base, **changed})
+    damped = {"name": "secant", "alpha_z": 0.5}
+    for other in (run(step_size=1e-3), run(normalize=True), run(engine=damped)):
         assert not torch.equal(other.x, plain.x)
 
 
@@ -267,7 +279,12 @@ def test_models_of_the_library(name: str) -> None:
 
     region = L2Ball(images, 1.0) & Box(0.0, 1.0)
     found = optimize_input(
-        model, loss, images, constraint=region, normalize=True, iterations=8, check_tolerance=1e-4
+        model,
+        loss,
+        images,
+        constraint=region,
+        settings=SearchSettings(normalize=True, check_tolerance=1e-4),
+        iterations=8,
     )
     assert bool((found.loss < found.initial_loss).all())
     assert torch.equal(region.project(found.x), found.x)
@@ -323,6 +340,22 @@ def test_a_running_statistic_is_refused_and_left_as_it_was() -> None:
     ("options", "words"),
     [
         ({"iterations": 0}, "iterations must be at least 1"),
+        ({"engine": "andersen"}, "did you mean 'anderson'"),
+        ({"groups": torch.tensor([0, 1, 3])}, "one row a group"),
+        ({"groups": torch.tensor([0, 1, 1])}, "every group must have a sample"),
+        ({"groups": torch.tensor([0.0, 1.0, 2.0])}, "whole numbers"),
+        ({"engine": {"name": "secant", "alpha_z": 2.0}}, "alpha_z"),
+        ({"engine": {"alpha_z": 0.5}}, "engine needs a name"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimize_input(smooth_model(), squared_distance(), inputs(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         ({"sweeps": 0}, "sweeps must be at least 1"),
         ({"step_size": -1.0}, "step_size must be positive"),
         ({"step_size": float("inf")}, "step_size must be positive and finite"),
@@ -330,16 +363,23 @@ def test_a_running_statistic_is_refused_and_left_as_it_was() -> None:
         ({"tolerance": float("nan")}, "tolerance must be in"),
         ({"check_tolerance": float("inf")}, "check_tolerance must be in"),
         ({"tolerance": 0.0}, "tolerance must be in"),
-        ({"engine": "andersen"}, "did you mean 'anderson'"),
-        ({"groups": torch.tensor([0, 1, 3])}, "one row a group"),
-        ({"groups": torch.tensor([0, 1, 1])}, "every group must have a sample"),
-        ({"groups": torch.tensor([0.0, 1.0, 2.0])}, "whole numbers"),
-        ({"engine_options": {"alpha_z": 2.0}}, "alpha_z"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:
+def test_impossible_settings_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        optimize_input(smooth_model(), squared_distance(), inputs(), **options)
+        SearchSettings(**options)
+
+
+@pytest.mark.parametrize(("normalize", "name"), [(False, "secant"), (True, "momentum")])
+def test_auto_with_options_is_the_engine_that_fits_the_steps(normalize: bool, name: str) -> None:
+    options: dict[str, Any] = {"iterations": 2, "settings": SearchSettings(normalize=normalize)}
+    model, loss, x0 = smooth_model(), squared_distance(), inputs()
+    found = optimize_input(model, loss, x0, engine={"name": "auto", "alpha_z": 0.5}, **options)
+    assert found.engine == name
+    plain = optimize_input(model, loss, x0, engine=name, **options)
+    by_object = optimize_input(model, loss, x0, engine=get_engine(name, alpha_z=0.5), **options)
+    assert torch.equal(found.x, by_object.x)
+    assert plain.engine == by_object.engine == name
 
 
 def test_impossible_starts_are_refused() -> None:
@@ -348,7 +388,9 @@ def test_impossible_starts_are_refused() -> None:
     with pytest.raises(ValueError, match="one row a problem"):
         optimize_input(smooth_model(), squared_distance(), inputs()[0])
     with pytest.raises(TypeError, match="'secant'"):
-        optimize_input(smooth_model(), squared_distance(), inputs(), engine_options={"no_such": 1})
+        optimize_input(
+            smooth_model(), squared_distance(), inputs(), engine={"name": "secant", "no_such": 1}
+        )
 
 
 @pytest.mark.parametrize("engine", ["gradient-warm", DAMPED, "anderson"])
@@ -366,7 +408,7 @@ def test_a_kink_on_the_way_does_not_end_the_search(engine: str | Engine, toleran
         penalty=penalty,
         engine=engine,
         iterations=200,
-        tolerance=tolerance,
+        settings=SearchSettings(tolerance=tolerance),
     )
     assert bool(found.converged.all())
     assert float((found.x - 2).abs().max()) <= tolerance

@@ -14,6 +14,7 @@ from equilibria.inputs import (
     Box,
     InputResult,
     L2Ball,
+    SearchSettings,
     optimal_input,
     optimal_value,
     optimize_input,
@@ -30,7 +31,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 def optimum(model: eq.models.EquilibriumClassifier, case: str, start: Tensor = X0) -> InputResult:
     found = optimize_input(
-        model, squared_distance(), start, **CASES[case], iterations=400, tolerance=1e-9
+        model,
+        squared_distance(),
+        start,
+        **CASES[case],
+        iterations=400,
+        settings=SearchSettings(tolerance=1e-9),
     )
     assert bool(found.converged.all()), found.summary()
     return found
@@ -107,7 +113,7 @@ def test_groups_are_differentiated_together() -> None:
             groups=groups,
             penalty=ridge,
             iterations=400,
-            tolerance=1e-9,
+            settings=SearchSettings(tolerance=1e-9),
         )
 
     found = solve(X0[:2])
@@ -143,7 +149,8 @@ def test_an_unpolished_adjoint_is_the_reason_for_polishing() -> None:
     parameters = list(model.parameters())
 
     def gradient(**more: Any) -> Tensor:
-        found = optimize_input(model, squared_distance(), X0, **options, **more)
+        settings = SearchSettings(**more)
+        found = optimize_input(model, squared_distance(), X0, settings=settings, **options)
         pieces = torch.autograd.grad(optimal_value(found).sum(), parameters)
         return torch.cat([piece.flatten() for piece in pieces])
 

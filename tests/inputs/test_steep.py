@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.inputs import Engine, L2Ball, optimal_value, optimize_input
+from equilibria.inputs import Engine, L2Ball, SearchSettings, optimal_value, optimize_input
 from equilibria.solvers import ConvergenceWarning, Status
 from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
 
@@ -125,7 +125,13 @@ def test_the_optimum_is_that_of_a_numerical_minimizer(
 ) -> None:
     model, loss, x0 = steep_model(term, "identity"), squared_distance(2), inputs(2)
     found = optimize_input(
-        model, loss, x0, penalty=ridge, engine=engine, iterations=30, tolerance=1e-4
+        model,
+        loss,
+        x0,
+        penalty=ridge,
+        engine=engine,
+        iterations=30,
+        settings=SearchSettings(tolerance=1e-4),
     )
     assert is_exact(model, found, loss)
     minimum = least(model, x0, loss, curvature.double(), quartic_share)
@@ -149,7 +155,7 @@ def test_an_attack_ends_on_the_ball() -> None:
         lambda outputs: -loss(outputs),
         x0,
         constraint=L2Ball(x0, 0.5),
-        normalize=True,
+        settings=SearchSettings(normalize=True),
         iterations=8,
     )
     assert found.engine == "momentum"
@@ -182,7 +188,9 @@ def test_the_gradient_in_x_is_that_of_finite_differences() -> None:
 
 def test_without_checks_the_loss_is_that_of_an_equilibrium_all_the_same() -> None:
     model, loss, x0 = steep_model(uneven, "identity"), squared_distance(2), inputs(2)
-    found = optimize_input(model, loss, x0, penalty=ridge, iterations=4, verify=False)
+    found = optimize_input(
+        model, loss, x0, penalty=ridge, iterations=4, settings=SearchSettings(verify=False)
+    )
     assert is_exact(model, found, loss)
     leaf = [p for p in model.parameters() if p.requires_grad]
     own = torch.autograd.grad(optimal_value(found).sum(), leaf, allow_unused=True)
@@ -245,7 +253,7 @@ def test_a_map_that_contracts_at_the_start_and_not_further_on(
         penalty=ridge,
         engine=engine,
         constraint=L2Ball(x0, 2.0),
-        normalize=normalize,
+        settings=SearchSettings(normalize=normalize),
         iterations=25,
     )
     assert is_exact(model, found, loss)
@@ -256,7 +264,13 @@ def test_samples_of_a_group_share_their_input() -> None:
     model, loss = steep_model(uneven, "identity"), squared_distance(3)
     groups, x0 = torch.tensor([0, 1, 0]), inputs(2)
     found = optimize_input(
-        model, loss, x0, groups=groups, penalty=ridge, iterations=25, tolerance=1e-5
+        model,
+        loss,
+        x0,
+        groups=groups,
+        penalty=ridge,
+        iterations=25,
+        settings=SearchSettings(tolerance=1e-5),
     )
     with eq.solving(model, gradient=eq.Implicit(tolerance=1e-10), **EXACT):
         leaf = found.x.clone().requires_grad_()
@@ -306,7 +320,9 @@ def test_a_map_without_fixed_point_or_objective_is_reported_with_a_remedy() -> N
     ).double()
     x0 = torch.tensor([[1.0], [-1.0]]).double().expand(2, 4)
     with pytest.warns(ConvergenceWarning, match="choose another solver"):
-        found = optimize_input(model, squared_distance(2), x0, iterations=3, step_size=1e-3)
+        found = optimize_input(
+            model, squared_distance(2), x0, iterations=3, settings=SearchSettings(step_size=1e-3)
+        )
     assert found.loss.isnan().tolist() == [False, True]
     assert found.status[1] == Status.DIVERGED
     assert found.status[0] != Status.DIVERGED
@@ -339,5 +355,7 @@ def test_few_iterations_of_the_layer_do_not_keep_a_search_from_the_equilibrium()
 def test_a_contracting_energy_is_swept_as_always() -> None:
     """No solve and no sweep in addition."""
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
-    found = optimize_input(model, loss, x0, penalty=ridge, iterations=6, tolerance=1e-12)
+    found = optimize_input(
+        model, loss, x0, penalty=ridge, iterations=6, settings=SearchSettings(tolerance=1e-12)
+    )
     assert found.evaluations == 3 * 6

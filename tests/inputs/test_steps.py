@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equilibria.inputs import L2Ball, optimize_input
+from equilibria.inputs import L2Ball, SearchSettings, optimize_input
 from equilibria.inputs.engines.secant import Secants
 from equilibria.inputs.steps import QuasiNewton
 from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
@@ -71,14 +72,11 @@ def test_prediction_follows_x_more_closely() -> None:
             lambda outputs: -loss(outputs),
             x0,
             constraint=L2Ball(x0, 2.0),
-            normalize=True,
-            step_size=0.2,
+            settings=SearchSettings(
+                normalize=True, step_size=0.2, verify=False, polish=False, tolerance=1e-12
+            ),
             iterations=8,
-            engine="secant",
-            engine_options={"memory": memory, "decay": "none"},
-            verify=False,
-            polish=False,
-            tolerance=1e-12,
+            engine={"name": "secant", "memory": memory, "decay": "none"},
         )
         lags.append(float(torch.maximum(found.state_residual, found.adjoint_residual).mean()))
     assert lags[1] < 0.7 * lags[0]
@@ -86,9 +84,11 @@ def test_prediction_follows_x_more_closely() -> None:
 
 def test_without_checks_the_search_alone_is_paid_for() -> None:
     model, loss, x0 = smooth_model(), squared_distance(), inputs()
-    options: dict[str, Any] = {"penalty": ridge, "iterations": 40, "tolerance": 1e-6}
-    checked = optimize_input(model, loss, x0, **options)
-    found = optimize_input(model, loss, x0, **options, verify=False, polish=False)
+    options: dict[str, Any] = {"penalty": ridge, "iterations": 40}
+    settings = SearchSettings(tolerance=1e-6)
+    checked = optimize_input(model, loss, x0, settings=settings, **options)
+    bare = replace(settings, verify=False, polish=False)
+    found = optimize_input(model, loss, x0, settings=bare, **options)
     assert checked.check_evaluations > 0
     assert found.check_evaluations == 0
     torch.testing.assert_close(found.loss, checked.loss, rtol=1e-4, atol=1e-4)
@@ -141,10 +141,16 @@ def test_a_poor_conditioning_takes_fewer_steps_than_plain_ones() -> None:
     def penalty(x: Tensor) -> Tensor:
         return (weights * x.square()).sum(dim=1)
 
-    options: dict[str, Any] = {"penalty": penalty, "iterations": 60, "tolerance": 1e-6}
+    options: dict[str, Any] = {
+        "penalty": penalty,
+        "iterations": 60,
+        "settings": SearchSettings(tolerance=1e-6),
+    }
     loss, x0 = squared_distance(), inputs()
     newton = optimize_input(model, loss, x0, **options)
-    plain = optimize_input(model, loss, x0, **options, engine_options={"rule": "gradient"})
+    plain = optimize_input(
+        model, loss, x0, **options, engine={"name": "secant", "rule": "gradient"}
+    )
     assert bool(newton.converged.all())
     assert int(newton.iterations.max()) < 0.7 * int(plain.iterations.max())
 

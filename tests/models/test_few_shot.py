@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.inputs import optimal_value, optimize_input
+from equilibria.inputs import SearchSettings, optimal_value, optimize_input
 from equilibria.models import MDEQCell
 from equilibria.models.baselines.plain import Conv4
 from equilibria.models.few_shot import (
@@ -144,10 +144,9 @@ def test_input_optimization_finds_the_best_task_vector() -> None:
         model.no_tasks(2, images),
         groups=GROUPS,
         penalty=ridge,
-        engine="gradient-warm",
-        engine_options={"inner_tolerance": 1e-10},
+        engine={"name": "gradient-warm", "inner_tolerance": 1e-10},
         iterations=400,
-        tolerance=1e-8,
+        settings=SearchSettings(tolerance=1e-8),
     )
     assert found.converged.all(), found.summary()
     x = found.x.clone().requires_grad_()

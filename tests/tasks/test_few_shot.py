@@ -17,8 +17,7 @@ from tests.models.small import with_solving
 
 TIGHT: dict[str, Any] = {
     "ridge": 0.1,
-    "engine": "gradient-warm",
-    "engine_options": {"inner_tolerance": 1e-11},
+    "engine": {"name": "gradient-warm", "inner_tolerance": 1e-11},
     "iterations": 400,
     "tolerance": 1e-9,
     "check_tolerance": 1e-11,

@@ -15,7 +15,7 @@ import equilibria as eq
 from equilibria.context import state_tensors
 from equilibria.data import Split
 from equilibria.equilibrium import jacobian_penalty
-from equilibria.inputs import Engine, optimize_input
+from equilibria.inputs import Engine, SearchSettings, optimize_input
 from equilibria.tasks import (
     AdversarialClassification,
     FewShot,
@@ -32,16 +32,17 @@ def test_what_was_visited_is_any_iterate_of_the_search() -> None:
     options: dict[str, Any] = {
         "penalty": ridge,
         "engine": Engine(decay="none"),
-        "tolerance": 1e-300,
     }
-    options |= {"verify": False, "step_size": 0.1}
+    settings = SearchSettings(tolerance=1e-300, verify=False, step_size=0.1)
+    options["settings"] = settings
     way = [x0]
     for iterations in (1, 2, 3):
         way.append(optimize_input(model, loss, x0, iterations=iterations, **options).x)
     seen = []
     torch.manual_seed(0)
     for _ in range(60):
-        found = optimize_input(model, loss, x0, iterations=4, visit=True, **options)
+        visiting = {**options, "settings": replace(settings, visit=True)}
+        found = optimize_input(model, loss, x0, iterations=4, **visiting)
         assert found.visited is not None
         x, state = found.visited
         distances = [float((x - other).abs().max()) for other in way]

@@ -3,8 +3,9 @@
 from equilibria.equilibrium.cell import Cell, EnergyCell, EnergyForm
 from equilibria.equilibrium.function_cell import FunctionCell, fixed_point
 from equilibria.equilibrium.jacobian import jacobian_penalty, random_iterate, spectral_radius
-from equilibria.equilibrium.layer import BatchCouplingWarning, EquilibriumLayer, Inputs
+from equilibria.equilibrium.layer import EquilibriumLayer, Inputs
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
+from equilibria.equilibrium.reporting import BatchCouplingWarning
 from equilibria.equilibrium.solving import Record, Solving, solving
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
 from equilibria.context import Context, Entry, Layout, Packing, State, map_state
-from equilibria.energies import Energy, Rounding, Sum, curvature
+from equilibria.energies import Energy, Rounding
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
 from equilibria.gradients import Linearization, Symmetry
 from equilibria.registry import check_share
@@ -43,7 +43,7 @@ class Cell(nn.Module):
     refresh_until: int = 0
     """How many iterations renew the context by `refresh` before the map is fixed."""
     remedy: str = ""
-    """What to do where a solve runs out of iterations, if this cell knows better than most."""
+    """What to do where a solve fails, if this cell has better advice than the general one."""
 
     @property
     def has_linear_output(self) -> bool:
@@ -162,10 +162,6 @@ class Cell(nn.Module):
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
         """The hidden objective in its own variables, and the image of a state there, or None."""
         return None
-
-    def diagnosis(self, state: State, context: Context) -> str:
-        """What to do where a solve that ended at `state` has failed; empty if nothing is known."""
-        return self.remedy
 
     @property
     def potential(self) -> Potential | None:
@@ -362,30 +358,6 @@ class EnergyCell(Cell):
             limit = self.contraction_limit  # a subclass may know more than its energy
             return limit is not None and limit <= 1
         return concavity * self.activation.lipschitz <= 1
-
-    def diagnosis(self, state: State, context: Context) -> str:
-        """Which term is too steep for plain steps, which contract for ‖∇²E‖ < 1, and what helps."""
-        energy = self.energy
-        parts = (
-            [(name, term, context.parts[name]) for name, term in energy.named_terms()]
-            if isinstance(energy, Sum)
-            else [(energy.name, energy, context)]
-        )
-        curvatures = {name: curvature(term, state, part) for name, term, part in parts}
-        steepest = max(curvatures, key=lambda name: abs(curvatures[name]))
-        if self._has_own_step or not abs(curvatures[steepest]) > 1:
-            return self.remedy
-        own = f"{self.remedy}, or " if self.remedy else ""
-        found = f"the term {steepest!r} has a curvature of about {curvatures[steepest]:.3g}"
-        if curvatures[steepest] < 0:
-            return (
-                f"{own}bound the norm of W (norm='bound'): {found}, and below −1 the objective is "
-                "not convex"
-            )
-        return (
-            f"{own}use solver='auto', which descends on the objective where plain steps fail, or "
-            f"raise its max_iterations: {found}, and plain steps bear 1 in all"
-        )
 
     def objective(self, context: Context) -> Objective:
         if not self.energy.has_gradient:

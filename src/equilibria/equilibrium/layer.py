@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,48 +13,22 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.activations import Activation
-from equilibria.context import (
-    Context,
-    Packing,
-    State,
-    at_least_float32,
-    batch_size,
-    map_state,
-    run_eagerly,
-    state_tensors,
-    warn_caller,
-)
-from equilibria.context.state import in_format_of
+from equilibria.context import Context, Packing, State, batch_size, run_eagerly
 from equilibria.energies import Energy
 from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium.formats import usable
 from equilibria.equilibrium.function_cell import FunctionCell
 from equilibria.equilibrium.objective import Objective
-from equilibria.equilibrium.solving import Active, Solving
-from equilibria.equilibrium.unsupported import (
-    refuse_half_on_cpu,
-    refuse_recording,
-    refuse_transforms,
-)
+from equilibria.equilibrium.reporting import SolveReports, raise_or_warn, with_diagnosis
+from equilibria.equilibrium.solving import Active, Solving, solving_of
+from equilibria.equilibrium.starts import start_of
+from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
 from equilibria.gradients import Backward, BackwardLog, GradientRule
-from equilibria.operators.norm_control import is_wrapped
-from equilibria.solvers import (
-    ConvergenceError,
-    ConvergenceWarning,
-    FixedPointProblem,
-    LinearSolution,
-    Solution,
-    Solver,
-    Status,
-)
-from equilibria.solvers.asking import is_free_to_ask
+from equilibria.solvers import FixedPointProblem, LinearSolution, Solution, Solver, Status
 from equilibria.solvers.blocks import solve_in_blocks
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 """One tensor, or several: image and task vector, measurement and noise level, nodes and graph."""
-
-
-class BatchCouplingWarning(UserWarning):
-    """At inference the answer for a sample depends on what else is in its batch."""
 
 
 class EquilibriumLayer(nn.Module):
@@ -126,23 +97,23 @@ class EquilibriumLayer(nn.Module):
         """The last forward solve, without its state and context."""
         self.identity = object()
         """What `solving` blocks know a layer and its twins by."""
-        self._warned: set[str] = set()
-        self._backward_log = BackwardLog(self._warned)
+        self._reports = SolveReports()
+        self._backward_log = BackwardLog(self._reports.given)
 
     @property
     def solver(self) -> Solver[Any]:
         """What solves at this moment: the layer's own solver, or that of a `solving` block."""
-        return Active(self, self.solving).solving.solver
+        return solving_of(self).solver
 
     @property
     def gradient(self) -> GradientRule:
         """What differentiates at this moment."""
-        return Active(self, self.solving).solving.gradient
+        return solving_of(self).gradient
 
     @property
     def strict(self) -> bool:
         """Whether a failed solve is an error at this moment."""
-        return Active(self, self.solving).solving.strict
+        return solving_of(self).strict
 
     @property
     def last_backward(self) -> LinearSolution | None:
@@ -156,24 +127,26 @@ class EquilibriumLayer(nn.Module):
 
     @run_eagerly
     def forward(self, x: Inputs, start: State | None = None) -> Tensor:
-        """The feature at the equilibrium, differentiable in the input and the parameters.
+        """Return the feature at the equilibrium, in the graph of the input and the parameters.
 
-        `start` is a state to start from, such as the `state` of an earlier solution.
+        Args:
+            x: Input of the cell, or a tuple of its inputs.
+            start: State to start from, such as the `state` of an earlier solution.
         """
         refuse_recording()
-        active = Active(self, self.solving)
+        active = Active(self)
         solver, gradient = active.solving.solver, active.solving.gradient
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 # Energies differentiate inside a step, which inference tensors forbid.
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
-            inputs = _usable(x)
+            inputs = usable(as_inputs(x))
             start = active.start() if start is None else start
             problem = self._problem(inputs, start, active, gradient)
             backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
             state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
-            self._note(solution, active, solver)
+            self._concluded(solution, active, solver)
             active.note_equilibrium(inputs, state, solution.context)
             output = self.cell.output(state, solution.context)
             return _without_diverged(output, solution)
@@ -187,25 +160,32 @@ class EquilibriumLayer(nn.Module):
         solver: str | Mapping[str, Any] | Solver[Any] | None = None,
         trace: bool | Literal["states"] = False,
     ) -> Solution:
-        """The equilibrium as a `Solution`, without gradients; optionally with another solver."""
+        """Return the equilibrium as a `Solution`, without gradients.
+
+        Args:
+            x: Input of the cell, or a tuple of its inputs.
+            start: State to start from, such as the `state` of an earlier solution.
+            solver: Solver of this call; None: that of the layer.
+            trace: Whether to record the residuals of every iteration, or the states too.
+        """
         refuse_recording()
-        active = Active(self, self.solving)
+        active = Active(self)
         with torch.inference_mode(False):
             chosen = active.solving.changed(solver=solver).solver
             start = active.start() if start is None else start
-            problem = self._problem(_usable(x), start, active)
+            problem = self._problem(usable(as_inputs(x)), start, active)
             solution = solve_in_blocks(chosen, problem, trace=trace)
-        return self._note(solution, active, chosen)
+        return self._concluded(solution, active, chosen)
 
     def report_equilibrium(self, x: Inputs, state: State) -> None:
         """Tell the `solving` blocks of an equilibrium that was found by other means, as by JIIO."""
-        inputs = _usable(x)
-        Active(self, self.solving).note_equilibrium(inputs, state, self.cell.inject(*inputs))
+        inputs = usable(as_inputs(x))
+        Active(self).note_equilibrium(inputs, state, self.cell.inject(*inputs))
 
     @property
     def is_heard(self) -> bool:
         """Whether a `solving` block around records its equilibria."""
-        return Active(self, self.solving).records_equilibria
+        return Active(self).records_equilibria
 
     def report_visited(self, make_inputs: Callable[[], Inputs], state: State) -> None:
         """Tell `solving` blocks that record equilibria of an iterate of a search over inputs.
@@ -214,9 +194,9 @@ class EquilibriumLayer(nn.Module):
         """
         if self.is_heard:
             with torch.enable_grad():
-                inputs = _usable(make_inputs())
+                inputs = usable(as_inputs(make_inputs()))
                 context = self.cell.inject(*inputs)
-            Active(self, self.solving).note_visited(inputs, state, context)
+            Active(self).note_visited(inputs, state, context)
 
     def output(self, solution: Solution) -> Tensor:
         """The feature that belongs to a solution; NaN for samples that diverged."""
@@ -247,10 +227,13 @@ class EquilibriumLayer(nn.Module):
         active: Active,
         rule: GradientRule | None = None,
     ) -> FixedPointProblem:
-        refuse_transforms(rule, [*inputs, *self.parameters()])
-        self._warn_of_coupling(batch=len(inputs[0]))
+        refuse_transforms(rule, inputs, self.parameters)
+        if not self.training and len(inputs[0]) > 1 and self.couples_batch:
+            # Training expects batches; a prediction that depends on its batch mates surprises.
+            self._reports.warn_of_coupling()
         context = self.cell.inject(*inputs)
-        first = self._start(inputs, context, start, rule is not None and rule.from_zero)
+        from_zero = rule is not None and rule.from_zero
+        first = start_of(self.cell, inputs, context, start, from_zero=from_zero)
         return self.problem_at(context, first, trace="states" if active.records_iterates else False)
 
     def problem_at(
@@ -269,28 +252,28 @@ class EquilibriumLayer(nn.Module):
         Returns:
             The problem, for one solve.
         """
+        cell, couples_batch = self.cell, self.couples_batch
         return FixedPointProblem(
             step=self._solver_step(),
             context=context,
             start=start,
-            couples_batch=self.couples_batch,
-            separable=self._is_separable(),
-            refresh=self._refresh() if self.cell.refresh_until else None,
-            refresh_until=self.cell.refresh_until,
-            monotone=self.cell.monotone,
-            contraction=self.cell.contraction_limit,
+            couples_batch=couples_batch,
+            separable=not couples_batch and self._is_separable(),
+            refresh=self._refresh() if cell.refresh_until else None,
+            refresh_until=cell.refresh_until,
+            monotone=cell.monotone,
+            contraction=cell.contraction_limit,
             solved_once=True,
-            remedy=self.cell.remedy,
+            remedy=cell.remedy,
             compiled=bool(self.compile_step),
-            potential=self.cell.potential,
+            potential=cell.potential,
             trace=trace,
         )
 
     def _is_separable(self) -> bool:
         """Whether samples can be solved in blocks: a compiled step would be compiled for each."""
         return not (
-            self.couples_batch
-            or self.cell.refresh_until
+            self.cell.refresh_until
             or self.compile_step
             or any(isinstance(m, _BatchNorm) and m.training for m in self.cell.modules())
         )
@@ -305,24 +288,6 @@ class EquilibriumLayer(nn.Module):
 
         return refresh
 
-    def _start(
-        self, inputs: tuple[Tensor, ...], context: Context, given: State | None, from_zero: bool
-    ) -> State:
-        first = None if from_zero or given is not None else self.cell.first_image(context)
-        expected = self.cell.initial_state(*inputs, context) if first is None else first
-        if torch.is_autocast_enabled(inputs[0].device.type):
-            # The map computes in half precision; the iterates are kept in single.
-            expected = map_state(at_least_float32, expected)
-        if first is not None:
-            return map_state(functools.partial(_finite_start, context=context), expected)
-        if given is None:
-            # What is unrolled is differentiated from its very start, where that is the input.
-            return expected if from_zero else map_state(lambda t: t.detach(), expected)
-        shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
-        if shapes != wanted:
-            raise ValueError(f"the start has shapes {shapes}, the state {wanted}")
-        return map_state(lambda like, t: in_format_of(like, t.detach().to(like)), expected, given)
-
     def _solver_step(self) -> Any:
         if not self.compile_step:
             return self.cell.step
@@ -335,59 +300,20 @@ class EquilibriumLayer(nn.Module):
             self.__dict__["_compiled_step"] = compiled
         return compiled
 
-    def _warn_of_coupling(self, batch: int) -> None:
-        """Training expects batches; a prediction that depends on its batch mates surprises."""
-        if self.training or not self.couples_batch or batch < 2 or "coupling" in self._warned:
-            return
-        self._warned.add("coupling")
-        warn_caller(
-            "this layer couples the samples of a batch (a regularizer such as decorrelation or "
-            "HSIC): the result of each depends on the others in its batch. Run samples one by one, "
-            "or always in the same batches, where that matters.",
-            BatchCouplingWarning,
+    def _concluded(self, solution: Solution, active: Active, solver: Solver[Any]) -> Solution:
+        """Keep the facts of a solve, and report it if it failed."""
+        solution = with_diagnosis(solution, self.cell)
+        message = self._reports.failure_message(
+            solution, active.solving, solver, training=self.training
         )
-
-    def _note(self, solution: Solution, active: Active, solver: Solver[Any]) -> Solution:
-        """Keep the facts of a solve and report failures, with the remedy.
-
-        A failed solve warns once for each status it can end with. In training, running out of
-        iterations near the tolerance is ordinary and is not reported; neither is it where the
-        gradient rule defines the output as the last iterate, or where a custom stopping criterion
-        replaces the tolerance.
-        """
-        strict, status = active.solving.strict, solution.worst_status
-        failed = status is not Status.CONVERGED
-        reported = failed and not self.training
-        if failed and self.training:
-            by_design = active.solving.gradient.from_zero or solver.stop is not None
-            ordinary = status is Status.OUT_OF_ITERATIONS and by_design
-            reported = not ordinary and bool(solution.is_unusable.any())
-        warns = reported and not strict and f"forward {status.name}" not in self._warned
-        # The message of a stalled solve carries its own remedy.
-        if failed and status is not Status.STALLED and (warns or strict or not self.training):
-            remedy = self.cell.diagnosis(solution.state, solution.context)
-            solution = dataclasses.replace(solution, remedy=remedy)
+        if message is not None:
+            solution = solution.explained()
         self.last_solution = solution.facts()
         active.note(solution)
-        self._warn_of_precision(solver.tolerance, solution)
-        if failed and strict:
-            raise ConvergenceError(solution.summary())
-        if warns:
-            self._warned.add(f"forward {status.name}")
-            warn_caller(solution.summary(), ConvergenceWarning)
+        self._reports.warn_of_precision(solver.tolerance, solution)
+        if message is not None:
+            raise_or_warn(message, strict=active.solving.strict)
         return solution
-
-    def _warn_of_precision(self, asked: float, solution: Solution) -> None:
-        """Report a tolerance that the numbers cannot resolve, and what was used instead."""
-        if solution.tolerance <= asked or "precision" in self._warned:
-            return
-        self._warned.add("precision")
-        warn_caller(
-            f"the tolerance {asked:.1e} is below the precision of the numbers, "
-            f"{solution.epsilon:.1e}: solves end at {solution.tolerance:.1e}. Raise the tolerance, "
-            "or compute in a wider type (model.double())",
-            ConvergenceWarning,
-        )
 
     def __prepare_scriptable__(self) -> None:
         refuse_recording("torch.jit.script")
@@ -398,7 +324,7 @@ class EquilibriumLayer(nn.Module):
 
     def on_twin(self) -> None:
         """A twin's backward solves are its own; a compiled step would be that of another cell."""
-        self._backward_log = BackwardLog(self._warned)
+        self._backward_log = BackwardLog(self._reports.given)
         self.compile_step = False
 
     def extra_repr(self) -> str:
@@ -419,25 +345,6 @@ def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
     return (x,) if isinstance(x, Tensor) else tuple(x)
 
 
-def _usable(x: Inputs) -> tuple[Tensor, ...]:
-    """Inputs that can be differentiated, in the format in which they are fastest."""
-    refuse_half_on_cpu(as_inputs(x))
-    return tuple(
-        in_fastest_format(one.clone() if one.is_inference() else one) for one in as_inputs(x)
-    )
-
-
-def in_fastest_format(x: Tensor) -> Tensor:
-    """Images on a CPU in channels_last: its convolutions are several times faster there.
-
-    The state takes the format of its input, and the solver's buffer that of the state.
-    """
-    fast = x.dim() == 4 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-    if not fast or is_wrapped(x):
-        return x
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def _without_diverged(output: Tensor, solution: Solution) -> Tensor:
     """Replace the features of samples that diverged by NaN: they have no equilibrium."""
     if solution.worst_status is not Status.DIVERGED:
@@ -446,14 +353,3 @@ def _without_diverged(output: Tensor, solution: Solution) -> Tensor:
     if len(diverged) == 1:  # The samples of a coupled batch are one problem.
         return torch.full_like(output, torch.nan)
     return output.masked_fill(diverged.reshape(-1, *[1] * (output.dim() - 1)), torch.nan)
-
-
-def _finite_start(first: Tensor, context: Context) -> Tensor:
-    """Where T(0) is not finite a solve starts at zero: it returns its start if nothing was."""
-    first = first.detach()
-    # A look at the sum is cheaper than a copy, which one that overflows asks for in vain. What
-    # belongs to the context, and maybe to the caller, is not a state's own.
-    if not is_wrapped(first) and is_free_to_ask(first) and math.isfinite(first.sum()):
-        own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
-        return first if own else first.clone()
-    return first.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

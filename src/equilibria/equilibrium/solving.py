@@ -59,6 +59,8 @@ class Solving:
     def changed(self, **changes: Any) -> Solving:
         """The same but for what is given and not None. A solver by its name keeps the limits."""
         given = {name: value for name, value in changes.items() if value is not None}
+        if not given:
+            return self
         if not isinstance(given.get("solver", ""), str):
             given = {"tolerance": None, "max_iterations": None, **given}
         return dataclasses.replace(self, **given)
@@ -176,16 +178,30 @@ def solving(
         _blocks.reset(token)
 
 
-class Active:
-    """What holds for a layer at this moment: its own settings, as blocks around it change them."""
+def _covering(layer: EquilibriumLayer) -> list[Block]:
+    """Return the `solving` blocks around the call that cover a layer, the outermost first."""
+    blocks = _blocks.get()
+    return [block for block in blocks if layer.identity in block.layers] if blocks else []
 
-    def __init__(self, layer: EquilibriumLayer, own: Solving) -> None:
+
+def _changed(own: Solving, blocks: list[Block]) -> Solving:
+    for block in blocks:
+        own = own.changed(**block.changes)
+    return own
+
+
+def solving_of(layer: EquilibriumLayer) -> Solving:
+    """Return the settings that a layer solves with now: its own, as blocks around change them."""
+    return _changed(layer.solving, _covering(layer))
+
+
+class Active:
+    """The settings of a layer during one call, and the `solving` blocks that it reports to."""
+
+    def __init__(self, layer: EquilibriumLayer) -> None:
         self.layer = layer
-        covering = [block for block in _blocks.get() if layer.identity in block.layers]
-        self.solving = own
-        for block in covering:
-            if block.changes:
-                self.solving = self.solving.changed(**block.changes)
+        covering = _covering(layer)
+        self.solving = _changed(layer.solving, covering)
         hidden = max((i for i, block in enumerate(covering) if block.private), default=0)
         self.blocks = covering[hidden:]
 

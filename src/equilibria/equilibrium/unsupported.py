@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from equilibria.context import is_exporting
 from equilibria.gradients import GradientRule, Implicit
@@ -29,13 +30,23 @@ def refuse_recording(recorder: str | None = None) -> None:
         )
 
 
-def refuse_transforms(rule: GradientRule | None, tensors: Iterable[Tensor]) -> None:
+def refuse_transforms(
+    rule: GradientRule | None,
+    inputs: Sequence[Tensor],
+    parameters: Callable[[], Iterable[Tensor]],
+) -> None:
     """Refuse what `torch.func` and forward-mode differentiation would make of a forward pass.
 
-    rule: how the equilibrium is differentiated; None where it is not.
-    tensors: all that it depends on.
+    Args:
+        rule: Rule that differentiates the equilibrium; None where nothing does.
+        inputs: Inputs of the layer.
+        parameters: Returns the parameters of the layer. It is called only inside a transform,
+            because walking through all modules takes longer than a small solve's other checks.
+
+    Raises:
+        NotImplementedError: If such a transform runs and the layer does not support it.
     """
-    collected = list(tensors)
+    collected = [*inputs, *parameters()] if _may_transform() else list(inputs)
     wrapped = [tensor for tensor in collected if is_wrapped(tensor)]
     if any(map(_is_batched, wrapped)):
         raise NotImplementedError(
@@ -55,6 +66,19 @@ def refuse_transforms(rule: GradientRule | None, tensors: Iterable[Tensor]) -> N
             "use torch.autograd.grad (or torch.autograd.functional), or a rule that is recorded "
             "(gradient='phantom', 'one_step' or 'unrolled')"
         )
+
+
+def _may_transform() -> bool:
+    """Whether a `torch.func` transform or forward-mode differentiation may run around the call.
+
+    True where this version of PyTorch does not say.
+    """
+    functorch = getattr(torch._C, "_functorch", None)
+    innermost = getattr(functorch, "peek_interpreter_stack", None)
+    level = getattr(forward_ad, "_current_level", None)
+    if innermost is None or level is None:
+        return True
+    return innermost() is not None or bool(level >= 0)
 
 
 def refuse_half_on_cpu(tensors: Iterable[Tensor]) -> None:

@@ -22,6 +22,7 @@ from equilibria.inputs.corruptions import (
 )
 from equilibria.inputs.engines import Engine, get_engine, list_engines, register_engine
 from equilibria.inputs.filling import seamless_fill
+from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.latents import (
     ExplicitGenerator,
     LatentSearch,
@@ -35,7 +36,7 @@ from equilibria.inputs.latents import (
     squared_error,
 )
 from equilibria.inputs.noise_level import noise_level
-from equilibria.inputs.optimize import InputResult, optimize_input
+from equilibria.inputs.optimize import optimize_input
 from equilibria.inputs.outer import Outer, optimal_input, optimal_value
 from equilibria.inputs.photos import PhotoSettings, discrepancy, proven, restore_photo
 from equilibria.inputs.restore import Restoration, restore
@@ -45,6 +46,7 @@ from equilibria.inputs.robustness import (
     curve_methods,
     measure_robustness,
 )
+from equilibria.inputs.search_settings import SearchSettings
 from equilibria.inputs.tiles import answer_in_tiles, takes_any_size
 from equilibria.inputs.total_variation import least_variation
 
@@ -74,6 +76,7 @@ __all__ = [
     "Restoration",
     "RobustnessCurves",
     "Scattering",
+    "SearchSettings",
     "SuperResolution",
     "adversarial_images",
     "answer",

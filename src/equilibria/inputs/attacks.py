@@ -16,7 +16,9 @@ from equilibria.context import run_eagerly
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
-from equilibria.inputs.optimize import InputResult, optimize_input
+from equilibria.inputs.input_result import InputResult
+from equilibria.inputs.optimize import optimize_input
+from equilibria.inputs.search_settings import SearchSettings
 from equilibria.models import predicted_classes
 from equilibria.registry import check_at_least_one, check_options
 
@@ -161,12 +163,12 @@ def attack(
     restarts: the search runs so often and the worst image counts; all but the first begin at random
         points of the ball, and with `random_start` the first one does too.
     step_size: of PGD, by default eps/2 at first and eps/40 in the end, as a cosine (longer where
-        there are fewer than eight); of JIIO the `step_size` of `optimize_input`.
+        there are fewer than eight); of JIIO the `step_size` of `SearchSettings`.
     warm_start: start the solves of PGD where those of the step before ended.
     clip: the lowest and highest value of a pixel, which `images` must respect; None for no range.
     loss: what is made large, "cross_entropy" or "margin". The result reports cross-entropy.
     tolerance: of the solves; the model's own if not given.
-    joint_options: for `optimize_input` (engine, sweeps, …).
+    joint_options: of JIIO: engine, iterations, and the fields of `SearchSettings`.
     settings: all of these options in one object, in the place of keywords.
     generator: of the random starts; torch's own if not given.
 
@@ -344,22 +346,23 @@ class _Search:
         """JIIO (Eq. 26): −loss minimized over the image together with its equilibrium."""
         settings, attacked = self.settings, self.attacked
         tolerances = [layer.solver.tolerance for layer in attacked.layers]
-        options: dict[str, Any] = {
-            "iterations": settings.chosen_steps,
+        options: dict[str, Any] = {"iterations": settings.chosen_steps, **settings.joint_options}
+        search: dict[str, Any] = {
             "step_size": settings.step_size,
             "check_tolerance": min([COARSEST_CHECK, *tolerances]),
             # μ is for gradients of the optimum in the parameters; an attack needs the image alone.
             "polish": False,
             "verify": self.verify,
-            **settings.joint_options,
         }
+        for field in fields(SearchSettings):
+            if field.name in options:
+                search[field.name] = options.pop(field.name)
         found = optimize_input(
             attacked.model,
             lambda logits: -self._loss(logits),
             start,
             constraint=settings.constraint(self.images),
-            normalize=True,
-            visit=self.visit,
+            settings=SearchSettings(normalize=True, visit=self.visit, **search),
             **options,
         )
         attacked.search_evaluations += found.evaluations + found.check_evaluations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.engines import Engine, get_engine
-from equilibria.inputs.optimize import InputResult, optimize_input
+from equilibria.inputs.input_result import InputResult
+from equilibria.inputs.optimize import optimize_input
+from equilibria.inputs.search_settings import SearchSettings
 from equilibria.operators import Mask
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive, check_values
 from equilibria.solvers import Picard
@@ -148,7 +150,8 @@ class LatentSearch:
     engine: of `optimize_input`; "auto" is "secant" for equilibria and Adam for explicit networks.
     ridge: ridge·‖x‖² is added to the misfit. Where latents are N(0, I), as a VAE's, the variance of
         the noise makes the result the most probable latent.
-    iterations, sweeps, step_size, tolerance: of `optimize_input`.
+    iterations: largest number of steps of x.
+    sweeps, step_size, tolerance: of `SearchSettings`.
 
     Examples:
         >>> decoder = eq.load("mnist-generator")
@@ -159,7 +162,7 @@ class LatentSearch:
         True
     """
 
-    engine: str | Engine = "auto"
+    engine: str | Mapping[str, Any] | Engine = "auto"
     iterations: int = 100
     ridge: float = 0.0
     sweeps: int = 3
@@ -190,14 +193,19 @@ class LatentSearch:
         *,
         noise: float = 0.0,
         prior: Prior | None = None,
-        **options: Any,
+        **settings: Any,
     ) -> InputResult:
-        """Search from the latents `start` (by default zero); `options` go to `optimize_input`.
+        """Search for the latents that explain measurements best.
 
-        measurement: A; None where the images themselves are given.
-        prior: of the latents, added to the misfit.
-        noise: the standard deviation of the noise in the measurements. The search ends once the
-            misfit is what such noise explains (the discrepancy principle): to go on would fit it.
+        Args:
+            generator: Generator of images, as `generator_of` returns it.
+            measured: Measured values, one row per image.
+            measurement: The operator A; None where the images themselves are given.
+            start: Latents to start from; None starts at zero.
+            noise: Standard deviation of the noise in the measurements. The search ends once the
+                misfit is what such noise explains (the discrepancy principle).
+            prior: Prior of the latents, added to the misfit.
+            **settings: Further fields of `SearchSettings`, such as `check_tolerance`.
         """
         check_not_negative(noise=noise)
 
@@ -231,10 +239,12 @@ class LatentSearch:
             penalty=penalty if self.ridge or prior is not None else None,
             engine=engine,
             iterations=self.iterations,
-            sweeps=self.sweeps,
-            step_size=self.step_size,
-            tolerance=self.tolerance,
-            **options,
+            settings=SearchSettings(
+                sweeps=self.sweeps,
+                step_size=self.step_size,
+                tolerance=self.tolerance,
+                **settings,
+            ),
         )
 
 

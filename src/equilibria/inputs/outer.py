@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equilibria.context import State, map_state, state_tensors
-from equilibria.inputs.optimize import InputResult
+from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.problem import InputProblem
 from equilibria.solvers import ConvergenceError, gmres
 

@@ -12,7 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
 from equilibria.equilibrium import EquilibriumLayer, Solving
-from equilibria.equilibrium.layer import Inputs, as_inputs, in_fastest_format
+from equilibria.equilibrium.formats import in_fastest_format
+from equilibria.equilibrium.layer import Inputs, as_inputs
+from equilibria.equilibrium.starts import finite_start
 from equilibria.gradients import Symmetry
 from equilibria.inputs.constraints import Region
 from equilibria.inputs.groups import Groups
@@ -31,7 +33,7 @@ LONGER = 10
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class JointEvaluation:
     """One evaluation of T with one pull-back: all three rows of Eq. 11, without step sizes."""
 
     image: Tensor
@@ -49,7 +51,7 @@ class Evaluation:
     finite: Tensor
     """Whether all of this is finite, for each problem."""
 
-    def where(self, rows: Tensor, other: Evaluation, groups: Groups) -> Evaluation:
+    def where(self, rows: Tensor, other: JointEvaluation, groups: Groups) -> JointEvaluation:
         """Take these values in the problems `rows`, and those of `other` elsewhere."""
         of_samples = groups.to_samples(rows)
 
@@ -58,7 +60,7 @@ class Evaluation:
             mask = of_samples if name in ("image", "adjoint") else rows
             return torch.where(mask.reshape(-1, *(1,) * (own.dim() - 1)), own, getattr(other, name))
 
-        return Evaluation(**{f.name: chosen(f.name) for f in fields(Evaluation)})
+        return JointEvaluation(**{f.name: chosen(f.name) for f in fields(JointEvaluation)})
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class InputProblem:
         first = self.layer.cell.first_image(context)
         if first is None:
             return map_state(torch.clone, self.zero_state)
-        return map_state(lambda t: t.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), first)
+        return finite_start(first, context)
 
     def leaves(self, z: Tensor) -> State:
         """The state of the rows `z`, to differentiate in."""
@@ -241,7 +243,7 @@ class FixedInput:
         return packing.pack(cell.step(packing.unpack(z), self.context))
 
 
-class Linearization:
+class JointLinearization:
     """T and the loss at one (z, x): any number of pull-backs share the evaluation.
 
     fresh: the loss and its slope are those at T(z; x), which is nearer to the equilibrium.
@@ -277,7 +279,7 @@ class Linearization:
         """Jᵀμ + ∂ℓ/∂z; the evaluation can be pulled through again."""
         return self._pulled(mu, self.states, keep=True)[0] + self.slope
 
-    def evaluation(self, mu: Tensor) -> Evaluation:
+    def evaluation(self, mu: Tensor) -> JointEvaluation:
         """The last pull-back: the gradient in x as well."""
         pulled, gradient = self._pulled(mu, (*self.states, self.x), keep=False)
         assert gradient is not None
@@ -285,7 +287,7 @@ class Linearization:
         groups = self.problem.groups
         # A sum of numbers is one only if all are; it may also overflow, which is as bad.
         states = groups.largest(self.image.abs().sum(dim=1) + adjoint.abs().sum(dim=1))
-        return Evaluation(
+        return JointEvaluation(
             image=self.image,
             adjoint=adjoint,
             gradient=gradient,

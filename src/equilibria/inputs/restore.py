@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.inputs.corruptions import Measurement
+from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.latents import (
     LatentSearch,
     Prior,
@@ -17,7 +18,6 @@ from equilibria.inputs.latents import (
     misfit,
     zero_latents,
 )
-from equilibria.inputs.optimize import InputResult
 from equilibria.inputs.problem import as_constant
 from equilibria.operators import Mask
 from equilibria.registry import check_at_least_one, check_not_negative

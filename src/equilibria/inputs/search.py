@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.inputs.engines import Engine, JointIterate
-from equilibria.inputs.problem import SMALL_RESIDUAL, FixedInput, InputProblem
+from equilibria.inputs.engines import Engine
+from equilibria.inputs.iterates import JointIterate
+from equilibria.inputs.problem import FixedInput, InputProblem
 from equilibria.inputs.steep import Steep
 from equilibria.inputs.steps import Steps
 from equilibria.solvers import Status
@@ -20,10 +21,10 @@ class SearchResult:
     """Where the search ended, problem by problem."""
 
     last: JointIterate
-    best_x: Tensor
-    """The x of the lowest loss among iterates with a small z-residual; the start if none had."""
-    best_z: Tensor
-    """The z that went with it, where the engine believes every iterate; otherwise the first."""
+    candidates: list[Tensor]
+    """Inputs that the engine offers as results, the preferred ones first."""
+    unchecked: tuple[Tensor, Tensor]
+    """The (x, z) that the engine returns where no true losses are computed."""
     first_loss: Tensor
     """At x0, with the z of the first iteration."""
     scale: Tensor
@@ -65,8 +66,7 @@ class Search:
         running = torch.ones(groups.problems, dtype=torch.bool, device=x.device)
         converged, diverged = ~running, ~running
         taken = torch.zeros(groups.problems, dtype=torch.int64, device=x.device)
-        best_x, best_z, best_loss = x, z, x.new_full((groups.problems,), torch.inf)
-        believed = torch.inf if self.engine.cheapest else SMALL_RESIDUAL
+        selection = method.selection(x, z)
         largest = groups.norm(z)
         visited = None
         steep = Steep(problem, method, x, self.solve_tolerance)
@@ -80,7 +80,7 @@ class Search:
             if steep.rows is not before:
                 over = steep.rows & ~before
                 now = JointIterate(now.z, now.mu, updated.x)
-                best_loss = torch.where(over, torch.inf, best_loss)
+                selection.restart(over)
                 self.steps.restart(over, evaluation.gradient)
             if iteration == 0:
                 first_loss, scale = evaluation.loss, here.scale
@@ -89,13 +89,8 @@ class Search:
             size = groups.norm(updated.z)
             largest = torch.where(largest > 0, largest, size)
             finite = evaluation.finite & (size <= DIVERGENCE_FACTOR * largest)
-            sound = running & finite & (evaluation.state_residual <= believed)
-            better = sound & (evaluation.loss < best_loss) & (not method.strays)
-            best_x = torch.where(better[:, None], now.x, best_x)
-            best_loss = torch.where(better, evaluation.loss, best_loss)
-            if self.engine.cheapest:
-                seen = torch.where(groups.to_samples(steep.rows)[:, None], updated.z, now.z)
-                best_z = torch.where(groups.to_samples(better)[:, None], seen, best_z)
+            usable = running & finite
+            selection.observe(now, updated, evaluation, usable=usable, solved=steep.rows)
             lag = torch.maximum(evaluation.state_residual, evaluation.adjoint_residual)
             residual = lag
             if bool((lag <= max(self.tolerance, method.residual_limit)).any()):
@@ -118,5 +113,13 @@ class Search:
         now.x = problem.region.project(now.x)
         status = final_status(converged, ~diverged)
         return SearchResult(
-            now, best_x, best_z, first_loss, scale, status, taken, visited, steep.rows
+            last=now,
+            candidates=selection.candidates(now, converged),
+            unchecked=selection.unchecked(now),
+            first_loss=first_loss,
+            scale=scale,
+            status=status,
+            iterations=taken,
+            visited=visited,
+            steep=steep.rows,
         )

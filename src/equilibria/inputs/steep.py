@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.inputs.engines import JointIterate
-from equilibria.inputs.engines.base import Run
-from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
+from equilibria.inputs.engines.base import EngineRun
+from equilibria.inputs.iterates import JointIterate
+from equilibria.inputs.problem import FixedInput, InputProblem, JointEvaluation, JointLinearization
 from equilibria.solvers.convergence import DIVERGENCE_FACTOR
 
 STREAK = 3
@@ -35,7 +35,7 @@ class Steep:
     """
 
     problem: InputProblem
-    method: Run[Any]
+    method: EngineRun[Any]
     start: Tensor
     tolerance: float
 
@@ -50,7 +50,7 @@ class Steep:
 
     def follow(
         self, here: FixedInput, now: JointIterate, *, running: Tensor, largest: Tensor
-    ) -> tuple[JointIterate, Evaluation]:
+    ) -> tuple[JointIterate, JointEvaluation]:
         """Bring z and μ up to date at x.
 
         Args:
@@ -94,7 +94,7 @@ class Steep:
         self,
         here: FixedInput,
         updated: JointIterate,
-        evaluation: Evaluation,
+        evaluation: JointEvaluation,
         running: Tensor,
         largest: Tensor,
     ) -> Tensor | None:
@@ -127,7 +127,7 @@ class Steep:
             return None
         self.streak = torch.where(suspects, 0, self.streak)
         here = FixedInput(self.problem, updated.x, here.scale)
-        linear = Linearization(here, updated.z)
+        linear = JointLinearization(here, updated.z)
         image = here.image(linear.image)
         adjoint = linear.pull(updated.mu)
         pulled = linear.pull(adjoint)
@@ -145,7 +145,7 @@ class Steep:
 
     def _solved(
         self, here: FixedInput, now: JointIterate, running: Tensor, *, afresh: bool = False
-    ) -> tuple[JointIterate, Evaluation]:
+    ) -> tuple[JointIterate, JointEvaluation]:
         """Solve for z and μ at x in the steep problems that run; other problems keep theirs."""
         problem, groups = self.problem, self.problem.groups
         mask = groups.to_samples(self.rows & running)
@@ -159,7 +159,7 @@ class Steep:
         )
         problem.evaluations += found.evaluations
         z = now.z.index_copy(0, rows, problem.packing.pack(found.state))
-        linear = Linearization(here, z)
+        linear = JointLinearization(here, z)
         adjoint = linear.solve_adjoint(now.mu, tolerance=self.tolerance, rows=mask)
         mu = torch.where(mask[:, None], adjoint.value, now.mu)
         # Where T expands, the solves know these better than one more evaluation of T or Jᵀ.

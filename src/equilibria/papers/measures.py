@@ -268,7 +268,7 @@ def timed_images(experiment: Experiment, quick: int) -> tuple[int, int]:
 
 def official(task: str) -> dict[str, Any]:
     """JIIO as the paper does it: options of `optimize_input`."""
-    return {"engine": "official", "engine_options": {"task": task}}
+    return {"engine": {"name": "official", "task": task}}
 
 
 def _attack(experiment: Experiment, method: Method, **options: Any) -> AttackSettings:
@@ -365,8 +365,8 @@ def inner_loop_times(experiment: Experiment, device: torch.device) -> Result:
     found: Result = {}
     task.adapt(model, episodes, iterations=2)  # untimed, as in `timed_searches`
     ways: dict[str, tuple[dict[str, Any], int]] = {
-        "adam": ({"engine": "adam", "engine_options": {}}, 20),
-        "jiio": ({"engine": FewShot.engine, "engine_options": {}}, 40),
+        "adam": ({"engine": "adam"}, 20),
+        "jiio": ({"engine": FewShot.engine}, 40),
         "official": (official("few-shot"), 100),
     }
     for name, (options, iterations) in ways.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from equilibria.equilibrium import Solving
 from equilibria.inputs import get_engine
-from equilibria.inputs.engines import Mixing
+from equilibria.inputs.engines import MixingEngine
 from equilibria.models import model_options
 from equilibria.models.registry import SOLVING
 from equilibria.papers.table import PaperSetting, PaperTable, Row
@@ -171,10 +171,12 @@ def _all_settings(row: Row) -> dict[str, Any]:
 
 def _search(options: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of the paper's algorithm (JIIO C.3), where a task takes it."""
-    if options.get("engine") != "official":
+    chosen = options.get("engine")
+    name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    if chosen is None or name != "official":
         return {}
-    engine = get_engine("official", **options.get("engine_options", {}))
-    assert isinstance(engine, Mixing)
+    engine = get_engine(chosen)
+    assert isinstance(engine, MixingEngine)
     assert isinstance(engine.mixing, AndersonTypeOne)
     assert engine.alpha_x is not None
     return {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Protocol
@@ -134,6 +135,13 @@ class Solution:
     trace: Trace | None = None
     remedy: str = ""
     """What to do where a solve failed, if the map's owner knows."""
+    diagnose: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    """Computes a remedy from the state and the context, where the map's owner can."""
+
+    @property
+    def diagnosis(self) -> str:
+        """What to do about the failure, computed when it is first read."""
+        return (self.diagnose() if self.diagnose is not None else "") or self.remedy
 
     @property
     def converged(self) -> Tensor:
@@ -211,9 +219,20 @@ class Solution:
         states = (problem.unpack(state.index_copy(0, rows, problem.pack(s))) for s in after.states)
         return Trace(residual, [*before.states, *states])
 
+    def explained(self) -> Solution:
+        """Return the same with its diagnosis as the remedy, which copies and pickles then hold."""
+        return replace(self, remedy=self.diagnosis, diagnose=None)
+
     def facts(self) -> Solution:
-        """The same without state, context and trace, which are as large as the problem."""
-        return replace(self, state=self.residual.new_empty(0), context=Context(), trace=None)
+        """Return the same without state, context and trace, which are as large as the problem.
+
+        The result computes a diagnosis only as long as this solution is alive.
+        """
+        diagnose = self.diagnose
+        if diagnose is not None and not isinstance(diagnose, _WeakDiagnosis):
+            diagnose = _WeakDiagnosis(diagnose)
+        nothing = self.residual.new_empty(0)
+        return replace(self, state=nothing, context=Context(), trace=None, diagnose=diagnose)
 
     def message(self, problem: int) -> str:
         """A sentence on how one sample ended, with the remedy."""
@@ -224,7 +243,7 @@ class Solution:
             iterations=int(self.iterations[problem]),
             tolerance=self.tolerance,
             epsilon=self.epsilon,
-            remedy=TOO_SMALL if small else self.remedy,
+            remedy=TOO_SMALL if small else self.diagnosis,
         )
 
     def summary(self) -> str:
@@ -248,6 +267,21 @@ class Solution:
         if not bool(self.converged.all()):
             raise ConvergenceError(self.summary())
         return self
+
+
+class _WeakDiagnosis:
+    """A diagnosis held by a full solution; empty once that solution is deleted."""
+
+    def __init__(self, diagnose: Callable[[], str]) -> None:
+        self._held: weakref.ref[Callable[[], str]] | None = weakref.ref(diagnose)
+
+    def __call__(self) -> str:
+        diagnose = None if self._held is None else self._held()
+        return "" if diagnose is None else diagnose()
+
+    def __getstate__(self) -> dict[str, object]:
+        # A reference cannot be pickled.
+        return {"_held": None}
 
 
 def describe(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar, get_args
 
@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs import InputResult, Outer, get_engine, optimal_input, optimize_input
+from equilibria.inputs import (
+    InputResult,
+    Outer,
+    SearchSettings,
+    get_engine,
+    optimal_input,
+    optimize_input,
+)
 from equilibria.models import FewShotClassifier, predicted_classes
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
@@ -148,7 +155,9 @@ class FewShot(EpisodicTask):
         "implicit" also through x* (`optimal_input`), which needs a ridge, and counts only for
         episodes whose inner problem has converged to `tolerance`.
     ridge: what makes the optimum unique and well conditioned.
-    engine, engine_options, iterations, sweeps, step_size, tolerance: of `optimize_input`.
+    engine: of `optimize_input`, by name or as a mapping with a name and options.
+    iterations: largest number of steps of x.
+    sweeps, step_size, tolerance: of `SearchSettings`.
     evaluation_iterations: in evaluation; None: `iterations`.
     check_tolerance: of the equilibria at the result of the inner problem.
     outer_iterations: of the linear solve of "implicit".
@@ -163,8 +172,7 @@ class FewShot(EpisodicTask):
 
     ridge: float = 1e-2
     outer: Outer = "detached"
-    engine: str = "anderson"
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine: str | Mapping[str, Any] = "anderson"
     iterations: int = 20
     evaluation_iterations: int | None = None
     sweeps: int = 2
@@ -184,7 +192,7 @@ class FewShot(EpisodicTask):
         )
         if self.outer == "implicit" and not self.ridge:
             raise ValueError("outer='implicit' needs a ridge: without one the optimum may be flat")
-        get_engine(self.engine, **self.engine_options)
+        get_engine(self.engine)
 
     def training_step(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Outcome:
         episodes = EpisodeBatch.of(inputs, targets)
@@ -242,13 +250,14 @@ class FewShot(EpisodicTask):
             groups=episodes.groups(episodes.support),
             penalty=lambda x: 0.5 * self.ridge * x.square().sum(dim=1),
             engine=self.engine,
-            engine_options=self.engine_options,
             iterations=iterations or self.iterations,
-            sweeps=self.sweeps,
-            step_size=self.step_size,
-            tolerance=self.tolerance,
-            check_tolerance=self.check_tolerance,
-            polish=attached,
+            settings=SearchSettings(
+                sweeps=self.sweeps,
+                step_size=self.step_size,
+                tolerance=self.tolerance,
+                check_tolerance=self.check_tolerance,
+                polish=attached,
+            ),
         )
 
 

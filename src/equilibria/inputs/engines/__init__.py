@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from equilibria.inputs.engines.base import Engine, JointIterate
-from equilibria.inputs.engines.mixing import Mixing, anderson
-from equilibria.inputs.engines.momentum import Momentum
+from equilibria.inputs.engines.base import Engine
+from equilibria.inputs.engines.mixing import MixingEngine, anderson
+from equilibria.inputs.engines.momentum import MomentumEngine
 from equilibria.inputs.engines.official import PAPER_SETTINGS, official
-from equilibria.inputs.engines.secant import Secant
-from equilibria.inputs.engines.solved import Solved
+from equilibria.inputs.engines.secant import SecantEngine
+from equilibria.inputs.engines.solved import SolvedEngine
 from equilibria.registry import Registry
 
 __all__ = [
     "PAPER_SETTINGS",
     "Engine",
-    "JointIterate",
-    "Mixing",
-    "Momentum",
-    "Secant",
-    "Solved",
+    "MixingEngine",
+    "MomentumEngine",
+    "SecantEngine",
+    "SolvedEngine",
     "get_engine",
     "list_engines",
     "register_engine",
@@ -29,14 +28,14 @@ _engines: Registry[Engine] = Registry(
     "engine",
     Engine,
     {
-        "momentum": Momentum,
-        "secant": Secant,
+        "momentum": MomentumEngine,
+        "secant": SecantEngine,
         "anderson": anderson,
         "official": official,
-        "gradient": partial(Solved, name="gradient"),
-        "gradient-warm": partial(Solved, name="gradient-warm", warm=True),
-        "adam": partial(Solved, name="adam", rule="adam"),
-        "adam-warm": partial(Solved, name="adam-warm", rule="adam", warm=True),
+        "gradient": partial(SolvedEngine, name="gradient"),
+        "gradient-warm": partial(SolvedEngine, name="gradient-warm", warm=True),
+        "adam": partial(SolvedEngine, name="adam", rule="adam"),
+        "adam-warm": partial(SolvedEngine, name="adam-warm", rule="adam", warm=True),
     },
 )
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from equilibria.inputs.groups import Groups
-from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
+from equilibria.inputs.engines.selection import BestIterate, CheapestIterate
+from equilibria.inputs.iterates import JointIterate
+from equilibria.inputs.problem import FixedInput, InputProblem, JointEvaluation, JointLinearization
 from equilibria.inputs.steps import Decay, Rule
 from equilibria.registry import check_at_least_one, check_positive, check_share
 from equilibria.solvers import Solver
@@ -19,29 +19,6 @@ FIRST_PULLS = 3
 """More pull-backs for the first μ than for every later one."""
 START_TOLERANCE = 0.1
 """Of the first z, where no check has solved for it: the sweeps go on from there."""
-
-
-@dataclass
-class JointIterate:
-    """z and μ, one row a sample, and x, one row a problem."""
-
-    z: Tensor
-    mu: Tensor
-    x: Tensor
-
-    def where(self, rows: Tensor, other: JointIterate, groups: Groups) -> JointIterate:
-        """This one in the problems `rows`, `other` elsewhere."""
-        # All rows or none is the rule, and choosing among them copies everything.
-        if bool(rows.all()):
-            return self
-        if not bool(rows.any()):
-            return other
-        samples = groups.to_samples(rows)[:, None]
-        return JointIterate(
-            torch.where(samples, self.z, other.z),
-            torch.where(samples, self.mu, other.mu),
-            torch.where(rows[:, None], self.x, other.x),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +64,16 @@ class Engine:
         check_at_least_one(sweeps=self.sweeps)
         check_positive(alpha_x=self.alpha_x, share=self.share)
 
-    def begin(self, problem: InputProblem, sweeps: int) -> Run[Any]:
+    def begin(self, problem: InputProblem, sweeps: int) -> EngineRun[Any]:
         """A run of its own, with what it remembers."""
-        return Run(self, problem, sweeps)
+        return EngineRun(self, problem, sweeps)
 
 
 EngineT = TypeVar("EngineT", bound=Engine)
 
 
 @dataclass
-class Run(Generic[EngineT]):
+class EngineRun(Generic[EngineT]):
     """One search of an engine: how z and μ follow x, and where the next iteration starts."""
 
     engine: EngineT
@@ -129,14 +106,14 @@ class Run(Generic[EngineT]):
 
     def follow(
         self, here: FixedInput, now: JointIterate, *, first: bool
-    ) -> tuple[JointIterate, Evaluation]:
+    ) -> tuple[JointIterate, JointEvaluation]:
         """z and μ brought up to date at x, and the last evaluation.
 
         z first, without a graph; then μ, through the graph of the last evaluation alone.
         """
         alpha_z, alpha_mu = self.engine.alpha_z, self.engine.alpha_mu
         z = self._advanced(here.image, now.z, self.sweeps - 1, alpha_z)
-        linear = Linearization(here, z)
+        linear = JointLinearization(here, z)
         mu, pulls = now.mu, self.sweeps - 1
         if first and not self.engine.from_zero:
             # z is an equilibrium here, so μ can be had as well: the first step sets the course.
@@ -152,6 +129,11 @@ class Run(Generic[EngineT]):
     ) -> JointIterate:
         """Where the next iteration starts."""
         return updated
+
+    def selection(self, x: Tensor, z: Tensor) -> BestIterate:
+        """Return what chooses the result among the iterates of a search that starts at (x, z)."""
+        kind = CheapestIterate if self.engine.cheapest else BestIterate
+        return kind(x, z, self.problem.groups, is_open=not self.strays)
 
     def restart(self, rows: Tensor, x: Tensor) -> None:
         """Discard what depends on the iterates so far, because some problems start over.

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from equilibria.inputs.engines.base import Engine, JointIterate, Run
+from equilibria.inputs.engines.base import Engine, EngineRun
+from equilibria.inputs.iterates import JointIterate
 from equilibria.inputs.problem import InputProblem
 from equilibria.solvers import AndersonTypeOne, Solver
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixing(Engine):
+class MixingEngine(Engine):
     """Sweeps and steps whose iterates a solver extrapolates, z, μ and x together.
 
     mixing: that solver; None: none does.
@@ -32,7 +33,7 @@ class Mixing(Engine):
 
 
 @dataclass
-class MixingRun(Run[Mixing]):
+class MixingRun(EngineRun[MixingEngine]):
     def __post_init__(self) -> None:
         self.memory: Any = None
         """The mixing solver's."""
@@ -65,6 +66,8 @@ class MixingRun(Run[Mixing]):
         return mixed.where(residual <= self.engine.mix_below, updated, groups)
 
 
-def anderson(memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any) -> Mixing:
+def anderson(
+    memory: int = 5, ridge: float = 1e-3, cap: float = 10.0, **options: Any
+) -> MixingEngine:
     """Type I with a ridge, a cap on its weights, and only near the optimum."""
-    return Mixing(mixing=AndersonTypeOne(memory=memory, ridge=ridge, cap=cap), **options)
+    return MixingEngine(mixing=AndersonTypeOne(memory=memory, ridge=ridge, cap=cap), **options)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.inputs.engines.base import FIRST_PULLS, Engine, JointIterate, Run
-from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
+from equilibria.inputs.engines.base import FIRST_PULLS, Engine, EngineRun
+from equilibria.inputs.iterates import JointIterate
+from equilibria.inputs.problem import FixedInput, InputProblem, JointEvaluation, JointLinearization
 from equilibria.inputs.steps import Decay
 from equilibria.registry import check_below_one, check_positive
 
@@ -18,7 +19,7 @@ MOST_EXTRA_SWEEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Momentum(Engine):
+class MomentumEngine(Engine):
     """x⁺ = Π(y − α g/‖g‖) from the extrapolated point y = x + β (x − x⁻), β the momentum.
 
     y stays within the bounds of a box, where the model may end, but not in the ball: to project
@@ -47,7 +48,7 @@ class Momentum(Engine):
 
 
 @dataclass
-class MomentumRun(Run[Momentum]):
+class MomentumRun(EngineRun[MomentumEngine]):
     def __post_init__(self) -> None:
         self.last_x: Tensor | None = None
         self.slope: Tensor | None = None
@@ -61,11 +62,11 @@ class MomentumRun(Run[Momentum]):
 
     def follow(
         self, here: FixedInput, now: JointIterate, *, first: bool
-    ) -> tuple[JointIterate, Evaluation]:
+    ) -> tuple[JointIterate, JointEvaluation]:
         more = self.sweeps - 1
         z = self._advanced(here.image, now.z, more)
         z = self._caught_up(here.image, z, 0)
-        linear = Linearization(here, z, fresh=True)
+        linear = JointLinearization(here, z, fresh=True)
         if self.slope is None:
             mu, more = linear.slope, more + FIRST_PULLS
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from equilibria.inputs.engines.mixing import Mixing
+from equilibria.inputs.engines.mixing import MixingEngine
 from equilibria.registry import check_choice
 from equilibria.solvers import Anderson, AndersonTypeOne, Broyden, Solver
 
@@ -36,7 +36,7 @@ def official(
     memory: int | None = None,
     selection: Literal["cost", "residual"] = "cost",
     acceleration: Acceleration = "type-1",
-) -> Mixing:
+) -> MixingEngine:
     """The paper's algorithm: Eq. 11 as printed, every step mixed by Anderson's type I.
 
     As the authors do it: everything from zero, one sweep, the loss as it is given, no ridge, cap or
@@ -54,7 +54,7 @@ def official(
     check_choice(("cost", "residual"), selection=selection)
     check_choice(get_args(Acceleration), acceleration=acceleration)
     chosen = PAPER_SETTINGS[task]
-    return Mixing(
+    return MixingEngine(
         name="official",
         mixing=_solver(acceleration, memory or chosen.memory),
         mix_below=float("inf"),

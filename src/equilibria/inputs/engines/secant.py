@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.inputs.engines.base import Engine, JointIterate, Run
+from equilibria.inputs.engines.base import Engine, EngineRun
+from equilibria.inputs.iterates import JointIterate
 from equilibria.inputs.problem import InputProblem
 from equilibria.inputs.steps import Decay, Rule
 from equilibria.registry import check_not_negative
@@ -21,7 +22,7 @@ SECANT_CAP = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Secant(Engine):
+class SecantEngine(Engine):
     """Sweeps that start where the last steps of x predict z and μ.
 
     Measured best on latents (docs/benchmarks.md). Extrapolating x itself, as Anderson's and
@@ -46,7 +47,7 @@ class Secant(Engine):
 
 
 @dataclass
-class SecantRun(Run[Secant]):
+class SecantRun(EngineRun[SecantEngine]):
     def __post_init__(self) -> None:
         self.secants = Secants(self.engine.memory)
         memory = self.engine.inner_memory

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equilibria.inputs.engines.base import Engine, JointIterate, Run
-from equilibria.inputs.problem import Evaluation, FixedInput, InputProblem, Linearization
+from equilibria.inputs.engines.base import Engine, EngineRun
+from equilibria.inputs.iterates import JointIterate
+from equilibria.inputs.problem import FixedInput, InputProblem, JointEvaluation, JointLinearization
 from equilibria.registry import check_at_least_one, check_tolerances
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solved(Engine):
+class SolvedEngine(Engine):
     """Projected gradient or Adam steps at equilibria that are solved for.
 
     warm: start the solves where those of the last step ended; otherwise from nothing.
@@ -33,18 +34,18 @@ class Solved(Engine):
 
 
 @dataclass
-class SolvedRun(Run[Solved]):
+class SolvedRun(EngineRun[SolvedEngine]):
     def start(self, here: FixedInput, z: Tensor | None) -> Tensor:
         """A solve follows: there is nothing to prepare."""
         return self.problem.packing.pack(self.problem.zero_state) if z is None else z
 
     def follow(
         self, here: FixedInput, now: JointIterate, *, first: bool
-    ) -> tuple[JointIterate, Evaluation]:
+    ) -> tuple[JointIterate, JointEvaluation]:
         warm, tolerance = self.engine.warm, self.engine.inner_tolerance
         limit = self.engine.inner_iterations
         z = self._solved(here, now.z if warm else None, tolerance, limit)
-        linear = Linearization(here, z)
+        linear = JointLinearization(here, z)
         start = now.mu if warm else None
         mu = linear.solve_adjoint(start, tolerance=tolerance, max_iterations=limit or 200).value
         return JointIterate(z, mu, now.x), linear.evaluation(mu)
