@@ -132,14 +132,16 @@ def figure_svg(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def dress_axes(axis: Any, theme: Theme = LIGHT) -> None:
+def dress_axes(
+    axis: Any, theme: Theme = LIGHT, *, grid: Literal["both", "x", "y"] = "both"
+) -> None:
     axis.title.set_color(theme.ink)
     axis.title.set_fontsize(TITLE)
     axis.xaxis.label.set_color(theme.ink)
     axis.yaxis.label.set_color(theme.ink)
     axis.tick_params(colors=theme.ink, which="both", length=3)
     axis.tick_params(which="minor", length=0)
-    axis.grid(color=theme.faint, linewidth=0.6)
+    axis.grid(color=theme.faint, linewidth=0.6, axis=grid)
     axis.set_axisbelow(True)
     for side, spine in axis.spines.items():
         spine.set_color(theme.faint)
