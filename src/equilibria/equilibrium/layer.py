@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
@@ -46,12 +44,11 @@ from equilibria.solvers import (
     ConvergenceWarning,
     FixedPointProblem,
     LinearSolution,
+    Method,
     Solution,
-    Solver,
     Status,
 )
-from equilibria.solvers.asking import is_free_to_ask
-from equilibria.solvers.blocks import solve_in_blocks
+from equilibria.solvers._cpu import is_cheap_to_read, solve_in_blocks
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 """One tensor, or several: image and task vector, measurement and noise level, nodes and graph."""
@@ -76,8 +73,6 @@ class EquilibriumLayer(nn.Module):
         Otherwise inference warns once with the share of samples, and `last_solution` holds the
         facts.
     solving: all of solver, gradient, tolerance, max_iterations and strict in one value.
-    compile_step: run the solver on `torch.compile(step)`, by default or with the backend named, and
-        differentiate that one for `OneStep`; the other derivatives use the step as it is.
 
     Examples:
         >>> W = eq.Dense(4, 4, norm="bound", zeta=0.5)
@@ -95,13 +90,12 @@ class EquilibriumLayer(nn.Module):
         *,
         cell: Cell | None = None,
         activation: str | Activation = "relu",
-        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+        solver: str | Mapping[str, Any] | Method | None = None,
         gradient: str | Mapping[str, Any] | GradientRule | None = None,
         tolerance: float | None = None,
         max_iterations: int | None = None,
         strict: bool | None = None,
         solving: Solving | None = None,
-        compile_step: bool | str = False,
     ) -> None:
         super().__init__()
         if (energy is None) == (cell is None):
@@ -123,7 +117,6 @@ class EquilibriumLayer(nn.Module):
         }
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.solving = Solving(**chosen) if solving is None else solving.changed(**chosen)
-        self.compile_step = compile_step
         self.last_solution: Solution | None = None
         """The last forward solve, without its state and context."""
         self.identity = object()
@@ -132,7 +125,7 @@ class EquilibriumLayer(nn.Module):
         self._backward_log = BackwardLog(self._warned)
 
     @property
-    def solver(self) -> Solver[Any]:
+    def solver(self) -> Method:
         """What solves at this moment: the layer's own solver, or that of a `solving` block."""
         return Active(self, self.solving).solving.solver
 
@@ -186,7 +179,7 @@ class EquilibriumLayer(nn.Module):
         x: Inputs,
         start: State | None = None,
         *,
-        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+        solver: str | Mapping[str, Any] | Method | None = None,
         trace: bool | Literal["states"] = False,
     ) -> Solution:
         """The equilibrium as a `Solution`, without gradients; optionally with another solver."""
@@ -272,7 +265,7 @@ class EquilibriumLayer(nn.Module):
             The problem, for one solve.
         """
         return FixedPointProblem(
-            step=self._solver_step(),
+            step=self.cell.step,
             context=context,
             start=start,
             couples_batch=self.couples_batch,
@@ -283,17 +276,15 @@ class EquilibriumLayer(nn.Module):
             contraction=self.cell.contraction_limit,
             solved_once=True,
             remedy=self.cell.remedy,
-            compiled=bool(self.compile_step),
             potential=self.cell.potential,
             trace=trace,
         )
 
     def _is_separable(self) -> bool:
-        """Whether samples can be solved in blocks: a compiled step would be compiled for each."""
+        """Whether samples can be solved in blocks."""
         return not (
             self.couples_batch
             or self.cell.refresh_until
-            or self.compile_step
             or any(isinstance(m, _BatchNorm) and m.training for m in self.cell.modules())
         )
 
@@ -325,18 +316,6 @@ class EquilibriumLayer(nn.Module):
             raise ValueError(f"the start has shapes {shapes}, the state {wanted}")
         return map_state(lambda like, t: in_format_of(like, t.detach().to(like)), expected, given)
 
-    def _solver_step(self) -> Any:
-        if not self.compile_step:
-            return self.cell.step
-        compiled = self.__dict__.get("_compiled_step")
-        if compiled is None:
-            backend = self.compile_step if isinstance(self.compile_step, str) else "inductor"
-            if backend == "inductor":
-                _require_compiler()
-            compiled = torch.compile(self.cell.step, backend=backend)
-            self.__dict__["_compiled_step"] = compiled
-        return compiled
-
     def _warn_of_coupling(self, batch: int) -> None:
         """Training expects batches; a prediction that depends on its batch mates surprises."""
         if self.training or not self.couples_batch or batch < 2 or "coupling" in self._warned:
@@ -349,7 +328,7 @@ class EquilibriumLayer(nn.Module):
             BatchCouplingWarning,
         )
 
-    def _note(self, solution: Solution, active: Active, solver: Solver[Any]) -> Solution:
+    def _note(self, solution: Solution, active: Active, solver: Method) -> Solution:
         """Keep the facts of a solve and report failures, with the remedy.
 
         A failed solve warns once for each status it can end with. In training, running out of
@@ -394,27 +373,13 @@ class EquilibriumLayer(nn.Module):
     def __prepare_scriptable__(self) -> None:
         refuse_recording("torch.jit.script")
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A compiled step belongs to the cell it was made of: copies compile their own.
-        return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
-
     def on_twin(self) -> None:
-        """A twin's backward solves are its own; a compiled step would be that of another cell."""
+        """A twin's backward solves are its own."""
         self._backward_log = BackwardLog(self._warned)
-        self.compile_step = False
 
     def extra_repr(self) -> str:
         own = self.solving
         return f"solver={own.solver}, gradient={own.gradient}, strict={own.strict}"
-
-
-def _require_compiler() -> None:
-    names = (os.environ.get("CXX"), "g++", "clang++", "c++", "cl")
-    if not any(name and shutil.which(name) for name in names):
-        raise RuntimeError(
-            "compile_step=True needs a C++ compiler, and there is none: install g++ or clang++, "
-            "name one in the variable CXX, or leave compile_step out"
-        )
 
 
 def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
@@ -455,7 +420,7 @@ def _finite_start(first: Tensor, context: Context) -> Tensor:
     first = first.detach()
     # A look at the sum is cheaper than a copy, which one that overflows asks for in vain. What
     # belongs to the context, and maybe to the caller, is not a state's own.
-    if not is_wrapped(first) and is_free_to_ask(first) and math.isfinite(first.sum()):
+    if not is_wrapped(first) and is_cheap_to_read(first) and math.isfinite(first.sum()):
         own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
         return first if own else first.clone()
     return first.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -10,11 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.base import Memory
 from equilibria.solvers.convergence import Iterate, Residuals, Scale, row_norms
 from equilibria.solvers.linear.conjugate_gradients import weighted_run
+from equilibria.solvers.minimize.base import Minimizer
+from equilibria.solvers.minimize.quasi_newton import PAIRS, Pairs
 from equilibria.solvers.problem import FixedPointProblem, Potential
-from equilibria.solvers.quasi_newton import PAIRS, Pairs
 from equilibria.solvers.solution import Solution, Status, Trace
 
 NEWTON_LENGTHS = (1.0, 0.5, 0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-5)
@@ -109,7 +110,7 @@ class Pace(Memory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent(Solver[Memory]):
+class Descent(Minimizer):
     """Newton's method on the hidden objective, safeguarded by proximal gradient steps.
 
     It begins with two hundred evaluations of a quasi-Newton method: Newton steps with an
@@ -136,18 +137,6 @@ class Descent(Solver[Memory]):
         tensor([[1.]], grad_fn=...)
     """
 
-    max_iterations: int = 10_000
-
-    @property
-    def descent(self) -> Descent:
-        return self
-
-    def begin(self, start: Tensor) -> Memory:
-        return Memory()
-
-    def propose(self, memory: Memory, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
-        return image
-
     def run(
         self,
         problem: FixedPointProblem,
@@ -155,15 +144,11 @@ class Descent(Solver[Memory]):
         trace: bool | Literal["states"] = False,
         visited: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Solution:
-        """Solve `problem`, each sample to its own end.
-
-        visited: states y and d = −∇E(y) that are known, packed, in their order.
-        """
         if problem.potential is None:
             raise ValueError(
                 "descent needs a hidden objective, and this map has none: use 'auto' or 'anderson'"
             )
-        start, warmed_up, warm_up = self.warm_up(problem)
+        warmed_up, start, warm_up = self.warm_up(problem)
         lifted = warmed_up.lifted()
         try:
             run = _Run(self, lifted, start, trace or problem.trace, visited)
