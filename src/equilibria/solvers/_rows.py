@@ -47,7 +47,7 @@ def track(
         criterion: Decides when a row has converged.
         warm_up: Number of iterations that were run before.
     """
-    is_single = len(start) == 1 and problem.unit is None and is_cheap_to_read(start)
+    is_single = start.shape[0] == 1 and problem.unit is None and is_cheap_to_read(start)
     if is_single and type(criterion) is RelativeResidual:
         return OneRow(start, criterion.tolerance, warm_up)
     return Rows(start, criterion, warm_up)
@@ -100,7 +100,7 @@ class Rows:
     """
 
     def __init__(self, start: Tensor, criterion: StoppingCriterion, warm_up: int) -> None:
-        self.problems = self.in_batch = len(start)
+        self.problems = self.in_batch = start.shape[0]
         """Number of problems, and of rows that are still in the batch."""
         self.criterion = criterion
         self.scale = Scale()
@@ -130,7 +130,7 @@ class Rows:
         self.tolerance: Tensor | None = None
         """That of the criterion if it is the usual one; a tensor, which is compared faster."""
         if type(criterion) is RelativeResidual:
-            self.tolerance = start.new_tensor(criterion.tolerance)
+            self.tolerance = start.new_full((), criterion.tolerance)
 
     @property
     def best(self) -> Tensor:

@@ -115,7 +115,7 @@ class Solver(Method, Generic[M]):
         if notes := criterion.notes():
             problem = problem.in_context(problem.context.with_sample(**notes))
         problem, point, warm_up = self.warm_up(problem)
-        image = problem.evaluate(point) if len(point) else point
+        image = problem.evaluate(point) if point.shape[0] else point
         problem, point, image = problem.in_own_units(point, image)
         trace = trace or problem.trace
         recorder = Recorder(problem, states=trace == "states") if trace else None
@@ -130,7 +130,7 @@ class Solver(Method, Generic[M]):
         memory = self.begin(point)
         current = problem
         iteration = 1
-        sample_evaluations = (warm_up + 1) * len(point)
+        sample_evaluations = (warm_up + 1) * point.shape[0]
         while True:
             change = memory.difference(image, point)
             rows.observe(
