@@ -48,7 +48,7 @@ class Scratch:
 
     On a CPU the system would allocate the memory of a solver anew for every solve, and a page fault
     at the first write of each page takes up to a fifth of the time. So each thread keeps the
-    largest buffer that was given back. A solve inside a solve gets memory of its own. Other devices
+    largest buffer that was given back. A solve inside a solve gets separate memory. Other devices
     have a caching allocator.
     """
 
@@ -121,7 +121,7 @@ def solve_in_blocks(
             whole_state[rows] = piece
         solutions.append(solution.facts())
     return replace(
-        # What was needed at most is what the batch needed.
+        # The name of a solver is longest where a block needed a second solver.
         max(solutions, key=lambda one: len(one.solver)),
         state=unflatten_state(start, state_tensors(found)),
         status=concatenated(solutions, "status"),

@@ -119,7 +119,7 @@ class Rows:
         self.is_count_current = True
         """False if rows may have finished since then."""
         self.residuals = Residuals(infinite, infinite, self.running)
-        """Of the last iteration."""
+        """Residuals of the last iteration."""
         self.observed = self.running
         """The rows that were running in the last iteration."""
         self.mark: Tensor | None = None
@@ -128,7 +128,7 @@ class Rows:
         self.dropped: Answers | None = None
         self.is_cheap = is_cheap_to_read(start)
         self.tolerance: Tensor | None = None
-        """That of the criterion if it is the usual one; a tensor, which is compared faster."""
+        """Tolerance of a `RelativeResidual`; a tensor, because that is compared faster."""
         if type(criterion) is RelativeResidual:
             self.tolerance = start.new_full((), criterion.tolerance)
 

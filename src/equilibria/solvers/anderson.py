@@ -24,7 +24,7 @@ class History(Memory):
     A goal is T(y) + (damping − 1) g, which is the image without damping. `gram` holds ⟨gᵢ, gⱼ⟩ with
     the ridge on its diagonal; each iteration updates one row and one column. `in_use` is 0 for the
     slots that a restart has emptied and 1 for the others, and None where nothing has restarted. An
-    empty slot has ∞ on the diagonal of `gram` and zeros beside it.
+    empty slot has ∞ on the diagonal of `gram` and zeros in the rest of its row and column.
     """
 
     goals: Tensor
