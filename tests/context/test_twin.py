@@ -76,16 +76,3 @@ def test_attributes_count_too() -> None:
     other = twin(model, lambda tensor: tensor.detach())
     assert not other(torch.ones(1, 2)).requires_grad
     assert model(torch.ones(1, 2)).requires_grad
-
-
-# The compiler hides this warning of its own by a way that a filter "error" overrides.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_a_compiled_step_is_not_that_of_another_cell() -> None:
-    model, x = small_model("opteq-small").eval(), images(2)
-    given = shifted(model)
-    expected = functional_call(model, given, (x,))
-    model.layer.compile_step = "aot_eager"
-    model(x)
-    ids = {id(own): given[key] for key, own in model.named_parameters()}
-    other = twin(model, lambda held: ids.get(id(held), held))
-    torch.testing.assert_close(other(x), expected, rtol=1e-6, atol=1e-7)

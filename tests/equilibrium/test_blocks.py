@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.solvers import blocks
+from equilibria.solvers import _cpu as blocks
 
 SAMPLES = 7
 

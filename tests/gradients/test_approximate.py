@@ -181,7 +181,7 @@ class Counted(eq.Cell):
 def test_one_step_records_the_last_evaluation_of_the_solve(
     rates: list[float], blocks: int, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from equilibria.solvers import blocks as of_samples
+    from equilibria.solvers import _cpu as of_samples
 
     cell = Counted(torch.tensor(rates, dtype=torch.float64))
     layer = eq.EquilibriumLayer(cell, solver=eq.Picard(tolerance=1e-3), gradient="one_step")

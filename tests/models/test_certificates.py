@@ -475,7 +475,7 @@ def test_a_certificate_depends_on_nothing_else_in_the_batch(
     """Large batches are judged in blocks."""
     model, x = random_model(family, 3, 0.7), images(12)
     whole = eq.certify(model, x)
-    monkeypatch.setattr("equilibria.solvers.blocks.BLOCK_BYTES", 1024)
+    monkeypatch.setattr("equilibria.solvers._cpu.BLOCK_BYTES", 1024)
     parts = eq.certify(model, x)
     for name in ("contraction", "error", "margin", "margin_error", "radius"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-5, atol=1e-9)

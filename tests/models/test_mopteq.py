@@ -523,33 +523,6 @@ def test_vanished_features_have_finite_derivatives_of_both_orders(space: str) ->
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-# The compiler hides this warning of its own by a way that a filter "error" overrides.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("gradient", ["one_step", "implicit"])
-def test_a_compiled_step_trains_as_the_step_itself(gradient: str) -> None:
-    found = []
-    for compile_step in (False, "aot_eager"):
-        torch.manual_seed(0)
-        torch._dynamo.reset()
-        model = eq.create_model(
-            "mopteq-small", gradient=gradient, tolerance=1e-8, compile_step=compile_step
-        ).double()
-        model(torch.rand(2, 3, 16, 16, dtype=torch.float64)).square().sum().backward()
-        assert ("_compiled_step" in model.layer.__dict__) == bool(compile_step)
-        found.append(
-            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        )
-    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
-
-
-def test_a_step_is_not_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", "")
-    model = eq.create_model("mopteq-small", compile_step=True)
-    with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler.*leave compile_step out"):
-        model(torch.rand(1, 3, 16, 16))
-
-
 @pytest.mark.parametrize("heritage", [True, False])
 @pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4), (2, 1), (1,)])
 def test_messages_are_differentiated_as_what_they_are_composed_of(

@@ -13,7 +13,7 @@ from benchmarks.energies import outside
 from benchmarks.energy_bank import BANK, SIZE, Ridge, inputs
 from equilibria.context import Context, State
 from equilibria.operators import Dense
-from equilibria.solvers.quasi_newton import PAIRS, Pairs
+from equilibria.solvers.minimize.quasi_newton import PAIRS, Pairs
 from tests.solvers.test_descent import TOLERANCE, layer_of, named
 
 ROWS = 3

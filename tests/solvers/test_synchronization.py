@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria as eq
-from equilibria.solvers import FixedPointProblem, anderson, base, conjugate_gradients
+from equilibria.solvers import FixedPointProblem, _rows, anderson, conjugate_gradients, convergence
 
 WAITING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item"}
 """Operations whose result the host needs: a GPU's queue runs dry there."""
@@ -33,10 +33,10 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _ask(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
-    """Have solvers believe that to look at numbers is free, or that the host waits for them."""
-    for module in (base, anderson):
-        monkeypatch.setattr(module, "is_free_to_ask", lambda numbers: free)
+def _read(monkeypatch: pytest.MonkeyPatch, *, cheap: bool) -> None:
+    """Make solvers treat reads as free (a CPU), or as host synchronizations (a GPU)."""
+    for module in (_rows, anderson, convergence):
+        monkeypatch.setattr(module, "is_cheap_to_read", lambda tensor: cheap)
 
 
 def _problem(rows: int = 6) -> FixedPointProblem:
@@ -63,7 +63,7 @@ def _waits(solver: eq.solvers.Solver[Any]) -> tuple[int, eq.Solution]:
 def test_one_wait_an_iteration(
     kind: type[eq.solvers.Solver[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _ask(monkeypatch, free=False)
+    _read(monkeypatch, cheap=False)
     short, long = (
         _waits(kind(tolerance=tolerance, max_iterations=500, drop_share=1.0))
         for tolerance in (1e-3, 1e-9)
@@ -77,7 +77,7 @@ def test_one_wait_an_iteration(
 def test_asking_less_often_changes_nothing_but_the_work(
     kind: type[eq.solvers.Solver[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _ask(monkeypatch, free=False)
+    _read(monkeypatch, cheap=False)
     limits: dict[str, Any] = {"tolerance": 1e-9, "max_iterations": 500, "drop_share": 1.0}
     often, always = _waits(kind(**limits))
     seldom, found = _waits(kind(**limits, check_every=4))
@@ -111,8 +111,8 @@ def test_looking_for_the_ordinary_case_first_changes_nothing(
     problem.context["c"][3] *= 1e-3
     solver = dataclasses.replace(solver, tolerance=1e-9, max_iterations=300, drop_share=drop_share)
     found = []
-    for free in (True, False):
-        _ask(monkeypatch, free=free)
+    for cheap in (True, False):
+        _read(monkeypatch, cheap=cheap)
         found.append(solver.solve(problem))
     looked, waited = found
     assert looked.status.tolist() == waited.status.tolist() == [0, 0, 2, 0, 0, 0]

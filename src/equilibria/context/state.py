@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -119,8 +120,15 @@ class Packing:
         """How many numbers the state of one sample has."""
         return sum(_size(shape) for shape in self.layout)
 
+    @cached_property
+    def _is_matrix(self) -> bool:
+        """Whether a state is a matrix, and packed as it is."""
+        return self.single and len(self.layout[0]) == 1 and not self.couples_batch
+
     def pack(self, state: State) -> Tensor:
         """The state as a `(problems, size)` matrix; a view where that is possible."""
+        if self._is_matrix and isinstance(state, Tensor) and state.dim() == 2:
+            return state
         pieces = [
             _flatten(tensor, last)
             for tensor, last in zip(state_tensors(state), self.channels_last, strict=True)
@@ -130,6 +138,8 @@ class Packing:
         return rows.reshape(1, -1) if self.couples_batch and len(rows) else rows
 
     def unpack(self, flat: Tensor) -> State:
+        if self._is_matrix:
+            return flat
         rows = flat.reshape(self.samples, -1) if self.couples_batch and len(flat) else flat
         if self.single:
             return _unflatten(rows, self.layout[0], self.channels_last[0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
@@ -24,8 +22,8 @@ from equilibria.equilibrium.solving import Active, Solving, solving_of
 from equilibria.equilibrium.starts import start_of
 from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
 from equilibria.gradients import Backward, BackwardLog, GradientRule
-from equilibria.solvers import FixedPointProblem, LinearSolution, Solution, Solver, Status
-from equilibria.solvers.blocks import solve_in_blocks
+from equilibria.solvers import FixedPointProblem, LinearSolution, Method, Solution, Status
+from equilibria.solvers._cpu import solve_in_blocks
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 """One tensor, or several: image and task vector, measurement and noise level, nodes and graph."""
@@ -46,8 +44,6 @@ class EquilibriumLayer(nn.Module):
         Otherwise inference warns once with the share of samples, and `last_solution` holds the
         facts.
     solving: all of solver, gradient, tolerance, max_iterations and strict in one value.
-    compile_step: run the solver on `torch.compile(step)`, by default or with the backend named, and
-        differentiate that one for `OneStep`; the other derivatives use the step as it is.
 
     Examples:
         >>> W = eq.Dense(4, 4, norm="bound", zeta=0.5)
@@ -64,13 +60,12 @@ class EquilibriumLayer(nn.Module):
         *,
         cell: Cell | None = None,
         activation: str | Activation = "relu",
-        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+        solver: str | Mapping[str, Any] | Method | None = None,
         gradient: str | Mapping[str, Any] | GradientRule | None = None,
         tolerance: float | None = None,
         max_iterations: int | None = None,
         strict: bool | None = None,
         solving: Solving | None = None,
-        compile_step: bool | str = False,
     ) -> None:
         super().__init__()
         if (energy is None) == (cell is None):
@@ -92,7 +87,6 @@ class EquilibriumLayer(nn.Module):
         }
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.solving = Solving(**chosen) if solving is None else solving.changed(**chosen)
-        self.compile_step = compile_step
         self.last_solution: Solution | None = None
         """The last forward solve, without its state and context."""
         self.identity = object()
@@ -101,7 +95,7 @@ class EquilibriumLayer(nn.Module):
         self._backward_log = BackwardLog(self._reports.given)
 
     @property
-    def solver(self) -> Solver[Any]:
+    def solver(self) -> Method:
         """What solves at this moment: the layer's own solver, or that of a `solving` block."""
         return solving_of(self).solver
 
@@ -157,7 +151,7 @@ class EquilibriumLayer(nn.Module):
         x: Inputs,
         start: State | None = None,
         *,
-        solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+        solver: str | Mapping[str, Any] | Method | None = None,
         trace: bool | Literal["states"] = False,
     ) -> Solution:
         """Return the equilibrium as a `Solution`, without gradients.
@@ -254,7 +248,7 @@ class EquilibriumLayer(nn.Module):
         """
         cell, couples_batch = self.cell, self.couples_batch
         return FixedPointProblem(
-            step=self._solver_step(),
+            step=self.cell.step,
             context=context,
             start=start,
             couples_batch=couples_batch,
@@ -265,16 +259,14 @@ class EquilibriumLayer(nn.Module):
             contraction=cell.contraction_limit,
             solved_once=True,
             remedy=cell.remedy,
-            compiled=bool(self.compile_step),
             potential=cell.potential,
             trace=trace,
         )
 
     def _is_separable(self) -> bool:
-        """Whether samples can be solved in blocks: a compiled step would be compiled for each."""
+        """Whether samples can be solved in blocks."""
         return not (
             self.cell.refresh_until
-            or self.compile_step
             or any(isinstance(m, _BatchNorm) and m.training for m in self.cell.modules())
         )
 
@@ -288,19 +280,7 @@ class EquilibriumLayer(nn.Module):
 
         return refresh
 
-    def _solver_step(self) -> Any:
-        if not self.compile_step:
-            return self.cell.step
-        compiled = self.__dict__.get("_compiled_step")
-        if compiled is None:
-            backend = self.compile_step if isinstance(self.compile_step, str) else "inductor"
-            if backend == "inductor":
-                _require_compiler()
-            compiled = torch.compile(self.cell.step, backend=backend)
-            self.__dict__["_compiled_step"] = compiled
-        return compiled
-
-    def _concluded(self, solution: Solution, active: Active, solver: Solver[Any]) -> Solution:
+    def _concluded(self, solution: Solution, active: Active, solver: Method) -> Solution:
         """Keep the facts of a solve, and report it if it failed."""
         solution = with_diagnosis(solution, self.cell)
         message = self._reports.failure_message(
@@ -318,27 +298,13 @@ class EquilibriumLayer(nn.Module):
     def __prepare_scriptable__(self) -> None:
         refuse_recording("torch.jit.script")
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A compiled step belongs to the cell it was made of: copies compile their own.
-        return {k: v for k, v in self.__dict__.items() if k != "_compiled_step"}
-
     def on_twin(self) -> None:
-        """A twin's backward solves are its own; a compiled step would be that of another cell."""
+        """Give a twin a log of backward solves of its own."""
         self._backward_log = BackwardLog(self._reports.given)
-        self.compile_step = False
 
     def extra_repr(self) -> str:
         own = self.solving
         return f"solver={own.solver}, gradient={own.gradient}, strict={own.strict}"
-
-
-def _require_compiler() -> None:
-    names = (os.environ.get("CXX"), "g++", "clang++", "c++", "cl")
-    if not any(name and shutil.which(name) for name in names):
-        raise RuntimeError(
-            "compile_step=True needs a C++ compiler, and there is none: install g++ or clang++, "
-            "name one in the variable CXX, or leave compile_step out"
-        )
 
 
 def as_inputs(x: Inputs) -> tuple[Tensor, ...]:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from equilibria.context import warn_caller
 from equilibria.equilibrium.cell import Cell
 from equilibria.equilibrium.diagnosis import Diagnosis
 from equilibria.equilibrium.solving import Solving
-from equilibria.solvers import (
-    ConvergenceError,
-    ConvergenceWarning,
-    Solution,
-    Solver,
-    Status,
-)
+from equilibria.solvers import ConvergenceError, ConvergenceWarning, Method, Solution, Status
 
 
 class BatchCouplingWarning(UserWarning):
@@ -56,7 +49,7 @@ class SolveReports:
             )
 
     def failure_message(
-        self, solution: Solution, solving: Solving, solver: Solver[Any], *, training: bool
+        self, solution: Solution, solving: Solving, solver: Method, *, training: bool
     ) -> str | None:
         """Return what to say about a solve; None if it converged or is not to be reported.
 
@@ -77,7 +70,7 @@ class SolveReports:
         return solution.summary()
 
 
-def is_ordinary_in_training(solution: Solution, solving: Solving, solver: Solver[Any]) -> bool:
+def is_ordinary_in_training(solution: Solution, solving: Solving, solver: Method) -> bool:
     """Whether a failed solve is an ordinary event of training.
 
     So it is where all samples are near the tolerance. It is also where the iterations ran out and

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equilibria.context import Context, State, map_state
 from equilibria.gradients import GradientRule, get_gradient
-from equilibria.solvers import LinearSolution, Solution, Solver, get_solver
+from equilibria.solvers import LinearSolution, Method, Solution, get_solver
 
 if TYPE_CHECKING:
     from equilibria.equilibrium.layer import EquilibriumLayer
@@ -36,7 +36,7 @@ class Solving:
         1e-08
     """
 
-    solver: Solver[Any] = "auto"  # type: ignore[assignment]
+    solver: Method = "auto"  # type: ignore[assignment]
     gradient: GradientRule = "auto"  # type: ignore[assignment]
     tolerance: float | None = None
     max_iterations: int | None = None
@@ -124,7 +124,7 @@ _blocks: ContextVar[tuple[Block, ...]] = ContextVar("equilibria_solving", defaul
 def solving(
     model: nn.Module,
     *,
-    solver: str | Mapping[str, Any] | Solver[Any] | None = None,
+    solver: str | Mapping[str, Any] | Method | None = None,
     gradient: str | Mapping[str, Any] | GradientRule | None = None,
     tolerance: float | None = None,
     max_iterations: int | None = None,

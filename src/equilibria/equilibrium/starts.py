@@ -12,7 +12,7 @@ from equilibria.context import Context, State, at_least_float32, map_state, stat
 from equilibria.context.state import in_format_of
 from equilibria.equilibrium.cell import Cell
 from equilibria.operators.norm_control import is_wrapped
-from equilibria.solvers.asking import is_free_to_ask
+from equilibria.solvers._cpu import is_cheap_to_read
 
 
 def start_of(
@@ -65,7 +65,7 @@ def _finite_tensor(first: Tensor, context: Context) -> Tensor:
     first = first.detach()
     # Reading the sum is cheaper than a copy; a sum that overflows causes a needless copy. A tensor
     # of the context may belong to the caller, so that the solver must not overwrite it.
-    if not is_wrapped(first) and is_free_to_ask(first) and math.isfinite(first.sum()):
+    if not is_wrapped(first) and is_cheap_to_read(first) and math.isfinite(first.sum()):
         own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
         return first if own else first.clone()
     return first.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

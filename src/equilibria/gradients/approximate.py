@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint as run_checkpointed
 from equilibria.context import Context, State, batch_size, map_state, state_tensors
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.registry import check_at_least_one, check_share
-from equilibria.solvers import FixedPointProblem, Solution, Solver
-from equilibria.solvers.blocks import sample_blocks, solve_in_blocks
+from equilibria.solvers import FixedPointProblem, Method, Solution, Solver
+from equilibria.solvers._cpu import sample_blocks, solve_in_blocks
 from equilibria.solvers.convergence import solution_of_last_iterate
 
 FEW_BLOCKS = 4
@@ -49,7 +49,7 @@ class Phantom(GradientRule):
         check_share(damping=self.damping)
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+        self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
         solution = solve_in_blocks(solver, problem)
         return _record_steps(cell, solution, self.steps, self.damping), solution
@@ -75,11 +75,13 @@ class OneStep(GradientRule):
     exact: ClassVar[bool] = False
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+        self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
         if _may_be_recorded(cell, problem):
             recorded = _LastStep(cell, problem)
-            patient = replace(solver, drop_share=max(solver.drop_share, LEAST_DROPPED))
+            patient = solver
+            if isinstance(solver, Solver):
+                patient = replace(solver, drop_share=max(solver.drop_share, LEAST_DROPPED))
             solution = replace(patient.solve(recorded.problem), context=problem.context)
             state = recorded.state_at(solution)
             if state is not None:
@@ -101,9 +103,8 @@ class _LastStep:
     def __init__(self, cell: Map, problem: FixedPointProblem) -> None:
         self.taken = problem.step
         self.image: State | None = None
-        # `compiled`: nothing else is to be computed in the place of this step.
         simplified = problem.in_context(cell.simplify(problem.context))
-        self.problem = replace(simplified, step=self.step, compiled=True)
+        self.problem = replace(simplified, step=self.step, records_step=True)
 
     def step(self, state: State, context: Context) -> State:
         self.image = None  # as large as the state, with all that its graph holds
@@ -169,7 +170,7 @@ class Unrolled(GradientRule):
         check_at_least_one(steps=self.steps, checkpoint=self.checkpoint)
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+        self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
         point, context = problem.start, problem.context
         warm_up = min(problem.refresh_until, self.steps - 1) if problem.refresh else 0
@@ -202,7 +203,7 @@ class Unrolled(GradientRule):
 
 
 def _iterate(
-    cell: Map, context: Context, solver: Solver[Any], point: State, first: int, count: int
+    cell: Map, context: Context, solver: Method, point: State, first: int, count: int
 ) -> State:
     for iteration in range(first, first + count):
         point = solver.unrolled_step(point, cell.step(point, context), iteration)

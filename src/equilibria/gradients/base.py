@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from equilibria.solvers import (
     ConvergenceWarning,
     FixedPointProblem,
     LinearSolution,
+    Method,
     Solution,
-    Solver,
 )
 
 
@@ -123,7 +123,7 @@ class GradientRule(ABC):
 
     @abstractmethod
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+        self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
         """The equilibrium, attached to the graph of context and parameters, and its solve."""
 

@@ -15,8 +15,8 @@ from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, nee
 from equilibria.gradients.local_step import LocalStep, StepRecipe
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import check_at_least_one, check_choice, check_tolerances
-from equilibria.solvers import FixedPointProblem, Solution, Solver
-from equilibria.solvers.blocks import joined, sample_blocks, solve_in_blocks
+from equilibria.solvers import FixedPointProblem, Method, Solution
+from equilibria.solvers._cpu import concatenated, sample_blocks, solve_in_blocks
 from equilibria.solvers.linear import (
     LinearMap,
     LinearSolution,
@@ -31,7 +31,7 @@ LARGEST_BASIS = 2**31
 SHARE = 0.1
 """Of the forward tolerance: how well a backward pass is solved that is tied to it."""
 
-Method = Literal["auto", "cg", "gmres", "bicgstab"]
+LinearMethod = Literal["auto", "cg", "gmres", "bicgstab"]
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Implicit(GradientRule):
     exact: ClassVar[bool] = True
     tolerance: float | None = None
     max_iterations: int = 200
-    method: Method = "auto"
+    method: LinearMethod = "auto"
     restart: int = 30
     warm_start: bool = False
 
     def __post_init__(self) -> None:
         check_tolerances(tolerance=self.tolerance)
         check_at_least_one(max_iterations=self.max_iterations, restart=self.restart)
-        check_choice(get_args(Method), method=self.method)
+        check_choice(get_args(LinearMethod), method=self.method)
 
     def equilibrium(
-        self, cell: Map, problem: FixedPointProblem, solver: Solver[Any], backward: Backward
+        self, cell: Map, problem: FixedPointProblem, solver: Method, backward: Backward
     ) -> tuple[State, Solution]:
         solution = solve_in_blocks(solver, problem)
         context = solution.context
@@ -100,7 +100,7 @@ class Implicit(GradientRule):
         outputs = _apply(_FixedPoint, solve, *states, *context.tensors(), *parameters.values())
         return unflatten_state(solution.state, outputs), solution
 
-    def tolerance_with(self, solver: Solver[Any]) -> float:
+    def tolerance_with(self, solver: Method) -> float:
         """What the linear solve is solved to, where this solver solves forward."""
         return SHARE * solver.tolerance if self.tolerance is None else self.tolerance
 
@@ -373,9 +373,9 @@ def _joined(solutions: Sequence[LinearSolution]) -> LinearSolution:
     """The solves of several blocks as one, without their values."""
     return replace(
         max(solutions, key=lambda one: len(one.method)),
-        status=joined(solutions, "status"),
-        residual=joined(solutions, "residual"),
-        iterations=joined(solutions, "iterations"),
+        status=concatenated(solutions, "status"),
+        residual=concatenated(solutions, "residual"),
+        iterations=concatenated(solutions, "iterations"),
         evaluations=max(one.evaluations for one in solutions),
     )
 

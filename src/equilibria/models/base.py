@@ -14,7 +14,7 @@ from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.images import ImageSpec
 from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
 from equilibria.models.non_finite import guard
-from equilibria.solvers import LinearSolution, Solution, Solver
+from equilibria.solvers import LinearSolution, Method, Solution
 
 C = TypeVar("C", bound=Cell)
 
@@ -70,7 +70,7 @@ class EquilibriumModel(nn.Module):
         self,
         *inputs: Any,
         start: State | None = None,
-        solver: str | Solver[Any] | None = None,
+        solver: str | Method | None = None,
         trace: bool | Literal["states"] = False,
     ) -> Solution:
         """The equilibrium of each sample, with its status; no gradients."""
@@ -132,7 +132,6 @@ def image_classifier(
     stem_strides: int = 0,
     downsample: int = 1,
     recompute: bool = False,
-    compile_step: bool | str = False,
     pool: int = 2,
     solving: Solving | None = None,
 ) -> EquilibriumClassifier:
@@ -140,8 +139,7 @@ def image_classifier(
 
     The stem is an `ImageStem`; with stem_depth=0 a cell of the images' own channels takes them as
     they are. `recompute`: training keeps nothing of the stem, and computes it twice.
-    `compile_step`: as for an `EquilibriumLayer`; it pays where a step is many small operations, as
-    those of MOptEqs are. The head is made by `head(feature_channels, num_classes, pool=pool)`.
+    The head is made by `head(feature_channels, num_classes, pool=pool)`.
 
     Examples:
         >>> cell = eq.models.opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
@@ -165,6 +163,6 @@ def image_classifier(
         )
     return EquilibriumClassifier(
         stem,
-        EquilibriumLayer(cell, solving=solving, compile_step=compile_step),
+        EquilibriumLayer(cell, solving=solving),
         head(feature_channels or channels, num_classes, pool=pool),
     )

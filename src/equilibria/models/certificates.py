@@ -32,7 +32,7 @@ from equilibria.models.radii import (
 )
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Solution
-from equilibria.solvers.blocks import sample_blocks
+from equilibria.solvers._cpu import sample_blocks
 
 UNIT = unit_roundoff(torch.float64)
 JUDGED = 8

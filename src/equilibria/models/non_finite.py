@@ -13,7 +13,7 @@ from torch.jit import is_tracing  # type: ignore[attr-defined]
 from equilibria.context import is_exporting, warn_caller
 from equilibria.models.blocks import first_layer
 from equilibria.operators.norm_control import is_wrapped
-from equilibria.solvers.asking import is_free_to_ask
+from equilibria.solvers._cpu import is_cheap_to_read
 
 MOST_NAMED = 5
 """Samples or tensors that a message lists by name."""
@@ -168,7 +168,7 @@ def _mark_non_finite(model: nn.Module, inputs: tuple[Any, ...], output: Any) -> 
     batch = _batch(inputs)
     if batch is None or model.training or not isinstance(output, Tensor) or is_wrapped(output):
         return output
-    if is_free_to_ask(batch) and _is_surely_finite(batch):
+    if is_cheap_to_read(batch) and _is_surely_finite(batch):
         return output
     finite = finite_samples(batch)
     if len(output) != len(finite):  # Episodes, whose images are answered one by one.

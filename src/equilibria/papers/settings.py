@@ -65,7 +65,6 @@ OFF: Mapping[str, Any] = {
     "model.options.learnable_alpha": False,
     "model.options.stem_strides": 0,
     "model.options.recompute": False,
-    "model.options.compile_step": False,
 }
 """With these values there is nothing to set."""
 RULES = (None, "implicit", "phantom", "one_step")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import NoObjectiveError, distance_per_sample
 from equilibria.models import EquilibriumClassifier
-from equilibria.solvers import Picard, Solver
+from equilibria.solvers import Method, Picard
 
 ROUNDING = 1e-12
 """Relative to an objective's value: differences below it mean nothing in float64."""
@@ -72,7 +71,7 @@ class Convergence:
 
 
 @torch.no_grad()
-def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Solver[Any]) -> Convergence:
+def follow_solve(model: EquilibriumClassifier, images: Tensor, solver: Method) -> Convergence:
     """Solve in float64, where the last digits still mean something, and evaluate every iterate.
 
     Examples:

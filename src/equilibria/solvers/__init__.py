@@ -1,7 +1,5 @@
 """Finding fixed points: small solvers in one loop, with an honest per-sample result."""
 
-from typing import Any
-
 from equilibria.registry import Registry
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
@@ -10,8 +8,9 @@ from equilibria.solvers.auto import Auto
 from equilibria.solvers.base import Memory, Solver
 from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.convergence import Iterate, RelativeResidual, StoppingCriterion
-from equilibria.solvers.descent import Descent
 from equilibria.solvers.linear import LinearSolution, bicgstab, conjugate_gradients, gmres
+from equilibria.solvers.method import Method
+from equilibria.solvers.minimize import Descent, Minimizer
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem, Potential
 from equilibria.solvers.sam import SAM
@@ -37,6 +36,8 @@ __all__ = [
     "Iterate",
     "LinearSolution",
     "Memory",
+    "Method",
+    "Minimizer",
     "Picard",
     "Potential",
     "RelativeResidual",
@@ -53,9 +54,9 @@ __all__ = [
     "register_solver",
 ]
 
-_solvers: Registry[Solver[Any]] = Registry(
+_solvers: Registry[Method] = Registry(
     "solver",
-    Solver,
+    Method,
     {
         "picard": Picard,
         "accelerated": Accelerated,

@@ -13,13 +13,16 @@ from equilibria.solvers.base import Memory, Solver
 
 
 @dataclass
-class Momentum(Memory):
+class NesterovMemory(Memory):
     previous: Tensor
     """T of the point before."""
     age: Tensor
     """Steps of each row since its last restart."""
     factors: Tensor
     """Of the momentum at every age, the same for all rows."""
+    zero: Tensor
+    one: Tensor
+    """Constants; operations with tensors are faster than those with Python numbers."""
 
     def keep(self, rows: Tensor) -> None:
         self.previous, self.age = self.previous[rows], self.age[rows]
@@ -37,7 +40,7 @@ def momentum_factors(count: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accelerated(Solver[Momentum]):
+class Accelerated(Solver[NesterovMemory]):
     """Nesterov's method with adaptive restart (O'Donoghue and Candès, 2015, gradient scheme).
 
     T(y) = prox_f(−∇E(y)) is one proximal gradient step of unit length on the hidden objective, so
@@ -57,16 +60,24 @@ class Accelerated(Solver[Momentum]):
     def steady(self) -> bool:
         return False
 
-    def begin(self, start: Tensor) -> Momentum:
+    def begin(self, start: Tensor) -> NesterovMemory:
         age = torch.zeros(start.shape[0], dtype=torch.int64, device=start.device)
         factors = momentum_factors(self.max_iterations, start.dtype, start.device)
-        return Momentum(previous=start, age=age, factors=factors)
+        return NesterovMemory(
+            previous=start,
+            age=age,
+            factors=factors,
+            zero=start.new_zeros(()),
+            one=age.new_ones(()),
+        )
 
-    def propose(self, memory: Momentum, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
+    def propose(
+        self, memory: NesterovMemory, point: Tensor, image: Tensor, change: Tensor
+    ) -> Tensor:
         advance = image - memory.previous
-        uphill = torch.linalg.vecdot(change, advance) < 0
+        uphill = torch.linalg.vecdot(change, advance) < memory.zero
         memory.previous = image
-        memory.age.masked_fill_(uphill, 0)
-        momentum = memory.factors[memory.age]
-        memory.age += 1
-        return torch.addcmul(image, momentum[:, None], advance, out=advance)
+        age = memory.age.masked_fill_(uphill, 0)
+        momentum = memory.factors.index_select(0, age)
+        age += memory.one
+        return torch.addcmul(image, momentum.unsqueeze(1), advance, out=advance)

@@ -13,20 +13,18 @@ from equilibria.registry import (
     check_not_negative,
     check_positive,
 )
-from equilibria.solvers.asking import is_free_to_ask
+from equilibria.solvers._cpu import Scratch, is_cheap_to_read
 from equilibria.solvers.base import Memory, Solver
-from equilibria.solvers.scratch import Scratch
 
 
 @dataclass
 class History(Memory):
-    """The last residuals of each row and what is mixed of them, in buffers allocated once.
+    """Ring buffer of the last residuals g of each row and of what is mixed, the goals.
 
-    goals: T(y) + (damping − 1) g, which is the image where nothing is damped.
-
-    `gram` holds ⟨g_i, g_j⟩ of the residuals, the ridge on its diagonal, and is updated by one row
-    an iteration. `in_use` is 0 for the slots that a restart has emptied and 1 for the others, and
-    None where nothing has restarted; an empty slot has ∞ on the diagonal and zeros beside it.
+    A goal is T(y) + (damping − 1) g, which is the image without damping. `gram` holds ⟨gᵢ, gⱼ⟩ with
+    the ridge on its diagonal; each iteration updates one row and one column. `in_use` is 0 for the
+    slots that a restart has emptied and 1 for the others, and None where nothing has restarted. An
+    empty slot has ∞ on the diagonal of `gram` and zeros in the rest of its row and column.
     """
 
     goals: Tensor
@@ -36,10 +34,63 @@ class History(Memory):
     in_use: Tensor | None = None
     written: int = 0
 
+    def __post_init__(self) -> None:
+        self.slots = self.gram.shape[1]
+        # Views are made once: an index takes as long as an operation on small states.
+        self.goal_slots, self.residual_slots = self.goals.unbind(1), self.residuals.unbind(1)
+        self.gram_rows, self.gram_columns = self.gram.unbind(1), self.gram.unbind(2)
+        self.ones = self.gram.new_ones(self.gram.shape[0], self.slots, 1)
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        self.__post_init__()
+
     def difference(self, image: Tensor, point: Tensor) -> Tensor:
-        """In the slot where `propose` wants it."""
-        slot = self.residuals.select(1, self.written % self.residuals.shape[1])
-        return torch.sub(image, point, out=slot)
+        """Return T(y) − y, in the slot that `push` fills next."""
+        return torch.sub(image, point, out=self.residual_slots[self.written % self.slots])
+
+    def push(self, image: Tensor, change: Tensor, damping: float, ridge: float) -> tuple[int, int]:
+        """Write the newest residual and goal over the oldest, and update `gram`.
+
+        Returns:
+            The slot, and the number of slots that have been written.
+        """
+        slot = self.written % self.slots
+        self.written += 1
+        used = min(self.written, self.slots)
+        goal, residual = self.goal_slots[slot], self.residual_slots[slot]
+        if change.data_ptr() != residual.data_ptr():  # not made by `difference`
+            residual.copy_(change)
+        if damping == 1:
+            goal.copy_(image)
+        else:
+            torch.add(image, change, alpha=damping - 1, out=goal)
+        residuals = self.first(self.residuals, used)
+        products = torch.bmm(residuals, change.unsqueeze(2)).squeeze(2)
+        row = products.to(self.gram.dtype)
+        if self.in_use is not None:
+            self.in_use.select(1, slot).fill_(1)
+            row = torch.where(self.in_use[:, :used] > 0, row, 0.0)
+        row.select(1, slot).mul_(1 + ridge)
+        self.first(self.gram_rows[slot], used).copy_(row)
+        self.first(self.gram_columns[slot], used).copy_(row)
+        return slot, used
+
+    def first(self, tensor: Tensor, used: int) -> Tensor:
+        """Return the entries of the slots that have been written."""
+        return tensor if used == self.slots else tensor[:, :used]
+
+    def forget(self, rows: Tensor, slot: int) -> None:
+        """Empty all slots of these rows but this one, or this one too if its residual is zero."""
+        newest = torch.zeros_like(self.gram[0, 0])
+        newest[slot] = 1.0
+        square = self.gram[:, slot, slot, None]
+        kept = newest * ((square > 0) & torch.isfinite(square))
+        in_use = torch.ones_like(kept) if self.in_use is None else self.in_use
+        self.in_use = torch.where(rows[:, None], kept, in_use)
+        both = self.in_use[:, :, None] * self.in_use[:, None, :] > 0
+        empty = torch.full_like(newest, torch.inf).diag()
+        self.gram.copy_(torch.where(both, self.gram, empty))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,61 +140,30 @@ class Anderson(Solver[History]):
         return History(goals, residuals, gram, scratch)
 
     def propose(self, memory: History, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
-        slot = memory.written % self.memory
-        memory.written += 1
-        used = min(memory.written, self.memory)
-        goals, residuals = memory.goals[:, :used], memory.residuals[:, :used]
-        goal, own = goals.select(1, slot), residuals.select(1, slot)
-        if change.data_ptr() != own.data_ptr():  # not made by `difference`
-            own.copy_(change)
-        if self.damping == 1:
-            goal.copy_(image)
-        else:
-            torch.add(image, change, alpha=self.damping - 1, out=goal)
-        products = torch.bmm(change[:, None], residuals.transpose(1, 2))[:, 0]
-        weights = self._weights(memory, products, slot, used)
+        slot, used = memory.push(image, change, self.damping, self.ridge)
         if used == 1:
-            return image if self.damping == 1 else goal.clone()
+            return image if self.damping == 1 else memory.goals[:, 0].clone()
+        weights = self._weights(memory, slot, used)
         # Row by row, not as the linear solve left them: that product takes thrice the time.
         weights = weights.to(image.dtype, memory_format=torch.contiguous_format)
-        return torch.bmm(weights[:, None], goals)[:, 0]
+        return torch.bmm(weights.unsqueeze(1), memory.first(memory.goals, used)).squeeze(1)
 
-    def _weights(self, memory: History, products: Tensor, slot: int, used: int) -> Tensor:
-        """The coefficients α of each row, given the newest residual's products with all."""
-        gram = memory.gram[:, :used, :used]
-        row = products.to(gram.dtype)
-        ones = gram.new_ones(())
+    def _weights(self, memory: History, slot: int, used: int) -> Tensor:
+        """Return the coefficients α of each row; rows with unsound ones restart."""
+        gram = memory.gram if used == self.memory else memory.gram[:, :used, :used]
+        ones = memory.first(memory.ones, used)
         if memory.in_use is not None:
-            memory.in_use.select(1, slot).fill_(1)
-            ones = memory.in_use[:, :used]
-            row = torch.where(ones > 0, row, 0.0)
-        square = row.select(1, slot).mul_(1 + self.ridge)
-        gram.select(1, slot).copy_(row)
-        gram.select(2, slot).copy_(row)
-        if used == 1:
-            return row
-        weights: Tensor = torch.linalg.solve_ex(gram, ones.expand_as(row))[0]
+            ones = memory.in_use[:, :used].unsqueeze(2)
+        weights: Tensor = torch.linalg.solve_ex(gram, ones)[0].squeeze(2)
         weights /= weights.sum(dim=1, keepdim=True)
-        # Written so that a NaN counts as not sound, and a zero residual too.
-        smallest = gram.diagonal(dim1=1, dim2=2).amin(dim=1)
-        sound = (square <= self.restart_growth**2 * smallest) & (square > 0)
-        sound &= weights.abs().sum(dim=1) <= self.cap
-        if memory.in_use is None and is_free_to_ask(sound) and bool(sound.all()):
+        # NaN counts as unsound. A residual of zero makes the system singular: its solution is NaN.
+        squares = gram.diagonal(dim1=1, dim2=2)
+        largest = squares.amin(dim=1).mul_(self.restart_growth**2)
+        sound = weights.abs().sum(dim=1) <= self.cap
+        sound &= squares.select(1, slot) <= largest
+        if memory.in_use is None and is_cheap_to_read(sound) and bool(sound.all()):
             return weights
-        return self._restarted(memory, weights, sound[:, None], slot, used)
-
-    def _restarted(
-        self, memory: History, weights: Tensor, sound: Tensor, slot: int, used: int
-    ) -> Tensor:
-        """The weights; rows that are not sound take the newest image and keep its slot alone."""
-        gram = memory.gram
-        newest = torch.zeros(self.memory, dtype=gram.dtype, device=gram.device)
-        newest[slot] = 1.0
-        square = gram[:, slot, slot, None]
-        kept = newest * ((square > 0) & torch.isfinite(square))
-        in_use = torch.ones_like(kept) if memory.in_use is None else memory.in_use
-        memory.in_use = torch.where(sound, in_use, kept)
-        both = memory.in_use[:, :, None] * memory.in_use[:, None, :] > 0
-        empty = torch.full_like(newest, torch.inf).diag()
-        memory.gram = torch.where(both, gram, empty)
-        return torch.where(sound, weights, newest[:used])
+        memory.forget(~sound, slot)
+        newest = torch.zeros_like(weights)
+        newest[:, slot] = 1.0
+        return torch.where(sound[:, None], weights, newest)

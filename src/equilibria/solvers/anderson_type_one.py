@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from equilibria.registry import check_above_one, check_at_least_one, check_not_negative
+from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.base import Memory, Solver
-from equilibria.solvers.scratch import Scratch
 
 
 @dataclass

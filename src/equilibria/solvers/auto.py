@@ -13,9 +13,9 @@ from equilibria.context import Context, State, batch_size, map_state
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver
+from equilibria.solvers.minimize.quasi_newton import PAIRS
 from equilibria.solvers.picard import Picard
 from equilibria.solvers.problem import FixedPointProblem
-from equilibria.solvers.quasi_newton import PAIRS
 from equilibria.solvers.solution import Solution, Status
 
 STRONG_CONTRACTION = 0.35
@@ -89,7 +89,7 @@ class Auto(Anderson):
         run = super().run if chosen is None else chosen.run
         if not self._may_descend(problem):
             return run(problem, trace=trace)
-        watched = Watched(problem)
+        watched = WatchedProblem(problem)
         solution = run(watched.problem, trace=trace)
         rows = (solution.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         if not len(rows):
@@ -114,11 +114,11 @@ class Auto(Anderson):
         """The solution, with these rows solved to their end by `Descent`."""
         packed = problem.pack(first.state)
         rest = problem.in_context(first.context).keep(rows).started_at(problem.unpack(packed[rows]))
-        second = self.descent.run(rest, trace=trace, visited=visited)
+        second = self.minimizer.run(rest, trace=trace, visited=visited)
         return first.continued(problem, rows, second)
 
 
-class Watched:
+class WatchedProblem:
     """A problem whose evaluations are remembered as far as a descent can go on from them.
 
     That is y and d = −∇E(y) where the map is σ(d), the states are small, and until samples are
@@ -135,7 +135,7 @@ class Watched:
         if (
             potential is not None
             and potential.is_plain
-            and not problem.compiled
+            and not problem.records_step
             and problem.refresh is None
             and not problem.monotone
             and problem.packing.size <= SMALL_STATE

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from equilibria.registry import check_above_one, check_at_least_one
+from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.base import Memory, Solver
-from equilibria.solvers.scratch import Scratch
 
 
 @dataclass
@@ -76,18 +76,23 @@ class Broyden(Solver[InverseJacobian]):
             return image
         # Written so that a NaN counts as a jump.
         jumped = ~(size <= self.restart_growth * memory.smallest)
-        memory.smallest = torch.where(jumped, size, torch.minimum(size, memory.smallest))
-        if bool(jumped.any()):
+        has_jumps = bool(jumped.any())
+        memory.smallest = torch.minimum(size, memory.smallest)
+        if has_jumps:
+            memory.smallest = torch.where(jumped, size, memory.smallest)
             memory.left[jumped, : memory.written] = 0
         if memory.written == self.rank:
             memory.written = 0
         applied = self._apply(memory, change)
         left, right, sound = self._update(memory, memory.step, applied)
+        if has_jumps:
+            sound &= ~jumped
         slot = memory.written
         memory.written += 1
-        memory.left[:, slot] = torch.where((sound & ~jumped)[:, None], left, 0.0)
-        memory.right[:, slot] = right
-        correction = torch.linalg.vecdot(right, change)[:, None] * memory.left[:, slot]
+        left = torch.where(sound.unsqueeze(1), left, 0.0)
+        memory.left.select(1, slot).copy_(left)
+        memory.right.select(1, slot).copy_(right)
+        correction = torch.linalg.vecdot(right, change).unsqueeze(1) * left
         memory.step = -(applied + correction)
         following: Tensor = point + memory.step
         return following
@@ -95,8 +100,8 @@ class Broyden(Solver[InverseJacobian]):
     def _apply(self, memory: InverseJacobian, vector: Tensor) -> Tensor:
         """B v."""
         left, right = memory.pairs()
-        weights = torch.bmm(vector[:, None], right.transpose(1, 2))
-        applied: Tensor = torch.bmm(weights, left)[:, 0] - vector
+        weights = torch.bmm(right, vector.unsqueeze(2)).transpose(1, 2)
+        applied: Tensor = torch.bmm(weights, left).squeeze(1) - vector
         return applied
 
     def _update(
@@ -108,9 +113,9 @@ class Broyden(Solver[InverseJacobian]):
         s = −B g_{k−1}, B d = B g_k + s: one application of B serves both, and u = −B g_k/(sᵀB d).
         """
         left, right = memory.pairs()
-        weights = torch.bmm(step[:, None], left.transpose(1, 2))
-        transposed = torch.bmm(weights, right)[:, 0] - step
+        weights = torch.bmm(left, step.unsqueeze(2)).transpose(1, 2)
+        transposed = torch.bmm(weights, right).squeeze(1) - step
         denominator = torch.linalg.vecdot(step, applied + step)
         scale = torch.linalg.vecdot(step, step)
         sound = denominator.abs() > 1e-6 * scale
-        return -applied / torch.where(sound, denominator, 1.0)[:, None], transposed, sound
+        return -applied / torch.where(sound, denominator, 1.0).unsqueeze(1), transposed, sound

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from equilibria.context import Context, State
 from equilibria.registry import check_tolerances
-from equilibria.solvers.asking import is_free_to_ask
+from equilibria.solvers._cpu import is_cheap_to_read
 from equilibria.solvers.solution import Solution, Status
 
 if TYPE_CHECKING:
@@ -55,12 +56,15 @@ def row_units(*buffers: Tensor) -> Tensor | None:
     is 1e6 times larger at most, or smaller by as many digits as the numbers have. None where all
     rows are ordinary, which costs a norm to know.
     """
-    norms = torch.stack([row_norms(buffer) for buffer in buffers]).amax(dim=0)
+    norms = functools.reduce(torch.maximum, map(row_norms, buffers))
+    if not norms.numel() or not buffers[0].shape[1]:
+        return None
     info = torch.finfo(norms.dtype)
     low, high = ROOM * math.sqrt(info.tiny), math.sqrt(info.max) / ROOM
-    ordinary = (low < norms) & (norms < high)
-    if bool(ordinary.all()) or not buffers[0].shape[1]:
+    smallest, largest_norm = torch.stack(torch.aminmax(norms)).tolist()
+    if low < smallest and largest_norm < high:
         return None
+    ordinary = (low < norms) & (norms < high)
     largest = torch.stack([buffer.abs().amax(dim=1) for buffer in buffers]).amax(dim=0)
     unit = torch.exp2(torch.log2(largest).floor()).clamp(info.tiny, info.max / 4)
     usual = ordinary | (largest == 0) | ~torch.isfinite(largest)
@@ -93,8 +97,7 @@ def final_status(converged: Tensor, finite: Tensor) -> Tensor:
     return torch.where(finite, status, int(Status.DIVERGED)).to(torch.int8)
 
 
-@dataclass(frozen=True)
-class Residuals:
+class Residuals(NamedTuple):
     """How far the rows of an iterate y are from their images T(y), in the units of the problem."""
 
     absolute: Tensor
@@ -115,7 +118,7 @@ class Scale:
         """How often `measure` was called."""
 
     def measure(self, image: Tensor, change: Tensor, rounding: Tensor | None) -> Residuals:
-        """The residuals of T(y) and T(y) − y, which are known up to `rounding`."""
+        """Return the residuals of T(y) and T(y) − y, which are known up to `rounding`."""
         absolute, size = row_norms(change), row_norms(image)
         if self.limit is None or self.floor is None:
             largest = torch.maximum(absolute, size)
@@ -143,7 +146,7 @@ class Scale:
 
 def _is_known_true(flags: Tensor) -> bool:
     """Whether all flags are true; False where reading them would stall the device."""
-    return is_free_to_ask(flags) and bool(flags.all())
+    return is_cheap_to_read(flags) and bool(flags.all())
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def at_minima(
         rows = (solution.status == int(Status.CONVERGED)).nonzero().squeeze(1)
         if not len(rows):
             break
-        test = _Test(problem, solution, rows, tolerance)
+        test = _CurvatureTest(problem, solution, rows, tolerance)
         saddles = test.find_negative_curvature()
         lower, found = saddles.new_empty(0), torch.zeros_like(saddles, dtype=torch.bool)
         if len(saddles) and remaining:
@@ -114,7 +114,7 @@ class _Tridiagonal:
         return values
 
 
-class _Test:
+class _CurvatureTest:
     """The curvature of the objective at the states of some samples, which are stationary."""
 
     def __init__(

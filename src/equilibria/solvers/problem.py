@@ -113,8 +113,8 @@ class FixedPointProblem:
     """What is to be recorded of every iteration."""
     unit: Tensor | None = None
     """What the numbers of each row are counted in, shape (rows, 1); None: in ones."""
-    compiled: bool = False
-    """Whether `step` is compiled: nothing else is computed in its place then."""
+    records_step: bool = False
+    """Whether every evaluation must call `step`, because the caller records the calls."""
     potential: Potential | None = None
     """The hidden objective whose stationary points the fixed points are, if there is one."""
 
@@ -126,8 +126,9 @@ class FixedPointProblem:
 
     @property
     def buffer_dtype(self) -> torch.dtype:
-        """Iterates and residuals are kept in float32 at least, whatever the map computes in."""
-        return torch.promote_types(self.state_dtype, torch.float32)
+        """The type of iterates and residuals: at least float32, whatever the map computes in."""
+        small = self.state_dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if small else self.state_dtype
 
     @property
     def epsilon(self) -> float:
@@ -145,12 +146,16 @@ class FixedPointProblem:
         return flat
 
     def pack(self, state: State) -> Tensor:
-        flat = self.packing.pack(state).to(self.buffer_dtype)
+        flat = self.packing.pack(state)
+        if flat.dtype != (dtype := self.buffer_dtype):
+            flat = flat.to(dtype)
         return flat if self.unit is None else flat / self.unit
 
     def unpack(self, flat: Tensor) -> State:
         flat = flat if self.unit is None else flat * self.unit
-        return self.packing.unpack(flat.to(self.state_dtype))
+        if flat.dtype != self.state_dtype:
+            flat = flat.to(self.state_dtype)
+        return self.packing.unpack(flat)
 
     def in_own_units(
         self, point: Tensor, image: Tensor

@@ -31,8 +31,8 @@ from equilibria.solvers import (
     ConvergenceError,
     ConvergenceWarning,
     LinearSolution,
+    Method,
     Solution,
-    Solver,
     get_solver,
     list_solvers,
 )
@@ -258,7 +258,7 @@ class _Bench:
             number = self.loss(self.model(self.images))
             number.backward()  # type: ignore[no-untyped-call]
 
-    def solve(self, solver: Solver[Any]) -> Solution:
+    def solve(self, solver: Method) -> Solution:
         """A forward solve alone."""
         with torch.no_grad(), self._solving(Solving(solver, Implicit())) as self.record:
             self.model(self.images)
@@ -272,7 +272,7 @@ class _Bench:
             rule = replace(rule, warm_start=False)
         return solving(self.model, solver=setting.solver, gradient=rule, strict=False, record=True)
 
-    def fit(self, rule: GradientRule, solver: Solver[Any]) -> GradientRule:
+    def fit(self, rule: GradientRule, solver: Method) -> GradientRule:
         """The rule for this solver: as many steps are unrolled as the solver takes."""
         if isinstance(rule, Unrolled):
             return replace(rule, steps=self.solve(solver).evaluations)

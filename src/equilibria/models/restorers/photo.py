@@ -39,7 +39,7 @@ from equilibria.registry import (
     check_positive,
     check_positive_pixels,
 )
-from equilibria.solvers import Anderson, Solution, Solver
+from equilibria.solvers import Anderson, Method, Solution
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
 from equilibria.solvers.linear import conjugate_gradients
 
@@ -261,7 +261,7 @@ class PhotoRestorer(nn.Module):
         measurement: Callable[[Tensor], Tensor] | None = None,
         *,
         start: Tensor | None = None,
-        solver: Solver[Any] | None = None,
+        solver: Method | None = None,
         trace: bool = False,
     ) -> RestoredPhotos:
         """The minimizer; `start` and `solver` are for those who want to see that there is one."""
@@ -276,7 +276,7 @@ class PhotoRestorer(nn.Module):
         operator: LinearOperator | Callable[[Tensor], Tensor],
         start: Tensor,
         *,
-        solver: Solver[Any] | None = None,
+        solver: Method | None = None,
         trace: bool = False,
     ) -> RestoredPhotos:
         """The minimizer for what `mirrored` gives, from a start on; without the mirrored edge."""

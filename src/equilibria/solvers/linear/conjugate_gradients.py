@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.convergence import row_norms
 from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
-from equilibria.solvers.scratch import Scratch
 
 
 def conjugate_gradients(

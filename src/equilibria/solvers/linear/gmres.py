@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
-from equilibria.solvers.scratch import Scratch
 
 FIRST_ROOM = 8
 """Vectors that a basis has room for at first; most solves need no more."""

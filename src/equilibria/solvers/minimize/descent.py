@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.base import Memory
 from equilibria.solvers.convergence import Iterate, Residuals, Scale, row_norms
-from equilibria.solvers.linear.conjugate_gradients import weighted_run
-from equilibria.solvers.problem import FixedPointProblem, Potential
-from equilibria.solvers.quasi_newton import PAIRS, Pairs
+from equilibria.solvers.minimize.base import Minimizer
+from equilibria.solvers.minimize.objective import SHORTEST, CountedObjective, Point
+from equilibria.solvers.minimize.quasi_newton import PAIRS, Pairs
+from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.solution import Solution, Status, Trace
 
 NEWTON_LENGTHS = (1.0, 0.5, 0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-5)
@@ -23,8 +24,6 @@ SUFFICIENT = 1e-4
 """The share of the decrease that the slope predicts which a Newton step must bring."""
 SUFFICIENT_OF_GRADIENT = 0.1
 """‖y⁺ − y‖²/s times this is the decrease that a gradient step of length s must bring."""
-SHORTEST = 1e-14
-"""The length of a gradient step below which rounding hides what descent is left."""
 GENTLE = 0.5
 """The length of a gradient step below which the curvature is too large for the plain map."""
 NOISE = 4.0
@@ -42,48 +41,12 @@ SHORTEST_SHARE = 1e-3
 """Of a quasi-Newton step, before a gradient step takes its place."""
 LEAST_CUT, MOST_CUT = 0.66, 0.1
 """What is left of a quasi-Newton step that failed, wherever the cubic has its minimum."""
-FLAT_END = 1e-6
-"""A slope σ′ below this, and above zero, is at an end of σ where a says little about y."""
 LOOSEST, TIGHTEST = 0.1, 1e-8
 """Relative residuals of the linear solve of a Newton step."""
 
 
 @dataclass
-class Point:
-    """Pre-activations a, one row a problem, and what was computed at y = σ(a)."""
-
-    a: Tensor
-    y: Tensor
-    descent: Tensor
-    """d = −∇E(y)."""
-    value: Tensor
-    """G(y)."""
-    size: Tensor
-    """Of the terms of G: their absolute values."""
-
-    @property
-    def gap(self) -> Tensor:
-        """d − a, minus the gradient of G: zero where y is stationary."""
-        return self.descent - self.a
-
-    def step_to(self, other: Point) -> tuple[Tensor, Tensor]:
-        """The step Δy to another point, and the change of y − d along it."""
-        step = other.y - self.y
-        return step, step + self.descent - other.descent
-
-    def keep(self, rows: Tensor) -> Point:
-        return Point(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def with_rows(self, rows: Tensor, other: Point) -> Point:
-        """The same, but `other` in these rows."""
-        names = [f.name for f in fields(self)]
-        return Point(
-            *(getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names)
-        )
-
-
-@dataclass
-class Pace(Memory):
+class DescentMemory(Memory):
     """What each row has learned on its way."""
 
     length: Tensor
@@ -92,8 +55,6 @@ class Pace(Memory):
     """How precisely its next Newton step is computed (Eisenstat and Walker, 1996)."""
     settled: Tensor
     """Whether its last Newton step was taken whole: no gradient step is needed then."""
-    spent: Tensor
-    """Evaluations of the map and of products with its Jacobian."""
     first: Tensor
     """G at the start."""
     lowest: Tensor
@@ -109,7 +70,7 @@ class Pace(Memory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent(Solver[Memory]):
+class Descent(Minimizer):
     """Newton's method on the hidden objective, safeguarded by proximal gradient steps.
 
     It begins with two hundred evaluations of a quasi-Newton method: Newton steps with an
@@ -136,18 +97,6 @@ class Descent(Solver[Memory]):
         tensor([[1.]], grad_fn=...)
     """
 
-    max_iterations: int = 10_000
-
-    @property
-    def descent(self) -> Descent:
-        return self
-
-    def begin(self, start: Tensor) -> Memory:
-        return Memory()
-
-    def propose(self, memory: Memory, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
-        return image
-
     def run(
         self,
         problem: FixedPointProblem,
@@ -155,24 +104,20 @@ class Descent(Solver[Memory]):
         trace: bool | Literal["states"] = False,
         visited: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Solution:
-        """Solve `problem`, each sample to its own end.
-
-        visited: states y and d = −∇E(y) that are known, packed, in their order.
-        """
         if problem.potential is None:
             raise ValueError(
                 "descent needs a hidden objective, and this map has none: use 'auto' or 'anderson'"
             )
-        start, warmed_up, warm_up = self.warm_up(problem)
+        warmed_up, start, warm_up = self.warm_up(problem)
         lifted = warmed_up.lifted()
         try:
-            run = _Run(self, lifted, start, trace or problem.trace, visited)
+            run = _DescentRun(self, lifted, start, trace or problem.trace, visited)
         except RuntimeError:
             if lifted is warmed_up:
                 raise
             # A function that holds constants of another type takes no other state.
             lifted = warmed_up
-            run = _Run(self, lifted, start, trace or problem.trace, visited)
+            run = _DescentRun(self, lifted, start, trace or problem.trace, visited)
         while len(run.rows):
             run.observe()
             if len(run.rows):
@@ -181,7 +126,7 @@ class Descent(Solver[Memory]):
         return run.solution(warmed_up, warm_up)
 
 
-class _Run:
+class _DescentRun:
     """One solve: the rows that still run, and what became of the others."""
 
     def __init__(
@@ -192,22 +137,16 @@ class _Run:
         trace: bool | Literal["states"],
         visited: Sequence[tuple[Tensor, Tensor]],
     ) -> None:
-        assert problem.potential is not None
         self.settings = settings
-        self.problem = problem
-        self.potential: Potential = problem.potential
-        self.activation = problem.potential.activation
-        self.calls = 0
-        self.sample_calls = 0
         self.rows = torch.arange(len(start), device=start.device)
+        self.objective = CountedObjective(problem, self.rows)
         self.scale = Scale()
         y = start.to(problem.buffer_dtype)
         ones = torch.ones_like(y[:, 0])
-        self.pace = Pace(
+        self.pace = DescentMemory(
             length=ones.clone(),
             forcing=LOOSEST * ones,
             settled=torch.ones_like(self.rows, dtype=torch.bool),
-            spent=torch.zeros_like(self.rows),
             first=torch.inf * ones,
             lowest=torch.inf * ones,
             nearest=torch.inf * ones,
@@ -245,13 +184,13 @@ class _Run:
         """Note where each row stands, and part with those that have come to their end."""
         point, result, rows = self.point, self.result, self.rows
         assert isinstance(result.state, Tensor)
-        image = self.potential.image(point.y, point.descent)
+        image = self.objective.potential.image(point.y, point.descent)
         residuals = self.scale.measure(image, image - point.y, None)
         sound = torch.isfinite(point.value) & residuals.bounded
         reached = sound & self.settings.criterion.reached(
-            Iterate(self.problem, image, residuals, is_state=False)
+            Iterate(self.objective.problem, image, residuals, is_state=False)
         )
-        over = self.pace.spent >= self.settings.max_iterations
+        over = self.objective.spent >= self.settings.max_iterations
         stalled = self._stalled()
         status = torch.where(stalled, int(Status.STALLED), int(Status.OUT_OF_ITERATIONS))
         status = torch.where(reached, int(Status.CONVERGED), status)
@@ -259,14 +198,14 @@ class _Run:
         result.residual[rows] = residuals.relative
         result.absolute_residual[rows] = residuals.absolute
         result.status[rows] = torch.where(sound, status, int(Status.DIVERGED)).to(torch.int8)
-        result.iterations[rows] = self.pace.spent
+        result.iterations[rows] = self.objective.spent
         self.gentle[rows] = self.pace.length >= GENTLE
         self._record(residuals)
         going = sound & ~reached & ~over & ~stalled
         if not bool(going.all()):
             keep = going.nonzero().squeeze(1)
             self.rows, self.point = rows[keep], point.keep(keep)
-            self.problem = self.problem.keep(keep)
+            self.objective.keep(keep)
             self.pace.keep(keep)
             self.scale.keep(keep)
             if self.pairs is not None:
@@ -277,7 +216,7 @@ class _Run:
         quasi = self.pace.quasi.nonzero().squeeze(1)
         if len(quasi) and self.pairs is not None:
             self._quasi_newton_step(quasi, self.pairs)
-            self.pace.quasi = self.pace.quasi & (self.pace.spent < QUASI_BUDGET)
+            self.pace.quasi = self.pace.quasi & (self.objective.spent < QUASI_BUDGET)
         else:
             self.pairs = None
             self._newton_step()
@@ -287,23 +226,25 @@ class _Run:
         pace = self.pace
         short = rows[pace.share[rows] == 0]
         if len(short):
-            at = self._opened(self._valued(self.point, short))
+            at = self.objective.opened(self._valued(self.point, short))
             self.point = self._gradient_step(at, short)
             pairs.add(short, *at.keep(short).step_to(self.point.keep(short)))
             pace.share[short] = 1.0
             rows = rows[~torch.isin(rows, short)]
             if not len(rows):
                 return
-        at = self._opened(self.point)
+        at = self.objective.opened(self.point)
         here, share = at.keep(rows), pace.share[rows]
-        weight = self.activation.derivative(here.a)
+        weight = self.objective.activation.derivative(here.a)
         direction, length = pairs.direction(rows, here.gap, weight, pace.length[rows])
         # Units that are off stay off in a shorter step: they may be why the whole one failed.
         shortened = (share < 1)[:, None] & (weight == 0)
         path = share[:, None] * torch.where(shortened, 0.0, direction)
-        trial = self._evaluate(here.a + path, rows)
+        trial = self.objective.evaluate(here.a + path, rows)
         slope = -torch.linalg.vecdot(weight * here.gap, path)
-        steepness = -torch.linalg.vecdot(self.activation.derivative(trial.a) * trial.gap, path)
+        steepness = -torch.linalg.vecdot(
+            self.objective.activation.derivative(trial.a) * trial.gap, path
+        )
         # A convex function that still falls at the trial has fallen all the way.
         falling = here.value.isnan() & (steepness <= 0) & torch.isfinite(trial.value)
         at = self._valued(at, rows[~falling])
@@ -324,7 +265,7 @@ class _Run:
         lower = trial.value <= at.value + SUFFICIENT * predicted
         # Close to the minimum G falls by less than its rounding: the residual tells more.
         level = trial.value <= at.value + noise
-        closer = self._distance(trial) <= PROGRESS * self._distance(at)
+        closer = self.objective.distance(trial) <= PROGRESS * self.objective.distance(at)
         return lower | (level & closer)
 
     def _newton_step(self) -> None:
@@ -333,9 +274,11 @@ class _Run:
         unsettled = (~pace.settled).nonzero().squeeze(1)
         if len(unsettled):
             at = self._gradient_step(at, unsettled)
-        at = self._opened(at)
-        weight = self.activation.derivative(at.a)
-        direction = self._newton_direction(at, weight)
+        at = self.objective.opened(at)
+        weight = self.objective.activation.derivative(at.a)
+        direction = self.objective.newton_direction(
+            at, weight, pace.forcing, self.settings.max_iterations // 10
+        )
         slope = -torch.linalg.vecdot(weight * at.gap, direction)
         before = row_norms(at.gap)
         new = at
@@ -347,7 +290,7 @@ class _Run:
                 break
             if share < 1:  # Units that are off stay off: they may be why the whole step failed.
                 direction = torch.where(weight == 0, 0.0, direction)
-            trial = self._evaluate(at.a[pending] + share * direction[pending], pending)
+            trial = self.objective.evaluate(at.a[pending] + share * direction[pending], pending)
             good = self._good(
                 at.keep(pending), trial, share * slope[pending], self._noise(at)[pending]
             )
@@ -374,10 +317,10 @@ class _Run:
             return
         images, some = [y[rows]], problem.keep(rows)
         for _ in range(2):
-            _, descent = self.potential.evaluate(some, images[-1])
-            images.append(self.potential.image(images[-1], descent))
-        self.calls += 2
-        self.sample_calls += 2 * len(rows)
+            _, descent = self.objective.potential.evaluate(some, images[-1])
+            images.append(self.objective.potential.image(images[-1], descent))
+        self.objective.calls += 2
+        self.objective.sample_calls += 2 * len(rows)
         before, after = (row_norms(b - a) for a, b in pairwise(images))
         state = torch.where((after < before)[:, None], images[1], images[0])
         self.result = replace(self.result, state=y.index_copy(0, rows, state))
@@ -396,8 +339,8 @@ class _Run:
             residual=result.residual.to(dtype),
             absolute_residual=result.absolute_residual.to(dtype),
             iterations=result.iterations + warm_up,
-            evaluations=self.calls + warm_up,
-            sample_evaluations=self.sample_calls + warm_up * len(result.status),
+            evaluations=self.objective.calls + warm_up,
+            sample_evaluations=self.objective.sample_calls + warm_up * len(result.status),
             epsilon=given.epsilon,
             context=given.context,
             trace=trace,
@@ -405,7 +348,7 @@ class _Run:
 
     def _stalled(self) -> Tensor:
         """Rows that have come as far as they can: at a kink, or to where all is rounding."""
-        pace, value, distance = self.pace, self.point.value, self._distance(self.point)
+        pace, value, distance = self.pace, self.point.value, self.objective.distance(self.point)
         enough = torch.maximum(self._noise(self.point), FALL * (pace.first - value))
         fell = value < pace.lowest - enough
         progress = fell | (distance < PROGRESS * pace.nearest)
@@ -435,18 +378,18 @@ class _Run:
 
         What is not known of these is G.
         """
-        points = [self._prepared(at.to(y), descent.to(y)) for at, descent in visited]
+        points = [self.objective.prepared(at.to(y), descent.to(y)) for at, descent in visited]
         points = points if len(points) > 1 else self._plain_step(y)
         for before, after in pairwise(points):
             if self.pairs is not None:
                 self.pairs.add(self.rows, *before.step_to(after))
-            image = self.activation(before.descent)
+            image = self.objective.activation(before.descent)
             mapped = (image == after.y).all(dim=1)[:, None]
             after.a = torch.where(mapped, before.descent, after.a)
         step, change = points[0].step_to(points[1])
         curvature = row_norms(change - step) / row_norms(step)
         self.pace.length = 1 / (1 + curvature.nan_to_num(0.0, posinf=0.0))
-        self.point = self._best(points)
+        self.point = self.objective.best(points)
         if self.pairs is None:
             return self._gradient_step(self._valued(self.point, self.rows), self.rows)
         while len(unknown := self.point.value.isnan().nonzero().squeeze(1)):
@@ -455,74 +398,24 @@ class _Run:
 
     def _plain_step(self, y: Tensor) -> list[Point]:
         """The start, or zero where nothing is finite at the start, and its image."""
-        value, descent = self._energy(y, self.rows)
+        value, descent = self.objective.energy(y, self.rows)
         broken = (~torch.isfinite(value + descent.sum(dim=1))).nonzero().squeeze(1)
         if len(broken):
             y = y.index_fill(0, broken, 0.0)
-            _, other = self._energy(y[broken], broken)
+            _, other = self.objective.energy(y[broken], broken)
             descent = descent.index_copy(0, broken, other)
-        image = self.activation(descent)
+        image = self.objective.activation(descent)
         return [
-            self._prepared(y, descent),
-            self._prepared(image, self._energy(image, self.rows)[1]),
+            self.objective.prepared(y, descent),
+            self.objective.prepared(image, self.objective.energy(image, self.rows)[1]),
         ]
-
-    def _prepared(self, y: Tensor, descent: Tensor) -> Point:
-        """A point where G is not known; infinite where nothing is finite."""
-        nothing = torch.zeros_like(y[:, 0])
-        value = torch.full_like(nothing, torch.nan)
-        value = value.masked_fill(~torch.isfinite(row_norms(descent)), torch.inf)
-        point = Point(y, y, descent, value, nothing)
-        point.a = self._argument(point)
-        return point
-
-    def _best(self, points: list[Point]) -> Point:
-        """Of each row the point where G seems to be least, not at an end of σ.
-
-        By the slopes of the smooth part at the ends of each way from the best so far. That of the
-        far end counts more: where a gradient saturates, G has risen early.
-        """
-        best = points[0]
-        ends = self._at_an_end(best)
-        for point in points[1:]:
-            way = point.y - best.y
-            slopes = best.y - best.descent + 3 * (point.y - point.descent)
-            change = torch.linalg.vecdot(slopes, way) / 4 + (
-                self.activation.penalty(point.y) - self.activation.penalty(best.y)
-            ).sum(dim=1)
-            lower = (change <= 0) & ~self._at_an_end(point)
-            rows = (lower | ends).nonzero().squeeze(1)
-            best = best.with_rows(rows, point.keep(rows))
-            ends = self._at_an_end(best)
-        return best
-
-    def _at_an_end(self, point: Point) -> Tensor:
-        weight = self.activation.derivative(point.a)
-        return ((weight > 0) & (weight < FLAT_END)).any(dim=1)
 
     def _valued(self, at: Point, rows: Tensor) -> Point:
         """The same, with G known in these rows."""
         unknown = rows[at.value[rows].isnan()]
         if not len(unknown):
             return at
-        return at.with_rows(unknown, self._evaluate(at.a[unknown], unknown))
-
-    def _evaluate(self, a: Tensor, rows: Tensor) -> Point:
-        """G(σ(a)) = Σ aσ(a) − S(a) + E(σ(a)), and what goes with it."""
-        y = self.activation(a)
-        value, descent = self._energy(y, rows)
-        separable = a * y - self.activation.primitive(a)
-        size = separable.abs().sum(dim=1) + value.abs()
-        value = separable.sum(dim=1) + value
-        return Point(a, y, descent, torch.where(value.isnan(), torch.inf, value), size)
-
-    def _energy(self, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """E and −∇E at the states y of some rows."""
-        self.calls += 1
-        self.sample_calls += len(rows)
-        self.pace.spent[rows] += 1
-        problem = self.problem if len(rows) == len(self.rows) else self.problem.keep(rows)
-        return self.potential.evaluate(problem, y)
+        return at.with_rows(unknown, self.objective.evaluate(at.a[unknown], unknown))
 
     def _noise(self, at: Point) -> Tensor:
         """How much of G may be rounding: of its terms, and of what has cancelled inside E.
@@ -531,36 +424,6 @@ class _Run:
         """
         size = at.size + at.y.square().sum(dim=1) / self.pace.length
         return NOISE * torch.finfo(at.y.dtype).eps * size
-
-    def _distance(self, at: Point) -> Tensor:
-        """‖σ(d) − y‖, which vanishes where y is stationary."""
-        return row_norms(self.activation(at.descent) - at.y)
-
-    def _opened(self, at: Point) -> Point:
-        """The same y, with units at a kink of σ put on the side towards which G falls."""
-        flat = (self.activation.derivative(at.a) == 0) & (at.descent != at.a)
-        return replace(at, a=torch.where(flat, self._argument(at), at.a))
-
-    def _argument(self, at: Point) -> Tensor:
-        """An a with σ(a) = y, the one towards which G falls where there are several."""
-        step = torch.full_like(at.value, SHORTEST)[:, None]
-        return self.activation.prox_argument(at.y + step * (at.descent - at.y), step)
-
-    def _newton_direction(self, at: Point, weight: Tensor) -> Tensor:
-        """w with (I + ∇²E S) w = d − a; d − a itself where the curvature is not positive."""
-        product = self.potential.hessian_product(self.problem, at.y)
-        found = weighted_run(
-            lambda v: v + product(weight * v),
-            at.gap,
-            weight,
-            goal=self.pace.forcing * (weight * at.gap.square()).sum(dim=1).sqrt(),
-            limit=self.settings.max_iterations // 10,
-        )
-        self.calls += found.evaluations
-        self.sample_calls += int(found.iterations.sum())
-        self.pace.spent += found.iterations
-        finite = torch.isfinite(found.correction).all(dim=1)[:, None]
-        return torch.where(finite, found.correction, at.gap)
 
     def _gradient_step(self, at: Point, rows: Tensor) -> Point:
         """prox_{sf}(y − s(y − d)) in these rows, s shortened until G falls by enough."""
@@ -571,7 +434,9 @@ class _Run:
             s = length[pending]
             y = at.y[pending]
             pull = y + s[:, None] * (at.descent[pending] - y)
-            trial = self._evaluate(self.activation.prox_argument(pull, s[:, None]), pending)
+            trial = self.objective.evaluate(
+                self.objective.activation.prox_argument(pull, s[:, None]), pending
+            )
             decrease = SUFFICIENT_OF_GRADIENT * (trial.y - y).square().sum(dim=1) / s
             enough = trial.value <= at.value[pending] - decrease + self._noise(at)[pending]
             good = enough | (s < SHORTEST)

@@ -1,0 +1,133 @@
+"""What all methods that find an equilibrium have in common: settings, start, and the minimum check.
+
+A `Solver` iterates the map (`base.py`); a `Minimizer` descends on the hidden objective
+(`minimize/`). Layers, gradient rules and searches use any `Method`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from equilibria.context import State
+from equilibria.registry import check_at_least_one, check_tolerances
+from equilibria.solvers.convergence import RelativeResidual, StoppingCriterion, finest_tolerance
+from equilibria.solvers.minima import at_minima
+from equilibria.solvers.problem import FixedPointProblem
+from equilibria.solvers.solution import Solution, Status
+
+if TYPE_CHECKING:
+    from equilibria.solvers.minimize.base import Minimizer
+
+DESCENT_BUDGET = 100
+"""Largest cost of a descent, in units of `max_iterations`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A way to find an equilibrium; the base class of `Solver` and `Minimizer`.
+
+    Args:
+        tolerance: Relative residual ‖T(y) − y‖/‖T(y)‖ at which a sample has converged.
+        max_iterations: Largest number of evaluations per sample.
+        stop: Stopping criterion that replaces the tolerance.
+        check_minimum: Whether `solve` tests for negative curvature where the hidden objective is
+            not known to be convex.
+    """
+
+    tolerance: float = 1e-4
+    max_iterations: int = 100
+    stop: StoppingCriterion | None = None
+    check_minimum: bool = True
+
+    def __post_init__(self) -> None:
+        check_tolerances(tolerance=self.tolerance)
+        check_at_least_one(max_iterations=self.max_iterations)
+
+    @abstractmethod
+    def run(
+        self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
+    ) -> Solution:
+        """Solve `problem` without the checks that `solve` makes before and after."""
+
+    @torch.no_grad()
+    def solve(
+        self, problem: FixedPointProblem, *, trace: bool | Literal["states"] = False
+    ) -> Solution:
+        """Solve `problem`, each sample to its own end.
+
+        A tolerance below four times the precision of the state's numbers counts as that: rounding
+        would decide which samples reach it. A sample that has converged on an objective that is not
+        known to be convex is tested for negative curvature; from a saddle or a maximum it descends.
+
+        Args:
+            problem: The map, its context, and where to start.
+            trace: Whether to record the residuals of every iteration, or the states too.
+
+        Returns:
+            The states, with a status for each sample.
+        """
+        finest = finest_tolerance(problem.state_dtype)
+        if self.tolerance < finest:
+            return replace(self, tolerance=finest).solve(problem, trace=trace)
+        potential = problem.potential
+        solution = self.run(problem, trace=trace)
+        if potential is None or potential.is_convex or self.stop is not None:
+            return solution
+        if not self.check_minimum:
+            reached = solution.status == int(Status.CONVERGED)
+            status = solution.status.masked_fill(reached, int(Status.STATIONARY))
+            return replace(solution, status=status)
+
+        def descend(rest: FixedPointProblem) -> Solution:
+            return self.minimizer.run(rest, trace=trace or problem.trace)
+
+        return at_minima(problem, solution, self.tolerance, descend)
+
+    @property
+    def couples_batch(self) -> bool:
+        """Whether the method itself relates the samples of a batch to each other."""
+        return False
+
+    @property
+    def criterion(self) -> StoppingCriterion:
+        """The rule by which a sample has converged."""
+        return RelativeResidual(self.tolerance) if self.stop is None else self.stop
+
+    @property
+    def method(self) -> str:
+        """The name of the method in a `Solution`."""
+        return type(self).__name__
+
+    @property
+    def minimizer(self) -> Minimizer:
+        """The method that continues on the hidden objective where this one cannot."""
+        from equilibria.solvers.minimize import Descent
+
+        budget = DESCENT_BUDGET * self.max_iterations
+        return Descent(tolerance=self.tolerance, max_iterations=budget, stop=self.stop)
+
+    def unrolled_step(self, point: State, image: State, iteration: int) -> State:
+        """Return the next state where a gradient rule unrolls the iteration.
+
+        Plain, y ← T(y), unless a method has a differentiable step of its own.
+        """
+        return image
+
+    def warm_up(self, problem: FixedPointProblem) -> tuple[FixedPointProblem, Tensor, int]:
+        """Take the start of a problem; iterate plainly while the map is renewed.
+
+        Returns:
+            The problem with its final map, the packed point, and the number of steps.
+        """
+        point = problem.take_start()
+        steps = 0
+        while problem.refresh is not None and steps < problem.refresh_until:
+            point = problem.evaluate(point)
+            problem = problem.refreshed(point)
+            steps += 1
+        return problem, point, steps
