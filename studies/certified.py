@@ -24,9 +24,9 @@ from rich.console import Console
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.certificates import certifier
 from equilibria.data import Batches
 from equilibria.inputs import AttackSettings
-from equilibria.models import certifier
 from equilibria.training import Experiment, trained, write_atomically
 
 RADII = (0.1, 0.3, 0.5, 1.0, 1.58)

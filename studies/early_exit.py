@@ -24,7 +24,8 @@ from rich.console import Console
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.models import CertifiedExit, ReflectionNetwork, certifier, predicted_classes
+from equilibria.certificates import CertifiedExit, certifier
+from equilibria.models import ReflectionNetwork, predicted_classes
 from equilibria.training import trained, write_atomically
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)

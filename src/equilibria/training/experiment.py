@@ -12,6 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from equilibria.certificates import CertifiedExit
 from equilibria.data import (
     Augmentation,
     Batches,
@@ -33,7 +34,7 @@ from equilibria.data import (
     usual_workers,
 )
 from equilibria.equilibrium import Record, solving
-from equilibria.models import CertifiedExit, create_model, model_options
+from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Autoencoding,
     Classification,

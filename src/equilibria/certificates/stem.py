@@ -1,4 +1,8 @@
-"""How steep the parts around an equilibrium are, and what rounding does in them."""
+"""What is before the equilibrium layer: Lipschitz constants of the stem, and its rounding.
+
+`StemBounds` bounds the stem S, from the pixels to the input of the layer. `ImagePath` adds the
+injection U and maps rows back to the image. `ImageNorm` is the norm in which the image moves.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +13,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equilibria.models.blocks import ImageLayers, Normalize, PooledLinearHead
-from equilibria.models.mopteq.branches import ConvolutionFusionHead
+from equilibria.certificates.states import flat_rows
+from equilibria.context import Packing, State, map_state
+from equilibria.energies import Energy
+from equilibria.equilibrium.layer import as_inputs
+from equilibria.models.affine import NORMS
+from equilibria.models.base import EquilibriumModel
+from equilibria.models.blocks import ImageLayers, Normalize
 from equilibria.operators import Conv2d, Shape
 from equilibria.operators.rounding import accumulated, upper_norm
 
-NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d)
-"""Layers whose scale depends on the input: nothing bounds their steepness."""
-AFFINE = (
-    *(nn.Identity, nn.Flatten, nn.Linear, nn.Dropout, nn.Dropout2d, nn.BatchNorm2d, nn.Conv2d),
-    *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Sequential, ImageLayers),
-    *(PooledLinearHead, ConvolutionFusionHead),
-)
-"""Affine in evaluation."""
-
 
 class UnboundedError(ValueError):
-    """Nothing is known of a part; the message says of which."""
+    """No bound is known for a part; the message names it."""
 
 
-def why_not_affine(head: nn.Module) -> str:
-    """Why logits are not an affine function of the feature; empty if they are."""
-    for part in head.modules():
-        if isinstance(part, NORMS):
-            return f"the head has a {type(part).__name__}, whose scale depends on the input"
-        if type(part) not in AFFINE and not getattr(part, "is_affine", False):
-            return f"the head has a {type(part).__name__}, and is not known to be linear"
-    return ""
+@dataclass(frozen=True)
+class ImageNorm:
+    """The norm ‖·‖_p in which an image moves, 2 ≤ p ≤ ∞."""
+
+    p: float
+
+    def l2_size(self, numbers: int) -> float:
+        """Largest L2 norm of a vector of this length whose norm is 1."""
+        return float(numbers ** (0.5 - 1 / self.p))
+
+    def dual(self, rows: Tensor) -> Tensor:
+        """Largest ⟨row, d⟩ over ‖d‖ ≤ 1, of each row."""
+        order = 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
+        lengths: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=-1)
+        return lengths
+
+
+L2 = ImageNorm(2)
 
 
 @dataclass(frozen=True)
@@ -44,36 +54,44 @@ class Step:
 
     layers: tuple[nn.Module, ...]
     lipschitz: float
-    """What the layers add to the steepness of the whole, in the pixels."""
+    """Factor by which the layers enlarge the Lipschitz constant of the stem, in the pixels."""
     gain: float
     """‖A‖."""
     own: float = 0.0
-    """The rounding of the step, in shares of ‖h‖."""
+    """Rounding error of the step, per unit of ‖h‖."""
     offset: float = 0.0
-    """The sizes of b and of what is subtracted on the way, in all pixels."""
+    """Norm of b and of what is subtracted on the way, over all pixels."""
     is_affine: bool = True
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a stem makes of images."""
+    """Output of a stem for a batch of images."""
 
     values: Tensor
     size: Tensor
-    """‖g(x)‖ of each sample, from above."""
+    """Upper bound of ‖S(x)‖, of each sample."""
     error: Tensor
-    """‖fl(g(x)) − g(x)‖ of each sample, from above."""
+    """Upper bound of ‖fl(S(x)) − S(x)‖, of each sample."""
 
 
 class StemBounds:
     """The map from pixels to the input of an equilibrium layer, in evaluation mode.
 
-    stem: computes in the type whose unit roundoff is `unit`; normalize: comes before it.
-    exact: the stem in float64.
+    Args:
+        stem: Stem that computes in the type whose unit roundoff is `unit`.
+        exact: The stem in float64.
+        normalize: Normalization before the stem, if any.
+        shape: Shape of one image.
+        unit: Unit roundoff.
 
-    Convolutions take over the scale of a normalization before them and of a BatchNorm after them;
-    ReLU and pooling are not steeper than 1 and 1/s. An error e becomes
-    (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
+    Raises:
+        UnboundedError: If a layer of the stem has no known bound.
+
+    Notes:
+        Convolutions take over the scale of a normalization before them and of a BatchNorm after
+        them. The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
+        (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
     """
 
     @torch.no_grad()
@@ -86,9 +104,10 @@ class StemBounds:
         unit: float,
     ) -> None:
         self.unit = unit
+        self.numbers = math.prod(shape)
         self.shape = tuple(shape)
         self.scale: Tensor | None = None
-        """Of each channel, not yet part of the steepness."""
+        """Scale of each channel that no layer has taken over yet."""
         self.steps: list[Step] = []
         if normalize is not None:
             self._normalize(normalize)
@@ -102,17 +121,17 @@ class StemBounds:
             place += count
         self.steps.append(Step((), self._settled(), 1.0))
 
-    @property
-    def lipschitz(self) -> float:
-        """Of the whole, in the pixels."""
-        return math.prod(step.lipschitz for step in self.steps)
+    def lipschitz(self, norm: ImageNorm = L2) -> float:
+        """Lipschitz constant of the stem, from this norm of the pixels to L2."""
+        return math.prod(step.lipschitz for step in self.steps) * norm.l2_size(self.numbers)
 
     @property
     def is_affine(self) -> bool:
+        """Whether the stem has no ReLU."""
         return all(step.is_affine for step in self.steps)
 
     def run(self, images: Tensor) -> Features:
-        """The features, with sizes that are measured on the way."""
+        """Compute the features, and bound their size and rounding error on the way."""
         values = images
         size = self._measured(values)
         error = torch.zeros_like(size)
@@ -130,7 +149,7 @@ class StemBounds:
         return sizes * (1 + accumulated(2 * flat.shape[1] + 8, self.unit))
 
     def _settled(self) -> float:
-        """The scale that is left, counted at last."""
+        """Return the largest scale that no layer has taken over, and reset it."""
         if self.scale is None:
             return 1.0
         largest = float(self.scale.abs().max())
@@ -215,7 +234,7 @@ class StemBounds:
 
 
 def batch_affine(layer: nn.BatchNorm2d) -> tuple[Tensor, float]:
-    """What BatchNorm multiplies each channel by in evaluation, and the sizes of what it adds."""
+    """Return the factor of each channel of a BatchNorm, and the norm of its offset."""
     if layer.training or layer.running_mean is None or layer.running_var is None:
         raise UnboundedError("the stem has a BatchNorm2d that couples the samples of a batch")
     scale = (layer.running_var.double() + layer.eps).rsqrt()
@@ -223,6 +242,64 @@ def batch_affine(layer: nn.BatchNorm2d) -> tuple[Tensor, float]:
         scale = scale * layer.weight.double()
     added = 0.0 if layer.bias is None else float(layer.bias.double().norm())
     return scale, float((layer.running_mean.double() * scale).norm()) + added
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePath:
+    """The map from the image to the pre-activations: the stem S, then the injection U.
+
+    Where the stem is not affine, the map from its output is used, and S counts by its Lipschitz
+    constant.
+    """
+
+    model: EquilibriumModel
+    """The model in float64."""
+    energy: Energy
+    """The hidden objective, whose descent at any state contains U."""
+    like: State
+    """A state of the objective; only its shape counts."""
+    image_shape: Shape
+    feature_shape: Shape
+    stem: StemBounds | None
+    norm: ImageNorm = L2
+
+    @property
+    def lipschitz(self) -> float:
+        """Λ, the Lipschitz constant of the stem from `norm` to L2."""
+        assert self.stem is not None
+        return self.stem.lipschitz(self.norm)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.stem is not None and self.stem.is_affine
+
+    def pull_back(self, rows: Tensor) -> Tensor:
+        """Map rows u to (US)ᵀu, one number per pixel, or to Uᵀu where S is not affine."""
+        return self._pulled(rows, self._is_whole)
+
+    def pull_back_to_feature(self, rows: Tensor) -> Tensor:
+        """Map rows u to Uᵀu, one number for each number of the feature."""
+        return self._pulled(rows, False)
+
+    def length(self, pulled: Tensor) -> Tensor:
+        """Bound how fast ⟨u, U S(x)⟩ can change with x, for rows that were pulled back."""
+        if self._is_whole:
+            return self.norm.dual(pulled)
+        return L2.dual(pulled) * self.lipschitz
+
+    def _pulled(self, rows: Tensor, is_whole: bool) -> Tensor:
+        with torch.enable_grad():
+            at = rows.new_zeros(len(rows), *(self.image_shape if is_whole else self.feature_shape))
+            at.requires_grad_()
+            inputs = as_inputs(self.model.injected(at) if is_whole else at)
+            context = self.energy.inject(*inputs)
+            descent = self.energy.first_descent(context)
+            if descent is None:
+                zero = map_state(lambda t: t.new_zeros(len(rows), *t.shape[1:]), self.like)
+                layout = Packing.of(self.like).layout
+                descent = self.energy.descent(zero, self.energy.complete(context, layout))
+            (pulled,) = torch.autograd.grad(flat_rows(descent), at, rows)
+        return pulled.flatten(1)
 
 
 def _flat(module: nn.Module) -> Iterator[nn.Module]:
