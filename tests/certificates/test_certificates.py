@@ -261,7 +261,7 @@ def test_bounds_of_a_stem_hold() -> None:
     """Its steepness against the Jacobian, its rounding against float64."""
     model = random_model("opteq-y", 0)
     wide = copy.deepcopy(model).double()
-    stem = StemBounds(model.stem, wide.stem, model.normalize, (1, SIDE, SIDE), SINGLE)
+    stem = StemBounds.of(model.stem, wide.stem, model.normalize, (1, SIDE, SIDE), SINGLE)
     x = images(5)
     with torch.no_grad():
         found = stem.run(x)

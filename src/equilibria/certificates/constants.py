@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from equilibria.certificates.certificate import MarginConstants, NoCertificateError, certifier
 from equilibria.certificates.early_exit import layer_criterion
+from equilibria.certificates.prepared import PreparedModel
 from equilibria.certificates.radii import global_steepness
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.operators.rounding import NORM_SLACK
-
-if TYPE_CHECKING:
-    from equilibria.certificates.layer import LayerCertifier
 
 
 @torch.no_grad()
@@ -60,11 +58,11 @@ def certificate_constants(model: nn.Module, image_shape: tuple[int, ...]) -> dic
 
 
 @torch.no_grad()
-def layer_constants(by: LayerCertifier) -> MarginConstants:
+def layer_constants(by: PreparedModel) -> MarginConstants:
     """Compute the constants of a model with one equilibrium layer.
 
     Args:
-        by: Certifier of the model.
+        by: The model, prepared.
 
     Returns:
         The bound of the early exit, and the global bound of the steepness.

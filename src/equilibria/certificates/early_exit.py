@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from equilibria.certificates.certificate import NoCertificateError, certifier
 from equilibria.certificates.facts import largest
 from equilibria.certificates.margins import MarginBound, Margins
+from equilibria.certificates.prepared import PreparedModel
 from equilibria.certificates.states import READING, flat_rows, readout
 from equilibria.certificates.stem import StemBounds, UnboundedError
 from equilibria.context import Context, Packing, State
@@ -23,9 +24,6 @@ from equilibria.energies import Rounding
 from equilibria.equilibrium import solving
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Descent, Iterate, Solution, StoppingCriterion
-
-if TYPE_CHECKING:
-    from equilibria.certificates.layer import LayerCertifier
 
 COARSE = 1e-3
 """The relative error of a sum over a state above which sums are taken in float64."""
@@ -178,11 +176,11 @@ class LayerExit:
 
 
 @torch.no_grad()
-def layer_criterion(by: LayerCertifier) -> tuple[StemBounds, CertifiedClass]:
+def layer_criterion(by: PreparedModel) -> tuple[StemBounds, CertifiedClass]:
     """Prepare the early exit of a model, in the type that it computes in.
 
     Args:
-        by: Certifier of the model.
+        by: The model, prepared.
 
     Returns:
         The bounds of the stem, and the stopping criterion, for no sample yet.
@@ -196,7 +194,7 @@ def layer_criterion(by: LayerCertifier) -> tuple[StemBounds, CertifiedClass]:
     unit = _unit(model)
     normalize = getattr(model, "normalize", None)
     try:
-        stem = StemBounds(model.stem, exact.stem, normalize, by.shape, unit)
+        stem = StemBounds.of(model.stem, exact.stem, normalize, by.shape, unit)
     except UnboundedError as error:
         raise NoCertificateError(f"no certificate in {_name(model)}, because {error}") from None
     cell, at = by.cell.cell, by.cell.at
@@ -230,7 +228,7 @@ def layer_criterion(by: LayerCertifier) -> tuple[StemBounds, CertifiedClass]:
     )
 
 
-def _bound_by_contraction(by: LayerCertifier, direction: Tensor, rows: State) -> MarginBound:
+def _bound_by_contraction(by: PreparedModel, direction: Tensor, rows: State) -> MarginBound:
     """Bound margins at T(y) by the Lipschitz constant of the map."""
     bound = by.cell.contraction(by.cell.at.context)
     q = torch.inf if bound is None or bound.numel() > 1 else largest(bound)
@@ -238,7 +236,7 @@ def _bound_by_contraction(by: LayerCertifier, direction: Tensor, rows: State) ->
     return MarginBound.by_contraction(direction, direction.new_tensor(q), along)
 
 
-def _bound_by_convexity(by: LayerCertifier, direction: Tensor) -> MarginBound | None:
+def _bound_by_convexity(by: PreparedModel, direction: Tensor) -> MarginBound | None:
     """Bound margins at T(y) by the hidden objective.
 
     T(y) is the equilibrium of an input that is off by s = ∇E(T(y)) − ∇E(y), besides what is rounded

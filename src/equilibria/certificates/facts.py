@@ -151,6 +151,11 @@ class CellFacts:
         return None
 
     @property
+    def has_moving_signs(self) -> bool:
+        """Whether signs of the coupling may differ between the state and the equilibrium."""
+        return self.coupling is not None and bool(self.coupling.coupling.diversity)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the map is y ↦ σ(−∇E(y)) itself, neither relaxed nor damped."""
         return False

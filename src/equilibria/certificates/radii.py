@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from equilibria.certificates.certificate import GLOBAL, WEIGHTED
 from equilibria.certificates.margins import ClassPairs, Differences, Margins, remainder
 from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.stem import ImagePath
@@ -108,6 +109,52 @@ def weighted_steepness(differences: Differences, entry: Entry, convexity: Tensor
         return None
     across = (form / convexity[:, None]).sqrt() * entry.slope[:, None]
     return 0.5 * (along + rest * entry.slope[:, None] + across) * (1 + NORM_SLACK)
+
+
+@dataclass(frozen=True)
+class Radii:
+    """The radius of each sample by every bound that is known."""
+
+    by_bound: dict[str, Tensor]
+    steepness: Tensor | None = None
+    """Smallest Lipschitz constant of each margin, for the pattern to improve on."""
+    why_none: str = ""
+    """Why there is no radius for any sample."""
+
+
+def radii_by_contraction(
+    margins: Margins, direction: Tensor, q: Tensor, entering: Tensor, along: Tensor | None = None
+) -> Radii:
+    """Compute radii from Lipschitz constants of the map; see `sliced_steepness` for arguments."""
+    radii = {GLOBAL: margins.radius(global_steepness(direction, q, entering))}
+    if along is not None:
+        radii[WEIGHTED] = margins.radius(sliced_steepness(direction, along, q, entering))
+    return Radii(radii)
+
+
+def radii_by_convexity(
+    margins: Margins, differences: Differences, entry: Entry, curvature: Tensor, convexity: Tensor
+) -> Radii:
+    """Compute radii from the hidden objective.
+
+    Args:
+        margins: Margins of each sample.
+        differences: Norms of the directions g.
+        entry: How the image enters.
+        curvature: Lipschitz constant of ∇E of each sample.
+        convexity: 1 − h of each sample.
+
+    Returns:
+        The global and the weighted radius, and the steepness if a pattern can improve on it.
+    """
+    steepness = global_steepness(differences.direction, curvature, entry.slope)
+    radii = {GLOBAL: margins.radius(steepness)}
+    weighted = weighted_steepness(differences, entry, convexity)
+    if weighted is None:
+        convex = global_steepness(differences.direction, 1 - convexity, entry.slope)
+        return Radii({**radii, WEIGHTED: margins.radius(convex)})
+    steepness = torch.minimum(steepness, weighted)
+    return Radii({**radii, WEIGHTED: margins.radius(steepness)}, steepness)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -75,51 +76,65 @@ class Features:
     """Upper bound of ‖fl(S(x)) − S(x)‖, of each sample."""
 
 
+@dataclass(frozen=True, eq=False)
 class StemBounds:
-    """The map from pixels to the input of an equilibrium layer, in evaluation mode.
+    """Bounds of a stem, the map from pixels to the input of an equilibrium layer, in evaluation.
 
-    Args:
-        stem: Stem that computes in the type whose unit roundoff is `unit`.
-        exact: The stem in float64.
-        normalize: Normalization before the stem, if any.
-        shape: Shape of one image.
-        unit: Unit roundoff.
-
-    Raises:
-        UnboundedError: If a layer of the stem has no known bound.
-
-    Notes:
-        Convolutions take over the scale of a normalization before them and of a BatchNorm after
-        them. The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
-        (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
+    Convolutions take over the scale of a normalization before them and of a BatchNorm after them.
+    The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
+    (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
     """
 
+    steps: tuple[Step, ...]
+    numbers: int
+    """Number of pixels of an image, times its channels."""
+    unit: float
+    """Unit roundoff of the type that the stem computes in."""
+
+    @classmethod
     @torch.no_grad()
-    def __init__(
-        self,
+    def of(
+        cls,
         stem: nn.Module,
         exact: nn.Module,
         normalize: Normalize | None,
         shape: Shape,
         unit: float,
-    ) -> None:
-        self.unit = unit
-        self.numbers = math.prod(shape)
-        self.shape = tuple(shape)
-        self.scale: Tensor | None = None
-        """Scale of each channel that no layer has taken over yet."""
-        self.steps: list[Step] = []
+    ) -> StemBounds:
+        """Bound a stem.
+
+        Args:
+            stem: Stem that computes in the type whose unit roundoff is `unit`.
+            exact: The stem in float64.
+            normalize: Normalization before the stem, if any.
+            shape: Shape of one image.
+            unit: Unit roundoff.
+
+        Returns:
+            The bounds.
+
+        Raises:
+            UnboundedError: If a layer of the stem has no known bound.
+        """
+        steps: list[Step] = []
+        signal = Signal(tuple(shape))
         if normalize is not None:
-            self._normalize(normalize)
+            step, signal = _normalization(normalize, signal, unit)
+            steps.append(step)
         used, meant = list(_flat(stem)), list(_flat(exact))
         place = 0
         while place < len(meant):
             follows = meant[place + 1] if place + 1 < len(meant) else None
             has_norm = isinstance(meant[place], nn.Conv2d) and isinstance(follows, nn.BatchNorm2d)
             count = 2 if has_norm else 1
-            self._add(used[place : place + count], meant[place : place + count])
+            layers = slice(place, place + count)
+            found = _bounded(tuple(used[layers]), meant[layers], signal, unit)
+            if found is not None:
+                step, signal = found
+                steps.append(step)
             place += count
-        self.steps.append(Step((), self._settled(), 1.0))
+        steps.append(Step((), signal.largest_scale, 1.0))
+        return cls(tuple(steps), math.prod(shape), unit)
 
     def lipschitz(self, norm: ImageNorm = L2) -> float:
         """Lipschitz constant of the stem, from this norm of the pixels to L2."""
@@ -148,89 +163,112 @@ class StemBounds:
         sizes: Tensor = torch.linalg.vector_norm(flat, dim=1).double()
         return sizes * (1 + accumulated(2 * flat.shape[1] + 8, self.unit))
 
-    def _settled(self) -> float:
-        """Return the largest scale that no layer has taken over, and reset it."""
-        if self.scale is None:
-            return 1.0
-        largest = float(self.scale.abs().max())
-        self.scale = None
-        return largest
 
-    def _normalize(self, layer: Normalize) -> None:
-        mean, std = layer.mean.double(), layer.std.double()
-        self.scale = 1 / std
-        largest = float(self.scale.max())
-        offset = float((mean / std).norm()) * math.sqrt(math.prod(self.shape[1:]))
-        self.steps.append(Step((layer,), 1.0, largest, 8 * self.unit * largest, offset))
+@dataclass(frozen=True)
+class Signal:
+    """What the layers so far hand to the next layer of a stem."""
 
-    def _add(self, used: Sequence[nn.Module], meant: Sequence[nn.Module]) -> None:
-        layer, *norms = meant
-        if isinstance(layer, nn.Conv2d):
-            self.steps.append(self._convolution(tuple(used), layer, norms))
-        elif isinstance(layer, nn.BatchNorm2d):
-            scale, offset = batch_affine(layer)
-            largest = float(scale.abs().max())
-            lipschitz = self._settled() * largest
-            size = offset * math.sqrt(math.prod(self.shape[1:]))
-            self.steps.append(Step(tuple(used), lipschitz, largest, 12 * self.unit * largest, size))
-        elif isinstance(layer, nn.ReLU):
-            self.steps.append(Step(tuple(used), self._settled(), 1.0, is_affine=False))
-        elif isinstance(layer, nn.AvgPool2d):
-            self.steps.append(self._pooling(tuple(used), layer))
-        elif isinstance(layer, nn.Flatten):
-            self.steps.append(Step(tuple(used), self._settled(), 1.0))
-            self.shape = (math.prod(self.shape),)
-        elif not isinstance(layer, nn.Dropout | nn.Dropout2d):
-            why = "whose scale depends on the input" if isinstance(layer, NORMS) else "not bounded"
-            raise UnboundedError(f"the stem has a {type(layer).__name__}, {why}")
+    shape: Shape
+    scale: Tensor | None = None
+    """Scale of each channel that no layer has taken over yet."""
 
-    def _convolution(
-        self, used: tuple[nn.Module, ...], layer: nn.Conv2d, norms: Sequence[nn.Module]
-    ) -> Step:
-        if (
-            layer.groups != 1
-            or layer.padding_mode != "zeros"
-            or layer.dilation != (1, 1)
-            or not isinstance(layer.padding, tuple)
-        ):
-            raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
-        kernel = layer.weight.detach().double()
-        bias = torch.zeros_like(kernel[:, 0, 0, 0]) if layer.bias is None else layer.bias.double()
-        size = float(bias.norm())
-        for norm in norms:
-            assert isinstance(norm, nn.BatchNorm2d)
-            scale, moved = batch_affine(norm)
-            kernel = kernel * scale[:, None, None, None]
-            size = float((bias * scale).norm()) + moved
-        stride = layer.stride[0] if layer.stride[0] == layer.stride[1] else 1
-        if any(side % stride for side in self.shape[1:]):
-            stride = 1  # all outputs, of which the layer has some
+    @property
+    def largest_scale(self) -> float:
+        """Lipschitz constant of the scale."""
+        return 1.0 if self.scale is None else float(self.scale.abs().max())
 
-        def norm_of(weight: Tensor) -> float:
-            operator = Conv2d.from_tensor(weight, stride=stride, padding=layer.padding)  # type: ignore[arg-type]
-            return upper_norm(operator, self.shape)
 
-        gain = norm_of(kernel)
-        scaled = kernel if self.scale is None else kernel * self.scale[:, None, None]
-        lipschitz = gain if self.scale is None else norm_of(scaled)
-        self.scale = None
-        window = math.prod(layer.kernel_size)
-        spread = math.sqrt(window) * float(torch.linalg.vector_norm(kernel))
-        own = accumulated(layer.in_channels * window + 4, self.unit) * spread
-        sides = zip(self.shape[1:], layer.kernel_size, layer.padding, layer.stride, strict=True)
-        sizes = ((n + 2 * p - k) // s + 1 for n, k, p, s in sides)
-        self.shape = (layer.out_channels, *sizes)
-        offset = size * math.sqrt(math.prod(self.shape[1:]))
-        return Step(used, lipschitz, gain, own + 12 * self.unit * (gain + own), offset)
+Bounded: TypeAlias = tuple[Step, Signal]
+"""Bounds of a layer, and what it hands to the next one."""
 
-    def _pooling(self, used: tuple[nn.Module, ...], layer: nn.AvgPool2d) -> Step:
-        size = layer.kernel_size
-        if not isinstance(size, int) or layer.stride != size or layer.padding:
-            raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
-        channels, *sides = self.shape
-        self.shape = (channels, *(side // size for side in sides))
-        own = accumulated(size**2 + 2, self.unit) / size
-        return Step(used, self._settled() / size, 1 / size, own)
+
+def _normalization(layer: Normalize, signal: Signal, unit: float) -> Bounded:
+    mean, std = layer.mean.double(), layer.std.double()
+    scale = 1 / std
+    largest = float(scale.max())
+    offset = float((mean / std).norm()) * math.sqrt(math.prod(signal.shape[1:]))
+    return Step((layer,), 1.0, largest, 8 * unit * largest, offset), Signal(signal.shape, scale)
+
+
+def _bounded(
+    used: tuple[nn.Module, ...], meant: Sequence[nn.Module], signal: Signal, unit: float
+) -> Bounded | None:
+    """Bound a layer, with the BatchNorm after it if there is one; None if it does nothing."""
+    layer, *norms = meant
+    if isinstance(layer, nn.Conv2d):
+        return _convolution(used, layer, norms, signal, unit)
+    if isinstance(layer, nn.AvgPool2d):
+        return _pooling(used, layer, signal, unit)
+    if isinstance(layer, nn.BatchNorm2d):
+        scale, offset = batch_affine(layer)
+        largest = float(scale.abs().max())
+        lipschitz = signal.largest_scale * largest
+        size = offset * math.sqrt(math.prod(signal.shape[1:]))
+        step = Step(used, lipschitz, largest, 12 * unit * largest, size)
+        return step, Signal(signal.shape)
+    if isinstance(layer, nn.ReLU):
+        step = Step(used, signal.largest_scale, 1.0, is_affine=False)
+        return step, Signal(signal.shape)
+    if isinstance(layer, nn.Flatten):
+        return Step(used, signal.largest_scale, 1.0), Signal((math.prod(signal.shape),))
+    if isinstance(layer, nn.Dropout | nn.Dropout2d):
+        return None
+    why = "whose scale depends on the input" if isinstance(layer, NORMS) else "not bounded"
+    raise UnboundedError(f"the stem has a {type(layer).__name__}, {why}")
+
+
+def _convolution(
+    used: tuple[nn.Module, ...],
+    layer: nn.Conv2d,
+    norms: Sequence[nn.Module],
+    signal: Signal,
+    unit: float,
+) -> Bounded:
+    if (
+        layer.groups != 1
+        or layer.padding_mode != "zeros"
+        or layer.dilation != (1, 1)
+        or not isinstance(layer.padding, tuple)
+    ):
+        raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
+    kernel = layer.weight.detach().double()
+    bias = torch.zeros_like(kernel[:, 0, 0, 0]) if layer.bias is None else layer.bias.double()
+    size = float(bias.norm())
+    for norm in norms:
+        assert isinstance(norm, nn.BatchNorm2d)
+        scale, moved = batch_affine(norm)
+        kernel = kernel * scale[:, None, None, None]
+        size = float((bias * scale).norm()) + moved
+    stride = layer.stride[0] if layer.stride[0] == layer.stride[1] else 1
+    if any(side % stride for side in signal.shape[1:]):
+        stride = 1  # all outputs, of which the layer has some
+
+    def norm_of(weight: Tensor) -> float:
+        operator = Conv2d.from_tensor(weight, stride=stride, padding=layer.padding)  # type: ignore[arg-type]
+        return upper_norm(operator, signal.shape)
+
+    gain = norm_of(kernel)
+    lipschitz = gain if signal.scale is None else norm_of(kernel * signal.scale[:, None, None])
+    window = math.prod(layer.kernel_size)
+    spread = math.sqrt(window) * float(torch.linalg.vector_norm(kernel))
+    own = accumulated(layer.in_channels * window + 4, unit) * spread
+    sides = zip(signal.shape[1:], layer.kernel_size, layer.padding, layer.stride, strict=True)
+    sizes = ((n + 2 * p - k) // s + 1 for n, k, p, s in sides)
+    shape = (layer.out_channels, *sizes)
+    offset = size * math.sqrt(math.prod(shape[1:]))
+    return Step(used, lipschitz, gain, own + 12 * unit * (gain + own), offset), Signal(shape)
+
+
+def _pooling(
+    used: tuple[nn.Module, ...], layer: nn.AvgPool2d, signal: Signal, unit: float
+) -> Bounded:
+    size = layer.kernel_size
+    if not isinstance(size, int) or layer.stride != size or layer.padding:
+        raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
+    channels, *sides = signal.shape
+    own = accumulated(size**2 + 2, unit) / size
+    step = Step(used, signal.largest_scale / size, 1 / size, own)
+    return step, Signal((channels, *(side // size for side in sides)))
 
 
 def batch_affine(layer: nn.BatchNorm2d) -> tuple[Tensor, float]:
