@@ -106,8 +106,3 @@ def test_only_one_file_calls_the_bounds_of_cells() -> None:
     constants = ast.parse((ROOM / "constants.py").read_text(encoding="utf-8"))
     called = {node.attr for node in ast.walk(constants) if isinstance(node, ast.Attribute)}
     assert called & BOUNDS == {"contraction_bound"}
-
-
-def test_no_file_is_longer_than_a_reader_reads() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in ROOM.glob("*.py")}
-    assert max(lengths.values()) <= 420, lengths

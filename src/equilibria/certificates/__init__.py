@@ -9,6 +9,7 @@ model for many batches. `CertifiedExit` stops each solve when the class is certa
 from equilibria.certificates import layer, reflection  # noqa: F401 - they register certifiers
 from equilibria.certificates.certificate import (
     Certificate,
+    Certifier,
     NoCertificateError,
     SolvedBatch,
     certifier,
@@ -20,6 +21,7 @@ from equilibria.certificates.early_exit import CertifiedExit
 __all__ = [
     "Certificate",
     "CertifiedExit",
+    "Certifier",
     "NoCertificateError",
     "SolvedBatch",
     "certificate_constants",

@@ -1,4 +1,4 @@
-"""What is proven of a model for every image, as numbers that an exported program can carry."""
+"""Proven constants of a model that hold for every image, for an exported program to carry."""
 
 from __future__ import annotations
 

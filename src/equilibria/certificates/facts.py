@@ -1,4 +1,4 @@
-"""What a cell and its hidden objective state about themselves.
+"""Facts that a cell and its hidden objective state about themselves.
 
 This is the only file of the room that calls the bounds of cells and energies, and the only one that
 knows families of cells. `cell_facts` chooses by the class of the cell; a cell about which more can
@@ -80,7 +80,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveFacts:
-    """What the hidden objective states about itself, in its own variables."""
+    """Facts about the hidden objective, in its own variables."""
 
     form: EnergyForm
     """The objective at the probe."""
@@ -112,7 +112,7 @@ class ObjectiveFacts:
 
 @dataclass(frozen=True, eq=False)
 class CellFacts:
-    """What a cell in float64 states about its map; defaults prove nothing more."""
+    """Facts about the map of a cell in float64; the defaults prove nothing more."""
 
     cell: Cell
     at: Setting

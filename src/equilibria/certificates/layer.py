@@ -312,7 +312,7 @@ class LayerCertifier:
     def _margins(
         self, at: Located, errors: Errors, reading: Reading
     ) -> tuple[Tensor, Margins, Differences]:
-        """Read the margins, with the bound of their error."""
+        """Read the margins, with their error bounds."""
         image = flat_rows(at.variables)
         logits = image @ reading.pairs.rows.T + reading.offset
         best = logits.argmax(dim=1)

@@ -115,7 +115,7 @@ class Margins:
     margin: Tensor
     """Logit of that class minus the logit of every class, (samples, classes)."""
     error: Tensor
-    """Upper bound of the error of each margin."""
+    """Upper bound on the error of each margin."""
     is_own: Tensor
     """Where a class is the largest one itself."""
 

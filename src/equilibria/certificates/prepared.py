@@ -1,4 +1,4 @@
-"""What a certificate needs of the parameters of a model with one equilibrium layer.
+"""Preparation of a model with one equilibrium layer: everything that depends on parameters only.
 
 It is computed once, by `PreparedModel.of`, and shared by all batches, the early exit and the
 constants for exports.

@@ -235,7 +235,7 @@ class ReflectionCertifier:
         return Reflected(feature, residual, rounding, contraction)
 
     def _margins(self, at: Reflected) -> tuple[Tensor, Margins]:
-        """Read the margins, with the bound of their error."""
+        """Read the margins, with their error bounds."""
         logits = self.exact.head(at.feature)
         length = self.slopes[logits.argmax(dim=1)] / self.scale
         error = MarginBound(2 * length, length).error(at.residual, at.rounding)

@@ -1,4 +1,4 @@
-"""What is before the equilibrium layer: Lipschitz constants of the stem, and its rounding.
+"""Bounds on the part before the equilibrium layer: its Lipschitz constant, and its rounding.
 
 `StemBounds` bounds the stem S, from the pixels to the input of the layer. `ImagePath` adds the
 injection U and maps rows back to the image. `ImageNorm` is the norm in which the image moves.
@@ -166,7 +166,7 @@ class StemBounds:
 
 @dataclass(frozen=True)
 class Signal:
-    """What the layers so far hand to the next layer of a stem."""
+    """Shape and scale that the layers so far hand to the next layer of a stem."""
 
     shape: Shape
     scale: Tensor | None = None

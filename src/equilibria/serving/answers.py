@@ -10,8 +10,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from equilibria.certificates import Certificate, NoCertificateError, SolvedBatch, certifier
-from equilibria.certificates.certificate import Certifier
+from equilibria.certificates import (
+    Certificate,
+    Certifier,
+    NoCertificateError,
+    SolvedBatch,
+    certifier,
+)
 from equilibria.data.image_files import BRIGHTEST, decode_image, image_to_tensor
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.report import nearest_rival
