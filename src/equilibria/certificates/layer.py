@@ -203,12 +203,7 @@ class LayerCertifier:
             image = form.image
         else:
             image = cell.step(state, context)
-        error = (
-            images.new_zeros(len(images))
-            if self.by.stem is None
-            else self.by.stem.run(images).error
-        )
-        return Located(images, inputs, state, context, form, image, error)
+        return Located(images, inputs, state, context, form, image, self.by.stem_error(images))
 
     def _errors(self, at: Located) -> Errors:
         """Bound how far T(y) is from the exact equilibrium."""

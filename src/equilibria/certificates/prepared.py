@@ -112,6 +112,12 @@ class PreparedModel:
             no_radius=no_radius,
         )
 
+    def stem_error(self, images: Tensor) -> Tensor:
+        """Rounding error of the stem in float64, of each image; 0 where the stem has no bound."""
+        if self.stem is None:
+            return images.new_zeros(len(images))
+        return self.stem.run(images).error
+
 
 def _stem_bounds(exact: EquilibriumModel, shape: tuple[int, ...]) -> tuple[StemBounds | None, str]:
     """Bound the stem, or say why that is not possible."""
