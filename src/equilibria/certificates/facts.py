@@ -78,6 +78,13 @@ class Setting:
         return Packing.of(self.state).layout
 
 
+def energy_rounding(
+    cell: EnergyCell, context: Context, layout: Layout, unit: float
+) -> Rounding | None:
+    """Rounding error of ∇E in a type with this unit roundoff, or None if it is unknown."""
+    return cell.energy.rounding(cell.energy, context, layout, unit)
+
+
 @dataclass(frozen=True, eq=False)
 class ObjectiveFacts:
     """Facts about the hidden objective, in its own variables."""
@@ -101,8 +108,7 @@ class ObjectiveFacts:
 
     def rounding(self, unit: float) -> Rounding | None:
         """Rounding error of ∇E in a type with this unit roundoff, or None if it is unknown."""
-        energy = self.form.cell.energy
-        return energy.rounding(energy, self.form.context, self.layout, unit)
+        return energy_rounding(self.form.cell, self.form.context, self.layout, unit)
 
     def units(self) -> list[UnitBound] | None:
         """Norms of every unit, of a quadratic energy, or None if they are unknown."""
@@ -181,6 +187,10 @@ class EnergyCellFacts(CellFacts):
     @property
     def is_plain(self) -> bool:
         return self.cell.alpha == self.cell.damping == 1
+
+    def gradient_rounding(self, unit: float) -> Rounding | None:
+        """Rounding error of ∇E in a type with this unit roundoff, or None if it is unknown."""
+        return energy_rounding(self.cell, self.at.context, self.at.layout, unit)
 
     def gradient_lipschitz(self, objective: ObjectiveFacts) -> float | None:
         bound = objective.curvature(objective.form.context)

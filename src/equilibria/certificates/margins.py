@@ -62,9 +62,10 @@ class MarginBound:
         Returns:
             A bound with slope min(‖g‖q, λ)/(1 − q) and blur ‖g‖ + slope; infinite where q ≥ 1.
         """
-        slope = direction * torch.where(q < 1, q / (1 - q), torch.inf)
+        inverse = 1 / (1 - q).clamp_min(0)  # ∞ where q ≥ 1
+        slope = direction * (q * inverse)
         if along is not None:
-            slope = torch.minimum(slope, along * torch.where(q < 1, 1 / (1 - q), torch.inf))
+            slope = torch.minimum(slope, along * inverse)
         return cls(slope, direction + slope)
 
     @classmethod
@@ -81,7 +82,7 @@ class MarginBound:
         Returns:
             A bound with slope and blur min(‖g‖/m, √(gᵀXg/m)); infinite where m ≤ 0.
         """
-        inverse = torch.where(convexity > 0, 1 / convexity, torch.inf)
+        inverse = 1 / convexity.clamp_min(0)
         slope = direction * inverse
         if form is not None:
             slope = torch.minimum(slope, (form * inverse).sqrt())
@@ -89,8 +90,12 @@ class MarginBound:
 
     def error(self, residual: Tensor, rounding: Tensor) -> Tensor:
         """Evaluate the bound for the residual and the rounding error of each sample."""
-        total = self.slope * residual[:, None] + self.blur * rounding[:, None]
-        return torch.where(self.slope.isfinite(), total, self.slope)
+        # An infinite slope stays infinite where the residual is 0.
+        tiny = torch.finfo(residual.dtype).tiny
+        return (
+            self.slope * residual.clamp_min(tiny)[:, None]
+            + self.blur * rounding.clamp_min(tiny)[:, None]
+        )
 
     def of(self, classes: Tensor) -> MarginBound:
         """Select the rows of these classes, one per sample."""

@@ -29,11 +29,10 @@ from equilibria.certificates.certificate import (
     check_shape,
 )
 from equilibria.certificates.constants import contraction_limits
-from equilibria.certificates.facts import UNIT, CellFacts, Setting, cell_facts
+from equilibria.certificates.facts import UNIT, EnergyCellFacts, Setting, cell_facts
 from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.states import READING, norms
-from equilibria.energies import Rounding
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, solving
+from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.models.base import in_float64, predicted_classes
 from equilibria.models.reflection.model import ReflectionNetwork, UnitHead
 from equilibria.operators.rounding import NORM_SLACK, accumulated
@@ -41,17 +40,6 @@ from equilibria.solvers import Solution
 
 FIRST_TOLERANCE = 0.1
 """Tolerance of the first solve of an early exit."""
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One module of the network, in float64."""
-
-    module: nn.Module
-    facts: CellFacts | None = None
-    """Facts of its cell, for an equilibrium layer."""
-    rounding: Rounding | None = None
-    """Rounding error of ∇E of that cell, or None if no bound is known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +67,6 @@ class ReflectionCertifier:
     exact: ReflectionNetwork
     """The model in float64."""
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
     slopes: Tensor
     """Lipschitz constant of each margin in the pixels, (classes, classes)."""
     scale: float
@@ -94,26 +81,10 @@ class ReflectionCertifier:
         """Prepare a model: compute everything that depends on parameters only."""
         exact = in_float64(model)
         normalize: Any = getattr(exact, "normalize", None)
-        feature = next(exact.parameters()).new_zeros(1, *image_shape)
-        feature = feature if normalize is None else normalize(feature)
-        parts = []
-        for module in modules_of(exact):
-            if isinstance(module, EquilibriumLayer):
-                context = module.cell.inject(feature)
-                state = module.cell.initial_state(feature, context)
-                facts = cell_facts(module.cell, Setting(state, context))
-                objective = facts.objective()
-                rounding = None if objective is None else objective.rounding(UNIT)
-                parts.append(Part(module, facts, rounding))
-                feature = module.cell.output(state, context)
-            else:
-                parts.append(Part(module))
-                feature = module(feature)
         return cls(
             model=model,
             exact=exact,
             shape=tuple(image_shape),
-            parts=tuple(parts),
             slopes=exact.margin_slopes() * (1 + NORM_SLACK),
             scale=1.0 if normalize is None else float((1 / normalize.std).max()),
         )
@@ -210,25 +181,27 @@ class ReflectionCertifier:
         rounding = 8 * UNIT * sizes if self.scale != 1 else torch.zeros_like(sizes)
         residual, contraction = torch.zeros_like(rounding), torch.zeros_like(rounding)
         left = list(states)
-        for part in self.parts:
-            if part.facts is None:
-                own = getattr(part.module, "rounding", None)
+        for module in modules_of(self.exact):
+            if not isinstance(module, EquilibriumLayer):
+                own = getattr(module, "rounding", None)
                 rounding = rounding if own is None else rounding + own(feature, UNIT)
-                feature = part.module(feature)
+                feature = module(feature)
                 continue
-            z, cell = left.pop(0).double(), part.facts.cell
-            assert isinstance(cell, EnergyCell)
+            z, cell = left.pop(0).double(), module.cell
             context = cell.inject(feature)
-            descent = cell.energy.descent(z, context)
+            facts = cell_facts(cell, Setting(z, context))
+            assert isinstance(facts, EnergyCellFacts)
+            descent = facts.cell.energy.descent(z, context)
             assert isinstance(descent, Tensor)
             pull = z - descent
             size, delta = norms(z), torch.full_like(rounding, torch.inf)
-            if part.rounding is not None:
-                delta = part.rounding.at(context, size, norms(feature), torch.zeros_like(size))
+            gradient = facts.gradient_rounding(UNIT)
+            if gradient is not None:
+                delta = gradient.at(context, size, norms(feature), torch.zeros_like(size))
             delta = delta + 8 * UNIT * (size + norms(feature) + norms(pull))
             rounding = rounding + 2 * delta
             residual = residual + norms(pull) * (1 + accumulated(2 * z[0].numel(), UNIT))
-            bound = part.facts.contraction(context)
+            bound = facts.contraction(context)
             if bound is not None:
                 contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
             feature = 2 * z - feature
