@@ -66,6 +66,9 @@ class Certificate:
     """No image that is closer (in L2, in pixels) has another class; 0 if nothing is known."""
     radii: dict[str, Tensor]
     """The radius by each bound: global, weighted, and with `refine` pattern (`radii.py`)."""
+    radius_linf: Tensor
+    """No image whose pixels all differ by less than this has another class; 0 if nothing is known.
+    At least `radius`/√n for n pixels times channels; larger if the stem is affine (`radii.py`)."""
     checks: dict[str, Tensor]
     """Quantities that vanish at an equilibrium (`checks.py`): stationarity ‖∂G‖, the Fenchel gap,
     by how much σ fails to be firmly nonexpansive, and for a Deep OptEq the residual of Theorem 2's

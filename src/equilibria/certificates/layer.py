@@ -39,8 +39,10 @@ from equilibria.certificates.radii import (
     Radii,
     radii_by_contraction,
     radii_by_convexity,
+    within_linf,
 )
 from equilibria.certificates.states import READING, flat_rows, norms
+from equilibria.certificates.stem import L2, LINF, ImageNorm
 from equilibria.context import Context, State, map_state
 from equilibria.energies import Rounding
 from equilibria.equilibrium import EnergyForm
@@ -184,7 +186,9 @@ class LayerCertifier:
             rows = can_change[block]
             radius[rows] = self._pattern_radius(self._locate(images, solved, rows))
         radii = {**found.radii, PATTERN: radius}
-        return replace(found, radii=radii, radius=torch.maximum(found.radius, radius))
+        best = torch.maximum(found.radius, radius)
+        linf = torch.maximum(found.radius_linf, within_linf(best, images[0].numel()))
+        return replace(found, radii=radii, radius=best, radius_linf=linf)
 
     def _locate(self, images: Tensor, solved: SolvedBatch, rows: slice | Tensor) -> Located:
         """Evaluate the map at the states of some samples."""
@@ -253,6 +257,7 @@ class LayerCertifier:
             margin_error=nothing,
             radius=torch.zeros_like(errors.residual),
             radii={},
+            radius_linf=torch.zeros_like(errors.residual),
             checks=self._checks(at, errors),
             reasons=[f"no certificate, because {self.by.no_class}"] * len(said),
         )
@@ -291,6 +296,11 @@ class LayerCertifier:
             name: torch.where(certified, radius, 0.0) for name, radius in known.by_bound.items()
         }
         radius = torch.stack([torch.zeros_like(errors.residual), *radii.values()]).amax(dim=0)
+        linf = torch.zeros_like(radius)
+        if reading.pairs_linf is not None:
+            differences = reading.pairs_linf.of(margins.best)
+            found = self._radii(at, errors, margins, differences, LINF).by_bound
+            linf = torch.where(certified, found.get(WEIGHTED, linf), 0.0)
         facts = (safe, said, margins.best, certificate.unique, radius)
         samples = zip(*(fact.tolist() for fact in facts), strict=True)
         return replace(
@@ -301,6 +311,7 @@ class LayerCertifier:
             margin_error=margins.error,
             radius=radius,
             radii=radii,
+            radius_linf=torch.maximum(linf, within_linf(radius, at.images[0].numel())),
             reasons=[_reason(*sample, no_radius=known.why_none) for sample in samples],
         )
 
@@ -327,7 +338,12 @@ class LayerCertifier:
         return logits, Margins.of(logits, error), differences
 
     def _radii(
-        self, at: Located, errors: Errors, margins: Margins, differences: Differences
+        self,
+        at: Located,
+        errors: Errors,
+        margins: Margins,
+        differences: Differences,
+        norm: ImageNorm = L2,
     ) -> Radii:
         """Compute the radius by each bound that is known, besides the activation pattern."""
         if self.by.stem is None:
@@ -336,12 +352,12 @@ class LayerCertifier:
             bound = self.by.cell.input_lipschitz(at.context)
             if bound is None:
                 return Radii({})
-            entering = per_sample(bound, at.images) * self.by.stem.lipschitz()
+            entering = per_sample(bound, at.images) * self.by.stem.lipschitz(norm)
             along = None if self.by.reading is None else self.by.reading.along
             along = None if along is None else along[margins.best]
             q = errors.contraction
             return radii_by_contraction(margins, differences.direction, q, entering, along)
-        entry = self._entry(at)
+        entry = self._entry(at, norm)
         if entry is None:
             return Radii({}, why_none="a scale of its energy (γ) depends on the image")
         assert self.by.objective is not None
@@ -349,14 +365,15 @@ class LayerCertifier:
         curvature = per_sample(self.by.objective.curvature(at.form.context), at.images)
         return radii_by_convexity(margins, differences, entry, curvature, errors.convex.convexity)
 
-    def _entry(self, at: Located) -> Entry | None:
+    def _entry(self, at: Located, norm: ImageNorm = L2) -> Entry | None:
         """How the image enters the hidden objective, or None if ‖U‖ is not known."""
         if self.by.objective is None or self.by.path is None or at.form is None:
             return None
         entering = self.by.objective.input_lipschitz(at.form.context)
         if entering is None:
             return None
-        return Entry(self.by.path, per_sample(entering, at.images) * self.by.path.lipschitz)
+        path = self.by.path.in_norm(norm)
+        return Entry(path, per_sample(entering, at.images) * path.lipschitz)
 
     def _pattern_radius(self, at: Located) -> Tensor:
         """Compute radii by the activation pattern of each sample."""

@@ -24,7 +24,7 @@ from equilibria.certificates.margins import ClassPairs
 from equilibria.certificates.radii import Pattern
 from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.states import flat_rows, readout
-from equilibria.certificates.stem import ImagePath, StemBounds, UnboundedError
+from equilibria.certificates.stem import LINF, ImagePath, StemBounds, UnboundedError
 from equilibria.context import State
 from equilibria.energies import Rounding
 from equilibria.energies.kernel_scale import RunningScale
@@ -46,6 +46,8 @@ class Reading:
     resolvent: Resolvent | None = None
     units: list[Tensor] | None = None
     """Norms of every unit, where activation patterns can be used."""
+    pairs_linf: ClassPairs | None = None
+    """`pairs` for images that move in L∞, where that proves more than the radius in L2 does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,4 +177,7 @@ def _reading(
     units = None if bounds is None else Pattern.unit_norms(bounds, objective.layout)
     pulled = None if path.stem is None else path.pull_back(resolved.solution)
     pairs = ClassPairs(flat, resolved, pulled, path.length)
-    return Reading(rows, offset, pairs, None, resolvent, units)
+    pairs_linf = None
+    if path.is_whole:
+        pairs_linf = ClassPairs(flat, resolved, pulled, path.in_norm(LINF).length)
+    return Reading(rows, offset, pairs, None, resolvent, units, pairs_linf)

@@ -22,7 +22,10 @@ bounds of that, each sharper than the one before:
   with r, so that min(r, room/L(r)) is certified for every r that is tried.
 
 The norm in which the image moves is a value, `stem.ImageNorm`. It enters in two places only: Λ is
-the Lipschitz constant from that norm, and the length of (US)ᵀu is taken in the dual norm.
+the Lipschitz constant from that norm, and the length of (US)ᵀu is taken in the dual norm. In L∞, Λ
+is √n times that in L2, n the numbers of an image, and the dual norm is ‖·‖₁. Where the stem is
+affine, ‖(US)ᵀu‖₁ can be much less than √n‖(US)ᵀu‖₂. Elsewhere the radius in L∞ is that in L2
+divided by √n.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from torch import Tensor
 from equilibria.certificates.certificate import GLOBAL, WEIGHTED
 from equilibria.certificates.margins import ClassPairs, Differences, Margins, remainder
 from equilibria.certificates.resolvent import Resolvent
-from equilibria.certificates.stem import ImagePath
+from equilibria.certificates.stem import LINF, ImagePath
 from equilibria.energies.bounds import UnitBound
 from equilibria.operators.rounding import NORM_SLACK
 
@@ -120,6 +123,11 @@ class Radii:
     """Smallest Lipschitz constant of each margin, for the pattern to improve on."""
     why_none: str = ""
     """Why there is no radius for any sample."""
+
+
+def within_linf(radius: Tensor, numbers: int) -> Tensor:
+    """Return the L∞ radius that an L2 radius implies, ‖d‖₂ ≤ √n‖d‖_∞ for n numbers per image."""
+    return radius / LINF.l2_size(numbers)
 
 
 def radii_by_contraction(

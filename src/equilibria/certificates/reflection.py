@@ -31,6 +31,7 @@ from equilibria.certificates.certificate import (
 from equilibria.certificates.constants import contraction_limits
 from equilibria.certificates.facts import UNIT, EnergyCellFacts, Setting, cell_facts
 from equilibria.certificates.margins import MarginBound, Margins
+from equilibria.certificates.radii import within_linf
 from equilibria.certificates.states import READING, norms
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.models.base import in_float64, predicted_classes
@@ -168,6 +169,7 @@ class ReflectionCertifier:
             margin_error=margins.error,
             radius=radius,
             radii={GLOBAL: radius},
+            radius_linf=within_linf(radius, images[0].numel()),
             checks={"stationarity": at.residual},
             reasons=[_reason(*pair) for pair in zip(safe.tolist(), agrees.tolist(), strict=True)],
         )

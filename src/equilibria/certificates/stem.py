@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -47,6 +47,7 @@ class ImageNorm:
 
 
 L2 = ImageNorm(2)
+LINF = ImageNorm(math.inf)
 
 
 @dataclass(frozen=True)
@@ -308,12 +309,17 @@ class ImagePath:
         return self.stem.lipschitz(self.norm)
 
     @property
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether the path begins at the image, because the stem is affine."""
         return self.stem is not None and self.stem.is_affine
+
+    def in_norm(self, norm: ImageNorm) -> ImagePath:
+        """Return the same path for another norm of the image."""
+        return replace(self, norm=norm)
 
     def pull_back(self, rows: Tensor) -> Tensor:
         """Map rows u to (US)ᵀu, one number per pixel, or to Uᵀu where S is not affine."""
-        return self._pulled(rows, self._is_whole)
+        return self._pulled(rows, self.is_whole)
 
     def pull_back_to_feature(self, rows: Tensor) -> Tensor:
         """Map rows u to Uᵀu, one number for each number of the feature."""
@@ -321,7 +327,7 @@ class ImagePath:
 
     def length(self, pulled: Tensor) -> Tensor:
         """Bound how fast ⟨u, U S(x)⟩ can change with x, for rows that were pulled back."""
-        if self._is_whole:
+        if self.is_whole:
             return self.norm.dual(pulled)
         return L2.dual(pulled) * self.lipschitz
 
