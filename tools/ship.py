@@ -15,9 +15,8 @@ import torch
 import yaml
 
 import equilibria as eq
+from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.models import NoCertificateError, certifier
-from equilibria.models.certificates import joined
 from equilibria.models.pretrained import SHIPPED
 from equilibria.training import kept_latents, pack, trained
 
@@ -34,7 +33,7 @@ def certificate(experiment: eq.training.Experiment, samples: int) -> dict[str, A
     images, labels = experiment.some_test_images(samples)
     try:
         certify = certifier(experiment.model, tuple(images.shape[1:]))
-        found = joined([certify(part, refine=False) for part in images.split(100)])
+        found = Certificate.join([certify(part, refine=False) for part in images.split(100)])
     except NoCertificateError as error:
         return {"none": str(error)}
     right = found.prediction == labels

@@ -25,6 +25,7 @@ ROOMS = {
     "operators": "Operators",
     "activations": "Activations",
     "models": "Models",
+    "certificates": "Certificates",
     "inputs": "Searches over inputs",
     "tasks": "Tasks",
     "data": "Data",

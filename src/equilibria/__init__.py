@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers; a program imports a name when it first uses it, and torch with it.
     from equilibria import activations as activations
+    from equilibria import certificates as certificates
     from equilibria import context as context
     from equilibria import data as data
     from equilibria import energies as energies
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from equilibria import solvers as solvers
     from equilibria import tasks as tasks
     from equilibria import training as training
+    from equilibria.certificates import certify
     from equilibria.context import Context, State
     from equilibria.energies import (
         Energy,
@@ -48,12 +50,7 @@ if TYPE_CHECKING:
     from equilibria.exports import export
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
     from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
-    from equilibria.models import (
-        certify,
-        create_model,
-        list_models,
-        register_model,
-    )
+    from equilibria.models import create_model, list_models, register_model
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
     from equilibria.report import explain
     from equilibria.solvers import (
@@ -135,6 +132,7 @@ _ROOMS = (
     "gradients",
     "equilibrium",
     "models",
+    "certificates",
     "inputs",
     "tasks",
     "data",

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
+from equilibria.certificates import certificate_constants
 from equilibria.exports import (
     ExportError,
     Loop,
-    certificate_constants,
     model_graph,
     onnx_file,
     torch_program,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from equilibria.certificates import certify
 from equilibria.inputs import (
     AttackSettings,
     RobustnessCurves,
@@ -14,7 +15,6 @@ from equilibria.inputs import (
     measure_robustness,
 )
 from equilibria.inputs.robustness import SHARES, STEP_COUNTS
-from equilibria.models import certify
 from tests.inputs.digit_models import digit_classifier, digits
 
 COUNT = 20

@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 import equilibria as eq
 from equilibria.models import ReflectionCell, ReflectionNetwork, reflection_network
 from equilibria.models.reflection.model import Isometry
-from tests.models.certified_bank import Hunt, narrow_margins
+from tests.certificates.certified_bank import Hunt, narrow_margins
 
 SOLVED = eq.Solving(tolerance=1e-11, max_iterations=1000, gradient=eq.Implicit(tolerance=1e-12))
 
@@ -163,7 +163,7 @@ def test_an_early_exit_says_the_same_with_less_work(kind: str) -> None:
     model, x = network(1, **NETWORKS[kind]), torch.rand(48, 1, 4, 4)  # type: ignore[arg-type]
     with torch.no_grad():
         model.head.bias[0] += 3  # type: ignore[index, operator]
-    quick = eq.models.CertifiedExit(model, (1, 4, 4))
+    quick = eq.certificates.CertifiedExit(model, (1, 4, 4))
     with torch.no_grad(), eq.solving(model, tolerance=1e-5):
         with eq.solving(model, record=True) as whole:
             expected = model(x).argmax(dim=1)
@@ -184,7 +184,7 @@ def test_what_is_open_is_answered_as_the_model_answers_it() -> None:
     with torch.no_grad():
         model.head.direction[1:] = model.head.direction[0]  # type: ignore[index, operator]
         model.head.bias.zero_()  # type: ignore[union-attr, operator]
-        quick = eq.models.CertifiedExit(model, (1, 4, 4))
+        quick = eq.certificates.CertifiedExit(model, (1, 4, 4))
         with eq.solving(model, tolerance=1e-4, record=True) as record:
             logits = quick(x)
             expected = model(x)
@@ -255,4 +255,4 @@ def test_bad_input_gets_a_sentence() -> None:
     with pytest.raises(ValueError, match="image_size"):
         model.head(torch.rand(2, 9))
     with pytest.raises(ValueError, match="expected images of shape"):
-        model.certifier((1, 4, 4))(torch.rand(2, 1, 5, 5))
+        eq.certificates.certifier(model, (1, 4, 4))(torch.rand(2, 1, 5, 5))

@@ -138,12 +138,10 @@ def _certified(
     refine: bool,
     batch_size: int,
     is_silent: bool,
-) -> eq.models.Certificate:
+) -> eq.certificates.Certificate:
     import torch
 
-    from equilibria.models.certificates import joined
-
-    by = eq.models.certifier(run.model, tuple(images.shape[1:]))
+    by = eq.certificates.certifier(run.model, tuple(images.shape[1:]))
     parts = torch.split(images, batch_size)
     found = []
     with (
@@ -155,7 +153,7 @@ def _certified(
         refining = _Refining(bar)
         for part in batches:
             found.append(by(part, refine=refine, progress=refining))
-    return joined(found)
+    return eq.certificates.Certificate.join(found)
 
 
 class _Refining:
@@ -176,12 +174,12 @@ class _Refining:
             self.bar.advance(self.task)
 
 
-def _why_nothing(found: eq.models.Certificate) -> str:
+def _why_nothing(found: eq.certificates.Certificate) -> str:
     return Counter(found.reasons).most_common(1)[0][0]
 
 
 def _rows(
-    found: eq.models.Certificate,
+    found: eq.certificates.Certificate,
     names: Sequence[str],
     truths: Sequence[int | None],
     classes: Sequence[str],
@@ -236,7 +234,7 @@ def _show(rows: Sequence[CertifiedImage]) -> None:
 
 
 def _summarize(
-    run: eq.training.RecipeModel, found: eq.models.Certificate, truths: Sequence[int | None]
+    run: eq.training.RecipeModel, found: eq.certificates.Certificate, truths: Sequence[int | None]
 ) -> None:
     print_facts(
         f"{run.recipe.model.name} on {len(found)} images", eq.report.certificate_rows(found, truths)

@@ -1,7 +1,6 @@
 """Trained models as files for other programs: one file a format."""
 
 from equilibria.exports.api import Exported, Format, export
-from equilibria.exports.constants import certificate_constants
 from equilibria.exports.graph import ExportError, Loop, model_graph
 
 __all__ = [
@@ -9,7 +8,6 @@ __all__ = [
     "Exported",
     "Format",
     "Loop",
-    "certificate_constants",
     "export",
     "model_graph",
 ]

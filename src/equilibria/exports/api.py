@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from equilibria.certificates import certificate_constants
 from equilibria.equilibrium import solving
 from equilibria.exports import onnx_file, torch_program
-from equilibria.exports.constants import certificate_constants
 from equilibria.exports.graph import Loop, model_graph
 from equilibria.images import images_of
 from equilibria.registry import check_choice

@@ -18,20 +18,11 @@ from equilibria.models.baselines.inception import Inception
 from equilibria.models.baselines.neural_ode import NeuralODE
 from equilibria.models.baselines.plain import Conv4, DnCNN, PlainNetwork
 from equilibria.models.baselines.resnet import ResNet, resnet, resnet_small
-from equilibria.models.certificates import (
-    Certificate,
-    Certifier,
-    NoCertificateError,
-    Solved,
-    certifier,
-    certify,
-)
 from equilibria.models.contributions import (
     Contributions,
     NoContributionsError,
     contributions,
 )
-from equilibria.models.early_exit import CertifiedExit
 from equilibria.models.few_shot import FewShotClassifier, few_shot_mdeq, few_shot_opteq
 from equilibria.models.generators.autoencoders import (
     Autoencoder,
@@ -92,9 +83,6 @@ from equilibria.models.restorers.photo import PhotoRestorer, photo_denoiser, pho
 
 __all__ = [
     "Autoencoder",
-    "Certificate",
-    "CertifiedExit",
-    "Certifier",
     "Contributions",
     "DeepOptEqCell",
     "EquilibriumClassifier",
@@ -109,7 +97,6 @@ __all__ = [
     "MOptEqCell",
     "ModelDescription",
     "MonDEQCell",
-    "NoCertificateError",
     "NoContributionsError",
     "NonFiniteInputError",
     "NonFiniteWeightsWarning",
@@ -120,11 +107,8 @@ __all__ = [
     "ReflectionCell",
     "ReflectionNetwork",
     "ResNet",
-    "Solved",
     "UnitLayer",
     "branch_features",
-    "certifier",
-    "certify",
     "contributions",
     "convolutional_autoencoder",
     "create_model",

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State
+from equilibria.context import Context, State, twin
 from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.images import ImageSpec
@@ -93,6 +93,26 @@ class EquilibriumModel(nn.Module):
     def last_backward(self) -> LinearSolution | None:
         """How the last backward solve went."""
         return self.layer.last_backward
+
+
+M = TypeVar("M", bound=EquilibriumModel)
+
+
+def in_float64(model: M) -> M:
+    """Return a twin in float64 and evaluation mode, with the same numbers: float32 is exact there.
+
+    Args:
+        model: Model whose weights are copied.
+
+    Returns:
+        The twin; its parameters need no gradient.
+    """
+
+    def wide(tensor: Tensor) -> Tensor:
+        kept = tensor.detach()
+        return kept.to(torch.float64, copy=True) if kept.is_floating_point() else kept
+
+    return twin(model, wide).eval()
 
 
 def predicted_classes(logits: Tensor) -> Tensor:

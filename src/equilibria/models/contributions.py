@@ -30,9 +30,8 @@ from equilibria.context import Context, State, map_state, state_tensors, sum_per
 from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Scaled, Sum
 from equilibria.equilibrium import Cell, EnergyForm, EquilibriumLayer, solving
 from equilibria.gradients import Implicit, Symmetry
-from equilibria.models.base import EquilibriumModel
-from equilibria.models.certificates import in_float64
-from equilibria.models.lipschitz import why_not_affine
+from equilibria.models.affine import why_not_affine
+from equilibria.models.base import EquilibriumModel, in_float64
 from equilibria.models.opteq.cells import DeepOptEqCell
 from equilibria.solvers import Picard, Solution
 

@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equilibria.certificates import Certificate, certifier
 from equilibria.context import Packing
 from equilibria.equilibrium import solving
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.gradients import Implicit
 from equilibria.images import images_of
 from equilibria.models import (
-    Certificate,
     Contributions,
     EquilibriumClassifier,
     GEQCell,
     NoContributionsError,
     branch_features,
-    certifier,
     contributions,
     predicted_classes,
 )

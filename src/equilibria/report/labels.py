@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from equilibria.models import Certificate
+from equilibria.certificates import Certificate
 
 FIGURES: dict[str, tuple[str, str]] = {
     "accuracy": ("Accuracy", ".2%"),

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.data import Batches, DataSet
 from equilibria.inputs import (
     AttackSettings,
@@ -23,14 +24,10 @@ from equilibria.inputs import (
     measure_robustness,
 )
 from equilibria.models import (
-    Certificate,
     EquilibriumClassifier,
-    NoCertificateError,
-    certifier,
     parameter_count,
     predicted_classes,
 )
-from equilibria.models.certificates import joined
 from equilibria.report.calibration import Calibration, calibration
 from equilibria.report.convergence import Convergence
 from equilibria.report.explanation import Explanation, affordable, explain
@@ -192,7 +189,8 @@ def certified_images(
 ) -> Certified:
     """Certificates, some images at a time."""
     by = certifier(model, tuple(images.shape[1:]))
-    found = joined([by(part, refine=refine) for part in torch.split(images, CERTIFIED_AT_ONCE)])
+    parts = torch.split(images, CERTIFIED_AT_ONCE)
+    found = Certificate.join([by(part, refine=refine) for part in parts])
     return Certified(found, labels.cpu(), can_gain=by.can_refine and not refine)
 
 

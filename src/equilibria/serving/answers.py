@@ -10,11 +10,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from equilibria.certificates import (
+    Certificate,
+    Certifier,
+    NoCertificateError,
+    SolvedBatch,
+    certifier,
+)
 from equilibria.data import read_pixels
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.images import images_of
-from equilibria.models import Certificate, NoCertificateError, certifier
-from equilibria.models.certificates import Certifying, Solved
 from equilibria.report import nearest_rival
 from equilibria.training import Prediction, predict
 from equilibria.training.api import answers_of
@@ -77,7 +82,7 @@ class Answerer:
             isinstance(part, EquilibriumLayer) and part.gradient.from_zero
             for part in model.modules()
         )
-        self.certify: Certifying | None = None
+        self.certify: Certifier | None = None
         if certificates:
             try:
                 self.certify = certifier(model, images.image_shape)
@@ -98,7 +103,7 @@ class Answerer:
         said = self._predicted(batch, None if self.is_unrolled else solved)
         return [self._answer(one, found, place) for place, one in enumerate(said)]
 
-    def _predicted(self, batch: Tensor, solved: Solved | None = None) -> list[Prediction]:
+    def _predicted(self, batch: Tensor, solved: SolvedBatch | None = None) -> list[Prediction]:
         """The predictions of a batch, which is solved unless it has been solved already."""
         if solved is None:
             return cast("list[Prediction]", predict(self.model, batch, top=TOP))

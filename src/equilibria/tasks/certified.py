@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equilibria.models import certifier, predicted_classes
+from equilibria.certificates import certifier
+from equilibria.models import predicted_classes
 from equilibria.registry import check_positive, check_values
 from equilibria.tasks.classification import Classification
 from equilibria.tasks.evaluation import Outcome

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from equilibria.certificates import CertifiedExit
 from equilibria.data import (
     Batches,
     DataSet,
@@ -25,7 +26,7 @@ from equilibria.data import (
 )
 from equilibria.equilibrium import solving
 from equilibria.images import ImageSpec, images_of
-from equilibria.models import CertifiedExit, predicted_classes
+from equilibria.models import predicted_classes
 from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
 from equilibria.solvers import Solution
@@ -213,7 +214,9 @@ def evaluate(
         if data is None:
             raise TypeError("name the data to evaluate the model on, e.g. 'digits'")
         if certified:
-            raise TypeError("certified is for runs: evaluate eq.models.CertifiedExit(model, shape)")
+            raise TypeError(
+                "certified is for runs: evaluate eq.certificates.CertifiedExit(model, shape)"
+            )
         batches = _batches(data, run_or_model, batch_size)
         return (task or Classification()).evaluate(run_or_model, batches)
     run: RecipeModel

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from equilibria.certificates import CertifiedExit
 from equilibria.data import (
     Augmentation,
     Batches,
@@ -32,7 +33,7 @@ from equilibria.data import (
 )
 from equilibria.equilibrium import Record, solving
 from equilibria.images import ImageSpec, Kind
-from equilibria.models import CertifiedExit, create_model, model_options
+from equilibria.models import create_model, model_options
 from equilibria.tasks import (
     Autoencoding,
     Classification,

@@ -32,8 +32,6 @@ from equilibria.energies.convex_potential import ConvexPotential
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import check_images
-from equilibria.models.certificates import Certificate
-from equilibria.models.reflection.certificates import ReflectionCertifier, ReflectionExit
 from equilibria.operators import Conv2d, Dense, Identity, OperatorLike
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.operators.rounding import accumulated
@@ -177,7 +175,7 @@ class ReflectionNetwork(EquilibriumClassifier):
     Examples:
         >>> model = eq.load("digits-certified")
         >>> images = eq.data.load_digits().test.images[:1]
-        >>> type(model).__name__, model.certify(images).certified_class
+        >>> type(model).__name__, eq.certify(model, images).certified_class
         ('ReflectionNetwork', tensor([True]))
     """
 
@@ -193,17 +191,6 @@ class ReflectionNetwork(EquilibriumClassifier):
         slopes: Tensor = torch.linalg.vector_norm(rows[:, None] - rows[None], dim=2)
         normalize = getattr(self, "normalize", None)
         return slopes if normalize is None else slopes / normalize.std.min()
-
-    def certifier(self, image_shape: tuple[int, ...]) -> ReflectionCertifier:
-        """What `certify` calls for these models."""
-        return ReflectionCertifier(self, image_shape)
-
-    def certified_exit(self, image_shape: tuple[int, ...]) -> ReflectionExit:
-        """What `CertifiedExit` calls for these models."""
-        return ReflectionExit(self.certifier(image_shape))
-
-    def certify(self, images: Tensor) -> Certificate:
-        return self.certifier(tuple(images.shape[1:]))(images)
 
 
 def reflection_network(

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
+from equilibria.certificates import certifier
 from equilibria.data import Batches
 from equilibria.inputs import AttackSettings
-from equilibria.models import certifier
 from equilibria.papers.studies.study import Found, Study, Work
 from equilibria.training import Experiment, trained
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.models import CertifiedExit, ReflectionNetwork, certifier, predicted_classes
+from equilibria.certificates import CertifiedExit, certifier
+from equilibria.models import ReflectionNetwork, predicted_classes
 from equilibria.papers.studies.study import Found, Study, Work
 from equilibria.training import trained
 

@@ -120,7 +120,7 @@ def narrow_margins(model: EquilibriumClassifier, x: Tensor, margin: float) -> No
 
 def _early_exit(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """The classes that an early exit says, and of which it is sure."""
-    quick = eq.models.CertifiedExit(model, tuple(x.shape[1:]))
+    quick = eq.certificates.CertifiedExit(model, tuple(x.shape[1:]))
     return quick(x).argmax(dim=1), quick.certified
 
 
@@ -158,7 +158,11 @@ class Hunt:
                 self._attack(model, x[:attacked], eq.certify(model, x[:attacked], refine=True))
 
     def _attack(
-        self, model: EquilibriumClassifier, x: Tensor, found: eq.models.Certificate, steps: int = 3
+        self,
+        model: EquilibriumClassifier,
+        x: Tensor,
+        found: eq.certificates.Certificate,
+        steps: int = 3,
     ) -> None:
         """Projected gradient descent on the smallest margin, in float64, within each radius."""
         has_radius = found.radius > 0

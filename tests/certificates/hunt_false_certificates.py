@@ -1,8 +1,9 @@
-"""A long hunt for false certificates: `python -m tests.models.hunt_false_certificates [NAME …]`.
+"""A long hunt for false certificates.
 
-A NAME is a family of random models (all of them by default), with usual norms and with ‖W‖ within
-1e-6 of 1, with usual margins and with one of 1e-7, or the folder of a trained run. Prints how many
-pairs of a sample and a model it has looked at.
+Run `python -m tests.certificates.hunt_false_certificates [NAME …]`. Each
+NAME is a family of random models (all of them by default), with usual norms and with ‖W‖ within
+1e-6 of 1, with usual margins and with one of 1e-7, or the folder of a trained run. Prints the
+number of pairs of a sample and a model that were tested.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 import equilibria as eq
 from equilibria.training import trained
-from tests.models.certified_bank import FAMILIES, Hunt, images, narrow_margins, random_model
+from tests.certificates.certified_bank import FAMILIES, Hunt, images, narrow_margins, random_model
 
 SAMPLES = 500
 ATTACKED = 8

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria as eq
-from equilibria.equilibrium.certificates import Resolvent
+from equilibria.certificates.resolvent import Resolvent
+from equilibria.certificates.stem import StemBounds
 from equilibria.models import EquilibriumClassifier, OptEqCell
-from equilibria.models.lipschitz import StemBounds
 from equilibria.operators.rounding import application_rounding, unit_roundoff
-from tests.models.certified_bank import (
+from tests.certificates.certified_bank import (
     FAMILIES,
     SIDE,
     Hunt,
@@ -202,7 +202,7 @@ def test_what_has_no_certificate_says_why() -> None:
     assert "GroupNorm" in found.reasons[0]
     assert not found.radius.any()
     with pytest.raises(ValueError, match="no certificate"):
-        eq.models.CertifiedExit(signs, (1, SIDE, SIDE))
+        eq.certificates.CertifiedExit(signs, (1, SIDE, SIDE))
     with pytest.raises(ValueError, match="no equilibrium"):
         eq.certify(nn.Linear(2, 3), torch.zeros(1, 2))
 
@@ -224,7 +224,7 @@ def test_checks_vanish_at_the_equilibrium() -> None:
 def test_early_exits_have_the_classes_of_full_solves_for_fewer_evaluations() -> None:
     for family in ("opteq-y", "opteq-z", "deep-opteq", "popteq", "geq-fixed"):
         model, x = random_model(family, 7, 0.8), images(40)
-        quick = eq.models.CertifiedExit(model, tuple(x.shape[1:]))
+        quick = eq.certificates.CertifiedExit(model, tuple(x.shape[1:]))
         with torch.no_grad(), eq.solving(model, tolerance=1e-5, record=True) as record:
             full = model(x).argmax(dim=1)
             early = quick(x).argmax(dim=1)
@@ -261,7 +261,7 @@ def test_bounds_of_a_stem_hold() -> None:
     """Its steepness against the Jacobian, its rounding against float64."""
     model = random_model("opteq-y", 0)
     wide = copy.deepcopy(model).double()
-    stem = StemBounds(model.stem, wide.stem, model.normalize, (1, SIDE, SIDE), SINGLE)
+    stem = StemBounds.of(model.stem, wide.stem, model.normalize, (1, SIDE, SIDE), SINGLE)
     x = images(5)
     with torch.no_grad():
         found = stem.run(x)
@@ -271,7 +271,7 @@ def test_bounds_of_a_stem_hold() -> None:
     assert bool((true.flatten(1).norm(dim=1) <= found.size).all())
     J = torch.autograd.functional.jacobian(lambda one: wide.stem(one), x[:1].double())
     largest = torch.linalg.matrix_norm(J.reshape(true[0].numel(), SIDE**2), 2)
-    assert float(largest) <= stem.lipschitz
+    assert float(largest) <= stem.lipschitz()
     assert not stem.is_affine
 
 
@@ -382,7 +382,7 @@ def test_differences_of_classes_are_computed_once_and_not_for_each_image() -> No
     model = eq.create_model("opteq-small", num_classes=classes, **options).eval()
     x = torch.rand(count, 1, 8, 8)
     units = model.solve(x).state[0].numel()
-    certify = eq.models.certifier(model, (1, 8, 8))
+    certify = eq.certificates.certifier(model, (1, 8, 8))
     with Written() as written:
         certify(x, refine=False)
     assert 0 < written.largest < count * classes * units
@@ -440,7 +440,7 @@ def test_refining_reports_its_progress_and_prints_nothing(
 @pytest.mark.parametrize("family", ["opteq-y", "deep-opteq", "geq", "reflection"])
 def test_one_solve_serves_the_prediction_and_its_certificate(family: str) -> None:
     model, x = random_model(family, 3, 0.6), images(8)
-    certify = eq.models.certifier(model, tuple(x.shape[1:]))
+    certify = eq.certificates.certifier(model, tuple(x.shape[1:]))
     direct = certify(x)
     with eq.solving(model, record=True) as record:
         solved = certify.solve(x)
@@ -459,7 +459,7 @@ def test_one_solve_serves_the_prediction_and_its_certificate(family: str) -> Non
 def test_a_state_that_is_not_the_equilibrium_of_an_image_certifies_no_wrong_class() -> None:
     """Whatever was solved: the states of other images."""
     model, x = random_model("opteq-y", 5, 0.8), images(16)
-    certify = eq.models.certifier(model, tuple(x.shape[1:]))
+    certify = eq.certificates.certifier(model, tuple(x.shape[1:]))
     solved = certify.solve(x.flip(0))
     found, true = certify.judge(x, solved), exact(model, x)
     sure = found.certified_class

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.data import dataset_card, load_dataset
 from equilibria.models.pretrained import pretrained_cards
-from tests.models.certified_bank import FAMILIES, images, random_model
+from tests.certificates.certified_bank import FAMILIES, images, random_model
 
 CERTIFIED = [
     *("digits-certified", "digits-opteq"),
@@ -22,7 +22,7 @@ CERTIFIED = [
 IMAGES = 1000
 
 
-def exact_certificate(model: nn.Module, x: Tensor) -> eq.models.Certificate:
+def exact_certificate(model: nn.Module, x: Tensor) -> eq.certificates.Certificate:
     """The certificate in float64 at a tolerance of 1e-12."""
     wide = copy.deepcopy(model).double()
     with eq.solving(wide, tolerance=1e-12, max_iterations=5000):

@@ -1,0 +1,286 @@
+"""Early exit: solving until the class is certain, and no longer.
+
+`CertifiedExit` wraps a model. For a model with one equilibrium layer, `CertifiedClass` stops each
+sample of the solve, with the bound of `margins.py` in the model's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.certificates.certificate import NoCertificateError, certifier
+from equilibria.certificates.facts import largest
+from equilibria.certificates.margins import MarginBound, Margins
+from equilibria.certificates.prepared import PreparedModel
+from equilibria.certificates.states import READING, flat_rows, readout
+from equilibria.certificates.stem import StemBounds, UnboundedError
+from equilibria.context import Context, Packing, State
+from equilibria.energies import Rounding
+from equilibria.equilibrium import solving
+from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
+from equilibria.solvers import Descent, Iterate, Solution, StoppingCriterion
+
+COARSE = 1e-3
+"""The relative error of a sum over a state above which sums are taken in float64."""
+FEATURE, FEATURE_ERROR = "feature size", "feature error"
+
+
+class CertifiedExit(nn.Module):
+    """A classifier that solves each sample until its class is certain, or to the tolerance.
+
+    The class of a sample that stops early is that of the exact equilibrium (see `certify`), which a
+    full solve approximates. All other samples are solved as the model solves them. The rounding of
+    the model's own arithmetic is bounded: only the logits are computed in float64. For inference:
+    it has no gradients.
+
+    Args:
+        model: Classifier with an equilibrium layer.
+        image_shape: Shape of one image, (channels, height, width).
+
+    Raises:
+        NoCertificateError: If no class of the model can be certain before the end of a solve.
+
+    Examples:
+        >>> images = eq.data.load_digits().test.images[:2]
+        >>> quick = eq.certificates.CertifiedExit(eq.load("digits-opteq"), images.shape[1:])
+        >>> quick(images).argmax(dim=1)
+        tensor([0, 3])
+    """
+
+    def __init__(self, model: nn.Module, image_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self._exit = certifier(model, tuple(image_shape)).exit()
+        self.certified = torch.zeros(0, dtype=torch.bool)
+        """Whether the class is certain, for each sample of the last batch."""
+        self._seen = self._certain = 0
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+    @property
+    def share_certified(self) -> float:
+        """Share of all samples so far whose class is certain."""
+        return self._certain / max(self._seen, 1)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        logits, self.certified = self._exit(images)
+        self._seen += len(self.certified)
+        self._certain += int(self.certified.sum())
+        return logits
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedClass(StoppingCriterion):
+    """A sample stops as soon as its class is certain, or at the tolerance.
+
+    A class is certain if every margin over another class exceeds its error (`margins.py`), with the
+    residual ‖T(y) − y‖ and the rounding of T.
+
+    Args:
+        tolerance: Relative residual at which a sample stops in any case.
+        readout: Logits are ⟨readout, y⟩ + offset; one row per class, in float64.
+        offset: Offset of each class.
+        bound: Error of each margin, (classes, classes).
+        direction: ‖readout_k − readout_j‖.
+        rounding: Rounding error of the map, in the type it computes in.
+        unit: Unit roundoff of that type.
+        feature: Norm of the layer's input, of each sample.
+        feature_error: Rounding error of the layer's input, of each sample.
+    """
+
+    tolerance: float
+    readout: State
+    offset: Tensor
+    bound: MarginBound
+    direction: Tensor
+    rounding: Rounding
+    unit: float
+    feature: Tensor
+    feature_error: Tensor
+
+    def notes(self) -> dict[str, Tensor]:
+        return {FEATURE: self.feature, FEATURE_ERROR: self.feature_error}
+
+    def reached(self, iterate: Iterate) -> Tensor:
+        problem, residuals = iterate.problem, iterate.residuals
+        is_close = residuals.relative <= self.tolerance
+        is_rougher = problem.epsilon > 2 * self.unit  # under autocast
+        is_known = iterate.is_state and FEATURE in problem.context.sample
+        if problem.couples_batch or is_rougher or not is_known:
+            return is_close
+        image = iterate.image if problem.unit is None else iterate.image * problem.unit
+        absolute = problem.in_numbers(residuals.absolute)
+        return is_close | self._certain(image, absolute, problem.packing, problem.context)
+
+    def holds(self, solution: Solution) -> Tensor:
+        """Return for which samples the class at the state of a solution is certain."""
+        if FEATURE not in solution.context.sample or Descent.__name__ in solution.solver:
+            return torch.zeros_like(solution.converged)
+        packing = Packing.of(solution.state)
+        rows = packing.pack(solution.state)
+        return self._certain(rows, solution.absolute_residual, packing, solution.context)
+
+    def _certain(
+        self, image: Tensor, absolute: Tensor, packing: Packing, context: Context
+    ) -> Tensor:
+        numbers = image.shape[1]
+        summed = accumulated(2 * numbers + 8, self.unit)
+        # Norms are taken in the type of the map, logits in float64 where that would be too coarse.
+        image = image if summed < COARSE else image.double()
+        reading = 2 * accumulated(READING * numbers, unit_roundoff(image.dtype))
+        logits = (image @ packing.pack(self.readout).to(image).T).double() + self.offset
+        best = logits.argmax(dim=1)
+        residual = absolute.double() * (1 + summed)
+        size = torch.linalg.vector_norm(image, dim=1).double() * (1 + summed)
+        sizes = (size + residual, context[FEATURE], context[FEATURE_ERROR])
+        delta = self.rounding.at(context, *sizes) * (1 + 4 * summed)
+        error = self.bound.of(best).error(residual, delta)
+        read = reading * (self.direction[best] * size[:, None] + logits.abs())
+        return Margins.of(logits, (error + read) * (1 + 1e-6)).are_certain
+
+
+@dataclass(frozen=True, eq=False)
+class LayerExit:
+    """The solve of a model with one equilibrium layer, which stops where the class is certain."""
+
+    model: Any
+    stem: StemBounds
+    """Bounds of the stem in the model's type."""
+    criterion: CertifiedClass
+    """The criterion, for no sample yet."""
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits, and for which images the class is certain."""
+        model = self.model
+        features = self.stem.run(images)
+        solver = model.layer.solver
+        criterion = dataclasses.replace(
+            self.criterion,
+            tolerance=solver.tolerance,
+            feature=features.size,
+            feature_error=features.error,
+        )
+        with solving(model, solver=dataclasses.replace(solver, stop=criterion)):
+            solution = model.layer.solve(features.values)
+        return model.head(model.layer.output(solution)), criterion.holds(solution)
+
+
+@torch.no_grad()
+def layer_criterion(by: PreparedModel) -> tuple[StemBounds, CertifiedClass]:
+    """Prepare the early exit of a model, in the type that it computes in.
+
+    Args:
+        by: The model, prepared.
+
+    Returns:
+        The bounds of the stem, and the stopping criterion, for no sample yet.
+
+    Raises:
+        NoCertificateError: If no class can be certain, or the rounding of the model is not bounded.
+    """
+    if by.no_class:
+        raise NoCertificateError(f"no certificate, because {by.no_class}")
+    model, exact = by.model, by.exact
+    unit = _unit(model)
+    normalize = getattr(model, "normalize", None)
+    try:
+        stem = StemBounds.of(model.stem, exact.stem, normalize, by.shape, unit)
+    except UnboundedError as error:
+        raise NoCertificateError(f"no certificate in {_name(model)}, because {error}") from None
+    cell, at = by.cell.cell, by.cell.at
+    rounding = by.cell.rounding(model.layer.cell, unit)
+    if rounding is None:
+        raise NoCertificateError(
+            f"no certificate, because the rounding of {type(cell).__name__} is not bounded"
+        )
+    rows, offset = readout(cell, exact.head, at.state, at.context)
+    flat = flat_rows(rows)
+    direction = torch.linalg.vector_norm(flat[:, None] - flat[None], dim=2) * (1 + NORM_SLACK)
+    bound = _bound_by_convexity(by, direction)
+    if bound is None or not bound.is_known:
+        bound = _bound_by_contraction(by, direction, rows)
+    if not bound.is_known:
+        raise NoCertificateError(
+            "no certificate, because no bound of the norms makes the equilibrium unique: bound "
+            "them with norm='bound'"
+        )
+    nothing = torch.zeros(0)
+    return stem, CertifiedClass(
+        tolerance=0.0,
+        readout=rows,
+        offset=offset,
+        bound=bound.widened(),
+        direction=direction,
+        rounding=rounding,
+        unit=unit,
+        feature=nothing,
+        feature_error=nothing,
+    )
+
+
+def _bound_by_contraction(by: PreparedModel, direction: Tensor, rows: State) -> MarginBound:
+    """Bound margins at T(y) by the Lipschitz constant of the map."""
+    bound = by.cell.contraction(by.cell.at.context)
+    q = torch.inf if bound is None or bound.numel() > 1 else largest(bound)
+    along = by.cell.margin_lipschitz(rows)
+    return MarginBound.by_contraction(direction, direction.new_tensor(q), along)
+
+
+def _bound_by_convexity(by: PreparedModel, direction: Tensor) -> MarginBound | None:
+    """Bound margins at T(y) by the hidden objective.
+
+    T(y) is the equilibrium of an input that is off by s = ∇E(T(y)) − ∇E(y), besides what is rounded
+    in ∇E: s is a subgradient of G at T(y), and ‖s‖ is at most a Lipschitz constant times the
+    residual. Where z is iterated, s = W(z − T(z)) at the exact T(z), and rounding moves z itself.
+    """
+    objective, reading = by.objective, by.reading
+    if objective is None or reading is None or not by.cell.is_plain:
+        return None
+    steepness = by.cell.gradient_lipschitz(objective)
+    concavity = objective.concavity(objective.form.context)
+    is_shared = concavity is not None and concavity.numel() == 1
+    is_own = objective.form.cell is by.cell.cell
+    is_resolved = reading.pairs.resolved is not None
+    if steepness is None or not is_shared or not (is_own or is_resolved):
+        return None
+    convexity = direction.new_tensor(1 - largest(concavity))
+    form = reading.pairs.of_all().form
+    own = reading.pairs.of_all().direction if not is_own else direction
+    per_input = MarginBound.by_convexity(own, convexity, form)
+    slope = per_input.slope * steepness
+    return MarginBound(slope, per_input.blur if is_own else slope + direction)
+
+
+def _unit(model: nn.Module) -> float:
+    """Return the unit roundoff of the model's type.
+
+    Raises:
+        NoCertificateError: If its convolutions may not be plain sums of products in that type.
+    """
+    parameter = next(model.parameters())
+    place, dtype = parameter.device.type, parameter.dtype
+    if dtype not in (torch.float32, torch.float64) or (place != "cpu" and dtype == torch.float32):
+        raise NoCertificateError(
+            f"no certificate in {_name(model)} on {place}, where convolutions may not be plain "
+            "sums of products: use float32 on the CPU, or model.double()"
+        )
+    if torch.get_float32_matmul_precision() != "highest":
+        raise NoCertificateError(
+            "no certificate, because torch.set_float32_matmul_precision allows products of less "
+            "than single precision: set it to 'highest'"
+        )
+    return unit_roundoff(dtype)
+
+
+def _name(model: nn.Module) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -1,0 +1,422 @@
+"""The certifier of models with one equilibrium layer: stem, layer, affine head.
+
+`judge` follows the order of the proof:
+
+1. `_locate` evaluates the map at the computed state, in float64.
+2. `_errors` bounds how far that is from the exact equilibrium.
+3. `_margins` bounds the error of each margin (`margins.py`), which decides the class.
+4. `_radii` divides what is left of each margin by its steepness (`radii.py`, `stem.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from equilibria.certificates.certificate import (
+    PATTERN,
+    WEIGHTED,
+    Certificate,
+    Exit,
+    MarginConstants,
+    Progress,
+    SolvedBatch,
+    certifier,
+    check_shape,
+)
+from equilibria.certificates.checks import fenchel_gap, firmness, proposition_two
+from equilibria.certificates.constants import layer_constants
+from equilibria.certificates.early_exit import LayerExit, layer_criterion
+from equilibria.certificates.facts import UNIT, per_sample
+from equilibria.certificates.margins import Differences, MarginBound, Margins
+from equilibria.certificates.prepared import PreparedModel, Reading
+from equilibria.certificates.radii import (
+    RIVALS,
+    Entry,
+    Pattern,
+    Radii,
+    radii_by_contraction,
+    radii_by_convexity,
+    within_linf,
+)
+from equilibria.certificates.states import READING, flat_rows, norms
+from equilibria.certificates.stem import L2, LINF, ImageNorm
+from equilibria.context import Context, State, map_state
+from equilibria.energies import Rounding
+from equilibria.equilibrium import EnergyForm
+from equilibria.equilibrium.layer import as_inputs
+from equilibria.equilibrium.objective import distance_per_sample
+from equilibria.models.base import EquilibriumModel, predicted_classes
+from equilibria.operators.rounding import NORM_SLACK, accumulated
+from equilibria.solvers._cpu import sample_blocks
+
+JUDGED = 8
+"""Memory for judging a sample in float64, where convolutions lay out their windows, in units of
+what a solve takes: blocks of samples are smaller by this factor, to stay in the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """The map at the computed states of some images, in float64."""
+
+    images: Tensor
+    inputs: tuple[Tensor, ...]
+    state: State
+    context: Context
+    form: EnergyForm | None
+    """The hidden objective, in its own variables."""
+    image: State
+    """T(y)."""
+    input_error: Tensor
+    """Rounding error of the stem, of each sample."""
+
+    @property
+    def variables(self) -> State:
+        """Variables that logits are read off: those of the objective, or T(y)."""
+        return self.image if self.form is None else self.form.image
+
+
+@dataclass(frozen=True, eq=False)
+class ConvexityFacts:
+    """The hidden objective at the computed states."""
+
+    preactivation: State
+    pull: Tensor
+    """‖p‖, p the subgradient of G of least norm."""
+    rounding: Tensor
+    """Rounding error of p."""
+    convexity: Tensor
+    """m, the modulus of strong convexity."""
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """How far the computed states are from the exact equilibria."""
+
+    contraction: Tensor
+    """q."""
+    residual: Tensor
+    rounding: Tensor
+    """Rounding error of the map."""
+    by_contraction: Tensor
+    by_convexity: Tensor
+    convex: ConvexityFacts | None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCertifier:
+    """Certify batches of images of one shape, for a model with one equilibrium layer."""
+
+    by: PreparedModel
+
+    @classmethod
+    def of(cls, model: EquilibriumModel, image_shape: tuple[int, ...]) -> LayerCertifier:
+        """Prepare a model: compute everything that depends on parameters only."""
+        return cls(PreparedModel.of(model, image_shape))
+
+    @property
+    def can_refine(self) -> bool:
+        """Whether radii by activation patterns are known for this model."""
+        reading = self.by.reading
+        return reading is not None and reading.units is not None and self.by.stem is not None
+
+    def __call__(
+        self, images: Tensor, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """Certify a batch; the arguments are those of `certify`."""
+        return self.judge(images, self.solve(images), refine=refine, progress=progress)
+
+    @torch.no_grad()
+    def solve(self, images: Tensor) -> SolvedBatch:
+        """Compute the equilibria and the logits of a batch, in evaluation mode."""
+        check_shape(images, self.by.shape)
+        model, was_training = self.by.model, self.by.model.training
+        model.eval()
+        try:
+            solution = model.solve(images)
+            return SolvedBatch((solution,), model.head(model.layer.output(solution)))
+        finally:
+            model.train(was_training)
+
+    def exit(self) -> Exit:
+        """Return the solve that stops each image when its class is certain."""
+        return LayerExit(self.by.model, *layer_criterion(self.by))
+
+    def constants(self) -> MarginConstants:
+        """Return constants that hold for every image."""
+        return layer_constants(self.by)
+
+    @torch.no_grad()
+    def judge(
+        self,
+        images: Tensor,
+        solved: SolvedBatch,
+        *,
+        refine: bool = False,
+        progress: Progress = iter,
+    ) -> Certificate:
+        """Certify the predictions of a batch that has been solved already.
+
+        Args:
+            images: The batch.
+            solved: What the model computed for it (`solve`).
+            refine: As for `certify`.
+            progress: As for `certify`.
+
+        Returns:
+            The same as a call with these images.
+        """
+        check_shape(images, self.by.shape)
+        state, said = solved.solution.state, predicted_classes(solved.logits)
+        couples = self.by.exact.layer.couples_batch
+        blocks = [slice(0, len(images))] if couples else sample_blocks(state, copies=JUDGED)
+        parts = [
+            self._certificate(self._locate(images, solved, rows), said[rows]) for rows in blocks
+        ]
+        found = Certificate.join(parts)
+        if not refine or not self.can_refine or WEIGHTED not in found.radii:
+            return found
+        radius = found.radii[WEIGHTED].clone()
+        can_change = (found.radius > 0).nonzero().flatten()
+        states = map_state(lambda tensor: tensor[can_change], state)
+        blocks = sample_blocks(states, copies=2 * RIVALS) if len(can_change) else []
+        for block in progress(blocks):
+            rows = can_change[block]
+            radius[rows] = self._pattern_radius(self._locate(images, solved, rows))
+        radii = {**found.radii, PATTERN: radius}
+        best = torch.maximum(found.radius, radius)
+        linf = torch.maximum(found.radius_linf, within_linf(best, images[0].numel()))
+        return replace(found, radii=radii, radius=best, radius_linf=linf)
+
+    def _locate(self, images: Tensor, solved: SolvedBatch, rows: slice | Tensor) -> Located:
+        """Evaluate the map at the states of some samples."""
+        images = images[rows].double()
+        cell = self.by.cell.cell
+        state = map_state(lambda tensor: tensor[rows].double(), solved.solution.state)
+        inputs = as_inputs(self.by.exact.injected(images))
+        context = cell.inject(*inputs)
+        if cell.refresh_until or self.by.cell.has_moving_signs:
+            # Signs and scales that a solve keeps are those of the model's own solve.
+            own = solved.solution.context.keep(rows)
+            wide = (t.double() if t.is_floating_point() else t for t in own.tensors())
+            context = own.replace(list(wide))
+        form = None if self.by.objective is None else self.by.cell.form(state, context)
+        if form is not None and form.cell is cell and self.by.cell.is_plain:
+            image = form.image
+        else:
+            image = cell.step(state, context)
+        return Located(images, inputs, state, context, form, image, self.by.stem_error(images))
+
+    def _errors(self, at: Located) -> Errors:
+        """Bound how far T(y) is from the exact equilibrium."""
+        q = per_sample(self.by.cell.contraction(at.context), at.images)
+        residual = distance_per_sample(at.state, at.image)
+        rounding = _rounding(self.by.rounding, at.context, at.state, at)
+        bound = MarginBound.by_contraction(torch.ones_like(q)[:, None], q[:, None])
+        by_contraction = bound.error(residual, rounding)[:, 0]
+        by_convexity, convex = torch.full_like(q, torch.inf), None
+        if at.form is not None:
+            convex = self._convexity(at.form, at)
+            bound = MarginBound.by_convexity(torch.ones_like(q)[:, None], convex.convexity[:, None])
+            by_convexity = bound.error(convex.pull, convex.rounding)[:, 0]
+        return Errors(q, residual, rounding, by_contraction, by_convexity, convex)
+
+    def _convexity(self, form: EnergyForm, at: Located) -> ConvexityFacts:
+        assert self.by.objective is not None
+        sigma = form.cell.activation
+        preactivation = form.cell.energy.descent(form.image, form.context)
+        pulls = map_state(
+            lambda y, a: sigma.minimal_subgradient(y, y - a), form.image, preactivation
+        )
+        return ConvexityFacts(
+            preactivation=preactivation,
+            pull=norms(pulls),
+            rounding=_rounding(self.by.gradient_rounding, form.context, form.image, at),
+            convexity=1 - per_sample(self.by.objective.concavity(form.context), at.images),
+        )
+
+    def _certificate(self, at: Located, said: Tensor) -> Certificate:
+        """Certify some samples, without radii by the activation pattern."""
+        errors = self._errors(at)
+        error = errors.by_contraction if at.form is None else errors.by_convexity
+        if at.form is not None and at.form.cell is self.by.cell.cell:
+            error = torch.minimum(errors.by_contraction, errors.by_convexity)
+        nothing = at.images.new_zeros(len(said), 0)
+        certificate = Certificate(
+            contraction=errors.contraction,
+            unique=(errors.contraction < 1) | errors.by_convexity.isfinite(),
+            residual=errors.residual,
+            error=error,
+            contraction_error=errors.by_contraction,
+            convexity_error=errors.by_convexity,
+            prediction=said,
+            certified_class=torch.zeros_like(said, dtype=torch.bool),
+            margin=nothing,
+            margin_error=nothing,
+            radius=torch.zeros_like(errors.residual),
+            radii={},
+            radius_linf=torch.zeros_like(errors.residual),
+            checks=self._checks(at, errors),
+            reasons=[f"no certificate, because {self.by.no_class}"] * len(said),
+        )
+        if self.by.reading is None:
+            return certificate
+        return self._with_class(certificate, at, errors, self.by.reading)
+
+    def _checks(self, at: Located, errors: Errors) -> dict[str, Tensor]:
+        checks = {}
+        if at.form is not None and errors.convex is not None:
+            a = errors.convex.preactivation
+            checks["stationarity"] = errors.convex.pull
+            checks["fenchel_gap"] = fenchel_gap(at.form, a)
+            checks["firmness"] = firmness(at.form, a, self.by.noise)
+            if self.by.cell.coupling is not None and not self.by.no_class:
+                assert self.by.objective is not None
+                assert self.by.path is not None
+                (feature,) = at.inputs
+                checks["proposition_2"] = proposition_two(
+                    *(self.by.exact.layer, self.by.cell, self.by.objective, self.by.path),
+                    *(feature, at.form.image),
+                )
+        inclusion = self.by.cell.inclusion(at.image, at.context)
+        return checks if inclusion is None else {**checks, "inclusion": inclusion}
+
+    def _with_class(
+        self, certificate: Certificate, at: Located, errors: Errors, reading: Reading
+    ) -> Certificate:
+        logits, margins, differences = self._margins(at, errors, reading)
+        is_finite = logits.isfinite().all(dim=1)
+        said = certificate.prediction
+        safe = margins.are_certain & is_finite
+        certified = safe & (said == margins.best)
+        known = self._radii(at, errors, margins, differences)
+        radii = {
+            name: torch.where(certified, radius, 0.0) for name, radius in known.by_bound.items()
+        }
+        radius = torch.stack([torch.zeros_like(errors.residual), *radii.values()]).amax(dim=0)
+        linf = torch.zeros_like(radius)
+        if reading.pairs_linf is not None:
+            differences = reading.pairs_linf.of(margins.best)
+            found = self._radii(at, errors, margins, differences, LINF).by_bound
+            linf = torch.where(certified, found.get(WEIGHTED, linf), 0.0)
+        facts = (safe, said, margins.best, certificate.unique, radius)
+        samples = zip(*(fact.tolist() for fact in facts), strict=True)
+        return replace(
+            certificate,
+            prediction=torch.where(is_finite, margins.best, -1),
+            certified_class=certified,
+            margin=margins.margin,
+            margin_error=margins.error,
+            radius=radius,
+            radii=radii,
+            radius_linf=torch.maximum(linf, within_linf(radius, at.images[0].numel())),
+            reasons=[_reason(*sample, no_radius=known.why_none) for sample in samples],
+        )
+
+    def _margins(
+        self, at: Located, errors: Errors, reading: Reading
+    ) -> tuple[Tensor, Margins, Differences]:
+        """Read the margins, with their error bounds."""
+        image = flat_rows(at.variables)
+        logits = image @ reading.pairs.rows.T + reading.offset
+        best = logits.argmax(dim=1)
+        differences = reading.pairs.of(best)
+        direction = differences.direction
+        if errors.convex is not None:
+            convex = errors.convex
+            bound = MarginBound.by_convexity(direction, convex.convexity[:, None], differences.form)
+            bound = bound if differences.form is None else bound.widened()
+            error = bound.error(convex.pull, convex.rounding)
+        else:
+            along = None if reading.along is None else reading.along[best] * (1 + NORM_SLACK)
+            bound = MarginBound.by_contraction(direction, errors.contraction[:, None], along)
+            error = bound.error(errors.residual, errors.rounding)
+        rounded = accumulated(8 * READING * image.shape[1], UNIT)
+        error = error + rounded * (direction * norms(image)[:, None] + logits.abs())
+        return logits, Margins.of(logits, error), differences
+
+    def _radii(
+        self,
+        at: Located,
+        errors: Errors,
+        margins: Margins,
+        differences: Differences,
+        norm: ImageNorm = L2,
+    ) -> Radii:
+        """Compute the radius by each bound that is known, besides the activation pattern."""
+        if self.by.stem is None:
+            return Radii({}, why_none=self.by.no_radius)
+        if errors.convex is None:
+            bound = self.by.cell.input_lipschitz(at.context)
+            if bound is None:
+                return Radii({})
+            entering = per_sample(bound, at.images) * self.by.stem.lipschitz(norm)
+            along = None if self.by.reading is None else self.by.reading.along
+            along = None if along is None else along[margins.best]
+            q = errors.contraction
+            return radii_by_contraction(margins, differences.direction, q, entering, along)
+        entry = self._entry(at, norm)
+        if entry is None:
+            return Radii({}, why_none="a scale of its energy (γ) depends on the image")
+        assert self.by.objective is not None
+        assert at.form is not None
+        curvature = per_sample(self.by.objective.curvature(at.form.context), at.images)
+        return radii_by_convexity(margins, differences, entry, curvature, errors.convex.convexity)
+
+    def _entry(self, at: Located, norm: ImageNorm = L2) -> Entry | None:
+        """How the image enters the hidden objective, or None if ‖U‖ is not known."""
+        if self.by.objective is None or self.by.path is None or at.form is None:
+            return None
+        entering = self.by.objective.input_lipschitz(at.form.context)
+        if entering is None:
+            return None
+        path = self.by.path.in_norm(norm)
+        return Entry(path, per_sample(entering, at.images) * path.lipschitz)
+
+    def _pattern_radius(self, at: Located) -> Tensor:
+        """Compute radii by the activation pattern of each sample."""
+        reading, errors, entry = self.by.reading, self._errors(at), self._entry(at)
+        assert reading is not None
+        assert entry is not None
+        _, margins, differences = self._margins(at, errors, reading)
+        steepness = self._radii(at, errors, margins, differences).steepness
+        convex = errors.convex
+        assert convex is not None
+        assert reading.units is not None
+        assert reading.resolvent is not None
+        assert steepness is not None
+        pattern = Pattern(
+            *(flat_rows(convex.preactivation), errors.by_convexity, convex.rounding),
+            reading.units,
+        )
+        return pattern.radius(
+            *(margins, steepness, reading.pairs, reading.resolvent, entry, convex.convexity)
+        )
+
+
+certifier.register(EquilibriumModel, LayerCertifier.of)
+
+
+def _rounding(bound: Rounding | None, context: Context, state: State, at: Located) -> Tensor:
+    """Rounding error of each sample, ∞ if no bound is known."""
+    if bound is None:
+        return torch.full_like(at.input_error, torch.inf)
+    return bound.at(context, norms(state), norms(at.inputs), at.input_error)
+
+
+def _reason(
+    safe: bool, said: int, best: int, unique: bool, radius: float, *, no_radius: str
+) -> str:
+    """Say why a sample has no certified class or no radius; empty if it has both."""
+    if not unique:
+        why = "no bound of the norms makes the equilibrium unique: use norm='bound'"
+    elif not safe:
+        why = "the error bar is wider than the margin: lower the tolerance"
+    elif said != best:
+        why = f"the model says class {said}, and its exact equilibrium {best}"
+    else:
+        missing = no_radius or "no Lipschitz constant in the image is known"
+        return "" if radius > 0 else f"no radius, because {missing}"
+    return f"no certificate, because {why}"

@@ -1,0 +1,284 @@
+"""How far an image may move before the class of its equilibrium can change.
+
+A radius follows from a margin in one step. Let room_j be what is left of the margin over class j
+after its error bound (`margins.py`), and let the margin be L_j-Lipschitz in the image. The class
+cannot change within r = min_j room_j/L_j. This file bounds the steepness L_j.
+
+The image enters through the stem S, of Lipschitz constant Λ (`stem.py`), and the injection U. A
+margin, read along g, moves with the image by gᵀX_D U dS(x) (`margins.py`, which defines X). Three
+bounds of that, each sharper than the one before:
+
+- global: ‖g‖‖U‖Λ/(1 − q), a product of norms (at most the equilibrium's own √q/(1 − q)·‖U‖Λ times
+  the norm of the head, because g = Wv and ‖g‖ ≤ √q‖v‖).
+- weighted: ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), X = (I − H)⁻¹. It holds for every activation
+  pattern, because 0 ≼ X_D ≼ X. Where the curvature is not constant (GEQ), X ≼ 1/(1 − h) takes the
+  place of X, with h = 2e^{−3/2}(‖W‖‖W_h‖)² rather than q. For a Deep OptEq the weighted bound is by
+  how g meets the last layer.
+- pattern: units whose sign cannot change within r leave the product. Those that stay on have D = 1,
+  those that stay off D = 0. With the masks O of the units that are on, and P of those that may be,
+  L(r) = ‖(US)ᵀ½(X_O + X_P)g‖ + ½√(gᵀ(X_P − X_O)g)·‖U‖Λ/√(1 − h), because X_D − ½(X_O + X_P) lies
+  between ∓½(X_P − X_O) for O ≤ D ≤ P. Within r a pre-activation moves by at most
+  rΛ(‖u_i‖ + ‖w_i‖√h/(1 − h)·‖U‖), because it is c_i + w_iᵀWᵀy with ‖WᵀX_D‖ ≤ √h/(1 − h). L grows
+  with r, so that min(r, room/L(r)) is certified for every r that is tried.
+
+The norm in which the image moves is a value, `stem.ImageNorm`. It enters in two places only: Λ is
+the Lipschitz constant from that norm, and the length of (US)ᵀu is taken in the dual norm. In L∞, Λ
+is √n times that in L2, n the numbers of an image, and the dual norm is ‖·‖₁. Where the stem is
+affine, ‖(US)ᵀu‖₁ can be much less than √n‖(US)ᵀu‖₂. Elsewhere the radius in L∞ is that in L2
+divided by √n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from equilibria.certificates.certificate import GLOBAL, WEIGHTED
+from equilibria.certificates.margins import ClassPairs, Differences, Margins, remainder
+from equilibria.certificates.resolvent import Resolvent
+from equilibria.certificates.stem import LINF, ImagePath
+from equilibria.energies.bounds import UnitBound
+from equilibria.operators.rounding import NORM_SLACK
+
+PATTERN_STEPS = 3
+"""Number of radii that are tried."""
+RIVALS = 3
+"""Number of classes for which the pattern counts: those that come closest to the predicted one."""
+WORTHWHILE = 0.01
+"""The pattern is evaluated again only where it can still enlarge the radius by this share."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How perturbations of the images of a batch enter the hidden objective."""
+
+    path: ImagePath
+    """The linear map from the image to the pre-activations."""
+    slope: Tensor
+    """‖U‖Λ of each sample."""
+
+    def keep(self, rows: Tensor) -> Entry:
+        """Select some samples."""
+        return replace(self, slope=self.slope[rows])
+
+
+def global_steepness(direction: Tensor, q: Tensor, entering: Tensor) -> Tensor:
+    """Bound the steepness of margins by a product of norms.
+
+    Args:
+        direction: ‖g‖ of each margin.
+        q: Lipschitz constant of the map (or of ∇E, or h) of each sample.
+        entering: Lipschitz constant of the map in the image, of each sample.
+
+    Returns:
+        ‖g‖·entering/(1 − q), infinite where q ≥ 1.
+    """
+    return direction * torch.where(q < 1, entering / (1 - q), torch.inf)[..., None]
+
+
+def sliced_steepness(direction: Tensor, along: Tensor, q: Tensor, entering: Tensor) -> Tensor:
+    """Bound the steepness of margins where ⟨g, T⟩ is known to be λ-Lipschitz in the state.
+
+    The state moves by at most entering/(1 − q), of which ⟨g, T⟩ sees λ, and `entering` again.
+
+    Args:
+        direction: ‖g‖ of each margin.
+        along: λ of each margin.
+        q: Lipschitz constant of the map, of each sample.
+        entering: Lipschitz constant of the map in the image, of each sample.
+
+    Returns:
+        λ·entering/(1 − q) + ‖g‖·entering, infinite where q ≥ 1.
+    """
+    moved = global_steepness(along, q, entering) + direction * entering[:, None]
+    return moved * (1 + NORM_SLACK)
+
+
+def weighted_steepness(differences: Differences, entry: Entry, convexity: Tensor) -> Tensor | None:
+    """Bound the steepness of margins for every activation pattern.
+
+    Args:
+        differences: Norms of the directions g.
+        entry: How the image enters.
+        convexity: 1 − h of each sample.
+
+    Returns:
+        ½‖(US)ᵀXg‖ + ½√(gᵀXg)·‖U‖Λ/√(1 − h), or None if X is not known.
+    """
+    form, along, rest = differences.form, differences.along, differences.remainder
+    if form is None or along is None or rest is None:
+        return None
+    across = (form / convexity[:, None]).sqrt() * entry.slope[:, None]
+    return 0.5 * (along + rest * entry.slope[:, None] + across) * (1 + NORM_SLACK)
+
+
+@dataclass(frozen=True)
+class Radii:
+    """The radius of each sample by every bound that is known."""
+
+    by_bound: dict[str, Tensor]
+    steepness: Tensor | None = None
+    """Smallest Lipschitz constant of each margin, for the pattern to improve on."""
+    why_none: str = ""
+    """Why there is no radius for any sample."""
+
+
+def within_linf(radius: Tensor, numbers: int) -> Tensor:
+    """Return the L∞ radius that an L2 radius implies, ‖d‖₂ ≤ √n‖d‖_∞ for n numbers per image."""
+    return radius / LINF.l2_size(numbers)
+
+
+def radii_by_contraction(
+    margins: Margins, direction: Tensor, q: Tensor, entering: Tensor, along: Tensor | None = None
+) -> Radii:
+    """Compute radii from Lipschitz constants of the map; see `sliced_steepness` for arguments."""
+    radii = {GLOBAL: margins.radius(global_steepness(direction, q, entering))}
+    if along is not None:
+        radii[WEIGHTED] = margins.radius(sliced_steepness(direction, along, q, entering))
+    return Radii(radii)
+
+
+def radii_by_convexity(
+    margins: Margins, differences: Differences, entry: Entry, curvature: Tensor, convexity: Tensor
+) -> Radii:
+    """Compute radii from the hidden objective.
+
+    Args:
+        margins: Margins of each sample.
+        differences: Norms of the directions g.
+        entry: How the image enters.
+        curvature: Lipschitz constant of ∇E of each sample.
+        convexity: 1 − h of each sample.
+
+    Returns:
+        The global and the weighted radius, and the steepness if a pattern can improve on it.
+    """
+    steepness = global_steepness(differences.direction, curvature, entry.slope)
+    radii = {GLOBAL: margins.radius(steepness)}
+    weighted = weighted_steepness(differences, entry, convexity)
+    if weighted is None:
+        convex = global_steepness(differences.direction, 1 - convexity, entry.slope)
+        return Radii({**radii, WEIGHTED: margins.radius(convex)})
+    steepness = torch.minimum(steepness, weighted)
+    return Radii({**radii, WEIGHTED: margins.radius(steepness)}, steepness)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which units are on, and how certain that is."""
+
+    preactivation: Tensor
+    """(samples, units), at a point close to the equilibrium."""
+    error: Tensor
+    """Upper bound of ‖y − y*‖ for that point y."""
+    rounding: Tensor
+    """Rounding error of the pre-activations, of each sample."""
+    units: list[Tensor]
+    """‖u_i‖ and ‖w_i‖ of every unit: rows of U and of W."""
+
+    @classmethod
+    def unit_norms(
+        cls, bounds: list[UnitBound], layout: tuple[tuple[int, ...], ...]
+    ) -> list[Tensor]:
+        """Flatten the bounds of an energy to one number per unit."""
+
+        def flat(name: str) -> Tensor:
+            pairs = zip(bounds, layout, strict=True)
+            return torch.cat([getattr(b, name).expand(shape).flatten() for b, shape in pairs])
+
+        return [flat("input"), flat("state")]
+
+    def within(self, radius: Tensor, entry: Entry, convexity: Tensor) -> tuple[Tensor, Tensor]:
+        """Return masks of the units that are on for all images this close, and that may be on."""
+        inputs, states = self.units
+        root = (1 - convexity).clamp_min(0).sqrt()
+        reach = (root / convexity * entry.slope * radius)[:, None] * states
+        reach = reach + (entry.path.lipschitz * radius)[:, None] * inputs
+        blur = (root * self.error)[:, None] * states + self.rounding[:, None]
+        moved = (reach + blur) * (1 + NORM_SLACK)
+        return self.preactivation > moved, self.preactivation >= -moved
+
+    def keep(self, rows: Tensor) -> Pattern:
+        """Select some samples."""
+        return Pattern(self.preactivation[rows], self.error[rows], self.rounding[rows], self.units)
+
+    def radius(
+        self,
+        margins: Margins,
+        steepness: Tensor,
+        pairs: ClassPairs,
+        resolvent: Resolvent,
+        entry: Entry,
+        convexity: Tensor,
+    ) -> Tensor:
+        """Compute the radius by the activation pattern.
+
+        L grows with r. With r₀ the radius that holds for every pattern, no radius above room/L(r₀)
+        can be certified, and every radius below room/L(room/L(r₀)) is. A third evaluation halves
+        the interval between. A sample is done as soon as its radius cannot grow by more than
+        `WORTHWHILE`.
+
+        Args:
+            margins: Margins of each sample.
+            steepness: L for every pattern, (samples, classes).
+            pairs: The directions g, with Xw for each row w of the readout.
+            resolvent: Solves linear systems for a pattern.
+            entry: How the image enters.
+            convexity: 1 − h of each sample.
+
+        Returns:
+            A certified radius of each sample, at least the one by `steepness`.
+        """
+        assert pairs.resolved is not None
+        whole = certain = trial = margins.radius(steepness)
+        whole = whole.clone()
+        left, ceiling, pattern = torch.arange(len(whole), device=whole.device), trial, self
+        nearest = margins.distances(steepness).topk(
+            min(RIVALS, steepness.shape[1] - 1), largest=False
+        )
+        classes, (samples, count) = nearest.indices, nearest.indices.shape
+        if not classes.numel():
+            return whole
+        rows, guess = (
+            (of[margins.best][:, None] - of[classes])
+            for of in (pairs.rows, pairs.resolved.solution)
+        )
+        guesses = (guess, guess)
+        for step in range(PATTERN_STEPS):
+            low, high = (
+                resolvent.solve_masked(
+                    rows.flatten(0, 1),
+                    mask.to(rows).repeat_interleave(count, 0),
+                    start.flatten(0, 1),
+                )
+                for mask, start in zip(
+                    pattern.within(trial, entry, convexity), guesses, strict=True
+                )
+            )
+            slope = entry.slope.repeat_interleave(count, 0)
+            middle = entry.path.pull_back(0.5 * (low.solution + high.solution))
+            along = entry.path.length(middle)
+            along = along + (remainder(high) + low.error()) * slope
+            spread = (high.form()[1] - low.form()[0]).clamp_min(0)
+            across = (spread / convexity.repeat_interleave(count, 0)).sqrt() * slope
+            found = ((along + 0.5 * across) * (1 + NORM_SLACK)).view(samples, count)
+            best_known = torch.minimum(steepness.gather(1, classes), found)
+            new = margins.radius(steepness.scatter(1, classes, best_known))
+            certain = torch.maximum(certain, torch.minimum(trial, new))
+            whole[left] = certain
+            ceiling = new if step == 0 else ceiling
+            going = ceiling > (1 + WORTHWHILE) * certain
+            if step + 1 == PATTERN_STEPS or not bool(going.any()):
+                break
+            trial = (new if step == 0 else (certain * ceiling).sqrt())[going]
+            left, certain, ceiling = left[going], certain[going], ceiling[going]
+            margins, pattern, entry = margins.keep(going), pattern.keep(going), entry.keep(going)
+            steepness, convexity, classes = steepness[going], convexity[going], classes[going]
+            guesses = (
+                low.solution.view(samples, count, -1)[going],
+                high.solution.view(samples, count, -1)[going],
+            )
+            rows, samples = rows[going], len(left)
+        return whole

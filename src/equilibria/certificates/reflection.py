@@ -1,0 +1,300 @@
+"""The certifier of reflection networks, and their early exit.
+
+A reflection is solved at û instead of the exact input u, and not to the end. At any z
+
+    ‖z − prox(û)‖ ≤ ‖∇G(z; û)‖,        G is 1-strongly convex
+
+so that û′ = 2z − û is at most 2‖∇G(z; û)‖ + ‖û − u‖ away from R(u), which is nonexpansive. Errors
+add up from layer to layer, and nothing enlarges them. The margin over class j is read along
+h_k − h_j, and is off by at most ‖h_k − h_j‖ times that sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.certificates.certificate import (
+    GLOBAL,
+    Certificate,
+    MarginConstants,
+    NoCertificateError,
+    Progress,
+    SolvedBatch,
+    certifier,
+    check_shape,
+)
+from equilibria.certificates.constants import contraction_limits
+from equilibria.certificates.facts import UNIT, EnergyCellFacts, Setting, cell_facts
+from equilibria.certificates.margins import MarginBound, Margins
+from equilibria.certificates.radii import within_linf
+from equilibria.certificates.states import READING, norms
+from equilibria.equilibrium import EquilibriumLayer, solving
+from equilibria.models.base import in_float64, predicted_classes
+from equilibria.models.reflection.model import ReflectionNetwork, UnitHead
+from equilibria.operators.rounding import NORM_SLACK, accumulated
+from equilibria.solvers import Solution
+
+FIRST_TOLERANCE = 0.1
+"""Tolerance of the first solve of an early exit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reflected:
+    """The output of the last reflection at the computed states, and what it may be off by."""
+
+    feature: Tensor
+    residual: Tensor
+    """Sum of ‖∇G‖ over the layers."""
+    rounding: Tensor
+    """Sum of the rounding errors."""
+    contraction: Tensor
+    """Largest q of the layers."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReflectionCertifier:
+    """Certify batches of images of one shape, for a reflection network.
+
+    States are the model's own. Everything else is computed in float64, with a bound of its
+    rounding.
+    """
+
+    model: ReflectionNetwork
+    exact: ReflectionNetwork
+    """The model in float64."""
+    shape: tuple[int, ...]
+    slopes: Tensor
+    """Lipschitz constant of each margin in the pixels, (classes, classes)."""
+    scale: float
+    """Lipschitz constant of the normalization."""
+
+    can_refine = False
+    """All radii are those of the margins."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: ReflectionNetwork, image_shape: tuple[int, ...]) -> ReflectionCertifier:
+        """Prepare a model: compute everything that depends on parameters only."""
+        exact = in_float64(model)
+        normalize: Any = getattr(exact, "normalize", None)
+        return cls(
+            model=model,
+            exact=exact,
+            shape=tuple(image_shape),
+            slopes=exact.margin_slopes() * (1 + NORM_SLACK),
+            scale=1.0 if normalize is None else float((1 / normalize.std).max()),
+        )
+
+    def __call__(
+        self, images: Tensor, *, refine: bool = False, progress: Progress = iter
+    ) -> Certificate:
+        """Certify a batch; there is nothing to refine."""
+        return self.judge(images, self.solve(images))
+
+    @torch.no_grad()
+    def solve(self, images: Tensor, starts: Sequence[Tensor] | None = None) -> SolvedBatch:
+        """Compute the equilibrium of each layer and the logits of a batch, in evaluation mode.
+
+        Args:
+            images: The batch.
+            starts: A state for each layer to start from.
+
+        Returns:
+            The solutions, layer by layer, and the logits.
+        """
+        check_shape(images, self.shape)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            solutions: list[Solution] = []
+            left = [] if starts is None else list(starts)
+            feature = images
+            normalize: Any = getattr(self.model, "normalize", None)
+            feature = feature if normalize is None else normalize(feature)
+            for module in modules_of(self.model):
+                if isinstance(module, EquilibriumLayer):
+                    solution = module.solve(feature, left.pop(0) if left else None)
+                    solutions.append(solution)
+                    feature = module.output(solution)
+                else:
+                    feature = module(feature)
+            return SolvedBatch(tuple(solutions), self.model.head(feature))
+        finally:
+            self.model.train(was_training)
+
+    @torch.no_grad()
+    def judge(
+        self,
+        images: Tensor,
+        solved: SolvedBatch,
+        *,
+        refine: bool = False,
+        progress: Progress = iter,
+    ) -> Certificate:
+        """Certify the predictions of a batch that has been solved already.
+
+        Args:
+            images: The batch.
+            solved: What the model computed for it (`solve`).
+            refine: Without effect, as is `progress`.
+            progress: Without effect.
+
+        Returns:
+            The same as a call with these images.
+        """
+        check_shape(images, self.shape)
+        at = self._reflected(images.double(), states_of(solved))
+        logits, margins = self._margins(at)
+        error = 2 * at.residual + at.rounding
+        is_finite = logits.isfinite().all(dim=1) & error.isfinite()
+        safe = margins.are_certain & is_finite
+        agrees = predicted_classes(solved.logits) == margins.best
+        certified = safe & agrees
+        radius = torch.where(certified, margins.radius(self.slopes[margins.best]), 0.0)
+        return Certificate(
+            contraction=at.contraction,
+            unique=torch.ones_like(certified),
+            residual=at.residual,
+            error=error,
+            contraction_error=torch.full_like(error, torch.inf),
+            convexity_error=error,
+            prediction=torch.where(is_finite, margins.best, -1),
+            certified_class=certified,
+            margin=margins.margin,
+            margin_error=margins.error,
+            radius=radius,
+            radii={GLOBAL: radius},
+            radius_linf=within_linf(radius, images[0].numel()),
+            checks={"stationarity": at.residual},
+            reasons=[_reason(*pair) for pair in zip(safe.tolist(), agrees.tolist(), strict=True)],
+        )
+
+    def _reflected(self, images: Tensor, states: list[Tensor]) -> Reflected:
+        """Apply the network at the computed states, and add up what each layer leaves open."""
+        normalize: Any = getattr(self.exact, "normalize", None)
+        feature = images if normalize is None else normalize(images)
+        # (x − mean)/std rounds twice; 1 more than covers |x| where x = mean.
+        sizes = norms(feature) + self.scale * (norms(images) + norms(torch.ones_like(images)))
+        rounding = 8 * UNIT * sizes if self.scale != 1 else torch.zeros_like(sizes)
+        residual, contraction = torch.zeros_like(rounding), torch.zeros_like(rounding)
+        left = list(states)
+        for module in modules_of(self.exact):
+            if not isinstance(module, EquilibriumLayer):
+                own = getattr(module, "rounding", None)
+                rounding = rounding if own is None else rounding + own(feature, UNIT)
+                feature = module(feature)
+                continue
+            z, cell = left.pop(0).double(), module.cell
+            context = cell.inject(feature)
+            facts = cell_facts(cell, Setting(z, context))
+            assert isinstance(facts, EnergyCellFacts)
+            descent = facts.cell.energy.descent(z, context)
+            assert isinstance(descent, Tensor)
+            pull = z - descent
+            size, delta = norms(z), torch.full_like(rounding, torch.inf)
+            gradient = facts.gradient_rounding(UNIT)
+            if gradient is not None:
+                delta = gradient.at(context, size, norms(feature), torch.zeros_like(size))
+            delta = delta + 8 * UNIT * (size + norms(feature) + norms(pull))
+            rounding = rounding + 2 * delta
+            residual = residual + norms(pull) * (1 + accumulated(2 * z[0].numel(), UNIT))
+            bound = facts.contraction(context)
+            if bound is not None:
+                contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
+            feature = 2 * z - feature
+        return Reflected(feature, residual, rounding, contraction)
+
+    def _margins(self, at: Reflected) -> tuple[Tensor, Margins]:
+        """Read the margins, with their error bounds."""
+        logits = self.exact.head(at.feature)
+        length = self.slopes[logits.argmax(dim=1)] / self.scale
+        error = MarginBound(2 * length, length).error(at.residual, at.rounding)
+        rounded = accumulated(8 * READING * at.feature[0].numel(), UNIT)
+        own = self.exact.head.bias.abs().max()  # type: ignore[operator]
+        read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * own)
+        return logits, Margins.of(logits, error + read)
+
+    def exit(self) -> ReflectionExit:
+        """Return the solve that stops each image when its class is certain."""
+        return ReflectionExit(self)
+
+    @torch.no_grad()
+    def constants(self) -> MarginConstants:
+        """Return constants that hold for every image.
+
+        Each layer adds 2q/(1 − q) times its residual.
+
+        Raises:
+            NoCertificateError: If the map of a layer is not known to be a contraction.
+        """
+        limits = [q for q in contraction_limits(self.model, self.shape) if q is not None]
+        if len(limits) < len(self.model.reflections()):
+            raise NoCertificateError("no bound of the norms makes the map a contraction")
+        assert isinstance(self.exact.head, UnitHead)
+        rows = self.exact.head.rows
+        direction = 2 * torch.linalg.vector_norm(rows[:, None] - rows[None], dim=2)
+        bounds = [MarginBound.by_contraction(direction, direction.new_tensor(q)) for q in limits]
+        return MarginConstants(torch.stack([b.slope for b in bounds]).sum(dim=0), self.slopes)
+
+
+certifier.register(ReflectionNetwork, ReflectionCertifier.of)
+
+
+def modules_of(model: ReflectionNetwork) -> list[nn.Module]:
+    """Return the modules between the pixels and the head, in order."""
+    assert isinstance(model.stem, nn.Sequential)
+    return [*model.stem, model.layer]
+
+
+class ReflectionExit:
+    """Solve further and further, until the class is certain or the tolerance is reached.
+
+    The error of one reflection enters the next, so that no layer can stop by itself. All layers are
+    solved to a tolerance of 0.1 and judged; images without a certain class continue from there, to
+    a tenth of it. Images that stay uncertain are solved as the model solves them.
+    """
+
+    def __init__(self, by: ReflectionCertifier) -> None:
+        self.by = by
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits, and for which images the class is certain."""
+        by, found = self.by, None
+        last = by.model.layer.solver.tolerance
+        still = torch.arange(len(images), device=images.device)
+        certified = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        tolerance, starts = max(FIRST_TOLERANCE, last), None
+        while True:
+            with solving(by.model, tolerance=tolerance):
+                solved = by.solve(images[still], starts)
+            sure, logits = by.judge(images[still], solved).certified_class, solved.logits
+            found = logits if found is None else found.index_copy(0, still, logits)
+            certified[still] = sure
+            is_last = tolerance <= last
+            still = still[~sure]
+            if is_last and starts is not None and len(still):
+                found = found.index_copy(0, still, by.solve(images[still]).logits)
+            if is_last or not len(still):
+                return found, certified
+            starts = [state[~sure] for state in states_of(solved)]
+            tolerance = max(tolerance / 10, last)
+
+
+def states_of(solved: SolvedBatch) -> list[Tensor]:
+    """Return the state of each layer."""
+    states = [solution.state for solution in solved.solutions]
+    return [state for state in states if isinstance(state, Tensor)]
+
+
+def _reason(safe: bool, agrees: bool) -> str:
+    if not safe:
+        return "no certificate, because the error bar is wider than the margin: lower the tolerance"
+    if not agrees:
+        return "no certificate, because the model says another class than its exact equilibria"
+    return ""

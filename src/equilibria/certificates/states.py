@@ -1,0 +1,45 @@
+"""States as vectors: norms, rows, and the logits as a linear function of a state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import Context, State, map_state, state_tensors
+from equilibria.equilibrium import Cell
+
+READING = 4
+"""Roundings in a logit that is read off a state, per number of the state."""
+
+
+def norms(state: State) -> Tensor:
+    """Euclidean norm of each sample."""
+    squares = [tensor.flatten(1).square().sum(dim=1) for tensor in state_tensors(state)]
+    return torch.stack(squares).sum(dim=0).sqrt()
+
+
+def flat_rows(state: State) -> Tensor:
+    """Flatten a state of several rows into a matrix, in the plain order of its numbers."""
+    return torch.cat([tensor.flatten(1) for tensor in state_tensors(state)], dim=1)
+
+
+def readout(cell: Cell, head: nn.Module, state: State, context: Context) -> tuple[State, Tensor]:
+    """Read off the affine function from the state to the logits.
+
+    Args:
+        cell: Cell whose `output` is linear in the state.
+        head: Affine head.
+        state: A state; only its shape counts.
+        context: Context of that state.
+
+    Returns:
+        One row per class in the shape of the state, and the offset of each class: logit k is
+        ⟨row_k, state⟩ + offset_k.
+    """
+    zero = map_state(lambda t: torch.zeros_like(t[:1]), state)
+    offset: Tensor = head(cell.output(zero, context))[0]
+    with torch.enable_grad():
+        at = map_state(lambda t: t.repeat(len(offset), *[1] * (t.dim() - 1)).requires_grad_(), zero)
+        logits = head(cell.output(at, context))
+        found = torch.autograd.grad(logits.diagonal().sum(), state_tensors(at))
+    return (found[0] if isinstance(state, Tensor) else tuple(found)), offset.detach()

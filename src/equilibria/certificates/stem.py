@@ -1,0 +1,354 @@
+"""Bounds on the part before the equilibrium layer: its Lipschitz constant, and its rounding.
+
+`StemBounds` bounds the stem S, from the pixels to the input of the layer. `ImagePath` adds the
+injection U and maps rows back to the image. `ImageNorm` is the norm in which the image moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.certificates.states import flat_rows
+from equilibria.context import Packing, State, map_state
+from equilibria.energies import Energy
+from equilibria.equilibrium.layer import as_inputs
+from equilibria.models.affine import NORMS
+from equilibria.models.base import EquilibriumModel
+from equilibria.models.blocks import ImageLayers, Normalize
+from equilibria.operators import Conv2d, Shape
+from equilibria.operators.rounding import accumulated, upper_norm
+
+
+class UnboundedError(ValueError):
+    """No bound is known for a part; the message names it."""
+
+
+@dataclass(frozen=True)
+class ImageNorm:
+    """The norm ‖·‖_p in which an image moves, 2 ≤ p ≤ ∞."""
+
+    p: float
+
+    def l2_size(self, numbers: int) -> float:
+        """Largest L2 norm of a vector of this length whose norm is 1."""
+        return float(numbers ** (0.5 - 1 / self.p))
+
+    def dual(self, rows: Tensor) -> Tensor:
+        """Largest ⟨row, d⟩ over ‖d‖ ≤ 1, of each row."""
+        order = 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
+        lengths: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=-1)
+        return lengths
+
+
+L2 = ImageNorm(2)
+LINF = ImageNorm(math.inf)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some layers of a stem, h ↦ Ah + b, or a ReLU."""
+
+    layers: tuple[nn.Module, ...]
+    lipschitz: float
+    """Factor by which the layers enlarge the Lipschitz constant of the stem, in the pixels."""
+    gain: float
+    """‖A‖."""
+    own: float = 0.0
+    """Rounding error of the step, per unit of ‖h‖."""
+    offset: float = 0.0
+    """Norm of b and of what is subtracted on the way, over all pixels."""
+    is_affine: bool = True
+
+
+@dataclass(frozen=True)
+class Features:
+    """Output of a stem for a batch of images."""
+
+    values: Tensor
+    size: Tensor
+    """Upper bound of ‖S(x)‖, of each sample."""
+    error: Tensor
+    """Upper bound of ‖fl(S(x)) − S(x)‖, of each sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class StemBounds:
+    """Bounds of a stem, the map from pixels to the input of an equilibrium layer, in evaluation.
+
+    Convolutions take over the scale of a normalization before them and of a BatchNorm after them.
+    The Lipschitz constants of ReLU and pooling are 1 and 1/s. An error e becomes
+    (‖A‖ + ε)e + ε‖h‖ + 12u‖b‖ in a step of rounding ε.
+    """
+
+    steps: tuple[Step, ...]
+    numbers: int
+    """Number of pixels of an image, times its channels."""
+    unit: float
+    """Unit roundoff of the type that the stem computes in."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        stem: nn.Module,
+        exact: nn.Module,
+        normalize: Normalize | None,
+        shape: Shape,
+        unit: float,
+    ) -> StemBounds:
+        """Bound a stem.
+
+        Args:
+            stem: Stem that computes in the type whose unit roundoff is `unit`.
+            exact: The stem in float64.
+            normalize: Normalization before the stem, if any.
+            shape: Shape of one image.
+            unit: Unit roundoff.
+
+        Returns:
+            The bounds.
+
+        Raises:
+            UnboundedError: If a layer of the stem has no known bound.
+        """
+        steps: list[Step] = []
+        signal = Signal(tuple(shape))
+        if normalize is not None:
+            step, signal = _normalization(normalize, signal, unit)
+            steps.append(step)
+        used, meant = list(_flat(stem)), list(_flat(exact))
+        place = 0
+        while place < len(meant):
+            follows = meant[place + 1] if place + 1 < len(meant) else None
+            has_norm = isinstance(meant[place], nn.Conv2d) and isinstance(follows, nn.BatchNorm2d)
+            count = 2 if has_norm else 1
+            layers = slice(place, place + count)
+            found = _bounded(tuple(used[layers]), meant[layers], signal, unit)
+            if found is not None:
+                step, signal = found
+                steps.append(step)
+            place += count
+        steps.append(Step((), signal.largest_scale, 1.0))
+        return cls(tuple(steps), math.prod(shape), unit)
+
+    def lipschitz(self, norm: ImageNorm = L2) -> float:
+        """Lipschitz constant of the stem, from this norm of the pixels to L2."""
+        return math.prod(step.lipschitz for step in self.steps) * norm.l2_size(self.numbers)
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether the stem has no ReLU."""
+        return all(step.is_affine for step in self.steps)
+
+    def run(self, images: Tensor) -> Features:
+        """Compute the features, and bound their size and rounding error on the way."""
+        values = images
+        size = self._measured(values)
+        error = torch.zeros_like(size)
+        for step in self.steps:
+            error = (step.gain + step.own) * error + step.own * size
+            error = error + 12 * self.unit * step.offset
+            for layer in step.layers:
+                values = layer(values)
+            size = self._measured(values) + error
+        return Features(values, size, error)
+
+    def _measured(self, values: Tensor) -> Tensor:
+        flat = values.flatten(1)
+        sizes: Tensor = torch.linalg.vector_norm(flat, dim=1).double()
+        return sizes * (1 + accumulated(2 * flat.shape[1] + 8, self.unit))
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Shape and scale that the layers so far hand to the next layer of a stem."""
+
+    shape: Shape
+    scale: Tensor | None = None
+    """Scale of each channel that no layer has taken over yet."""
+
+    @property
+    def largest_scale(self) -> float:
+        """Lipschitz constant of the scale."""
+        return 1.0 if self.scale is None else float(self.scale.abs().max())
+
+
+Bounded: TypeAlias = tuple[Step, Signal]
+"""Bounds of a layer, and what it hands to the next one."""
+
+
+def _normalization(layer: Normalize, signal: Signal, unit: float) -> Bounded:
+    mean, std = layer.mean.double(), layer.std.double()
+    scale = 1 / std
+    largest = float(scale.max())
+    offset = float((mean / std).norm()) * math.sqrt(math.prod(signal.shape[1:]))
+    return Step((layer,), 1.0, largest, 8 * unit * largest, offset), Signal(signal.shape, scale)
+
+
+def _bounded(
+    used: tuple[nn.Module, ...], meant: Sequence[nn.Module], signal: Signal, unit: float
+) -> Bounded | None:
+    """Bound a layer, with the BatchNorm after it if there is one; None if it does nothing."""
+    layer, *norms = meant
+    if isinstance(layer, nn.Conv2d):
+        return _convolution(used, layer, norms, signal, unit)
+    if isinstance(layer, nn.AvgPool2d):
+        return _pooling(used, layer, signal, unit)
+    if isinstance(layer, nn.BatchNorm2d):
+        scale, offset = batch_affine(layer)
+        largest = float(scale.abs().max())
+        lipschitz = signal.largest_scale * largest
+        size = offset * math.sqrt(math.prod(signal.shape[1:]))
+        step = Step(used, lipschitz, largest, 12 * unit * largest, size)
+        return step, Signal(signal.shape)
+    if isinstance(layer, nn.ReLU):
+        step = Step(used, signal.largest_scale, 1.0, is_affine=False)
+        return step, Signal(signal.shape)
+    if isinstance(layer, nn.Flatten):
+        return Step(used, signal.largest_scale, 1.0), Signal((math.prod(signal.shape),))
+    if isinstance(layer, nn.Dropout | nn.Dropout2d):
+        return None
+    why = "whose scale depends on the input" if isinstance(layer, NORMS) else "not bounded"
+    raise UnboundedError(f"the stem has a {type(layer).__name__}, {why}")
+
+
+def _convolution(
+    used: tuple[nn.Module, ...],
+    layer: nn.Conv2d,
+    norms: Sequence[nn.Module],
+    signal: Signal,
+    unit: float,
+) -> Bounded:
+    if (
+        layer.groups != 1
+        or layer.padding_mode != "zeros"
+        or layer.dilation != (1, 1)
+        or not isinstance(layer.padding, tuple)
+    ):
+        raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
+    kernel = layer.weight.detach().double()
+    bias = torch.zeros_like(kernel[:, 0, 0, 0]) if layer.bias is None else layer.bias.double()
+    size = float(bias.norm())
+    for norm in norms:
+        assert isinstance(norm, nn.BatchNorm2d)
+        scale, moved = batch_affine(norm)
+        kernel = kernel * scale[:, None, None, None]
+        size = float((bias * scale).norm()) + moved
+    stride = layer.stride[0] if layer.stride[0] == layer.stride[1] else 1
+    if any(side % stride for side in signal.shape[1:]):
+        stride = 1  # all outputs, of which the layer has some
+
+    def norm_of(weight: Tensor) -> float:
+        operator = Conv2d.from_tensor(weight, stride=stride, padding=layer.padding)  # type: ignore[arg-type]
+        return upper_norm(operator, signal.shape)
+
+    gain = norm_of(kernel)
+    lipschitz = gain if signal.scale is None else norm_of(kernel * signal.scale[:, None, None])
+    window = math.prod(layer.kernel_size)
+    spread = math.sqrt(window) * float(torch.linalg.vector_norm(kernel))
+    own = accumulated(layer.in_channels * window + 4, unit) * spread
+    sides = zip(signal.shape[1:], layer.kernel_size, layer.padding, layer.stride, strict=True)
+    sizes = ((n + 2 * p - k) // s + 1 for n, k, p, s in sides)
+    shape = (layer.out_channels, *sizes)
+    offset = size * math.sqrt(math.prod(shape[1:]))
+    return Step(used, lipschitz, gain, own + 12 * unit * (gain + own), offset), Signal(shape)
+
+
+def _pooling(
+    used: tuple[nn.Module, ...], layer: nn.AvgPool2d, signal: Signal, unit: float
+) -> Bounded:
+    size = layer.kernel_size
+    if not isinstance(size, int) or layer.stride != size or layer.padding:
+        raise UnboundedError(f"the stem has {layer}, whose norm is not bounded")
+    channels, *sides = signal.shape
+    own = accumulated(size**2 + 2, unit) / size
+    step = Step(used, signal.largest_scale / size, 1 / size, own)
+    return step, Signal((channels, *(side // size for side in sides)))
+
+
+def batch_affine(layer: nn.BatchNorm2d) -> tuple[Tensor, float]:
+    """Return the factor of each channel of a BatchNorm, and the norm of its offset."""
+    if layer.training or layer.running_mean is None or layer.running_var is None:
+        raise UnboundedError("the stem has a BatchNorm2d that couples the samples of a batch")
+    scale = (layer.running_var.double() + layer.eps).rsqrt()
+    if layer.weight is not None:
+        scale = scale * layer.weight.double()
+    added = 0.0 if layer.bias is None else float(layer.bias.double().norm())
+    return scale, float((layer.running_mean.double() * scale).norm()) + added
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePath:
+    """The map from the image to the pre-activations: the stem S, then the injection U.
+
+    Where the stem is not affine, the map from its output is used, and S counts by its Lipschitz
+    constant.
+    """
+
+    model: EquilibriumModel
+    """The model in float64."""
+    energy: Energy
+    """The hidden objective, whose descent at any state contains U."""
+    like: State
+    """A state of the objective; only its shape counts."""
+    image_shape: Shape
+    feature_shape: Shape
+    stem: StemBounds | None
+    norm: ImageNorm = L2
+
+    @property
+    def lipschitz(self) -> float:
+        """Λ, the Lipschitz constant of the stem from `norm` to L2."""
+        assert self.stem is not None
+        return self.stem.lipschitz(self.norm)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the path begins at the image, because the stem is affine."""
+        return self.stem is not None and self.stem.is_affine
+
+    def in_norm(self, norm: ImageNorm) -> ImagePath:
+        """Return the same path for another norm of the image."""
+        return replace(self, norm=norm)
+
+    def pull_back(self, rows: Tensor) -> Tensor:
+        """Map rows u to (US)ᵀu, one number per pixel, or to Uᵀu where S is not affine."""
+        return self._pulled(rows, self.is_whole)
+
+    def pull_back_to_feature(self, rows: Tensor) -> Tensor:
+        """Map rows u to Uᵀu, one number for each number of the feature."""
+        return self._pulled(rows, False)
+
+    def length(self, pulled: Tensor) -> Tensor:
+        """Bound how fast ⟨u, U S(x)⟩ can change with x, for rows that were pulled back."""
+        if self.is_whole:
+            return self.norm.dual(pulled)
+        return L2.dual(pulled) * self.lipschitz
+
+    def _pulled(self, rows: Tensor, is_whole: bool) -> Tensor:
+        with torch.enable_grad():
+            at = rows.new_zeros(len(rows), *(self.image_shape if is_whole else self.feature_shape))
+            at.requires_grad_()
+            inputs = as_inputs(self.model.injected(at) if is_whole else at)
+            context = self.energy.inject(*inputs)
+            descent = self.energy.first_descent(context)
+            if descent is None:
+                zero = map_state(lambda t: t.new_zeros(len(rows), *t.shape[1:]), self.like)
+                layout = Packing.of(self.like).layout
+                descent = self.energy.descent(zero, self.energy.complete(context, layout))
+            (pulled,) = torch.autograd.grad(flat_rows(descent), at, rows)
+        return pulled.flatten(1)
+
+
+def _flat(module: nn.Module) -> Iterator[nn.Module]:
+    if type(module) in (nn.Sequential, nn.Identity) or isinstance(module, ImageLayers):
+        for child in module.children():
+            yield from _flat(child)
+    else:
+        yield module
