@@ -101,7 +101,7 @@ SECTIONS = {
     ),
     "restore": Section(
         "Damaged pictures made whole ([restoration](restoration.md)).",
-        (Line("equilibria restore --model photo photo.png --simulate --noise 0.1 --output clean"),),
+        (Line("equilibria restore photo.png --simulate --noise 0.1 --output clean"),),
     ),
     "recipes": Section(
         "What `train` knows by name.",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from equilibria.exports import export
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
-    from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
+    from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input
     from equilibria.models import (
         certify,
         create_model,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
     from equilibria.report import explain
+    from equilibria.restoration import restore
     from equilibria.solvers import (
         Accelerated,
         Anderson,
@@ -134,7 +135,7 @@ _LOWER_ROOMS = (
         "solvers",
         "gradients",
     ),
-    *("equilibrium", "models", "inputs"),
+    *("equilibrium", "models", "inputs", "restoration"),
 )
 """From the ground up: a room imports those below it, so that a search loads none in vain."""
 _ROOMS = (

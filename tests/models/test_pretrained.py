@@ -121,7 +121,7 @@ def test_the_generator_draws_digits_without_data(
         (("certify", "--model", "mnist-generator", "x.png"), "needs a run that classifies images"),
         (("generate", "--model", "digits-opteq"), "draws no images"),
         (("export", "--model", "photo-prior", "--format", "onnx"), "no network of its own"),
-        (("restore", "--model", "digits-opteq", "x.png"), "--model takes photo"),
+        (("restore", "digits-opteq", "x.png"), "digits-opteq is a trained model, not an image"),
         (("predict", "--model", "digit-opteq", "x.png"), "did you mean 'digits-opteq'"),
     ],
 )

@@ -18,13 +18,25 @@ __all__ = ["app", "main"]
 
 COMMANDS = (
     *("demo", "models", "train", "evaluate", "predict", "certify", "explain", "attack"),
-    *("generate", "restore", "datasets", "recipes", "runs", "report", "compare", "reproduce"),
+    *(
+        "generate",
+        "restore",
+        "restore_run",
+        "datasets",
+        "recipes",
+        "runs",
+        "report",
+        "compare",
+        "reproduce",
+    ),
     *("tune", "export", "explore", "serve", "bench"),
 )
 """In the order of `equilibria --help`; each module adds its command to the program."""
 for _name in COMMANDS:
     import_module(f"equilibria.cli.{_name}")
-app.registered_commands.sort(key=lambda command: COMMANDS.index(str(command.name)))
+app.registered_commands.sort(
+    key=lambda command: COMMANDS.index(str(command.name).replace("-", "_"))
+)
 
 
 def _show_version(asked: bool) -> None:
