@@ -26,6 +26,7 @@ ROOMS = {
     "activations": "Activations",
     "models": "Models",
     "inputs": "Searches over inputs",
+    "restoration": "Restoration",
     "tasks": "Tasks",
     "data": "Data",
     "training": "Training",

@@ -21,7 +21,7 @@ COMMANDS = (
     *(
         "generate",
         "restore",
-        "restore_run",
+        "restore-run",
         "datasets",
         "recipes",
         "runs",
@@ -33,10 +33,8 @@ COMMANDS = (
 )
 """In the order of `equilibria --help`; each module adds its command to the program."""
 for _name in COMMANDS:
-    import_module(f"equilibria.cli.{_name}")
-app.registered_commands.sort(
-    key=lambda command: COMMANDS.index(str(command.name).replace("-", "_"))
-)
+    import_module(f"equilibria.cli.{_name.replace('-', '_')}")
+app.registered_commands.sort(key=lambda command: COMMANDS.index(str(command.name)))
 
 
 def _show_version(asked: bool) -> None:

@@ -15,7 +15,12 @@ from equilibria.solvers import Status
 
 @dataclass(frozen=True)
 class Solve:
-    """How the solve or the search for one image ended; empty where there was none."""
+    """How the solve or the search for one image ended; empty where there was none.
+
+    Examples:
+        >>> eq.restoration.Solve(status="converged", iterations=12).residual is None
+        True
+    """
 
     status: str = ""
     residual: float | None = None
