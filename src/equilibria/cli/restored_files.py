@@ -20,9 +20,8 @@ from equilibria.operators import Mask
 from equilibria.report.figures import drawn_files
 from equilibria.report.restoration import columns_sheet
 from equilibria.report.sheets import image_png
-from equilibria.restoration import Corruption, LearnedRestorer, RestorationProblem, Solve
+from equilibria.restoration import Corruption, RestorationProblem, Solve
 from equilibria.restoration.learned import ModelRestorer
-from equilibria.restoration.tiles import takes_any_size
 from equilibria.tasks.image_quality import picture_psnr
 from equilibria.training import RecipeModel, write_atomically
 
@@ -111,8 +110,7 @@ class FileRestoration:
 
     @property
     def _any_size(self) -> bool:
-        is_learned = isinstance(self.restorer, LearnedRestorer)
-        return is_learned and takes_any_size(self.run.model) and not self.resize
+        return self.restorer.any_size and not self.resize
 
     @property
     def _size(self) -> tuple[int, int]:

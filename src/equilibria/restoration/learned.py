@@ -23,9 +23,14 @@ class ModelRestorer(Restorer):
 
     Attributes:
         channels: Number of color channels that the model takes; None if it takes any.
+        any_size: Whether it restores pictures of any size.
     """
 
     channels: int | None
+
+    @property
+    def any_size(self) -> bool:
+        return False
 
     def restore(self, problem: RestorationProblem) -> Restored:
         """Restore images in their own channels, whatever the model was trained on.
@@ -84,10 +89,14 @@ class LearnedRestorer(ModelRestorer):
     channels: int | None = None
     tile: int | None = None
 
+    @property
+    def any_size(self) -> bool:
+        return takes_any_size(self.model)
+
     @torch.no_grad()
     def generate(self, problem: RestorationProblem) -> tuple[Tensor, list[Solve]]:
         with solving(self.model, record=True) as record:
-            if takes_any_size(self.model):
+            if self.any_size:
                 images = answer_in_tiles(self.model, problem, self.tile)
             else:
                 images = answer(self.model, problem)
