@@ -76,7 +76,15 @@ def test_any_callable_measures() -> None:
 
 
 def test_corruptions_have_names() -> None:
-    assert list_corruptions() == ["deblur", "demosaic", "denoise", "inpaint", "scatter", "superres"]
+    assert list_corruptions() == [
+        "deblur",
+        "demosaic",
+        "denoise",
+        "inpaint",
+        "poisson",
+        "scatter",
+        "superres",
+    ]
     assert get_corruption("superres", factor=4) == SuperResolution(4)
     with pytest.raises(ValueError, match="did you mean 'denoise'"):
         get_corruption("denoice")

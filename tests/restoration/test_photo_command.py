@@ -52,7 +52,7 @@ def test_a_photograph_as_it_is(photo: Path, tmp_path: Path) -> None:
     [
         (["--noise", "0"], "a noise of zero"),
         (["--task", "inpaint"], "which pixels are missing"),
-        (["--task", "paint"], "deblur, demosaic, denoise, inpaint, superres, not 'paint'"),
+        (["--task", "paint"], "deblur, demosaic, denoise, inpaint, poisson, superres, not 'paint'"),
         (["--task", "deblur", "--blur", "30"], "beyond a picture"),
         (["--task", "demosaic"], "one number a pixel"),
         (["--strength", "0"], "strength must be positive"),

@@ -23,6 +23,7 @@ from equilibria.restoration.learned import GeneratorRestorer, LearnedRestorer
 from equilibria.restoration.minimizer import PhotoMinimizer
 from equilibria.restoration.noise import noise_level
 from equilibria.restoration.photo import PhotoRestorer
+from equilibria.restoration.photons import Poisson
 from equilibria.restoration.problem import RestorationProblem
 from equilibria.restoration.proof import RestoredPhotos
 from equilibria.restoration.restorer import Restored, Restorer, Solve
@@ -40,6 +41,7 @@ __all__ = [
     "Measured",
     "PhotoMinimizer",
     "PhotoRestorer",
+    "Poisson",
     "Restoration",
     "RestorationProblem",
     "Restored",

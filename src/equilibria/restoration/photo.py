@@ -89,6 +89,13 @@ class PhotoRestorer(Restorer):
             The pictures, the strength, what is proven, and with `trace` the objective.
         """
         began = perf_counter()
+        if (scale := problem.scale) is not None:
+            inner = RestorationProblem(scale.to(problem.measured), problem.measurement, scale.noise)
+            restored = self.restore(inner, progress=progress, observe=observe)
+            images = scale.back(restored.images)
+            return replace(
+                restored, problem=problem, images=images, generated=images, is_scaled=True
+            )
         strength = self.strength
         if strength is None:
             strength = 1.0 if problem.about.keeps_all else self.discrepancy(problem)

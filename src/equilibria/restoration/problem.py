@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from equilibria.inputs.latents import Measurement
 from equilibria.operators import ImageMeasurement, about
 from equilibria.registry import check_values
+
+
+class NoiseScale(Protocol):
+    """A transform of each measured value after which the noise is Gaussian."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise of transformed values."""
+
+    def to(self, values: Tensor) -> Tensor:
+        """Transform measured values."""
+
+    def back(self, values: Tensor) -> Tensor:
+        """Return the image of which these transformed values are the means."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +35,8 @@ class RestorationProblem:
         measurement: A, any differentiable map of images. It may differ from image to image.
         noise: Standard deviation of the noise.
         truth: y, where it is known, to compare with.
+        scale: A transform of the measured values after which their noise is Gaussian, if it is not.
+            Only `PhotoRestorer` uses it; `noise` is then an average.
 
     Examples:
         >>> damage = eq.restoration.SuperResolution(factor=2)
@@ -32,6 +49,7 @@ class RestorationProblem:
     measurement: Measurement
     noise: float
     truth: Tensor | None = None
+    scale: NoiseScale | None = None
 
     def __post_init__(self) -> None:
         check_values(self, not_negative=("noise",))
@@ -65,6 +83,7 @@ class RestorationProblem:
             self.measured[..., rows, columns],
             measurement,
             self.noise,
+            scale=self.scale,
         )
 
     def middle(self, side: int) -> RestorationProblem:

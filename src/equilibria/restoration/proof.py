@@ -27,6 +27,8 @@ class RestoredPhotos(Restored):
         solution: The solve, with the mirrored edge.
         start: Where it began.
         cell: The map that was solved, with the objective G.
+        is_scaled: Whether the solve, its trace and what is proven are those of transformed values
+            (`RestorationProblem.scale`).
         noise_term: Value of the data term of each image where the misfit is that of the noise.
 
     Examples:
@@ -43,6 +45,7 @@ class RestoredPhotos(Restored):
     start: Tensor
     cell: PhotoCell
     noise_term: Tensor
+    is_scaled: bool = False
 
     @property
     def iterations(self) -> Tensor:
@@ -75,7 +78,10 @@ class RestoredPhotos(Restored):
         data term has if the misfit is that of the noise.
         """
         if self.bound is not None:
-            return f"within {float(self.bound.max()) * 255:.2f} gray levels of the exact minimizer"
+            levels = (
+                f"within {float(self.bound.max()) * 255:.2f} gray levels of the exact minimizer"
+            )
+            return f"{levels}, in the scale of even noise" if self.is_scaled else levels
         done = bool(self.solution.converged.all())
         status = "converged" if done else "not converged"
         gain = self.gain_within()
