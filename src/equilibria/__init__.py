@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from equilibria import plugins as plugins
     from equilibria import registry as registry
     from equilibria import report as report
+    from equilibria import restoration as restoration
     from equilibria import serving as serving
     from equilibria import solvers as solvers
     from equilibria import tasks as tasks

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from torch import Tensor
 from typer import Argument, Option
 
 import equilibria as eq
@@ -24,15 +22,12 @@ from equilibria.cli.restored import (
     psnr_of,
     warn_of_assumption,
 )
-from equilibria.data import AS_ON_DISK, BRIGHTEST, read_image, readable
-from equilibria.data.image_files import check_detail
-from equilibria.registry import check_at_least, check_positive, check_positive_pixels
-from equilibria.report.figures import drawn_files
-from equilibria.report.sheets import image_png
-from equilibria.restoration import Corruption, PhotoRestorer, RestorationProblem
-from equilibria.restoration.damage import photo_tasks
-from equilibria.restoration.total_variation import best_variation
-from equilibria.training import write_atomically
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from equilibria.restoration import Corruption, PhotoRestorer, RestorationProblem
 
 FIELDS = {"blur": "width", "factor": "factor"}
 """Options of some kinds of damage, and their names in Python."""
@@ -71,7 +66,11 @@ class RestoredPhoto:
 def restore(
     images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
     task: Annotated[
-        str, Option(help=f"What is undone: {', '.join(sorted(photo_tasks()))}.")
+        str,
+        Option(
+            help="What is undone: denoise, deblur, inpaint, superres, demosaic, …; an unknown name "
+            "lists all."
+        ),
     ] = "denoise",
     simulate: Annotated[
         bool, Option("--simulate", help="Damage the images first, to compare with them.")
@@ -120,7 +119,7 @@ def restore(
     _check_images(images)
     damage = _damage(task, noise, given(blur=blur, factor=factor))
     check_mask(damage, mask, simulate=simulate)
-    restorer = PhotoRestorer(
+    restorer = eq.restoration.PhotoRestorer(
         eq.models.photo_prior(), trace=True, **given(strength=strength, tile=tile)
     )
     files = eq.data.find_images(images)
@@ -131,7 +130,9 @@ def restore(
         work = _restored_files(
             files,
             output,
-            _Photos(restorer, damage, noise, hidden_pixels(mask, AS_ON_DISK), simulate, seed),
+            _Photos(
+                restorer, damage, noise, hidden_pixels(mask, eq.data.AS_ON_DISK), simulate, seed
+            ),
             compare=compare,
             overwrite=overwrite,
             on_unreadable=problems.append,
@@ -165,10 +166,11 @@ class _Photos:
         if self.hidden is None:
             return self.damage.corrupt(truth, random)
         problem = self.damage.problem_of(truth, self.noise, self.hidden)
-        return RestorationProblem(problem.measured, problem.measurement, problem.noise, truth)
+        return eq.restoration.RestorationProblem(
+            problem.measured, problem.measurement, problem.noise, truth
+        )
 
 
-@torch.no_grad()
 def _restored_files(
     files: Sequence[Path],
     output: Path,
@@ -180,6 +182,15 @@ def _restored_files(
     progress: Callable[[Sequence[Any]], Iterable[Any]],
 ) -> Iterator[RestoredPhoto]:
     """Restore the images in files, one by one, and draw them into the folder `output`."""
+    import torch
+
+    from equilibria.data import AS_ON_DISK, BRIGHTEST, read_image, readable
+    from equilibria.data.image_files import check_detail
+    from equilibria.report.figures import drawn_files
+    from equilibria.report.sheets import image_png
+    from equilibria.restoration.total_variation import best_variation
+    from equilibria.training import write_atomically
+
     drawn = drawn_files(files, output, "restored", "sheet", overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
     random = torch.Generator().manual_seed(photos.seed)
@@ -216,6 +227,9 @@ def _restored_files(
 
 def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Corruption:
     """Return the damage of a task; an option that the task does not use is an error."""
+    from equilibria.registry import check_at_least, check_positive, check_positive_pixels
+    from equilibria.restoration.damage import photo_tasks
+
     kinds = photo_tasks()
     if task not in kinds:
         raise ValueError(f"the photo prior knows {', '.join(sorted(kinds))}, not {task!r}")

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
 from typer import Argument, Option
 
 import equilibria as eq
@@ -36,16 +34,15 @@ from equilibria.cli.faults import (
 )
 from equilibria.cli.restored import given, print_known, warn_of_assumption
 from equilibria.cli.restored_files import BATCH, FileRestoration, RestoredImage
-from equilibria.data.finding import is_image
-from equilibria.inputs import Prior
-from equilibria.models.generators.densities import fit_density
-from equilibria.report.generation import known_latents
-from equilibria.report.restoration import rows_sheet
-from equilibria.restoration import Corruption
-from equilibria.restoration.learned import ModelRestorer
-from equilibria.tasks.image_quality import picture_psnr
-from equilibria.tasks.restoring import searches_latents
-from equilibria.training import RecipeModel, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from equilibria.inputs import Prior
+    from equilibria.restoration import Corruption
+    from equilibria.restoration.learned import ModelRestorer
+    from equilibria.training import RecipeModel
 
 TEST_IMAGES = "test-images.png"
 PRIOR_DENSITY = {"name": "gmm", "ridge": 0.01}
@@ -160,6 +157,10 @@ def restore_run(
     Pictures are taken as they are, and keep their size where the model permits. `equilibria
     restore` needs no run: it restores photographs with the prior that comes with the program.
     """
+    import torch
+
+    from equilibria.tasks.restoring import searches_latents
+
     options = given(noise=noise, window=window, width=blur, factor=factor)
     _check_arguments(run, images, test, takes_files=resize or mask is not None)
     where = eq.training.choose_device(device)
@@ -248,6 +249,8 @@ def _check_arguments(
 
 def _holds_images(place: Path) -> bool:
     """Whether a path is an image, or a folder of images that is no run."""
+    from equilibria.data.finding import is_image
+
     if place.is_dir():
         is_run = eq.training.RunFolder(place).config.is_file()
         return not is_run and any(map(is_image, place.iterdir()))
@@ -256,11 +259,13 @@ def _holds_images(place: Path) -> bool:
 
 def _fitted_prior(folder: Path, weight: float, seed: int) -> Prior:
     """Return a mixture of Gaussians on the latents that a run keeps of training images."""
+    from equilibria.models.generators.densities import fit_density
+    from equilibria.report.generation import known_latents
+
     known = known_latents(folder)
-    return Prior(fit_density(PRIOR_DENSITY, known, seed=seed).log_likelihood, weight)
+    return eq.inputs.Prior(fit_density(PRIOR_DENSITY, known, seed=seed).log_likelihood, weight)
 
 
-@torch.no_grad()
 def _restored_tests(
     run: RecipeModel,
     restorer: ModelRestorer,
@@ -272,6 +277,12 @@ def _restored_tests(
     titles: Sequence[str],
 ) -> RestoredTestImages:
     """Damage test images, restore them, and draw the first ones."""
+    import torch
+
+    from equilibria.report.restoration import rows_sheet
+    from equilibria.tasks.image_quality import picture_psnr
+    from equilibria.training import write_atomically
+
     batches = [
         restorer.restore(damage.corrupt(some, random))
         for some in progress(torch.split(originals, BATCH))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
+import equilibria as eq
 from equilibria.cli.console import print_table
 from equilibria.cli.faults import warn
-from equilibria.data import Framing, read_image
-from equilibria.restoration import Corruption
-from equilibria.tasks.image_quality import picture_psnr
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from equilibria.data import Framing
+    from equilibria.restoration import Corruption
 
 
 def check_mask(damage: Corruption, mask: Path | None, *, simulate: bool) -> None:
@@ -30,7 +32,7 @@ def hidden_pixels(mask: Path | None, framing: Framing) -> Tensor | None:
     """Return which pixels (1, H, W) a mask says are missing; None if there is no mask."""
     if mask is None:
         return None
-    hidden = read_image(mask, framing, is_gray=True) >= 128
+    hidden = eq.data.read_image(mask, framing, is_gray=True) >= 128
     if bool(hidden.all()) or not bool(hidden.any()):
         raise ValueError(f"{mask} hides every pixel, or none: what is missing is bright in a mask")
     return hidden
@@ -40,6 +42,8 @@ def psnr_of(images: Tensor | None, truth: Tensor | None) -> float | None:
     """Return the PSNR in decibel of one image; None where it cannot be compared."""
     if images is None or truth is None or images.shape != truth.shape:
         return None
+    from equilibria.tasks.image_quality import picture_psnr
+
     return float(picture_psnr(images, truth)[0])
 
 

@@ -8,30 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+import equilibria as eq
 from equilibria.cli.restored import check_mask, hidden_pixels
-from equilibria.data import AS_ON_DISK, BRIGHTEST, Framing, read_image, readable
-from equilibria.data.image_files import check_detail
-from equilibria.inputs import entries, misfit
-from equilibria.operators import Mask
-from equilibria.report.figures import drawn_files
-from equilibria.report.restoration import columns_sheet
-from equilibria.report.sheets import image_png
-from equilibria.restoration import Corruption, RestorationProblem, Solve
-from equilibria.restoration.learned import ModelRestorer
-from equilibria.tasks.image_quality import picture_psnr
-from equilibria.training import RecipeModel, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from equilibria.data import Framing
+    from equilibria.restoration import Corruption, RestorationProblem
+    from equilibria.restoration.learned import ModelRestorer
+    from equilibria.training import RecipeModel
 
 BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoredImage(Solve):
+class RestoredImage:
     """One image file."""
 
+    status: str
+    """How the solve or the search ended; this and the next three are empty where there was none."""
+    residual: float | None
+    iterations: int | None
+    message: str
     file: str
     restored: str
     """The restored image, in the size of the file, or `factor` times that size."""
@@ -73,7 +75,6 @@ class FileRestoration:
     def __post_init__(self) -> None:
         check_mask(self.damage, self.mask, simulate=self.simulate)
 
-    @torch.no_grad()
     def run_on(
         self,
         files: Sequence[Path],
@@ -90,6 +91,11 @@ class FileRestoration:
             overwrite: Replace pictures that are there.
             on_unreadable: Called for a file that cannot be read, or does not fit; it is left out.
         """
+        import torch
+
+        from equilibria.data import BRIGHTEST, readable
+        from equilibria.report.figures import drawn_files
+
         hidden = hidden_pixels(self.mask, self._framing)
         hidden = None if hidden is None else hidden.to(self.device)
         random = torch.Generator().manual_seed(self.seed)
@@ -121,13 +127,15 @@ class FileRestoration:
 
     @property
     def _framing(self) -> Framing:
-        return Framing(self._size) if self.resize else AS_ON_DISK
+        return eq.data.Framing(self._size) if self.resize else eq.data.AS_ON_DISK
 
     def _read(self, path: Path, hidden: Tensor | None) -> Tensor:
+        from equilibria.data.image_files import check_detail
+
         is_gray = None if self._any_size else self.run.images.image_shape[0] == 1
         if self._any_size:
             check_detail(path)
-        image = read_image(path, self._framing, is_gray=is_gray)
+        image = eq.data.read_image(path, self._framing, is_gray=is_gray)
         size = (image.shape[1], image.shape[2])
         if not self._any_size and size != self._size:
             name = self.run.recipe.model.name
@@ -148,17 +156,25 @@ class FileRestoration:
         """What is measured of images, with the originals if these are they."""
         truth = pixels if self.simulate else None
         if hidden is not None:
-            known = Mask((~hidden).to(pixels)[None])
-            return RestorationProblem(known(pixels), known, 0.0, truth)
+            known = eq.operators.Mask((~hidden).to(pixels)[None])
+            return eq.restoration.RestorationProblem(known(pixels), known, 0.0, truth)
         if truth is None:
             measurement = self.damage.measurement_of(pixels, random)
-            return RestorationProblem(pixels, measurement, self.damage.noise)
+            return eq.restoration.RestorationProblem(pixels, measurement, self.damage.noise)
         problem = self.damage.corrupt(self.damage.padded(pixels), random)
-        return RestorationProblem(problem.measured, problem.measurement, problem.noise, truth)
+        return eq.restoration.RestorationProblem(
+            problem.measured, problem.measurement, problem.noise, truth
+        )
 
     def _restore(
         self, places: Sequence[tuple[Path, tuple[Path, ...]]], problem: RestorationProblem
     ) -> Iterator[RestoredImage]:
+        from equilibria.inputs import entries, misfit
+        from equilibria.report.restoration import columns_sheet
+        from equilibria.report.sheets import image_png
+        from equilibria.tasks.image_quality import picture_psnr
+        from equilibria.training import write_atomically
+
         restored, truth = self.restorer.restore(problem), problem.truth
         left = misfit(restored.generated, problem.measured, problem.measurement)
         left = (left / entries(problem.measured, problem.measurement)).sqrt()
