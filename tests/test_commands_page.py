@@ -14,7 +14,7 @@ from equilibria.cli import COMMANDS, app
 
 SITE = Path(__file__).resolve().parents[1] / "docs" / "site"
 PAGE = SITE.parent / "commands.md"
-PARTS = re.split(r"^## `(\w+)`\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
+PARTS = re.split(r"^## `([\w-]+)`\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
 SHOWN = dict(zip(PARTS[1::2], PARTS[2::2], strict=True))
 LINES = [line for text in SHOWN.values() for line in re.findall(r"^\$ (.+)$", text, re.M)]
 

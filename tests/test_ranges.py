@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.inputs import AttackSettings, Corrupted, Denoising, LatentSearch, PhotoSettings
-from equilibria.models import PhotoRestorer
+from equilibria.inputs import AttackSettings, LatentSearch
 from equilibria.operators import Blur, Identity
-from equilibria.report import PhotoFiles
+from equilibria.restoration import Denoising, PhotoMinimizer, PhotoRestorer, RestorationProblem
 
 GRAY = r"must be in .* \(a fraction of the pixel range\), got 25\. Did you mean 25/255 = 0\.098\?"
 PICTURE = torch.full((1, 1, 24, 24), 0.5)
@@ -26,18 +25,18 @@ def prior() -> eq.energies.OpponentPrior:
 
 GRAY_LEVELS: dict[str, Callable[[], Any]] = {
     "denoising": lambda: Denoising(noise=25),
-    "deblurring": lambda: eq.inputs.Deblurring(noise=25),
-    "superres": lambda: eq.inputs.get_corruption("superres", noise=25),
-    "restorer": lambda: PhotoRestorer(prior(), noise=25),
-    "restorer with a level": lambda: PhotoRestorer(prior(), noise=25, level=0.1).restore(PICTURE),
-    "level": lambda: PhotoRestorer(prior(), noise=0.1, level=25),
-    "accuracy": lambda: PhotoRestorer(prior(), noise=0.1, accuracy=25),
-    "settings": lambda: PhotoSettings(level=25),
-    "picture": lambda: eq.inputs.restore_photo(prior(), Corrupted(PICTURE, Identity(), 25)),
-    "blurred": lambda: eq.inputs.restore_photo(
-        prior(), Corrupted(PICTURE, Blur(1.5), 25), PhotoSettings(strength=1)
+    "deblurring": lambda: eq.restoration.Deblurring(noise=25),
+    "superres": lambda: eq.restoration.get_corruption("superres", noise=25),
+    "restorer": lambda: PhotoMinimizer(prior(), noise=25),
+    "restorer with a level": lambda: PhotoMinimizer(prior(), noise=25, level=0.1).restore(PICTURE),
+    "level": lambda: PhotoMinimizer(prior(), noise=0.1, level=25),
+    "accuracy": lambda: PhotoMinimizer(prior(), noise=0.1, accuracy=25),
+    "settings": lambda: PhotoRestorer(level=25),
+    "picture": lambda: PhotoRestorer(prior()).restore(RestorationProblem(PICTURE, Identity(), 25)),
+    "blurred": lambda: PhotoRestorer(prior(), strength=1).restore(
+        RestorationProblem(PICTURE, Blur(1.5), 25)
     ),
-    "files": lambda: PhotoFiles(prior(), noise=25),
+    "scattering": lambda: eq.restoration.Scattering(noise=25),
     "denoiser": lambda: eq.models.photo_denoiser(noise=25),
     "augmentation": lambda: eq.data.GaussianNoise(25),
     "photo prior task": lambda: eq.tasks.PhotoPriorTask(judged=25),
@@ -54,8 +53,8 @@ def test_a_number_of_gray_levels_is_refused_and_the_fraction_is_suggested(name: 
 
 def test_a_noise_of_the_whole_range_is_accepted_and_a_measurement_keeps_its_own_unit() -> None:
     assert Denoising(noise=1).noise == 1
-    assert eq.inputs.Measured(lambda y: 255 * y, noise=25).noise == 25
-    restorer = PhotoRestorer(prior(), noise=25, level=0.1)
+    assert eq.restoration.Measured(lambda y: 255 * y, noise=25).noise == 25
+    restorer = PhotoMinimizer(prior(), noise=25, level=0.1)
     found = restorer.restore(255 * PICTURE, lambda y: 255 * y, start=PICTURE)
     assert (found.images - PICTURE).abs().max() < 0.01
 
@@ -111,17 +110,23 @@ def nan() -> float:
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "blur of no task": (lambda: PhotoFiles(prior(), blur=-1), "blur must be positive"),
+    "blur": (lambda: eq.restoration.Deblurring(width=-1), "width must be positive"),
     "share": (
-        lambda: PhotoFiles(prior(), share=70),
+        lambda: eq.restoration.Scattering(share=70),
         r"share must be in \(0, 1\), got 70\. Did you mean 70% = 0\.7\?",
     ),
-    "factor": (lambda: PhotoFiles(prior(), factor=1), "factor must be at least 2, got 1"),
-    "noise NaN": (lambda: PhotoFiles(prior(), noise=nan()), "noise must be in"),
-    "noise below zero": (lambda: Corrupted(PICTURE, Identity(), -1), "noise must not be negative"),
+    "factor": (
+        lambda: eq.restoration.SuperResolution(factor=1),
+        "factor must be at least 2, got 1",
+    ),
+    "noise NaN": (lambda: Denoising(noise=nan()), "noise must be in"),
+    "noise below zero": (
+        lambda: RestorationProblem(PICTURE, Identity(), -1),
+        "noise must not be negative",
+    ),
     "strength": (
-        lambda: eq.inputs.restore_photo(
-            prior(), Corrupted(PICTURE, Identity(), 0.1), PhotoSettings(strength=100)
+        lambda: PhotoRestorer(prior(), strength=100).restore(
+            RestorationProblem(PICTURE, Identity(), 0.1)
         ),
         "strength must be at most 10, .* got 100",
     ),

@@ -100,8 +100,18 @@ SECTIONS = {
         (Line("equilibria generate --model mnist-generator --output samples.png"),),
     ),
     "restore": Section(
-        "Damaged pictures made whole ([restoration](restoration.md)).",
-        (Line("equilibria restore --model photo photo.png --simulate --noise 0.1 --output clean"),),
+        "Photographs restored by the prior that comes with the program "
+        "([restoration](restoration.md)).",
+        (Line("equilibria restore photo.png --simulate --noise 0.1 --output clean"),),
+    ),
+    "restore-run": Section(
+        "Damaged pictures restored by a trained model ([restoration](restoration.md)).",
+        (
+            Line(
+                "equilibria restore-run mnist-generator digit.png --task inpaint --ridge 0.05 "
+                "--simulate --resize --output whole"
+            ),
+        ),
     ),
     "recipes": Section(
         "What `train` knows by name.",
@@ -172,7 +182,9 @@ lists all options, with more examples.
 
 def main(*chosen: str) -> None:
     kept = (
-        re.split(r"^## `(\w+)`\n", PAGE.read_text(encoding="utf-8"), flags=re.M) if chosen else []
+        re.split(r"^## `([\w-]+)`\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
+        if chosen
+        else []
     )
     texts = dict(zip(kept[1::2], kept[2::2], strict=True))
     with tempfile.TemporaryDirectory() as folder:

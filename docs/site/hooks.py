@@ -27,6 +27,7 @@ ROOMS = {
     "models": "Models",
     "certificates": "Certificates",
     "inputs": "Searches over inputs",
+    "restoration": "Restoration",
     "tasks": "Tasks",
     "data": "Data",
     "training": "Training",

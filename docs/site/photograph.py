@@ -18,7 +18,7 @@ from equilibria.cli import app
 
 FIGURE = Path(__file__).parents[1] / "images" / "restored-photograph.jpg"
 ROWS, COLUMNS = slice(0, 220), slice(100, 356)
-OPTIONS = ("--model", "photo", "--simulate", "--noise", "0.12", "--compare")
+OPTIONS = ("--simulate", "--noise", "0.12", "--compare")
 
 
 def main() -> None:

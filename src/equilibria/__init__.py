@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from equilibria import plugins as plugins
     from equilibria import registry as registry
     from equilibria import report as report
+    from equilibria import restoration as restoration
     from equilibria import serving as serving
     from equilibria import solvers as solvers
     from equilibria import tasks as tasks
@@ -49,10 +50,11 @@ if TYPE_CHECKING:
     )
     from equilibria.exports import export
     from equilibria.gradients import Implicit, OneStep, Phantom, Unrolled
-    from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input, restore
+    from equilibria.inputs import Box, L2Ball, LinfBall, attack, optimize_input
     from equilibria.models import create_model, list_models, register_model
     from equilibria.operators import AveragePool, Conv1d, Conv2d, Dense, LinearOperator
     from equilibria.report import explain
+    from equilibria.restoration import restore
     from equilibria.solvers import (
         Accelerated,
         Anderson,
@@ -134,6 +136,7 @@ _ROOMS = (
     "models",
     "certificates",
     "inputs",
+    "restoration",
     "tasks",
     "data",
     "training",

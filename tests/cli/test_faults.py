@@ -198,8 +198,8 @@ def test_outputs_are_tried_before_the_work(
         (("attack", run, "--eps", "1"), "--draw", tmp_path),
         (("evaluate", run), "--draw", digit / "drawn.png"),
         (("generate", run), "--output", tmp_path),
-        (("restore", run, digit), "--output", digit),
-        (("restore", run, digit), "--output", digit / "below"),
+        (("restore-run", run, digit), "--output", digit),
+        (("restore-run", run, digit), "--output", digit / "below"),
         (("compare", run), "--output", digit),
     ):
         sentence = told(invoke(*command, option, place), 2)

@@ -11,8 +11,8 @@ from PIL import Image
 
 import equilibria as eq
 from equilibria.training import save_weights
-from tests.cli.test_restore import AUTOENCODER, NOISE, learned
 from tests.program import invoke
+from tests.restoration.test_run_command import AUTOENCODER, NOISE, learned
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model holds NaN")
 SHORT = ["training.epochs=1", "model.options.channels=4", "model.options.width=4"]
@@ -87,10 +87,10 @@ def test_a_restoration(restorer: Path, tmp_path: Path) -> None:
     file = tmp_path / "digit.png"
     Image.new("L", (8, 8), 100).save(file)
     output = ("--output", tmp_path / "drawn")
-    result = invoke("restore", restorer, file, *output)
+    result = invoke("restore-run", restorer, file, *output)
     assert result.exit_code == 1
     assert "no answer for 1 of 1 images" in result.stderr
-    result = invoke("restore", restorer, "--test", 5, "--json", *output)
+    result = invoke("restore-run", restorer, "--test", 5, "--json", *output)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["unanswered"] == 5
     assert "no answer for 5 of 5 images" in result.stderr

@@ -23,12 +23,15 @@ def picture(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["restore", "--model", "photo", "{picture}", "--noise", "25"], f"noise {GRAY}"),
-        (["restore", "--model", "photo", "{picture}", "--noise", "-1"], "noise must be in (0, 1]"),
-        (["restore", "--model", "photo", "{picture}", "--blur", "-1"], "blur must be positive"),
-        (["restore", "--model", "photo", "{picture}", "--factor", "1"], "factor must be at least"),
+        (["restore", "{picture}", "--noise", "25"], f"noise {GRAY}"),
+        (["restore", "{picture}", "--noise", "-1"], "noise must be in (0, 1]"),
+        (["restore", "{picture}", "--task", "deblur", "--blur", "-1"], "blur must be positive"),
         (
-            ["restore", "mnist-generator", "{picture}", "--task", "denoise", "--noise", "25"],
+            ["restore", "{picture}", "--task", "superres", "--factor", "1"],
+            "factor must be at least",
+        ),
+        (
+            ["restore-run", "mnist-generator", "{picture}", "--task", "denoise", "--noise", "25"],
             f"noise {GRAY}",
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 import zlib
@@ -13,10 +14,10 @@ import torch
 from PIL import Image
 from PIL.Image import Resampling
 
-import equilibria as eq
 from equilibria.data import DataFileError, Framing
 from equilibria.data.image_files import decode_image, image_to_tensor, read_image
 from tests.data.formats import random_bytes
+from tests.program import invoke
 
 PNG_GRAY, PNG_RGB = 0, 2
 
@@ -199,7 +200,7 @@ def test_formats_whose_readers_are_slow_or_nested_are_refused(tmp_path: Path) ->
 
 def test_photographs_of_few_bytes_and_many_pixels_are_not_restored(tmp_path: Path) -> None:
     path = write_png(tmp_path / "flat.png", (2000, 1500))
-    restore = eq.report.PhotoFiles(eq.models.photo_prior(), "denoise", noise=0.1)
-    with pytest.raises(DataFileError, match=r"2000×1500 pixels in a file of .*: a file"):
-        list(restore.run([path], tmp_path / "restored"))
+    result = invoke("restore", path, "--noise", 0.1, "--output", tmp_path / "restored")
+    assert result.exit_code == 1
+    assert re.search("2000×1500 pixels in a file of .*: a file", " ".join(result.output.split()))
     assert read_image(path, Framing.make(8)).shape == (3, 8, 8)

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 import equilibria as eq
-from equilibria.inputs import attack, find_latents, optimize_input, restore
+from equilibria.inputs import attack, find_latents, optimize_input
+from equilibria.restoration import restore
 from tests.inputs.small_generator import SmallDecoder, latents
 from tests.inputs.small_problem import inputs, ridge, smooth_model, squared_distance
 

@@ -70,7 +70,7 @@ def test_what_is_not_there_is_an_error() -> None:
         eq.create_model("digit-opteq", pretrained=True)
     with pytest.raises(ValueError, match="channels would make another model"):
         eq.create_model("digits-opteq", pretrained=True, channels=3)
-    with pytest.raises(ValueError, match="restore --model photo"):
+    with pytest.raises(ValueError, match=r"equilibria restore noisy\.jpg"):
         eq.create_model("photo-prior", pretrained=True)
     with pytest.raises(FileNotFoundError, match="digits-opteq"):
         eq.load("no-such-run")
@@ -121,7 +121,7 @@ def test_the_generator_draws_digits_without_data(
         (("certify", "--model", "mnist-generator", "x.png"), "needs a run that classifies images"),
         (("generate", "--model", "digits-opteq"), "draws no images"),
         (("export", "--model", "photo-prior", "--format", "onnx"), "no network of its own"),
-        (("restore", "--model", "digits-opteq", "x.png"), "--model takes photo"),
+        (("restore", "digits-opteq", "x.png"), "digits-opteq is a trained model, not an image"),
         (("predict", "--model", "digit-opteq", "x.png"), "did you mean 'digits-opteq'"),
     ],
 )

@@ -9,14 +9,9 @@ from torch import Tensor
 
 from equilibria.energies import Energy
 from equilibria.equilibrium import Solving
-from equilibria.inputs import (
-    Corruption,
-    Denoising,
-    Inpainting,
-    SuperResolution,
-)
 from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
 from equilibria.operators import AveragePool, Blur, Mask
+from equilibria.restoration import Corruption, Denoising, Inpainting, SuperResolution
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import chance
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs import Denoising, Inpainting, Measured, answer, misfit
+from equilibria.inputs import misfit
+from equilibria.restoration import Denoising, Inpainting, Measured, answer
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import SIDE, SmallDecoder, decoder, latents
 

@@ -18,12 +18,22 @@ __all__ = ["app", "main"]
 
 COMMANDS = (
     *("demo", "models", "train", "evaluate", "predict", "certify", "explain", "attack"),
-    *("generate", "restore", "datasets", "recipes", "runs", "report", "compare", "reproduce"),
+    *(
+        "generate",
+        "restore",
+        "restore-run",
+        "datasets",
+        "recipes",
+        "runs",
+        "report",
+        "compare",
+        "reproduce",
+    ),
     *("tune", "export", "explore", "serve", "bench"),
 )
 """In the order of `equilibria --help`; each module adds its command to the program."""
 for _name in COMMANDS:
-    import_module(f"equilibria.cli.{_name}")
+    import_module(f"equilibria.cli.{_name.replace('-', '_')}")
 app.registered_commands.sort(key=lambda command: COMMANDS.index(str(command.name)))
 
 

@@ -49,6 +49,7 @@ TAKE_A_MODEL = {
     "explain",
     "attack",
     "generate",
+    "restore-run",
     "export",
     "serve",
     "explore",

@@ -1,78 +1,80 @@
-"""`equilibria restore`: damaged images restored, and how far that came."""
+"""`equilibria restore`: photographs, restored by the prior that comes with the program."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 import equilibria as eq
-from equilibria.cli.app import (
-    Best,
-    DataRoot,
-    Device,
-    JsonList,
-    OverwriteFiles,
-    Seed,
-    command,
-    opened,
-    opened_model,
+from equilibria.cli.app import JsonList, OverwriteFiles, Seed, command
+from equilibria.cli.console import print_json, progress_bar, say, shown
+from equilibria.cli.faults import complain, note_frames, unreadable, writable_folder
+from equilibria.cli.restored import (
+    check_mask,
+    given,
+    hidden_pixels,
+    print_known,
+    psnr_of,
+    warn_of_assumption,
 )
-from equilibria.cli.console import (
-    print_facts,
-    print_json,
-    print_table,
-    progress_bar,
-    say,
-    shown,
-)
-from equilibria.cli.faults import (
-    check_new,
-    complain,
-    note_frames,
-    unanswered,
-    unreadable,
-    warn,
-    writable_folder,
-)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from equilibria.restoration import Corruption, PhotoRestorer, RestorationProblem
+
+FIELDS = {"blur": "width", "factor": "factor"}
+"""Options of some kinds of damage, and their names in Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoredPhoto:
+    """One image file."""
+
+    file: str
+    restored: str
+    sheet: str
+    noise: float
+    """Standard deviation that was given or estimated."""
+    strength: float | None
+    """λ of the prior: the one given, or the one that the discrepancy principle found."""
+    status: str
+    iterations: int | None
+    bound: float | None
+    """Proven root mean square distance to the exact minimizer, in gray levels of 255; None where
+    nothing is proven."""
+    proven: str
+    measured_psnr: float | None
+    restored_psnr: float | None
+    variation_psnr: float | None
+    """Of the best of several total variations; None without --compare, or without an original."""
 
 
 @command(
     "restore",
-    "equilibria restore --model photo noisy.jpg --output clean",
-    "equilibria restore --model photo raw.png --task demosaic --compare",
-    "equilibria restore runs/denoiser photo.jpg --output clean",
-    "equilibria restore runs/denoiser photo.jpg --simulate",
-    "equilibria restore runs/generator old.png --task inpaint --mask scratches.png --resize",
-    "equilibria restore runs/generator digits --task denoise --noise 0.4 --stop-at-noise",
-    "equilibria restore runs/generator --test 200 --task denoise --noise 0.2",
-    "equilibria restore runs/generator --test 200 --task inpaint --prior 0.1",
+    "equilibria restore noisy.jpg --output clean",
+    "equilibria restore soft.jpg --task deblur --blur 1.5",
+    "equilibria restore old.png --task inpaint --mask scratches.png",
+    "equilibria restore photo.png --task demosaic --simulate --compare",
 )
 def restore(
-    run: Annotated[Path, Argument(help="Run of a generator, autoencoder or restorer.")],
-    images: Annotated[list[Path] | None, Argument(help="Image files, or folders of them.")] = None,
-    model: Annotated[
-        str | None,
-        Option(help="photo: the prior that comes with the program, in the place of RUN."),
-    ] = None,
+    images: Annotated[list[Path], Argument(help="Image files, or folders of them.")],
+    task: Annotated[
+        str,
+        Option(
+            help="What is undone: denoise, deblur, inpaint, superres, demosaic, …; an unknown name "
+            "lists all."
+        ),
+    ] = "denoise",
     simulate: Annotated[
         bool, Option("--simulate", help="Damage the images first, to compare with them.")
     ] = False,
-    test: Annotated[
-        int | None,
-        Option(min=1, help="Damage and restore this many of the run's own test images instead."),
-    ] = None,
-    task: Annotated[
-        str | None,
-        Option(
-            help="inpaint, denoise, deblur or superres (photo: demosaic); what the run learned if "
-            "not set."
-        ),
-    ] = None,
     output: Annotated[
         Path, Option(help="Folder for the pictures.", callback=writable_folder)
     ] = Path("equilibria-restored"),
@@ -81,300 +83,199 @@ def restore(
         Option(
             "--noise",
             "--sigma",
-            help="Standard deviation of the noise, a fraction of the pixel range: 25/255 = 0.098.",
+            help="Standard deviation of the noise, a fraction of the pixel range (25/255 = 0.098); "
+            "estimated if not set.",
         ),
-    ] = None,
-    window: Annotated[
-        float | None, Option(help="Side of the hidden window: a share, or pixels from 1.")
     ] = None,
     blur: Annotated[
         float | None,
-        Option(help="Standard deviation of the blur in pixels; 1.5 if not set."),
+        Option(help="Standard deviation of the blur in pixels, for deblur; 1.5 if not set."),
     ] = None,
     factor: Annotated[
-        int | None, Option(help="How many times lower the resolution is; 2 if not set.")
+        int | None,
+        Option(help="How many times lower the resolution is, for superres; 2 if not set."),
     ] = None,
     mask: Annotated[
-        Path | None, Option(help="Image whose bright pixels are missing, to inpaint.")
+        Path | None, Option(help="Image whose bright pixels are missing, for inpaint.")
     ] = None,
-    resize: Annotated[
-        bool, Option("--resize", help="Restore framed copies, in the size of training.")
-    ] = False,
-    tile: Annotated[
-        int | None, Option(min=1, help="Side of the pieces of large pictures; 512 if not set.")
-    ] = None,
-    iterations: Annotated[int | None, Option(min=1, help="Of the search.")] = None,
-    starts: Annotated[
-        int | None, Option(min=1, help="Searches from random latents; the best counts.")
-    ] = None,
-    ridge: Annotated[
-        float | None, Option(min=0, help="Weight of the latent's squared norm.")
-    ] = None,
-    prior: Annotated[
-        float | None,
-        Option(
-            help="Weight of a mixture of Gaussians on the run's latents, in place of the ridge; "
-            "twice the variance of the noise gives the most probable latent."
-        ),
-    ] = None,
-    engine: Annotated[str | None, Option(help="Of the search: secant, adam, …")] = None,
     strength: Annotated[
-        float | None, Option(help="Of the photo prior; 1, or as the noise asks for.")
+        float | None, Option(help="Of the prior; 1, or as the noise requires, if not set.")
+    ] = None,
+    tile: Annotated[
+        int | None, Option(min=1, help="Side of the tiles of large pictures; 512 if not set.")
     ] = None,
     compare: Annotated[
-        bool, Option("--compare", help="Draw total variation beside the photo prior.")
-    ] = False,
-    stop_at_noise: Annotated[
-        bool, Option("--stop-at-noise", help="End where noise explains what is left.")
+        bool, Option("--compare", help="Draw total variation beside the result.")
     ] = False,
     overwrite: OverwriteFiles = False,
     seed: Seed = 0,
-    root: DataRoot = None,
-    best: Best = False,
     as_json: JsonList = False,
-    device: Device = "auto",
 ) -> None:
-    """Restore damaged pictures with a trained model: noisy ones, small ones, ones with holes.
+    """Restore photographs of any size with the prior that comes with the program.
 
-    Pictures are taken as they are, and keep their size where the model permits.
+    It takes away noise, blur, holes, a low resolution, or a camera's mosaic. Pictures are taken as
+    they are. `equilibria restore-run` restores with a model of your own.
     """
-    if model is not None:
-        refused = _given(
-            test=test,
-            window=window,
-            iterations=iterations,
-            starts=starts,
-            ridge=ridge,
-            prior=prior,
-            engine=engine,
-            resize=resize or None,
-            stop_at_noise=stop_at_noise or None,
-            best=best or None,
-        )
-        if model != "photo" or refused:
-            what = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
-            raise ValueError(
-                f"--model takes photo, not {model!r}: name the folder of a run instead"
-                if model != "photo"
-                else f"{what} is for runs: the photo prior has no such option"
-            )
-        asked = _given(blur=blur, factor=factor, noise=noise, mask=mask)
-        settings = _given(strength=strength, tile=tile)
-        _restore_photos(
-            [run, *(images or [])],
-            output,
-            asked | {"task": task or "denoise", "simulate": simulate, "compare": compare},
-            settings,
-            seed=seed,
-            overwrite=overwrite,
-            as_json=as_json,
-        )
-        return
-    if strength is not None or compare:
-        raise ValueError("--strength and --compare are for --model photo")
-    options = _given(noise=noise, window=window, width=blur, factor=factor)
-    search = _given(iterations=iterations, starts=starts, ridge=ridge, engine=engine)
-    problems: list[Exception] = []
-    if _holds_images(run):
-        paths = " ".join(map(str, [run, *(images or [])]))
-        what = "is an image" if run.is_file() else "is a folder of images"
-        raise ValueError(
-            f"{run} {what}, not a trained model. To use the prior that comes with the program, "
-            f"run `equilibria restore --model photo {paths}`"
-        )
-    if (test is None) == (not images):
-        raise ValueError(
-            "name image files or folders to restore, or --test N for N of the run's own test "
-            "images, one of both"
-        )
-    if test is not None and (resize or mask is not None):
-        raise ValueError("--mask and --resize are for image files: test images are undamaged")
-    where = eq.training.choose_device(device)
-    files = eq.data.find_images(images or [])
-    chosen = opened_model(run, where, best) if test is None else opened(run, where, best, root)
-    restorer = eq.report.Restorer(
-        run=chosen,
-        damage=eq.report.chosen_damage(chosen, task, options),
-        device=where,
-        search=search,
-        stop_at_noise=stop_at_noise,
-        seed=seed,
-        tile=tile,
-        prior=None if prior is None else eq.report.fitted_prior(run, prior, seed=seed),
+    _check_images(images)
+    damage = _damage(task, noise, given(blur=blur, factor=factor))
+    check_mask(damage, mask, simulate=simulate)
+    restorer = eq.restoration.PhotoRestorer(
+        eq.models.photo_prior(), trace=True, **given(strength=strength, tile=tile)
     )
-    if isinstance(chosen, eq.training.Experiment) and test is not None:
-        check_new(output / eq.report.TEST_IMAGES, overwrite=overwrite)
-        originals, labels = chosen.some_test_images(test)
-        with progress_bar(silent=as_json) as bar:
-            result = restorer.test_images(
-                originals,
-                output,
-                partial(bar.track, description="restoring"),
-                titles=eq.report.class_titles(chosen.data, labels),
-            )
-        if as_json:
-            print_json(result)
-        else:
-            _show_test_images(result)
-        complain(unanswered(result.unanswered, result.images))
-        return
-    if options and not (simulate or restorer.searches):
-        raise ValueError(
-            f"the run undoes {restorer.run.task.damage} as it was trained to: "  # type: ignore[attr-defined]
-            f"{', '.join(options)} is for --simulate, or for generators"
-        )
-    work = eq.report.FileRestoration(restorer, simulate, mask, resize)
-    _say_assumed(
-        task,
-        _given(blur=blur, factor=factor),
-        blur=getattr(restorer.damage, "width", 0.0),
-        factor=getattr(restorer.damage, "factor", 1),
-        simulate=simulate,
-    )
-    some = work.run(files, output, overwrite=overwrite, on_unreadable=problems.append)
-    found: list[eq.report.RestoredImage] = []
-    with progress_bar(silent=as_json) as bar:
-        found += bar.track(some, total=len(files), description="restoring")
-    if as_json:
-        print_json(found)
-    elif found:
-        _show_files(found)
-    note_frames(files)
-    silent = [image for image in found if not math.isfinite(image.misfit)]
-    complain(unreadable(problems, len(files)), unanswered(len(silent), len(found)))
-
-
-def _restore_photos(
-    paths: list[Path],
-    output: Path,
-    asked: dict[str, Any],
-    settings: dict[str, Any],
-    *,
-    seed: int,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """By the prior that comes with the package."""
+    files = eq.data.find_images(images)
+    if not given(blur=blur, factor=factor):
+        warn_of_assumption(damage, simulate=simulate)
     problems: list[Exception] = []
-    chosen = eq.inputs.PhotoSettings(**settings)
-    work = eq.report.PhotoFiles(eq.models.photo_prior(), settings=chosen, seed=seed, **asked)
-    files = eq.data.find_images(paths)
-    _say_assumed(work.task, asked, blur=work.blur, factor=work.factor, simulate=work.simulate)
     with progress_bar(silent=as_json) as bar:
-        some = work.run(
+        work = _restored_files(
             files,
             output,
+            _Photos(
+                restorer, damage, noise, hidden_pixels(mask, eq.data.AS_ON_DISK), simulate, seed
+            ),
+            compare=compare,
             overwrite=overwrite,
             on_unreadable=problems.append,
-            progress=partial(bar.track, description="pieces"),
+            progress=partial(bar.track, description="tiles"),
         )
-        found = list(bar.track(some, total=len(files), description="restoring"))
+        photos = list(bar.track(work, total=len(files), description="restoring"))
     if as_json:
-        print_json(found)
-    elif found:
-        columns = ("Noise", "PSNR before", "PSNR after", "Total variation", "Iterations")
-        rows = [
-            (
-                photo.file,
-                photo.restored,
-                f"{photo.noise:.3f}",
-                shown(photo.measured_psnr, ".2f", " dB"),
-                shown(photo.restored_psnr, ".2f", " dB"),
-                shown(photo.variation_psnr, ".2f", " dB"),
-                shown(photo.iterations),
-            )
-            for photo in found
-        ]
-        _print_known(("File", "Restored", *columns), rows)
-        for photo in found:
-            say(f"{photo.file}: {photo.proven}. Drawn: {photo.sheet}")
+        print_json(photos)
+    elif photos:
+        _show(photos)
     note_frames(files)
     complain(unreadable(problems, len(files)))
 
 
-def _holds_images(place: Path) -> bool:
-    """Whether a path is an image, or a folder of images that is no run."""
-    from equilibria.data.finding import is_image
+@dataclass(frozen=True)
+class _Photos:
+    """How the photographs of one command are restored."""
 
-    if place.is_dir():
-        is_run = eq.training.RunFolder(place).config.is_file()
-        return not is_run and any(map(is_image, place.iterdir()))
-    return place.is_file() and is_image(place)
+    restorer: PhotoRestorer
+    damage: Corruption
+    noise: float | None
+    hidden: Tensor | None
+    simulate: bool
+    seed: int
 
-
-def _say_assumed(
-    task: str | None, options: Collection[str], *, blur: float, factor: int, simulate: bool
-) -> None:
-    """Report on standard error what is assumed of the damage because no option says it.
-
-    Args:
-        task: What is undone.
-        options: Names of the options that were given.
-        blur: Standard deviation of the blur in pixels.
-        factor: How many times lower the resolution is.
-        simulate: Whether the images are damaged first.
-    """
-    verb = "simulating" if simulate else "assuming"
-    if task == "deblur" and "blur" not in options:
-        warn(
-            f"{verb} a Gaussian blur with a standard deviation of {blur:g} pixels; --blur changes "
-            "it"
+    def problem(self, pixels: Tensor, random: torch.Generator) -> RestorationProblem:
+        """What is measured of a photograph, or what a photograph was measured as."""
+        if not self.simulate:
+            return self.damage.problem_of(pixels, self.noise, self.hidden)
+        truth = self.damage.cropped(pixels)
+        if self.hidden is None:
+            return self.damage.corrupt(truth, random)
+        problem = self.damage.problem_of(truth, self.noise, self.hidden)
+        return eq.restoration.RestorationProblem(
+            problem.measured, problem.measurement, problem.noise, truth
         )
-    elif task == "superres" and "factor" not in options:
-        warn(f"{verb} a resolution that is {factor} times lower; --factor changes it")
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Those options that were not left out."""
-    return {name: value for name, value in options.items() if value is not None}
+def _restored_files(
+    files: Sequence[Path],
+    output: Path,
+    photos: _Photos,
+    *,
+    compare: bool,
+    overwrite: bool,
+    on_unreadable: Callable[[Exception], None],
+    progress: Callable[[Sequence[Any]], Iterable[Any]],
+) -> Iterator[RestoredPhoto]:
+    """Restore the images in files, one by one, and draw them into the folder `output`."""
+    import torch
+
+    from equilibria.data import AS_ON_DISK, BRIGHTEST, read_pixels, readable
+    from equilibria.data.image_files import check_detail
+    from equilibria.report.figures import drawn_files
+    from equilibria.report.sheets import image_png
+    from equilibria.restoration.total_variation import best_variation
+    from equilibria.training import write_atomically
+
+    drawn = drawn_files(files, output, "restored", "sheet", overwrite=overwrite)
+    output.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(photos.seed)
+
+    def one(place: tuple[Path, tuple[Path, ...]]) -> RestoredPhoto:
+        file, (picture, sheet) = place
+        check_detail(file)
+        pixels = read_pixels(file, AS_ON_DISK, is_gray=None)[None]
+        problem = photos.problem(pixels, random)
+        restored = photos.restorer.restore(problem, progress=progress)
+        variation = best_variation(problem) if compare else None
+        write_atomically(picture, image_png(restored.images[0]))
+        write_atomically(sheet, eq.report.photo_sheet(file.name, restored, variation))
+        bound = None if restored.bound is None else float(restored.bound[0]) * BRIGHTEST
+        return RestoredPhoto(
+            file=str(file),
+            restored=str(picture),
+            sheet=str(sheet),
+            noise=problem.noise,
+            strength=restored.strength,
+            status=restored.solves[0].status,
+            iterations=restored.solves[0].iterations,
+            bound=bound,
+            proven=restored.statement,
+            measured_psnr=psnr_of(restored.picture, problem.truth),
+            restored_psnr=psnr_of(restored.images, problem.truth),
+            variation_psnr=psnr_of(variation, problem.truth),
+        )
+
+    places = list(zip(files, drawn, strict=True))
+    for _, photo in readable(places, one, on_unreadable):
+        yield photo
 
 
-def _show_test_images(found: eq.report.RestoredTestImages) -> None:
-    put_back = None if found.restored_psnr == found.model_psnr else found.restored_psnr
-    rows = [
-        ("PSNR of what was measured, median (dB)", shown(found.measured_psnr, ".2f")),
-        ("PSNR of the model's images, median (dB)", shown(found.model_psnr, ".2f")),
-        ("PSNR with what was seen put back, median (dB)", shown(put_back, ".2f")),
-        ("Share converged", shown(found.share_converged, ".1%")),
-        ("Iterations, mean", shown(found.mean_iterations, ".1f")),
-    ]
-    title = f"{found.images} test images of {found.data}, {found.damage}"
-    print_facts(title, rows)
-    if found.message:
-        say(f"The first that did not converge: {found.message}")
-    say(f"Drawn: {found.sheet}")
+def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Corruption:
+    """Return the damage of a task; an option that the task does not use is an error."""
+    from equilibria.registry import check_at_least, check_positive, check_positive_pixels
+    from equilibria.restoration.damage import photo_tasks
+
+    kinds = photo_tasks()
+    if task not in kinds:
+        raise ValueError(f"the photo prior knows {', '.join(sorted(kinds))}, not {task!r}")
+    if noise == 0:
+        raise ValueError(
+            "a noise of zero leaves nothing to restore: give a positive --noise, in units of "
+            "the brightest pixel, or none to have it estimated"
+        )
+    check_positive_pixels(noise=noise)
+    own = {name: {field.name for field in fields(kind)} for name, kind in kinds.items()}  # type: ignore[arg-type]
+    for option in options:
+        if FIELDS[option] not in own[task]:
+            users = [name for name in own if FIELDS[option] in own[name]]
+            raise ValueError(f"--{option} is for --task {' or '.join(users)}, not for {task}")
+    check_positive(blur=options.get("blur"))
+    check_at_least(2, factor=options.get("factor"))
+    chosen = {FIELDS[option]: value for option, value in options.items()}
+    return kinds[task](noise=kinds[task].photo_noise if noise is None else noise, **chosen)  # type: ignore[call-arg]
 
 
-def _show_files(found: list[eq.report.RestoredImage]) -> None:
-    columns = ("PSNR before", "PSNR after", "Misfit", "Status", "Residual", "Iterations")
+def _check_images(paths: Sequence[Path]) -> None:
+    """Raise a ValueError if the first path is a run or a trained model, not an image."""
+    first = paths[0]
+    is_run = first.is_dir() and eq.training.RunFolder(first).config.is_file()
+    is_named = not first.exists() and str(first) in eq.models.pretrained_cards()
+    if is_run or is_named:
+        raise ValueError(
+            f"{first} is a trained model, not an image. To restore with it, run "
+            f"`equilibria restore-run {' '.join(map(str, paths))}`"
+        )
+
+
+def _show(photos: Sequence[RestoredPhoto]) -> None:
+    columns = ("Noise", "PSNR before", "PSNR after", "Total variation", "Iterations")
     rows = [
         (
-            image.file,
-            image.restored,
-            shown(image.measured_psnr, ".2f", " dB"),
-            shown(image.restored_psnr, ".2f", " dB"),
-            f"{image.misfit:.3g}",
-            image.status,
-            shown(image.residual, ".1e"),
-            shown(image.iterations),
+            photo.file,
+            photo.restored,
+            f"{photo.noise:.3f}",
+            shown(photo.measured_psnr, ".2f", " dB"),
+            shown(photo.restored_psnr, ".2f", " dB"),
+            shown(photo.variation_psnr, ".2f", " dB"),
+            shown(photo.iterations),
         )
-        for image in found
+        for photo in photos
     ]
-    _print_known(("File", "Restored", *columns), rows)
-    if any(image.residual is not None for image in found):
-        done = sum(image.status == "converged" for image in found)
-        say(f"{done} of {len(found)} converged")
-        worst = next((image for image in found if image.status not in ("converged", "")), None)
-        if worst is not None:
-            say(f"{worst.file}: {worst.message}")
-
-
-def _print_known(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of files without the columns that are empty for all of them.
-
-    Without an original there is no PSNR.
-    """
-    kept = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-    columns = [headings[place] for place in kept]
-    cells = [[row[place] for place in kept] for row in rows]
-    print_table(columns, cells, right=headings[2:])
+    print_known(("File", "Restored", *columns), rows)
+    for photo in photos:
+        say(f"{photo.file}: {photo.proven}. Drawn: {photo.sheet}")

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.optimize import optimize_input
 from equilibria.inputs.search_settings import SearchSettings
-from equilibria.operators import Mask
+from equilibria.operators import about
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive, check_values
 from equilibria.solvers import Picard
 
+Measurement = Callable[[Tensor], Tensor]
+"""A: from images to what is measured of them, sample by sample."""
 ADAM = Engine(name="adam", rule="adam", sweeps=3)
 """Adam on the latents of an explicit generator: after three sweeps z and μ are exact."""
 
@@ -306,7 +307,4 @@ def entries(measured: Tensor, measurement: Measurement | None = None) -> Tensor:
         >>> eq.inputs.entries(torch.rand(1, 1, 2, 2), eq.operators.Mask(left[None, None]))
         tensor([2.])
     """
-    if isinstance(measurement, Mask):
-        seen: Tensor = measurement(torch.ones_like(measured))
-        return seen.flatten(1).sum(dim=1)
-    return measured.new_full((len(measured),), measured[0].numel())
+    return about(measurement).counted(measured).flatten(1).sum(dim=1)

@@ -79,7 +79,7 @@ from equilibria.models.registry import (
     register_presets,
 )
 from equilibria.models.restorers.model import EquilibriumRestorer, deq_restorer
-from equilibria.models.restorers.photo import PhotoRestorer, photo_denoiser, photo_prior
+from equilibria.models.restorers.photo import photo_denoiser, photo_prior
 
 __all__ = [
     "Autoencoder",
@@ -102,7 +102,6 @@ __all__ = [
     "NonFiniteWeightsWarning",
     "OptEqCell",
     "POptEqCell",
-    "PhotoRestorer",
     "PretrainedCard",
     "ReflectionCell",
     "ReflectionNetwork",

@@ -5,7 +5,14 @@ from equilibria.operators.compose import Adjoint, Compose, OperatorLike, as_oper
 from equilibria.operators.conv import Conv1d, Conv2d
 from equilibria.operators.dense import Dense
 from equilibria.operators.graph import Adjacency, GraphConv, Incidence
-from equilibria.operators.measurements import AveragePool, Blur, Identity, Mask
+from equilibria.operators.measurements import (
+    AveragePool,
+    Blur,
+    Identity,
+    ImageMeasurement,
+    Mask,
+    about,
+)
 from equilibria.operators.separable import SeparableConv2d
 from equilibria.operators.sparse import Sparse
 
@@ -20,6 +27,7 @@ __all__ = [
     "Dense",
     "GraphConv",
     "Identity",
+    "ImageMeasurement",
     "Incidence",
     "LinearOperator",
     "Mask",
@@ -28,5 +36,6 @@ __all__ = [
     "Shape",
     "Sparse",
     "Weights",
+    "about",
     "as_operator",
 ]

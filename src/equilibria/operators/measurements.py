@@ -1,11 +1,13 @@
-"""What is measured of an image, as operators: all of it, a lower resolution, some pixels, a blur.
+"""Measurements of an image as operators: all of it, a lower resolution, some pixels, a blur.
 
-`AveragePool` is also the map between the resolutions of a multi-scale model.
+Each says what restoration must know of it (`ImageMeasurement`). `AveragePool` is also the map
+between the resolutions of a multi-scale model.
 """
 
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +18,99 @@ from equilibria.operators.base import LinearOperator, Shape, Weights, shape_erro
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import check_at_least_one, check_positive
 
+WINDOW = 5
+"""Side in pixels of the window over which `Identity.first_guess` smooths."""
 
-class AveragePool(LinearOperator):
+
+class ImageMeasurement:
+    """What restoration must know of a measurement A of images `(B, C, H, W)`.
+
+    A base class for linear operators. The methods have defaults for a map whose measured values are
+    an image of the same size; an operator overrides those that differ. `about` gives these methods
+    for any map of images.
+
+    Attributes:
+        continues: Whether an image may be reflected beyond its edges before it is restored.
+        hides: Whether A leaves out pixels and keeps the others, so that these can be put back.
+        keeps_all: Whether A is the identity. The data term is then strongly convex.
+        scale: How many times finer the image is than what was measured, in each direction.
+
+    Examples:
+        >>> isinstance(eq.operators.Blur(1.5), eq.operators.ImageMeasurement)
+        True
+    """
+
+    continues: bool = True
+    keeps_all: bool = False
+    hides: bool = False
+    scale: int = 1
+
+    def check(self, measured: Tensor) -> None:
+        """Raise a ValueError if an image cannot be restored from these measured values."""
+
+    def part(self, rows: slice, columns: slice, size: tuple[int, int]) -> Any:
+        """Return A for a part of the measured values, given as slices of their `size` (H, W)."""
+        return self
+
+    def reflected(self, margin: int, like: Tensor) -> Any:
+        """Return A for measured values `like` that were reflected by `margin` pixels."""
+        return self
+
+    def counted(self, measured: Tensor) -> Tensor:
+        """Return ones in the shape of `measured`, and zeros where nothing was measured."""
+        return torch.ones_like(measured)
+
+    def only_measured(self, values: Tensor) -> Tensor:
+        """Return `values` with zeros where nothing is measured."""
+        return values
+
+    def first_picture(self, measured: Tensor) -> Tensor:
+        """Return an image of full size that shows what was measured."""
+        return measured
+
+    def first_guess(self, measured: Tensor, noise: float) -> Tensor:
+        """Return the image at which a solve starts; `noise` is that of the measured values."""
+        return self.first_picture(measured)
+
+
+class _Unknown(ImageMeasurement):
+    """A map that is not an `ImageMeasurement`: its image ends at its edges."""
+
+    continues = False
+
+    def __init__(self, measurement: object) -> None:
+        self.measurement = measurement
+
+    def part(self, rows: slice, columns: slice, size: tuple[int, int]) -> Any:
+        return self.measurement
+
+    def reflected(self, margin: int, like: Tensor) -> Any:
+        return self.measurement
+
+    def counted(self, measured: Tensor) -> Tensor:
+        known = getattr(self.measurement, "known", measured.new_ones(()))
+        return known.to(measured).expand_as(measured)
+
+    def first_picture(self, measured: Tensor) -> Tensor:
+        picture = getattr(self.measurement, "picture", None)
+        return measured if picture is None else picture(measured)
+
+
+def about(measurement: object) -> ImageMeasurement:
+    """Return what restoration must know of a measurement, with defaults for maps of the user.
+
+    Examples:
+        >>> eq.operators.about(eq.operators.Identity()).keeps_all
+        True
+        >>> eq.operators.about(lambda images: images**2).keeps_all
+        False
+    """
+    if isinstance(measurement, ImageMeasurement):
+        return measurement
+    return _Unknown(measurement)
+
+
+class AveragePool(ImageMeasurement, LinearOperator):
     """P: the mean over s×s blocks; Pᵀ: nearest-neighbor upsampling divided by s².
 
     P Pᵀ = I/s², so that ‖P‖ = 1/s exactly. (The papers' upsampling is this Pᵀ: only then are the
@@ -77,6 +170,15 @@ class AveragePool(LinearOperator):
         """What was measured, as an image of the size of the original."""
         return F.interpolate(measured, scale_factor=self.scale, mode="nearest")
 
+    def first_picture(self, measured: Tensor) -> Tensor:
+        return self.picture(measured)
+
+    def first_guess(self, measured: Tensor, noise: float) -> Tensor:
+        """Return a smooth enlargement: blocks are a poor local minimum along level edges."""
+        if self.scale == 1:
+            return self.picture(measured)
+        return F.interpolate(measured, scale_factor=self.scale, mode="bicubic")
+
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         pool = F.avg_pool1d if self.directions == 1 else F.avg_pool2d
         return pool(z, self.scale)
@@ -85,7 +187,7 @@ class AveragePool(LinearOperator):
         return self.picture(y / self.scale**self.directions)
 
 
-class _SameShape(LinearOperator):
+class _SameShape(ImageMeasurement, LinearOperator):
     """A map of samples to samples of the same shape, by default its own transpose."""
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -107,9 +209,23 @@ class Identity(_SameShape):
     """
 
     norm_limit = 1.0
+    keeps_all = True
 
     def norm_bound(self, input_shape: Shape) -> Tensor:
         return self._constant(1.0)
+
+    def first_guess(self, measured: Tensor, noise: float) -> Tensor:
+        """Return the image with less noise (Lee, 1980).
+
+        With mean μ and variance v of the pixels around each pixel x, that is
+        μ + (v − n)₊/max(v, n)·(x − μ), n being 1.5 times the variance of the noise.
+        """
+        wider = reflect(measured, WINDOW // 2)
+        mean = F.avg_pool2d(wider, WINDOW, stride=1)
+        variance = F.avg_pool2d(wider.square(), WINDOW, stride=1) - mean.square()
+        floor = 1.5 * noise**2
+        share = (variance - floor).clamp_min(0) / variance.clamp_min(floor)
+        return mean + share * (measured - mean)
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         return z
@@ -127,6 +243,7 @@ class Mask(_SameShape):
         tensor([[[[5., 0.]]]])
     """
 
+    hides = True
     known: Tensor
 
     def __init__(self, known: Tensor) -> None:
@@ -150,6 +267,37 @@ class Mask(_SameShape):
         """What was seen, completed by `images` where nothing was."""
         known = self.known.to(images)
         return known * measured + (1 - known) * images
+
+    def check(self, measured: Tensor) -> None:
+        if not bool(self.known.any()):
+            raise ValueError("the mask hides every pixel: nothing is left to restore from")
+
+    def part(self, rows: slice, columns: slice, size: tuple[int, int]) -> Mask:
+        return Mask(self.known.expand(-1, -1, *size)[..., rows, columns])
+
+    def reflected(self, margin: int, like: Tensor) -> Mask:
+        return Mask(reflect(self.known.to(like).expand(-1, -1, *like.shape[2:]), margin))
+
+    def counted(self, measured: Tensor) -> Tensor:
+        return self.known.to(measured).expand_as(measured)
+
+    def only_measured(self, values: Tensor) -> Tensor:
+        seen: Tensor = self(values)
+        return seen
+
+    def first_picture(self, measured: Tensor) -> Tensor:
+        """Return what was measured, with holes filled by the mean of the pixels around them."""
+        known = self.counted(measured)
+        filled, seen, width = measured, known, 1
+        while bool((seen == 0).any()) and width < max(measured.shape[2:]):
+            width = 2 * width + 1
+            kernel = {"kernel_size": width, "stride": 1, "padding": width // 2}
+            total = F.avg_pool2d(measured * known, **kernel)  # type: ignore[arg-type]
+            share = F.avg_pool2d(known, **kernel)  # type: ignore[arg-type]
+            new = (seen == 0) & (share > 0)
+            filled = torch.where(new, total / share.clamp_min(1e-12), filled)
+            seen = torch.where(new, 1.0, seen)
+        return filled
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:
         return z * self.known.to(z)
@@ -183,6 +331,9 @@ class Blur(_SameShape):
             raise shape_error(self, "input", expected, input_shape)
         return tuple(input_shape)
 
+    def check(self, measured: Tensor) -> None:
+        self.output_shape(tuple(measured.shape[1:]))
+
     def norm_bound(self, input_shape: Shape) -> Tensor:
         _, height, width = self.output_shape(input_shape)
         norms: list[Tensor] = [
@@ -208,3 +359,8 @@ class Blur(_SameShape):
             matrix = precise.new_zeros(size, size)
             matrix.scatter_add_(1, reflected, (weights / weights.sum()).expand(size, -1))
         return matrix.to(like)
+
+
+def reflect(images: Tensor, margin: int) -> Tensor:
+    """Continue images beyond each edge by `margin` mirrored pixels."""
+    return F.pad(images, (margin, margin, margin, margin), mode="reflect")

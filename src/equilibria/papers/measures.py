@@ -20,16 +20,12 @@ from equilibria.equilibrium import solving
 from equilibria.inputs import (
     AttackResult,
     AttackSettings,
-    Corruption,
-    Denoising,
-    Inpainting,
     InputResult,
     Method,
     find_latents,
     generator_of,
     is_generator,
     measure_attack,
-    restore,
 )
 from equilibria.inputs.engines import PAPER_SETTINGS, Engine
 from equilibria.inputs.latents import squared_error, zero_latents
@@ -43,6 +39,7 @@ from equilibria.papers.branch_measures import (
 from equilibria.papers.image_measures import corruptions, saliency, unseen
 from equilibria.papers.memory import peak_bytes
 from equilibria.report.generation import generate
+from equilibria.restoration import Corruption, Denoising, Inpainting, restore
 from equilibria.tasks import (
     AdversarialClassification,
     EpisodeBatch,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from equilibria.data import Batches
-from equilibria.inputs import Engine, answer, get_engine, is_generator, picture_of, restore
+from equilibria.inputs import Engine, get_engine, is_generator
 from equilibria.models import Autoencoder, predicted_classes
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.generation import generate
@@ -21,6 +21,7 @@ from equilibria.report.style import (
     plain_log_axis,
     series,
 )
+from equilibria.restoration import answer, restore
 from equilibria.tasks import ImageRestoration
 from equilibria.training import Experiment
 
@@ -64,7 +65,7 @@ def restored(experiment: Experiment, device: torch.device) -> bytes:
     rows = [SheetRow("original", images)]
     for damage in damages:
         seen = damage.corrupt(images, torch.Generator().manual_seed(DAMAGE_SEED))
-        picture = picture_of(seen.measurement, seen.measured, images.shape[2:])
+        picture = seen.picture(tuple(images.shape[2:]))
         if isinstance(task, ImageRestoration) and not is_generator(model):
             made = answer(model, seen)
         elif is_generator(model) or isinstance(model, Autoencoder):

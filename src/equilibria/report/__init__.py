@@ -23,15 +23,7 @@ from equilibria.report.labels import (
     nearest_rival,
 )
 from equilibria.report.page import RunReport, choose_examples, run_report, with_certified
-from equilibria.report.photos import PhotoFiles
-from equilibria.report.restoration import (
-    TEST_IMAGES,
-    RestoredTestImages,
-    Restorer,
-    chosen_damage,
-    fitted_prior,
-)
-from equilibria.report.restored_files import FileRestoration, RestoredImage
+from equilibria.report.restoration import photo_sheet
 from equilibria.report.saliency import grad_cam
 from equilibria.report.segmentation import PixelPrediction, predict_pixels, segmentation_png
 from equilibria.report.sheets import class_titles
@@ -39,37 +31,30 @@ from equilibria.report.stored import report_of, store_robustness, write_report
 
 __all__ = [
     "FIGURES",
-    "TEST_IMAGES",
     "AttackedFile",
     "ComparedRun",
     "Convergence",
     "Explanation",
-    "FileRestoration",
-    "PhotoFiles",
     "PixelPrediction",
-    "RestoredImage",
-    "RestoredTestImages",
-    "Restorer",
     "RunReport",
     "attack_files",
     "attack_png",
     "certificate_reasons",
     "certificate_rows",
     "choose_examples",
-    "chosen_damage",
     "class_titles",
     "comparison_png",
     "convergence_charts",
     "differing_settings",
     "explain",
     "figure_rows",
-    "fitted_prior",
     "follow_solve",
     "generate",
     "generate_without_data",
     "grad_cam",
     "model_formula",
     "nearest_rival",
+    "photo_sheet",
     "predict_pixels",
     "read_runs",
     "report_of",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from torch import Tensor
 
 from equilibria.data.image_files import BRIGHTEST, as_pixels, decode_image, image_to_tensor
 from equilibria.images import Framing
-from equilibria.inputs import Denoising, PhotoSettings
-from equilibria.models import PhotoRestorer, photo_prior
+from equilibria.restoration import Denoising, PhotoRestorer
+from equilibria.restoration.minimizer import Iteration
 from equilibria.serving.answers import finite
 from equilibria.serving.exploring import as_png
-from equilibria.solvers import Solver
-from equilibria.solvers.convergence import Iterate, StoppingCriterion
 
 PHOTO_SIDE = 320
 """Of a photograph, so that an answer comes soon."""
@@ -37,20 +34,6 @@ def sample_photos() -> dict[str, Path]:
     return {name: path for name, path in named.items() if path.is_file()}
 
 
-@dataclass(frozen=True)
-class Watched(StoppingCriterion):
-    """Another criterion; what it sees is passed on."""
-
-    criterion: StoppingCriterion
-    see: Callable[[Tensor], None]
-
-    def reached(self, iterate: Iterate) -> Tensor:
-        state = iterate.problem.unpack(iterate.image)
-        assert isinstance(state, Tensor)
-        self.see(state)
-        return self.criterion.reached(iterate)
-
-
 @torch.no_grad()
 def restored_photo(content: bytes, noise: float, tell: Tell, seed: int = 0) -> dict[str, Any]:
     """A photograph with noise added, and what the prior that comes with the package makes of it.
@@ -62,44 +45,23 @@ def restored_photo(content: bytes, noise: float, tell: Tell, seed: int = 0) -> d
     photo = as_pixels(image_to_tensor(image))[None]
     seen = Denoising(noise=noise).corrupt(photo, torch.Generator().manual_seed(seed))
     tell({"seen": as_png(seen.measured[0]), "before": _psnr(seen.measured, photo)})
-    restorer = PhotoSettings().restorer(photo_prior(), seen, strength=1.0)
-    shown = _Shown(restorer, seen.measured, photo, tell)
-    found = restorer.restore(seen.measured, seen.measurement, solver=shown.solver)
-    bound = None if found.bound is None else finite(BRIGHTEST * float(found.bound))
-    last = shown.step(found.images, found.solution.state, int(found.solution.iterations[0]))
-    return {**last, "bound": bound}
 
-
-class _Shown:
-    """Iterates of a solve as the page shows them, with the objective where they are."""
-
-    def __init__(
-        self, restorer: PhotoRestorer, measured: Tensor, photo: Tensor, tell: Tell
-    ) -> None:
-        padded, operator = restorer.mirrored(measured, None)
-        layer, inputs = restorer.layer(padded, operator, padded)
-        self.objective = layer.objective(inputs)
-        self.edge = restorer.margin(operator) * restorer.factor
-        self.photo, self.tell, self.count = photo, tell, 0
-        usual = layer.solving.solver
-        assert isinstance(usual, Solver)
-        assert usual.stop is not None
-        self.solver = replace(usual, stop=Watched(usual.stop, self.see))
-
-    def see(self, state: Tensor) -> None:
-        self.count += 1
-        if self.count in SHOWN:
-            height, width = (size - self.edge for size in state.shape[2:])
-            inside = state[..., self.edge : height, self.edge : width]
-            self.tell(self.step(inside, state, self.count))
-
-    def step(self, images: Tensor, state: Any, iteration: int) -> dict[str, Any]:
+    def shown(count: int, images: Tensor, objective: Tensor) -> dict[str, Any]:
         return {
-            "iteration": iteration,
+            "iteration": count,
             "restored": as_png(images[0]),
-            "after": _psnr(images, self.photo),
-            "objective": finite(float(self.objective.value(state)[0])),
+            "after": _psnr(images, photo),
+            "objective": finite(float(objective[0])),
         }
+
+    def observe(step: Iteration) -> None:
+        if step.count in SHOWN:
+            tell(shown(step.count, step.images, step.objective()))
+
+    restored = PhotoRestorer(strength=1.0).restore(seen, observe=observe)
+    bound = None if restored.bound is None else finite(BRIGHTEST * float(restored.bound))
+    last = shown(int(restored.iterations[0]), restored.images, restored.objective[-1])
+    return {**last, "bound": bound}
 
 
 def _psnr(images: Tensor, truth: Tensor) -> float | None:

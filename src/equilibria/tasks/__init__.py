@@ -16,6 +16,7 @@ from equilibria.tasks.few_shot import EpisodeBatch, FewShot
 from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction, latents_of
 from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
 from equilibria.tasks.photo_prior import PhotoPriorTask
+from equilibria.tasks.restoring import chosen_damage, restorer_of
 
 __all__ = [
     "IMAML",
@@ -36,6 +37,7 @@ __all__ = [
     "Segmentation",
     "SolveStatistics",
     "Task",
+    "chosen_damage",
     "class_accuracy",
     "class_iou",
     "confusion_matrix",
@@ -43,6 +45,7 @@ __all__ = [
     "latents_of",
     "list_tasks",
     "register_task",
+    "restorer_of",
 ]
 
 for _name, _factory in {

@@ -11,24 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.inputs import (
-    Corrupted,
-    Corruption,
     InputResult,
     LatentSearch,
     Outer,
-    answer,
     generator_of,
-    get_corruption,
     is_generator,
     optimal_input,
     optimal_value,
-    picture_of,
-    restore,
     squared_error,
 )
 from equilibria.models import Autoencoder
 from equilibria.models.generators.densities import check_density
 from equilibria.registry import check_values
+from equilibria.restoration import Corruption, RestorationProblem, answer, get_corruption, restore
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome, Solved
 from equilibria.tasks.image_quality import picture_psnr, psnr
@@ -326,7 +321,7 @@ class ImageRestoration(LatentSearch, Task):
             "loss": (restored - inputs).double().square().flatten(1).mean(dim=1),
             "psnr": picture_psnr(restored, inputs),
         }
-        picture = picture_of(seen.measurement, seen.measured, inputs.shape[2:])
+        picture = seen.picture(tuple(inputs.shape[2:]))
         if picture is not None:
             values["measured_psnr"] = picture_psnr(picture, inputs)
         return Outcome(values, solves=solves)
@@ -339,7 +334,7 @@ class ImageRestoration(LatentSearch, Task):
             "measured_psnr": found.median("measured_psnr"),
         }
 
-    def _through(self, model: nn.Module, seen: Corrupted) -> Tensor:
+    def _through(self, model: nn.Module, seen: RestorationProblem) -> Tensor:
         """h(z*) at the latents of the inner problem, in the graph of the parameters (Eq. 24)."""
         found = self.run(
             model,

@@ -217,8 +217,8 @@ def deq_restorer(
 
     Examples:
         >>> restorer = eq.models.deq_restorer(channels=4, kernel_size=3)
-        >>> seen = eq.inputs.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
-        >>> eq.inputs.answer(restorer, seen).shape
+        >>> seen = eq.restoration.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
+        >>> eq.restoration.answer(restorer, seen).shape
         torch.Size([1, 1, 9, 7])
     """
     W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)

@@ -30,26 +30,23 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.inputs import (
-    Corrupted,
+from equilibria.models import photo_prior
+from equilibria.papers.runner import RUNS
+from equilibria.papers.studies.study import Found, Study, Work
+from equilibria.registry import check_choice
+from equilibria.restoration import (
     Corruption,
     Deblurring,
     Demosaicing,
     Denoising,
-    PhotoSettings,
+    PhotoRestorer,
+    RestorationProblem,
     Scattering,
     SuperResolution,
     answer_in_tiles,
     least_variation,
-    restore_photo,
 )
-from equilibria.inputs.photos import PRIOR_LEVEL
-from equilibria.models import photo_prior
-from equilibria.models.restorers.photo import first_picture
-from equilibria.operators import Identity
-from equilibria.papers.runner import RUNS
-from equilibria.papers.studies.study import Found, Study, Work
-from equilibria.registry import check_choice
+from equilibria.restoration.photo import PRIOR_LEVEL
 from equilibria.tasks.image_quality import picture_psnr
 
 SAMPLES = ("camera", "astronaut", "coffee", "chelsea", "rocket", "brick", "grass", "gravel")
@@ -68,7 +65,7 @@ TASKS: dict[str, Corruption] = {
     "demosaic": Demosaicing(1 / 255),
 }
 OURS = "photo prior"
-Method = Callable[[Corrupted, Tensor], Tensor]
+Method = Callable[[RestorationProblem, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -118,8 +115,8 @@ def methods(
     parameters = sum(p.numel() for p in prior.parameters())
 
     def ours(level: float) -> Method:
-        settings = PhotoSettings(strength=1.0, level=level)
-        return lambda seen, clean: restore_photo(prior, seen, settings).images
+        restorer = PhotoRestorer(prior, strength=1.0, level=level)
+        return lambda seen, clean: restorer.restore(seen).images
 
     named = {OURS: PRIOR_LEVEL} | {f"{OURS}, level {level:g}": level for level in levels}
     found = {name: Contestant(ours(level), parameters) for name, level in named.items()}
@@ -138,7 +135,7 @@ def methods(
 
 
 def _network(model: torch.nn.Module) -> Method:
-    def method(seen: Corrupted, clean: Tensor) -> Tensor:
+    def method(seen: RestorationProblem, clean: Tensor) -> Tensor:
         with torch.no_grad():
             return answer_in_tiles(model, seen)
 
@@ -150,11 +147,11 @@ def weights_for(task: str, noise: float) -> list[float]:
 
 
 def least_of_all(
-    seen: Corrupted, clean: Tensor, weights: Sequence[float], longer: int = 1
+    seen: RestorationProblem, clean: Tensor, weights: Sequence[float], longer: int = 1
 ) -> Tensor:
     """Total variation with the weight that is best for the picture: an oracle."""
-    iterations = longer * (STEPS if isinstance(seen.measurement, Identity) else MANY_STEPS)
-    start = first_picture(seen.measured, seen.measurement)
+    iterations = longer * (STEPS if seen.about.keeps_all else MANY_STEPS)
+    start = seen.about.first_picture(seen.measured)
     found = [
         least_variation(seen.measured, seen.measurement, weight, start, iterations)  # type: ignore[arg-type]
         for weight in weights
@@ -184,7 +181,7 @@ def _of_noise() -> dict[str, Method]:
     from skimage.restoration import denoise_nl_means, denoise_wavelet
 
     def of(function: Callable[[Any, float], Any]) -> Method:
-        def method(seen: Corrupted, clean: Tensor) -> Tensor:
+        def method(seen: RestorationProblem, clean: Tensor) -> Tensor:
             found = function(seen.measured[0, 0].double().numpy(), seen.noise)
             return torch.from_numpy(np.asarray(found)).float()[None, None]
 

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.equilibrium import Solving
-from equilibria.inputs import (
-    Corrupted,
+from equilibria.models import create_model
+from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
+from equilibria.operators import Conv2d, Identity
+from equilibria.restoration import (
     Denoising,
     Inpainting,
+    RestorationProblem,
     SuperResolution,
     answer,
     answer_in_tiles,
     takes_any_size,
 )
-from equilibria.inputs.tiles import BLEND
-from equilibria.models import create_model
-from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
-from equilibria.operators import Conv2d, Identity
+from equilibria.restoration.tiles import BLEND
 from tests.inputs.small_generator import chance
 
 TOLERANCE = 1e-8
@@ -52,7 +52,7 @@ def restorer(
     return model.double().eval()
 
 
-def scale_of_errors(model: EquilibriumRestorer, seen: Corrupted) -> float:
+def scale_of_errors(model: EquilibriumRestorer, seen: RestorationProblem) -> float:
     """‖Up + b‖ + L‖y*‖: no less than what is cut off at the edge of a piece."""
     solution = model.solve(seen.measured, seen.measurement)
     cell = model.layer.cell
@@ -101,7 +101,7 @@ def test_less_overlap_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_of_a_convolutional_network_are_exact() -> None:
     torch.manual_seed(0)
     model = create_model("dncnn", in_channels=3, channels=4, depth=5).double().eval()
-    seen = Corrupted(picture(50, 83, 3), Identity(), 0.1)
+    seen = RestorationProblem(picture(50, 83, 3), Identity(), 0.1)
     tiled = answer_in_tiles(model, seen, 2 * model.reach(1.0) + BLEND + 3)
     torch.testing.assert_close(tiled, model(seen.measured), rtol=0, atol=1e-12)
     blurry = answer_in_tiles(model, SuperResolution(2).corrupt(picture(50, 82, 3)), 40)

@@ -24,7 +24,7 @@ def seamless_fill(measurement: Mask, measured: Tensor, images: Tensor) -> Tensor
     Examples:
         >>> known = torch.tensor([[[[1.0, 0.0, 1.0]]]])
         >>> seen, drawn = torch.tensor([[[[0.2, 0.0, 0.6]]]]), torch.tensor([[[[0.1, 0.5, 0.1]]]])
-        >>> eq.inputs.seamless_fill(eq.operators.Mask(known), seen, drawn)
+        >>> eq.restoration.seamless_fill(eq.operators.Mask(known), seen, drawn)
         tensor([[[[0.2000, 0.8000, 0.6000]]]])
     """
     hidden = (1 - measurement.known.to(images)).expand_as(images)

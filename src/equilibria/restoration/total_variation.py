@@ -7,7 +7,10 @@ from torch import Tensor
 
 from equilibria.operators import LinearOperator
 from equilibria.registry import check_at_least_one, check_positive
+from equilibria.restoration.problem import RestorationProblem
 
+WEIGHTS = (0.3, 0.7, 1.0, 1.5, 3.0)
+"""Weights that are compared, over the noise."""
 STEP = 0.99 / 8**0.5
 """‖∇‖² ≤ 8 for differences in two directions."""
 
@@ -26,7 +29,7 @@ def least_variation(
 
     Examples:
         >>> seen = torch.rand(1, 1, 16, 16)
-        >>> flat = eq.inputs.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
+        >>> flat = eq.restoration.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
         >>> bool(flat.std() < 0.01 * seen.std())
         True
     """
@@ -44,6 +47,27 @@ def least_variation(
         dual = dual / (size / weight).clamp_min(1)
         y = new
     return y
+
+
+def best_variation(problem: RestorationProblem) -> Tensor:
+    """Return the picture of least variation, with the best of several weights if that is known.
+
+    Args:
+        problem: With a ground truth the weight of the least squared error counts, an oracle;
+            otherwise the weight is that of the noise.
+    """
+    measurement = problem.measurement
+    assert isinstance(measurement, LinearOperator)
+    start = problem.about.first_picture(problem.measured)
+    scale = problem.noise if problem.about.keeps_all else problem.noise**2 * 10
+    truth = problem.truth
+    if truth is None:
+        return least_variation(problem.measured, measurement, scale, start)
+    found = [
+        least_variation(problem.measured, measurement, weight * scale, start) for weight in WEIGHTS
+    ]
+    shown = truth.clamp(0, 1)
+    return min(found, key=lambda images: float((images.clamp(0, 1) - shown).square().mean()))
 
 
 def _differences(y: Tensor) -> Tensor:

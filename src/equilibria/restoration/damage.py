@@ -1,7 +1,11 @@
-"""Corruptions: how clean images become measurements, at random; and what a restorer gets of them.
+"""The restoration tasks by name: one class per kind of damage, with all that is special to it.
 
-A measurement A is applied to images `(samples, channels, height, width)`. Those here are linear
-operators; any differentiable callable will do.
+A class says which measurement operator A describes the damage, how damage is simulated, what the
+defaults are, and what the program prints. What depends on the operator (a part of it, its first
+guess) is a method of the operator: `equilibria.operators.measurements`.
+
+To add a task: write a subclass of `Corruption` and register it at the end of this file. With a
+`photo_task` the command `equilibria restore` offers it too.
 """
 
 from __future__ import annotations
@@ -9,77 +13,117 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from equilibria.operators import AveragePool, Blur, Identity, Mask
+from equilibria.inputs.latents import Measurement
+from equilibria.operators import AveragePool, Blur, Identity, Mask, about
 from equilibria.registry import Registry, check_at_least, check_open_share, check_values
+from equilibria.restoration.noise import noise_level
+from equilibria.restoration.problem import RestorationProblem
 
-Measurement = Callable[[Tensor], Tensor]
-"""A: from images to what is seen of them, sample by sample."""
+GRAY_LEVEL = 1 / 255
 PAPER_WINDOW = 20 / 64
 """The side of the hidden window in the paper, 20 pixels of 64."""
 
 
-@dataclass(frozen=True)
-class Corrupted:
-    """What is seen of images, and how.
-
-    Examples:
-        >>> seen = eq.inputs.get_corruption("superres", factor=2).corrupt(torch.rand(1, 1, 8, 8))
-        >>> seen.measured.shape == seen.measurement(torch.rand(1, 1, 8, 8)).shape == (1, 1, 4, 4)
-        True
-    """
-
-    measured: Tensor
-    """ŷ = Ay + noise."""
-    measurement: Measurement
-    """A, which may differ from sample to sample."""
-    noise: float
-    """The standard deviation of what was added."""
-
-    def __post_init__(self) -> None:
-        check_values(self, not_negative=("noise",))
-
-
 class Corruption(ABC):
-    """A way to damage images: a measurement, and noise of a standard deviation `noise`.
+    """A kind of damage: a measurement, and noise of a standard deviation `noise`.
+
+    Attributes:
+        noise: Standard deviation, as a fraction of the pixel range.
+        photo_task: Name of the task in `equilibria restore`; "" if it is not offered there.
+        photo_noise: Standard deviation of the noise that is simulated on photographs by default.
+        simulated_hole: For damage that hides pixels, which are hidden in a simulation; "" for
+            other damage, which takes no mask.
 
     Examples:
-        >>> damage = eq.inputs.get_corruption("denoise", noise=0.1)
-        >>> isinstance(damage, eq.inputs.Corruption), damage.noise
+        >>> damage = eq.restoration.get_corruption("denoise", noise=0.1)
+        >>> isinstance(damage, eq.restoration.Corruption), damage.noise
         (True, 0.1)
     """
 
     noise: float
+    photo_task: ClassVar[str] = ""
+    photo_noise: ClassVar[float] = GRAY_LEVEL
+    simulated_hole: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_values(self, pixels=("noise",))
 
     @property
     def words(self) -> str:
-        """What is done to an image, for people."""
+        """Description of the damage."""
         return str(self)
 
     @property
     def _and_noise(self) -> str:
         return f", noise of {self.noise:g}" if self.noise else ""
 
+    @property
+    def assumption(self) -> str:
+        """What is assumed of the damage where no option gives it, and the option to change it."""
+        return ""
+
+    @property
+    def scale(self) -> int:
+        """How many times lower the resolution of the measured values is."""
+        return 1
+
     @abstractmethod
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         """A for these images."""
 
-    def corrupt(self, images: Tensor, generator: torch.Generator | None = None) -> Corrupted:
+    def corrupt(
+        self, images: Tensor, generator: torch.Generator | None = None
+    ) -> RestorationProblem:
         """Measure images, with masks and noise drawn from `generator` (torch's own if None)."""
         measurement = self.measurement_of(images, generator)
         measured = measurement(images)
         if self.noise:
             drawn = _drawn(torch.randn, tuple(measured.shape), images.device, generator)
             measured = measured + self.noise * drawn.to(measured.dtype)
-        if isinstance(measurement, Mask):
-            measured = measurement(measured)
-        return Corrupted(measured, measurement, self.noise)
+        measured = about(measurement).only_measured(measured)
+        return RestorationProblem(measured, measurement, self.noise, images)
+
+    def problem_of(
+        self, picture: Tensor, noise: float | None = None, hidden: Tensor | None = None
+    ) -> RestorationProblem:
+        """The problem of restoring a picture that was damaged in this way.
+
+        Args:
+            picture: What was measured, (1, 1 or 3, H, W), as it was read from a file.
+            noise: Standard deviation of its noise; estimated from the picture if None.
+            hidden: Which pixels are missing, (1, H, W); for damage that hides pixels.
+
+        Returns:
+            The problem, without a ground truth.
+
+        Raises:
+            ValueError: If the picture cannot have been damaged in this way.
+        """
+        if hidden is None:
+            measurement = self.measurement_of(picture, None)
+        elif hidden.shape[1:] == picture.shape[2:]:
+            measurement = Mask((~hidden).to(picture)[None])
+        else:
+            raise ValueError(
+                f"the mask is {hidden.shape[2]}×{hidden.shape[1]} pixels and the picture "
+                f"{picture.shape[3]}×{picture.shape[2]}: a mask has the size of its picture"
+            )
+        level = noise_level(picture) if noise is None else noise
+        return RestorationProblem(about(measurement).only_measured(picture), measurement, level)
+
+    def cropped(self, images: Tensor) -> Tensor:
+        """The largest part of images, from their upper left corner, that can be damaged."""
+        return images
+
+    def padded(self, images: Tensor) -> Tensor:
+        """Images, continued to the right and below to a size that can be damaged."""
+        return images
 
 
 @dataclass(frozen=True)
@@ -87,10 +131,13 @@ class Denoising(Corruption):
     """Gaussian noise of standard deviation `noise` on every pixel.
 
     Examples:
-        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.zeros(1, 1, 8, 8))
+        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.zeros(1, 1, 8, 8))
         >>> seen.measured.shape, seen.noise
         (torch.Size([1, 1, 8, 8]), 0.1)
     """
+
+    photo_task: ClassVar[str] = "denoise"
+    photo_noise: ClassVar[float] = 0.1
 
     noise: float = 0.2
 
@@ -112,10 +159,12 @@ class Inpainting(Corruption):
     window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
 
     Examples:
-        >>> seen = eq.inputs.Inpainting(window=4).corrupt(torch.ones(1, 1, 8, 8))
+        >>> seen = eq.restoration.Inpainting(window=4).corrupt(torch.ones(1, 1, 8, 8))
         >>> seen.measured.sum()  # 16 of 64 pixels are hidden
         tensor(48.)
     """
+
+    simulated_hole: ClassVar[str] = "a window"
 
     window: float = PAPER_WINDOW
     noise: float = 0.0
@@ -153,10 +202,13 @@ class Deblurring(Corruption):
     """A Gaussian blur of standard deviation `width` pixels, and noise.
 
     Examples:
-        >>> seen = eq.inputs.Deblurring(width=1.0, noise=0.0).corrupt(torch.ones(1, 1, 8, 8))
+        >>> seen = eq.restoration.Deblurring(width=1.0, noise=0.0).corrupt(torch.ones(1, 1, 8, 8))
         >>> seen.measured.mean().round(decimals=3)
         tensor(1.)
     """
+
+    photo_task: ClassVar[str] = "deblur"
+    photo_noise: ClassVar[float] = 0.01
 
     width: float = 1.5
     noise: float = 0.02
@@ -168,6 +220,24 @@ class Deblurring(Corruption):
     def words(self) -> str:
         return f"blur of {self.width:g} pixels{self._and_noise}"
 
+    @property
+    def assumption(self) -> str:
+        return (
+            f"a Gaussian blur with a standard deviation of {self.width:g} pixels; --blur changes it"
+        )
+
+    def problem_of(
+        self, picture: Tensor, noise: float | None = None, hidden: Tensor | None = None
+    ) -> RestorationProblem:
+        height, width = picture.shape[2:]
+        reach = Blur(self.width).reach
+        if min(height, width) <= reach:
+            raise ValueError(
+                f"a blur of {self.width:g} pixels reaches {reach} far, beyond a picture of "
+                f"{width}×{height}"
+            )
+        return super().problem_of(picture, noise, hidden)
+
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return Blur(self.width)
 
@@ -177,9 +247,11 @@ class SuperResolution(Corruption):
     """The mean over blocks of `factor`×`factor` pixels, and noise.
 
     Examples:
-        >>> eq.inputs.SuperResolution(factor=2).corrupt(torch.ones(1, 1, 8, 8)).measured.shape
+        >>> eq.restoration.SuperResolution(factor=2).corrupt(torch.ones(1, 1, 8, 8)).measured.shape
         torch.Size([1, 1, 4, 4])
     """
+
+    photo_task: ClassVar[str] = "superres"
 
     factor: int = 2
     noise: float = 0.0
@@ -192,6 +264,22 @@ class SuperResolution(Corruption):
     def words(self) -> str:
         return f"1/{self.factor} of the resolution{self._and_noise}"
 
+    @property
+    def assumption(self) -> str:
+        return f"a resolution that is {self.factor} times lower; --factor changes it"
+
+    @property
+    def scale(self) -> int:
+        return self.factor
+
+    def cropped(self, images: Tensor) -> Tensor:
+        height, width = (size // self.factor * self.factor for size in images.shape[2:])
+        return images[..., :height, :width]
+
+    def padded(self, images: Tensor) -> Tensor:
+        below, right = (-size % self.factor for size in images.shape[2:])
+        return F.pad(images, (0, right, 0, below), mode="replicate")
+
     def measurement_of(self, images: Tensor, generator: torch.Generator | None) -> Measurement:
         return AveragePool(self.factor)
 
@@ -201,10 +289,13 @@ class Scattering(Corruption):
     """A share of the pixels of every image is missing, here and there, and noise on the others.
 
     Examples:
-        >>> seen = eq.inputs.Scattering(share=0.5).corrupt(torch.ones(1, 1, 8, 8))
+        >>> seen = eq.restoration.Scattering(share=0.5).corrupt(torch.ones(1, 1, 8, 8))
         >>> 0 < seen.measured.mean() < 1
         tensor(True)
     """
+
+    photo_task: ClassVar[str] = "inpaint"
+    simulated_hole: ClassVar[str] = "some"
 
     share: float = 0.7
     noise: float = 0.0
@@ -228,9 +319,12 @@ class Demosaicing(Corruption):
     """One color a pixel, as a camera's sensor sees it (Bayer's pattern, red first), and noise.
 
     Examples:
-        >>> eq.inputs.Demosaicing().corrupt(torch.ones(1, 3, 4, 4)).measured.sum()  # a third of 48
+        >>> seen = eq.restoration.Demosaicing().corrupt(torch.ones(1, 3, 4, 4))
+        >>> seen.measured.sum()  # a third of 48
         tensor(16.)
     """
+
+    photo_task: ClassVar[str] = "demosaic"
 
     noise: float = 0.0
 
@@ -244,16 +338,20 @@ class Demosaicing(Corruption):
             raise ValueError(f"a mosaic is made of a picture of three colors, not {channels}")
         return bayer_mosaic(height, width, images)
 
+    def problem_of(
+        self, picture: Tensor, noise: float | None = None, hidden: Tensor | None = None
+    ) -> RestorationProblem:
+        if picture.shape[1] == 3 and not bool((picture == picture[:, :1]).all()):
+            raise ValueError(
+                "a mosaic has one number a pixel, and this is a picture in colors: --simulate "
+                "makes a mosaic of it first"
+            )
+        level = noise_level(picture[..., ::2, ::2]) if noise is None else noise
+        return super().problem_of(picture[:, :1].expand(-1, 3, -1, -1), level, hidden)
+
 
 def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
-    """Red and green in even rows, green and blue in odd ones.
-
-    Examples:
-        >>> mosaic = eq.inputs.bayer_mosaic(2, 2, like=torch.rand(1, 3, 2, 2))
-        >>> mosaic.known[0, 1]  # where green is measured
-        tensor([[0., 1.],
-                [1., 0.]])
-    """
+    """Bayer's pattern: red and green in even rows, green and blue in odd ones."""
     known = like.new_zeros(1, 3, height, width)
     for row, column, color in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)):
         known[:, color, row::2, column::2] = 1
@@ -265,8 +363,8 @@ class Measured(Corruption):
     """Any differentiable measurement, with noise.
 
     Examples:
-        >>> seen = eq.inputs.Measured(lambda y: y.mean(dim=(2, 3))).corrupt(torch.ones(1, 1, 4, 4))
-        >>> seen.measured
+        >>> damage = eq.restoration.Measured(lambda y: y.mean(dim=(2, 3)))
+        >>> damage.corrupt(torch.ones(1, 1, 4, 4)).measured
         tensor([[1.]])
     """
 
@@ -285,11 +383,11 @@ _corruptions: Registry[Corruption] = Registry(
     "corruption",
     Corruption,
     {
-        "inpaint": Inpainting,
         "denoise": Denoising,
         "deblur": Deblurring,
-        "superres": SuperResolution,
+        "inpaint": Inpainting,
         "scatter": Scattering,
+        "superres": SuperResolution,
         "demosaic": Demosaicing,
     },
 )
@@ -301,47 +399,11 @@ get_corruption = _corruptions.create
 """The corruption of a name, with its options as keywords."""
 
 
-def picture_of(measurement: Measurement, measured: Tensor, size: tuple[int, ...]) -> Tensor | None:
-    """The measurement as an image of this height and width; None where it is no picture.
-
-    Examples:
-        >>> half = eq.operators.AveragePool(2)
-        >>> eq.inputs.picture_of(half, torch.rand(1, 1, 4, 4), (8, 8)).shape
-        torch.Size([1, 1, 8, 8])
-    """
-    picture = getattr(measurement, "picture", None)
-    if callable(picture):
-        shown: Tensor = picture(measured)
-        return shown
-    is_picture = measured.dim() == 4 and tuple(measured.shape[2:]) == tuple(size)
-    return measured if is_picture else None
-
-
-def answer(model: nn.Module, seen: Corrupted) -> Tensor:
-    """What a model that was trained to restore makes of measurements (G of Eq. 23).
-
-    Examples:
-        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
-        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
-        >>> eq.inputs.answer(restorer, seen).shape
-        torch.Size([1, 1, 8, 8])
-    """
-    if getattr(model, "takes_measurement", False):
-        restored: Tensor = model(seen.measured, seen.measurement)
-    else:
-        restored = model(pictured(model, seen).measured)
-    return restored
-
-
-def pictured(model: nn.Module, seen: Corrupted) -> Corrupted:
-    """The picture of a measurement as one itself, for a model that takes nothing else."""
-    picture = picture_of(seen.measurement, seen.measured, seen.measured.shape[2:])
-    if picture is None:
-        raise ValueError(
-            f"{type(model).__name__} restores pictures, but the measurement makes none: give it "
-            "a measurement with a `picture` method, or use a generator"
-        )
-    return Corrupted(picture, Identity(), seen.noise)
+def photo_tasks() -> dict[str, type[Corruption]]:
+    """The kinds of damage that `equilibria restore` undoes, by the name of the task."""
+    kinds = map(_corruptions.factory, list_corruptions())
+    offered = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Corruption)]
+    return {kind.photo_task: kind for kind in offered if kind.photo_task}
 
 
 def _window(

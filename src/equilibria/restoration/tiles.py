@@ -1,4 +1,4 @@
-"""Pictures of any size, restored in pieces that fit into memory, without a seam."""
+"""A trained restorer applied to a problem: at once, or in overlapping tiles without a seam."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.inputs.corruptions import Corrupted, answer, pictured
-from equilibria.operators import Mask
+from equilibria.operators import Identity
+from equilibria.restoration.problem import RestorationProblem
 
 USUAL_SIDE = 512
 """Of a piece, in pixels of the restored image."""
@@ -22,11 +22,38 @@ EXACT = 1e-6
 """How much of what is out of reach may count where nothing is solved."""
 
 
+def answer(model: nn.Module, seen: RestorationProblem) -> Tensor:
+    """Apply a model that was trained to restore (G of JIIO's Eq. 23).
+
+    Examples:
+        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
+        >>> eq.restoration.answer(restorer, seen).shape
+        torch.Size([1, 1, 8, 8])
+    """
+    if getattr(model, "takes_measurement", False):
+        restored: Tensor = model(seen.measured, seen.measurement)
+    else:
+        restored = model(_pictured(model, seen).measured)
+    return restored
+
+
+def _pictured(model: nn.Module, seen: RestorationProblem) -> RestorationProblem:
+    """Return the picture of what was measured as a problem, for a model that takes only that."""
+    picture = seen.picture(tuple(seen.measured.shape[2:]))
+    if picture is None:
+        raise ValueError(
+            f"{type(model).__name__} restores pictures, but the measurement makes none: give it "
+            "a measurement with a `picture` method, or use a generator"
+        )
+    return RestorationProblem(picture, Identity(), seen.noise)
+
+
 def takes_any_size(model: nn.Module) -> bool:
     """Whether a restorer takes pictures of any size: it then says how far a pixel looks.
 
     Examples:
-        >>> eq.inputs.takes_any_size(eq.models.deq_restorer(in_channels=1, channels=8))
+        >>> eq.restoration.takes_any_size(eq.models.deq_restorer(in_channels=1, channels=8))
         True
     """
     return callable(getattr(model, "reach", None))
@@ -34,7 +61,7 @@ def takes_any_size(model: nn.Module) -> bool:
 
 def answer_in_tiles(
     model: nn.Module,
-    seen: Corrupted,
+    seen: RestorationProblem,
     side: int | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tensor:
@@ -47,13 +74,13 @@ def answer_in_tiles(
     progress: goes through the pieces, to show how many are done.
 
     Examples:
-        >>> restorer = eq.models.PhotoRestorer(eq.models.photo_prior(), noise=0.1)
-        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 40, 60))
-        >>> eq.inputs.answer_in_tiles(restorer, seen).shape
+        >>> restorer = eq.restoration.PhotoMinimizer(eq.models.photo_prior(), noise=0.1)
+        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 40, 60))
+        >>> eq.restoration.answer_in_tiles(restorer, seen).shape
         torch.Size([1, 1, 40, 60])
     """
     if not getattr(model, "takes_measurement", False):
-        seen = pictured(model, seen)
+        seen = _pictured(model, seen)
     scale = getattr(model, "factor", 1)
     height, width = seen.measured.shape[2:]
     layers = [layer for layer in model.modules() if isinstance(layer, EquilibriumLayer)]
@@ -74,7 +101,7 @@ def answer_in_tiles(
     rows, columns = (_starts(size, tile, overlap) for size in (height, width))
     for top, left in progress([*product(rows, columns)]):
         bottom, right = min(top + tile, height), min(left + tile, width)
-        part = answer(model, _part(seen, slice(top, bottom), slice(left, right), scale))
+        part = answer(model, seen.part(slice(top, bottom), slice(left, right), scale))
         fades = [
             _fade(start * scale, end * scale, size * scale, margin * scale, part)
             for start, end, size in ((top, bottom, height), (left, right, width))
@@ -103,11 +130,3 @@ def _fade(start: int, end: int, size: int, margin: int, like: Tensor) -> Tensor:
     from_cut = [place - start] * (start > 0) + [end - 1 - place] * (end < size)
     ramps = [((distance - margin + 1) / BLEND).clamp(0, 1) for distance in from_cut]
     return math.prod(ramps, start=torch.ones_like(place))
-
-
-def _part(seen: Corrupted, rows: slice, columns: slice, scale: int) -> Corrupted:
-    measurement = seen.measurement
-    if isinstance(measurement, Mask):
-        known = measurement.known[..., rows.start * scale : rows.stop * scale, :]
-        measurement = Mask(known[..., columns.start * scale : columns.stop * scale])
-    return Corrupted(seen.measured[..., rows, columns], measurement, seen.noise)

@@ -29,7 +29,7 @@ def noise_level(images: Tensor) -> float:
 
     Examples:
         >>> noise = 0.1 * torch.randn(1, 1, 64, 64)
-        >>> 0.07 < eq.inputs.noise_level(0.5 + noise) < 0.13
+        >>> 0.07 < eq.restoration.noise_level(0.5 + noise) < 0.13
         True
     """
     height, width = (size // 2 * 2 for size in images.shape[-2:])

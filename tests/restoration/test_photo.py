@@ -13,23 +13,21 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.inputs import (
-    Corrupted,
+from equilibria.models import photo_denoiser, photo_prior
+from equilibria.models.restorers.photo import load_prior, save_prior
+from equilibria.operators import Blur, Identity, Mask
+from equilibria.restoration import (
     Corruption,
     Deblurring,
     Demosaicing,
-    PhotoSettings,
+    PhotoMinimizer,
+    PhotoRestorer,
+    RestorationProblem,
     Scattering,
     SuperResolution,
-    discrepancy,
     least_variation,
     noise_level,
-    restore_photo,
 )
-from equilibria.inputs.photos import middle_of
-from equilibria.models import PhotoRestorer, photo_denoiser, photo_prior
-from equilibria.models.restorers.photo import first_picture, load_prior, save_prior
-from equilibria.operators import Blur, Identity, Mask
 from equilibria.tasks.image_quality import picture_psnr
 
 NOISE = 25 / 255
@@ -58,8 +56,8 @@ def prior() -> eq.energies.OpponentPrior:
     return photo_prior().double()
 
 
-def exact(prior: eq.energies.OpponentPrior, accuracy: float = 1e-10) -> PhotoRestorer:
-    return PhotoRestorer(prior, NOISE, accuracy=accuracy, max_iterations=5000)
+def exact(prior: eq.energies.OpponentPrior, accuracy: float = 1e-10) -> PhotoMinimizer:
+    return PhotoMinimizer(prior, NOISE, accuracy=accuracy, max_iterations=5000)
 
 
 def test_ten_starts_and_three_solvers_find_one_minimizer(
@@ -114,7 +112,7 @@ def test_the_bound_holds_and_the_solve_stops_below_a_gray_level(
     name, top, left = image
     clean = photograph(name, 32, top, left)
     x = noisy(clean if channels == 3 else gray(clean))
-    restorer = PhotoRestorer(prior, NOISE)
+    restorer = PhotoMinimizer(prior, NOISE)
     found = restorer.restore(x)
     y, truth = found.solution.state, exact(prior).restore(x).solution.state
     assert isinstance(y, Tensor)
@@ -132,8 +130,11 @@ def test_the_objective_falls_along_a_solve(prior: eq.energies.OpponentPrior) -> 
     x = noisy(gray(photograph(side=24)))
     restorer = exact(prior, 1e-6)
     found = restorer.restore(x, solver=eq.Picard(max_iterations=40, tolerance=1e-9), trace=True)
-    assert len(found.objective) > 10
-    assert bool((found.objective.diff(dim=0) <= 1e-12).all())
+    assert found.trace is not None
+    assert found.best_trace is not None
+    assert len(found.trace) > 10
+    assert bool((found.trace.diff(dim=0) <= 1e-12).all())
+    torch.testing.assert_close(found.best_trace, found.trace)
 
 
 DAMAGE: list[Corruption] = [
@@ -150,10 +151,10 @@ def test_the_same_prior_undoes_other_damage_better_than_total_variation(
 ) -> None:
     clean = photograph(side=48)
     seen = damage.corrupt(clean, chance())
-    found = restore_photo(prior, seen, PhotoSettings(strength=1.0))
+    found = PhotoRestorer(prior, strength=1.0).restore(seen)
     assert found.images.shape == clean.shape
     assert found.bound is None  # The operator hides something: there may be several minimizers.
-    start = first_picture(seen.measured, seen.measurement)
+    start = seen.about.first_picture(seen.measured)
     variations = [
         least_variation(seen.measured, seen.measurement, weight, start)  # type: ignore[arg-type]
         for weight in (3e-4, 1e-3, 3e-3)
@@ -168,7 +169,7 @@ def test_no_picture_nearby_is_better_by_more_than_is_proven(
 ) -> None:
     """Against the gradient, against the most concave directions, and at random."""
     seen = damage.corrupt(photograph(side=24), chance())
-    found = restore_photo(prior, seen, PhotoSettings(strength=1.0))
+    found = PhotoRestorer(prior, strength=1.0).restore(seen)
     y, cell, context = found.solution.state, found.cell, found.solution.context
     assert isinstance(y, Tensor)
     objective = cell.objective(context)
@@ -192,7 +193,7 @@ def test_of_a_convex_objective_the_gain_is_that_of_the_minimizer(
     prior: eq.energies.OpponentPrior,
 ) -> None:
     x = noisy(gray(photograph(side=24)))
-    found, best = PhotoRestorer(prior, NOISE).restore(x), exact(prior).restore(x)
+    found, best = PhotoMinimizer(prior, NOISE).restore(x), exact(prior).restore(x)
     everywhere = found.gain_within(1.0)
     assert everywhere is not None
     assert 0 < found.objective[-1] - best.objective[-1] <= everywhere
@@ -221,7 +222,7 @@ def test_a_measurement_of_ones_own(prior: eq.energies.OpponentPrior) -> None:
     """As a linear operator and as a function it gives one picture; a function proves nothing."""
     clean = photograph(side=24)
     x = noisy(clean.sum(dim=1, keepdim=True), 0.02)
-    restorer = PhotoRestorer(prior, 0.02, level=0.06)
+    restorer = PhotoMinimizer(prior, 0.02, level=0.06)
     start = (x / 3).expand(-1, 3, -1, -1)
     linear = restorer.restore(x, Sum(), start=start)
     function = restorer.restore(x, lambda y: y.sum(dim=1, keepdim=True), start=start)
@@ -238,7 +239,7 @@ def test_a_nonlinear_measurement_is_undone(prior: eq.energies.OpponentPrior) -> 
     """A camera's curve, y^½, is steep where it is dark: its norm is not 1."""
     clean = gray(photograph(side=24)).clamp_min(0.02)
     x = noisy(clean.sqrt(), 0.02)
-    restorer = PhotoRestorer(prior, 0.02, level=0.06)
+    restorer = PhotoMinimizer(prior, 0.02, level=0.06)
     found = restorer.restore(x, lambda y: y.clamp_min(1e-3).sqrt(), start=x.clamp_min(0.1).square())
     assert bool(found.solution.converged.all())
     assert picture_psnr(found.images, clean) > picture_psnr(x.clamp_min(0).square(), clean)
@@ -249,22 +250,22 @@ def test_rounded_pictures_are_restored_within_their_steps(prior: eq.energies.Opp
     clean = gray(photograph(side=40))
     step = 1 / 12
     x = (clean / step).round() * step
-    restorer = PhotoRestorer(prior, 0.005, level=0.15, box=step)
+    restorer = PhotoMinimizer(prior, 0.005, level=0.15, box=step)
     found = restorer.restore(x)
     assert found.bound is None  # Within its steps a picture is not told from another by x.
     assert (found.images - x).abs().max() < step / 2 + 0.02
     assert picture_psnr(found.images, clean) > picture_psnr(x, clean) + 0.3
     steps = torch.full_like(x[:, :, :1, :1], step)
-    again = PhotoRestorer(prior, 0.005, level=0.15, box=steps).restore(x)
+    again = PhotoMinimizer(prior, 0.005, level=0.15, box=steps).restore(x)
     torch.testing.assert_close(again.images, found.images)
 
 
 def test_pieces_are_the_whole(prior: eq.energies.OpponentPrior) -> None:
     x = noisy(gray(photograph(side=160)))
-    seen = Corrupted(x, Identity(), NOISE)
+    seen = RestorationProblem(x, Identity(), NOISE)
     accuracy = 1e-5
-    whole = restore_photo(prior, seen, PhotoSettings(accuracy=accuracy))
-    pieces = restore_photo(prior, seen, PhotoSettings(accuracy=accuracy, tile=150))
+    whole = PhotoRestorer(prior, accuracy=accuracy).restore(seen)
+    pieces = PhotoRestorer(prior, accuracy=accuracy, tile=150).restore(seen)
     assert pieces.bound is not None
     assert float(pieces.bound) <= 1.5 * accuracy
     assert (whole.images - pieces.images).square().mean().sqrt() < 3 * accuracy
@@ -275,10 +276,10 @@ def test_strength_and_the_discrepancy_principle(prior: eq.energies.OpponentPrior
     seen = Deblurring(1.2, 0.03).corrupt(clean, chance())
 
     def misfit(strength: float) -> float:
-        found = restore_photo(prior, seen, PhotoSettings(strength=strength))
+        found = PhotoRestorer(prior, strength=strength).restore(seen)
         return float((seen.measurement(found.images) - seen.measured).square().mean().sqrt())
 
-    chosen = discrepancy(prior, seen, PhotoSettings())
+    chosen = PhotoRestorer(prior).discrepancy(seen)
     assert misfit(0.1) < misfit(1.0) < misfit(10.0)
     assert misfit(chosen) == pytest.approx(0.03, rel=0.1)
 
@@ -305,14 +306,14 @@ def test_total_variation_is_minimized() -> None:
 def test_a_middle_keeps_the_mosaic_and_the_mask() -> None:
     clean = photograph(side=60)
     seen = Demosaicing().corrupt(clean)
-    part = middle_of(seen, 20)
+    part = seen.middle(20)
     assert isinstance(part.measurement, Mask)
     torch.testing.assert_close(part.measurement(part.measured), part.measured)
     assert part.measurement.known[0, 0, 0, 0] == 1
 
 
 def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
-    restorer = PhotoRestorer(prior, NOISE)
+    restorer = PhotoMinimizer(prior, NOISE)
     with pytest.raises(ValueError, match="1×1 pixels is too small"):
         restorer.restore(torch.zeros(1, 1, 1, 1).double())
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -324,9 +325,9 @@ def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
     with pytest.raises(ValueError, match="sides of more than"):
         restorer.restore(torch.zeros(1, 1, 12, 12).double(), Blur(5.0))
     with pytest.raises(ValueError, match="noise"):
-        PhotoRestorer(prior, 0.0)
+        PhotoMinimizer(prior, 0.0)
     with pytest.raises(ValueError, match="box"):
-        PhotoRestorer(prior, NOISE, box=-0.1).restore(torch.zeros(1, 1, 12, 12).double())
+        PhotoMinimizer(prior, NOISE, box=-0.1).restore(torch.zeros(1, 1, 12, 12).double())
 
 
 def test_the_gray_picture_in_three_colors_is_restored_as_the_gray_one(
@@ -334,9 +335,9 @@ def test_the_gray_picture_in_three_colors_is_restored_as_the_gray_one(
 ) -> None:
     """Noise that is equal in three colors is noise √3 times as large in the luminance."""
     x = noisy(gray(photograph(side=24)))
-    alone = PhotoRestorer(prior, NOISE, accuracy=1e-8, max_iterations=2000).restore(x)
+    alone = PhotoMinimizer(prior, NOISE, accuracy=1e-8, max_iterations=2000).restore(x)
     level = NOISE * math.sqrt(3)
-    three = PhotoRestorer(prior, level, accuracy=1e-8, max_iterations=2000).restore(
+    three = PhotoMinimizer(prior, level, accuracy=1e-8, max_iterations=2000).restore(
         x.expand(-1, 3, -1, -1)
     )
     torch.testing.assert_close(three.images[:, :1], alone.images, rtol=0, atol=1e-6)
@@ -360,8 +361,8 @@ def test_a_prior_is_written_with_what_it_is_made_of(tmp_path: Path) -> None:
             parameter.add_(0.1 * torch.randn_like(parameter))
     save_prior(made, tmp_path / "prior.safetensors")
     x = noisy(photograph(side=24)).float()
-    again = PhotoRestorer(load_prior(tmp_path / "prior.safetensors"), NOISE).restore(x)
-    torch.testing.assert_close(again.images, PhotoRestorer(made, NOISE).restore(x).images)
+    again = PhotoMinimizer(load_prior(tmp_path / "prior.safetensors"), NOISE).restore(x)
+    torch.testing.assert_close(again.images, PhotoMinimizer(made, NOISE).restore(x).images)
 
 
 def test_standard_errors_are_those_of_the_inverse_hessian(
@@ -392,12 +393,12 @@ def test_standard_errors_are_those_of_the_inverse_hessian(
 def test_a_solve_starts_at_a_picture_with_less_noise(prior: eq.energies.OpponentPrior) -> None:
     clean = gray(photograph(side=48))
     x = noisy(clean)
-    restorer = PhotoRestorer(prior, NOISE)
+    restorer = PhotoMinimizer(prior, NOISE)
     guess = restorer.guess(x, Identity())
     assert (guess - clean).square().mean() < 0.5 * (x - clean).square().mean()
     flat = torch.full_like(clean, 0.3)
     torch.testing.assert_close(restorer.guess(flat, Identity()), flat)
-    faint = PhotoRestorer(prior, 1e-6).guess(x, Identity())
+    faint = PhotoMinimizer(prior, 1e-6).guess(x, Identity())
     torch.testing.assert_close(faint, x, rtol=0, atol=1e-4)
     # There is one minimizer: where a solve starts changes how long it takes, and nothing else.
     stop = restorer.layer(x, Identity(), x)[0].solver.stop
@@ -412,7 +413,7 @@ def test_a_solve_starts_at_a_picture_with_less_noise(prior: eq.energies.Opponent
 def test_a_small_picture_is_enlarged_smoothly_at_first(prior: eq.energies.OpponentPrior) -> None:
     """Blocks are a minimum of their own along an edge that is nearly level, and a bad one."""
     small = torch.linspace(0, 1, 12, dtype=torch.float64).expand(1, 1, 12, 12)
-    restorer = PhotoRestorer(prior, 1 / 255, level=0.12, factor=2)
+    restorer = PhotoMinimizer(prior, 1 / 255, level=0.12, factor=2)
     guess = restorer.guess(small, eq.AveragePool(2))
     assert guess.shape == (1, 1, 24, 24)
     slopes = guess.diff(dim=3)[..., 6:-6]
@@ -422,7 +423,37 @@ def test_a_small_picture_is_enlarged_smoothly_at_first(prior: eq.energies.Oppone
     seen = SuperResolution(2, 1 / 255).corrupt(edge, chance())
     smooth, blocks = (
         restorer.restore(seen.measured, seen.measurement, start=start)
-        for start in (None, first_picture(seen.measured, seen.measurement))
+        for start in (None, seen.about.first_picture(seen.measured))
     )
     assert float(smooth.objective[-1, 0]) < 1.001 * float(blocks.objective[-1, 0])
     assert picture_psnr(smooth.images, edge) >= picture_psnr(blocks.images, edge) - 0.1
+
+
+def test_the_trace_of_a_picture_in_tiles_is_that_of_the_tile_in_the_middle(
+    prior: eq.energies.OpponentPrior,
+) -> None:
+    seen = RestorationProblem(noisy(gray(photograph(side=160))), Identity(), NOISE)
+    tiles = PhotoRestorer(prior, tile=150, trace=True).restore(seen)
+    assert tiles.traces_tile
+    assert tiles.trace is not None
+    assert len(tiles.trace) > 10
+    assert tiles.trace[-1] < 0.9 * tiles.trace[0]
+    whole = PhotoRestorer(prior, trace=True).restore(seen)
+    assert not whole.traces_tile
+    assert whole.trace is not None
+    assert len(whole.trace) == int(whole.iterations) + 1
+    torch.testing.assert_close(whole.trace[[0, -1]], whole.objective)
+    assert PhotoRestorer(prior).restore(seen).trace is None
+
+
+def test_an_observer_sees_every_iterate_without_changing_the_answer(
+    prior: eq.energies.OpponentPrior,
+) -> None:
+    seen = RestorationProblem(noisy(gray(photograph(side=32))), Identity(), NOISE)
+    values: list[Tensor] = []
+    watched = PhotoRestorer(prior, trace=True).restore(
+        seen, observe=lambda step: values.append(step.objective())
+    )
+    assert watched.trace is not None
+    torch.testing.assert_close(torch.stack(values), watched.trace[1:])
+    assert torch.equal(watched.images, PhotoRestorer(prior).restore(seen).images)

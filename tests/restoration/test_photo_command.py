@@ -1,4 +1,4 @@
-"""`equilibria restore --model photo`: the prior that comes with the program, on any picture."""
+"""`equilibria restore`: the prior that comes with the program, on any picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def photo(tmp_path: Path) -> Path:
 def test_a_damaged_photograph_gets_better(photo: Path, tmp_path: Path, task: str) -> None:
     output = tmp_path / "clean"
     chosen = ["--task", task, "--simulate", "--strength", "1", "--output", str(output), "--json"]
-    (found,) = json.loads(invoke("restore", "--model", "photo", str(photo), *chosen).stdout)
+    (found,) = json.loads(invoke("restore", str(photo), *chosen).stdout)
     assert found["restored_psnr"] > found["measured_psnr"] + 0.3
     assert (found["bound"] is not None) == (task == "denoise")
     with Image.open(found["restored"]) as restored, Image.open(found["sheet"]) as sheet:
@@ -38,12 +38,12 @@ def test_a_damaged_photograph_gets_better(photo: Path, tmp_path: Path, task: str
 
 def test_a_photograph_as_it_is(photo: Path, tmp_path: Path) -> None:
     output = ["--output", str(tmp_path / "clean")]
-    said = invoke("restore", "--model", "photo", str(photo), "--compare", *output).output
+    said = invoke("restore", str(photo), "--compare", *output).output
     assert "gray levels of the exact minimizer" in said
     assert "PSNR" not in said, "columns without a number, as there is no original"
     assert "Total variation" not in said
     assert "Iterations" in said
-    again = invoke("restore", "--model", "photo", str(photo), *output).output
+    again = invoke("restore", str(photo), *output).output
     assert "--overwrite" in again
 
 
@@ -52,11 +52,13 @@ def test_a_photograph_as_it_is(photo: Path, tmp_path: Path) -> None:
     [
         (["--noise", "0"], "a noise of zero"),
         (["--task", "inpaint"], "which pixels are missing"),
-        (["--task", "paint"], "denoise, deblur, inpaint"),
+        (["--task", "paint"], "deblur, demosaic, denoise, inpaint, poisson, superres, not 'paint'"),
         (["--task", "deblur", "--blur", "30"], "beyond a picture"),
         (["--task", "demosaic"], "one number a pixel"),
         (["--strength", "0"], "strength must be positive"),
-        (["--engine", "adam"], "--engine is for runs"),
+        (["--engine", "adam"], "No such option: --engine"),
+        (["--blur", "2"], "--blur is for --task deblur, not for denoise"),
+        (["--task", "demosaic", "--factor", "2"], "--factor is for --task superres, not for"),
         (["--mask", "{mask}"], "it is for --task inpaint"),
         (["--task", "inpaint", "--mask", "{mask}"], "hides every pixel, or none"),
     ],
@@ -68,18 +70,16 @@ def test_bad_options_are_explained(
     Image.new("L", (48, 40), 255).save(mask)
     given = [option.format(mask=mask) for option in options]
     output = ["--output", str(tmp_path / "clean")]
-    said = invoke("restore", "--model", "photo", str(photo), *given, *output).output
+    said = invoke("restore", str(photo), *given, *output).output
     assert message in " ".join(said.split())
 
 
-def test_a_picture_of_one_pixel_and_another_model_are_explained(tmp_path: Path) -> None:
+def test_a_picture_of_one_pixel_is_too_small(tmp_path: Path) -> None:
     path = tmp_path / "dot.png"
     Image.new("L", (1, 1)).save(path)
     output = ["--noise", "0.1", "--output", str(tmp_path / "clean")]
-    said = invoke("restore", "--model", "photo", str(path), *output).output
+    said = invoke("restore", str(path), *output).output
     assert "too small" in said
-    said = invoke("restore", "--model", "foto", str(path), *output).output
-    assert "--model takes photo" in said
 
 
 @pytest.mark.parametrize(("task", "damage"), [("superres", "superres"), ("inpaint", "scatter")])
@@ -98,11 +98,11 @@ def test_the_drawn_objective_is_that_of_the_solve_and_does_not_rise(
     with Image.open(photo) as image:
         image.crop((0, 0, 24, 20)).save(photo)
     pixels = eq.data.read_pixels(photo, is_gray=None)[None]
-    corruption = eq.inputs.get_corruption(damage, noise=0.02)
+    corruption = eq.restoration.get_corruption(damage, noise=0.02)
     seen = corruption.corrupt(pixels, torch.Generator().manual_seed(0))
-    found = eq.inputs.restore_photo(eq.models.photo_prior(), seen)
+    found = eq.restoration.PhotoRestorer().restore(seen)
     chosen = ["--task", task, "--simulate", "--noise", "0.02", "--output", str(tmp_path / "clean")]
-    invoke("restore", "--model", "photo", str(photo), *chosen)
+    invoke("restore", str(photo), *chosen)
     line = drawn.get("lowest so far", next(iter(drawn.values())))
     assert line[-1] == pytest.approx(float(found.objective[-1, 0]), rel=1e-3)
     assert (np.diff(line) <= 0).all()
@@ -114,7 +114,7 @@ def test_a_flat_picture_is_deblurred_with_a_sensible_statement(tmp_path: Path) -
     path = tmp_path / "flat.png"
     Image.new("RGB", (48, 40), (128, 128, 128)).save(path)
     options = ["--task", "deblur", "--output", str(tmp_path / "clean"), "--json"]
-    (found,) = json.loads(invoke("restore", "--model", "photo", str(path), *options).stdout)
+    (found,) = json.loads(invoke("restore", str(path), *options).stdout)
     share = float(found["proven"].split("%")[0].split()[-1])
     assert share < 100
     assert found["proven"].endswith("of what the noise contributes")
@@ -123,10 +123,10 @@ def test_a_flat_picture_is_deblurred_with_a_sensible_statement(tmp_path: Path) -
 @pytest.mark.parametrize("arguments", [["{photo}"], ["{photo}", "{photo}"], ["{folder}"]])
 def test_images_without_a_run_are_told_of_the_prior(photo: Path, arguments: list[str]) -> None:
     paths = [text.format(photo=photo, folder=photo.parent) for text in arguments]
-    result = invoke("restore", *paths)
+    result = invoke("restore-run", *paths)
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert f"`equilibria restore --model photo {' '.join(paths)}`" in said
+    assert f"`equilibria restore {' '.join(paths)}`" in said
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_is_assumed_of_the_damage_is_reported(
     path = tmp_path / "flat.png"
     Image.new("L", (20, 20), 128).save(path)
     given = [*options, "--strength", "1", "--output", str(tmp_path / "clean")]
-    result = invoke("restore", "--model", "photo", str(path), *given)
+    result = invoke("restore", str(path), *given)
     assert result.exit_code == 0, result.output
     assert assumed in " ".join(result.stderr.split())
     assert ("Warning" in result.stderr) == bool(assumed)

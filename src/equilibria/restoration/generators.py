@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs.corruptions import Measurement
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.latents import (
     LatentSearch,
+    Measurement,
     Prior,
     entries,
     generator_of,
@@ -19,7 +19,7 @@ from equilibria.inputs.latents import (
     zero_latents,
 )
 from equilibria.inputs.problem import as_constant
-from equilibria.operators import Mask
+from equilibria.operators import about
 from equilibria.registry import check_at_least_one, check_not_negative
 from equilibria.solvers import Status
 
@@ -93,7 +93,7 @@ def restore(
 
     Examples:
         >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
-        >>> seen = eq.inputs.Denoising(noise=0.1).corrupt(torch.rand(2, 1, 8, 8))
+        >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(2, 1, 8, 8))
         >>> eq.restore(decoder, seen.measured, seen.measurement, iterations=5).images.shape
         torch.Size([2, 1, 8, 8])
     """
@@ -101,8 +101,7 @@ def restore(
     check_not_negative(spread=spread)
     settings = LatentSearch(**search)
     chosen = as_constant(generator_of(generator), evaluating=True)
-    if isinstance(measurement, Mask):
-        measured = measurement(measured)
+    measured = about(measurement).only_measured(measured)
     first = zero_latents(chosen, measured) if start is None else start
     chance = torch.Generator().manual_seed(seed)
     best: Restoration | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from equilibria.inputs import (
+from equilibria.operators import Blur, Mask
+from equilibria.restoration import (
     Corruption,
     Deblurring,
     Denoising,
@@ -16,10 +18,8 @@ from equilibria.inputs import (
     SuperResolution,
     get_corruption,
     list_corruptions,
-    picture_of,
     register_corruption,
 )
-from equilibria.operators import Blur, Mask
 from tests.inputs.small_generator import chance
 
 
@@ -63,7 +63,7 @@ def test_damage_is_drawn_from_the_generator(name: str) -> None:
     own = corruption.corrupt(images).measured
     torch.manual_seed(3)
     assert torch.equal(own, corruption.corrupt(images).measured)
-    picture = picture_of(corruption.corrupt(images).measurement, one, (16, 16))
+    picture = replace(corruption.corrupt(images), measured=one).picture((16, 16))
     assert picture is not None
     assert picture.shape == images.shape
 
@@ -72,11 +72,19 @@ def test_any_callable_measures() -> None:
     images = torch.rand(2, 1, 6, 6)
     seen = Measured(lambda x: x.mean(dim=(2, 3)) ** 2).corrupt(images)
     torch.testing.assert_close(seen.measured, images.mean(dim=(2, 3)) ** 2)
-    assert picture_of(seen.measurement, seen.measured, (6, 6)) is None
+    assert seen.picture((6, 6)) is None
 
 
 def test_corruptions_have_names() -> None:
-    assert list_corruptions() == ["deblur", "demosaic", "denoise", "inpaint", "scatter", "superres"]
+    assert list_corruptions() == [
+        "deblur",
+        "demosaic",
+        "denoise",
+        "inpaint",
+        "poisson",
+        "scatter",
+        "superres",
+    ]
     assert get_corruption("superres", factor=4) == SuperResolution(4)
     with pytest.raises(ValueError, match="did you mean 'denoise'"):
         get_corruption("denoice")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from equilibria.inputs import seamless_fill
 from equilibria.operators import Mask
+from equilibria.restoration import seamless_fill
 
 SIDE = 12
 

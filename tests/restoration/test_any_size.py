@@ -1,4 +1,4 @@
-"""`equilibria restore` on pictures of any size, as they are: they keep their size and colors."""
+"""`equilibria restore-run` on pictures of any size: they keep their size and colors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset
 from equilibria.tasks.image_quality import picture_psnr
-from tests.cli.test_restore import AUTOENCODER, learned, restored, save
 from tests.data.photos import photo
 from tests.inputs.small_generator import chance
 from tests.program import invoke
+from tests.restoration.test_run_command import AUTOENCODER, learned, restored, save
 
 NOISE = 0.3
 DENOISE = {"name": "restoration", "options": {"corruption": {"denoise": {"noise": NOISE}}}}
@@ -102,7 +102,7 @@ def test_pieces_make_the_same_picture(equilibrium: Path, tmp_path: Path) -> None
     (pieces,) = restored(equilibrium, file, "--output", tmp_path / "pieces", "--tile", 130)
     difference = (read(whole["restored"]) - read(pieces["restored"])).abs().max()
     assert float(difference) <= 1.01 / 255  # rounded to bytes
-    small = invoke("restore", equilibrium, file, "--output", tmp_path / "small", "--tile", 20)
+    small = invoke("restore-run", equilibrium, file, "--output", tmp_path / "small", "--tile", 20)
     assert small.exit_code == 2
     assert "pieces of 20 pixels are too small" in " ".join(small.output.split())
 
@@ -135,7 +135,7 @@ def test_a_model_of_one_size_says_so(folder: Path, tmp_path: Path) -> None:
     settings = {"epochs": 1, "batch_size": 32}
     run = learned(folder, "fixed", model=AUTOENCODER, training=settings, task=DENOISE)
     large, fitting = (save(clean(n, n), tmp_path / f"{n}.png") for n in (20, 8))
-    result = invoke("restore", run, large, fitting, "--output", tmp_path / "out", "--json")
+    result = invoke("restore-run", run, large, fitting, "--output", tmp_path / "out", "--json")
     assert result.exit_code == 1
     assert [Path(f["file"]).name for f in json.loads(result.stdout)] == ["8.png"]
     said = " ".join(result.stderr.split())
@@ -147,7 +147,7 @@ def test_a_model_of_one_size_says_so(folder: Path, tmp_path: Path) -> None:
 
 def test_what_a_network_cannot_be_told_is_refused(equilibrium: Path, tmp_path: Path) -> None:
     file = save(clean(16, 16), tmp_path / "image.png")
-    result = invoke("restore", equilibrium, file, "--sigma", 0.1, "--output", tmp_path / "out")
+    result = invoke("restore-run", equilibrium, file, "--sigma", 0.1, "--output", tmp_path / "out")
     assert result.exit_code == 2
     assert "noise is for --simulate, or for generators" in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
@@ -169,10 +169,10 @@ def test_a_mask_has_the_size_of_its_picture(folder: Path, tmp_path: Path) -> Non
     seen = hidden == 0
     assert torch.equal(read(found["restored"])[seen], read(file)[seen])
     wrong = save(hidden[:, :20], tmp_path / "wrong.png")
-    result = invoke("restore", run, file, "--mask", wrong, "--output", tmp_path / "wrong")
+    result = invoke("restore-run", run, file, "--mask", wrong, "--output", tmp_path / "wrong")
     assert result.exit_code == 1
     assert "a mask has the size of its picture" in " ".join(result.output.split())
-    none = invoke("restore", run, file, "--output", tmp_path / "none")
+    none = invoke("restore-run", run, file, "--output", tmp_path / "none")
     assert none.exit_code == 2
     assert "Give --mask an image" in " ".join(none.output.split())
 

@@ -8,21 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs import (
+from equilibria.inputs import LatentSearch, Prior, generator_of, misfit, optimal_value
+from equilibria.operators import Blur, Mask
+from equilibria.restoration import (
     Corruption,
     Deblurring,
     Denoising,
     Inpainting,
-    LatentSearch,
     Measured,
-    Prior,
     SuperResolution,
-    generator_of,
-    misfit,
-    optimal_value,
     restore,
 )
-from equilibria.operators import Blur, Mask
 from equilibria.solvers import Status
 from tests.inputs.small_generator import SIDE, ExplicitDecoder, chance, decoder, latents
 

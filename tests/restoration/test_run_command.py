@@ -1,4 +1,4 @@
-"""`equilibria restore`, with a generator, and with a network that was trained to restore."""
+"""`equilibria restore-run`, with a generator, and with a network that was trained to restore."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def save(image: Tensor, path: Path) -> Path:
 
 
 def restored(*arguments: object) -> list[dict[str, Any]]:
-    result = invoke("restore", *arguments, "--json")
+    result = invoke("restore-run", *arguments, "--json")
     assert result.exit_code == 0, result.output
     found: list[dict[str, Any]] = json.loads(result.stdout)
     return found
@@ -100,10 +100,10 @@ def test_a_trained_restorer_improves_what_it_was_trained_for(
             assert image.size == (8, 8)
         with Image.open(f["sheet"]) as sheet:
             assert sheet.width > 3 * 160  # original, measured, restored
-    refused = invoke("restore", restorer, digits[0], "--task", "inpaint")
+    refused = invoke("restore-run", restorer, digits[0], "--task", "inpaint")
     assert refused.exit_code == 2
     assert "only a generator" in refused.output
-    assert "without a search" in invoke("restore", restorer, digits[0], "--ridge", 1).output
+    assert "without a search" in invoke("restore-run", restorer, digits[0], "--ridge", 1).output
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_table_says_how_far_it_came(
     generator: Path, digits: list[Path], tmp_path: Path
 ) -> None:
     result = invoke(
-        "restore", generator, *digits, "--simulate", "--task", "denoise", "--iterations", 1,
+        "restore-run", generator, *digits, "--simulate", "--task", "denoise", "--iterations", 1,
         "--output", tmp_path / "out",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -171,7 +171,7 @@ def test_the_table_says_how_far_it_came(
     assert "raise iterations" in result.output
     assert "dB" in result.output
     unknown = invoke(
-        "restore", generator, *digits, "--task", "denoise", "--iterations", 1,
+        "restore-run", generator, *digits, "--task", "denoise", "--iterations", 1,
         "--output", tmp_path / "unknown",
     )  # fmt: skip
     assert unknown.exit_code == 0, unknown.output
@@ -213,13 +213,13 @@ def test_what_makes_no_sense_is_refused(
     generator: Path, digits: list[Path], tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     given = [str(digits[1]) if a == "DIGIT" else a for a in arguments]
-    result = invoke("restore", generator, digits[0], *given, "--output", tmp_path / "out")
+    result = invoke("restore-run", generator, digits[0], *given, "--output", tmp_path / "out")
     assert result.exit_code == 2, result.output
     assert said in " ".join(result.output.split())
 
 
 def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path) -> None:
-    result = invoke("restore", restorer, "--test", 50, "--output", tmp_path, "--json")
+    result = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert (found["images"], found["data"], found["share_converged"]) == (50, "digits", None)
@@ -227,10 +227,10 @@ def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path)
     assert found["model_psnr"] == found["restored_psnr"] > found["measured_psnr"]
     sheet = np.asarray(Image.open(found["sheet"]))
     assert sheet.shape[1] > 2 * sheet.shape[0]  # ten images in three rows
-    refused = invoke("restore", restorer, "--test", 50, "--output", tmp_path)
+    refused = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path)
     assert refused.exit_code == 2
     assert "test-images.png exists" in " ".join(refused.output.split())
-    again = invoke("restore", restorer, "--test", 50, "--output", tmp_path, "--overwrite")
+    again = invoke("restore-run", restorer, "--test", 50, "--output", tmp_path, "--overwrite")
     assert again.exit_code == 0, again.output
     assert f"{found['model_psnr']:.2f}" in again.output
     assert "converged" not in again.output.lower()
@@ -238,14 +238,14 @@ def test_the_test_images_of_the_run_are_restored(restorer: Path, tmp_path: Path)
 
 def test_a_generator_fills_windows_of_its_test_images(generator: Path, tmp_path: Path) -> None:
     options = ["--task", "inpaint", "--iterations", 5, "--output", tmp_path]
-    result = invoke("restore", generator, "--test", 9, *options, "--json")
+    result = invoke("restore-run", generator, "--test", 9, *options, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert found["restored_psnr"] > found["model_psnr"]
     assert 0 <= found["share_converged"] <= 1
     assert 1 <= found["mean_iterations"] <= 5
     assert (found["share_converged"] == 1) == (found["message"] == "")
-    printed = invoke("restore", generator, "--test", 9, *options, "--overwrite")
+    printed = invoke("restore-run", generator, "--test", 9, *options, "--overwrite")
     assert found["message"] in " ".join(printed.output.split())
 
 
@@ -269,9 +269,8 @@ def test_a_prior_draws_latents_to_those_of_training(
     for refused, said in (
         ([generator, digits[0], "--task", "inpaint"], "latents that a run of a generator"),
         ([run, digits[0], "--task", "inpaint", "--prior", -1], "weight must be positive"),
-        ([digits[0], "--model", "photo"], "--prior is for runs"),
     ):
-        result = invoke("restore", *refused, *([] if "--prior" in refused else ["--prior", 1]))
+        result = invoke("restore-run", *refused, *([] if "--prior" in refused else ["--prior", 1]))
         assert result.exit_code == 2, result.output
         assert said in " ".join(result.output.split())
 
@@ -285,7 +284,7 @@ def test_a_prior_draws_latents_to_those_of_training(
     ],
 )
 def test_what_is_restored_is_said_once(restorer: Path, arguments: list[str], message: str) -> None:
-    result = invoke("restore", restorer, *arguments)
+    result = invoke("restore-run", restorer, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
@@ -296,7 +295,7 @@ def test_an_image_that_cannot_be_read_is_left_out(
     spoiled = tmp_path / "spoiled.png"
     spoiled.write_bytes(digits[0].read_bytes()[:40])
     names = (digits[0], spoiled, digits[1])
-    result = invoke("restore", restorer, *names, "--output", tmp_path / "drawn", "--json")
+    result = invoke("restore-run", restorer, *names, "--output", tmp_path / "drawn", "--json")
     assert result.exit_code == 1
     assert f"1 of 3 images were left out: {spoiled}" in " ".join(result.stderr.split())
     found = json.loads(result.stdout)

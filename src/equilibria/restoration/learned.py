@@ -1,0 +1,153 @@
+"""Restore images with a trained model: one forward pass, or a search for a generator's latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.equilibrium import solving
+from equilibria.restoration.fill import seamless_fill
+from equilibria.restoration.generators import restore
+from equilibria.restoration.problem import RestorationProblem
+from equilibria.restoration.restorer import Restored, Restorer, Solve, solves_of, worst
+from equilibria.restoration.tiles import answer, answer_in_tiles, takes_any_size
+
+
+class ModelRestorer(Restorer):
+    """What restorers with a trained model share: color channels, and pixels that are put back.
+
+    Attributes:
+        channels: Number of color channels that the model takes; None if it takes any.
+        any_size: Whether it restores pictures of any size.
+    """
+
+    channels: int | None
+
+    @property
+    def any_size(self) -> bool:
+        return False
+
+    def restore(self, problem: RestorationProblem) -> Restored:
+        """Restore images in their own channels, whatever the model was trained on.
+
+        A model of gray images restores color by color. For a model of colors, gray is three equal
+        ones. Pixels that were seen without noise are put back.
+        """
+        began = perf_counter()
+        given = problem.measured.shape[1]
+        if self.channels in (None, given):
+            generated, images, solves = self._restored(problem)
+        else:
+            inner, back = _in_channels(problem, int(self.channels or given))
+            generated, images, solves = self._restored(inner)
+            is_filled = images is not generated
+            generated = back(generated)
+            images = back(images) if is_filled else generated
+            solves = [worst(solves)]
+        return Restored(
+            problem=problem,
+            images=images,
+            generated=generated,
+            solves=solves,
+            seconds=perf_counter() - began,
+        )
+
+    def _restored(self, problem: RestorationProblem) -> tuple[Tensor, Tensor, list[Solve]]:
+        generated, solves = self.generate(problem)
+        if problem.noise or not problem.about.hides:
+            return generated, generated, solves
+        images = seamless_fill(problem.measurement, problem.measured, generated)  # type: ignore[arg-type]
+        return generated, images, solves
+
+    def generate(self, problem: RestorationProblem) -> tuple[Tensor, list[Solve]]:
+        """Return the images as the model makes them, and how each was solved."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LearnedRestorer(ModelRestorer):
+    """Restores with a model that was trained to do so, in one forward pass.
+
+    Args:
+        model: It takes the measured picture, or with `takes_measurement` the operator too.
+        channels: Number of color channels that it takes; None if it takes any.
+        tile: Side in pixels of the tiles of large pictures, for a model that takes any size.
+
+    Examples:
+        >>> model = eq.models.deq_restorer(in_channels=1, channels=8).eval()
+        >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 3, 8, 8))
+        >>> eq.restoration.LearnedRestorer(model, channels=1).restore(problem).images.shape
+        torch.Size([1, 3, 8, 8])
+    """
+
+    model: nn.Module
+    channels: int | None = None
+    tile: int | None = None
+
+    @property
+    def any_size(self) -> bool:
+        return takes_any_size(self.model)
+
+    @torch.no_grad()
+    def generate(self, problem: RestorationProblem) -> tuple[Tensor, list[Solve]]:
+        with solving(self.model, record=True) as record:
+            if self.any_size:
+                images = answer_in_tiles(self.model, problem, self.tile)
+            else:
+                images = answer(self.model, problem)
+        pieces = [solves_of(solution, solution.message) for solution in record.solutions]
+        solves = [worst(row) for row in zip(*pieces, strict=True)] or [Solve()] * len(images)
+        return images, solves
+
+
+@dataclass(frozen=True)
+class GeneratorRestorer(ModelRestorer):
+    """Restores by searching for the latents whose image explains the measurement best (`restore`).
+
+    Args:
+        generator: A model that maps latents to images.
+        channels: Number of color channels of its images; None to take those of the measurement.
+        search: Options of `restore`: iterations, ridge, starts, engine, prior.
+        stop_at_noise: End a search where noise explains what is left.
+        seed: Of the random starts.
+
+    Examples:
+        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> problem = eq.restoration.Inpainting(window=3).corrupt(torch.rand(2, 1, 8, 8))
+        >>> restorer = eq.restoration.GeneratorRestorer(decoder, search={"iterations": 3})
+        >>> len(restorer.restore(problem).solves)
+        2
+    """
+
+    generator: nn.Module
+    channels: int | None = None
+    search: dict[str, Any] = field(default_factory=dict)
+    stop_at_noise: bool = False
+    seed: int = 0
+
+    @torch.no_grad()
+    def generate(self, problem: RestorationProblem) -> tuple[Tensor, list[Solve]]:
+        search = dict(self.search)
+        if self.stop_at_noise:
+            search["noise"] = problem.noise
+        found = restore(
+            self.generator, problem.measured, problem.measurement, seed=self.seed, **search
+        )
+        return found.images, solves_of(found, lambda row: found.messages[row])
+
+
+def _in_channels(
+    problem: RestorationProblem, channels: int
+) -> tuple[RestorationProblem, Callable[[Tensor], Tensor]]:
+    """Return one image in the channels of a model, and the way back to its own."""
+    if channels == 1:
+        # The colors of one image take the place of the samples.
+        measured = problem.measured.transpose(0, 1)
+        return replace(problem, measured=measured), lambda images: images.transpose(0, 1)
+    measured = problem.measured.expand(-1, channels, -1, -1)
+    return replace(problem, measured=measured), lambda images: images.mean(dim=1, keepdim=True)
