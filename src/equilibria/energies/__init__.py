@@ -1,16 +1,14 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
-from equilibria.energies.base import (
-    Energy,
-    FunctionEnergy,
-    Scaled,
-    Sum,
-    curvature,
-    energy_term,
-)
-from equilibria.energies.bounds import Rounding
+from equilibria.energies import capabilities
+from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds, UnitBound
+from equilibria.energies.compose import Scaled, Sum
 from equilibria.energies.convex_potential import ConvexPotential
+from equilibria.energies.curvature import curvature
+from equilibria.energies.facts import Facts
 from equilibria.energies.fidelity import DataFidelity
+from equilibria.energies.function import FunctionEnergy, energy_term
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import (
     BranchCoupling,
@@ -33,18 +31,21 @@ from equilibria.energies.regularizers import (
     register_regularizer,
 )
 from equilibria.energies.ridge import RidgePrior
+from equilibria.energies.rounding import Rounding
 from equilibria.energies.terms import Branches, Input, Quadratic
 
 __all__ = [
     "HSIC",
     "L1",
     "L2",
+    "Bounds",
     "BranchCoupling",
     "Branches",
     "ConvexPotential",
     "DataFidelity",
     "Decorrelation",
     "Energy",
+    "Facts",
     "FeatureRegularizer",
     "FunctionEnergy",
     "GaussianKernel",
@@ -60,6 +61,8 @@ __all__ = [
     "Scaled",
     "SigmoidKernel",
     "Sum",
+    "UnitBound",
+    "capabilities",
     "curvature",
     "diversity",
     "energy_term",

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Energy, all_known
-from equilibria.energies.bounds import Rounding
+from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds, all_known
+from equilibria.energies.facts import Facts
+from equilibria.energies.rounding import Rounding
 from equilibria.operators import AveragePool, Identity, LinearOperator, OperatorLike, as_operator
 from equilibria.operators.norm_control import has_tangent, is_wrapped
 from equilibria.operators.rounding import accumulated, application_rounding, upper_norm
@@ -414,8 +416,6 @@ class HeritageDiversity(Energy):
         ½Σᵢ [0.1·Σₖ≠ₗ (√(M²ₖₗ + t²ₖₗ) − tₖₗ) − zᵢᵀPzᵢ₊₁]   (zᵢ = Wᵢᵀyᵢ, M = (Pzᵢ₊₁)zᵢᵀ)
     """
 
-    vanishes_at_zero = True
-
     def __init__(
         self,
         W: Sequence[OperatorLike],
@@ -444,10 +444,13 @@ class HeritageDiversity(Energy):
             directions=len(getattr(self.W[0], "axes", "HW")),
         )
         self.freeze_after = freeze_after
-        self.concave = not heritage and not diversity
-        self.is_quadratic = not diversity
-        self.calibrates = diversity > 0 and sign != "hard"
-        self.refresh_until = freeze_after if diversity > 0 and sign == "freeze" else 0
+        self.facts = Facts(
+            is_concave=not heritage and not diversity,
+            is_quadratic=not diversity,
+            vanishes_at_zero=True,
+            calibrates=diversity > 0 and sign != "hard",
+            refresh_until=freeze_after if diversity > 0 and sign == "freeze" else 0,
+        )
 
     @property
     def formula(self) -> str:
@@ -484,7 +487,7 @@ class HeritageDiversity(Energy):
         return self.calibrate_features(self.features(image, context), context)
 
     def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
-        if not self.calibrates:
+        if not self.facts.calibrates:
             return context
         if self.coupling.sign == "freeze":
             return context.with_sample(**self.coupling.signs(features))
@@ -492,7 +495,7 @@ class HeritageDiversity(Energy):
 
     def refresh(self, state: State, context: Context) -> Context:
         """The signs at a state, to be kept from here on."""
-        if not self.refresh_until:
+        if not self.facts.refresh_until:
             return context
         return context.with_sample(**self.coupling.signs(self.features(state, context)))
 
@@ -505,29 +508,35 @@ class HeritageDiversity(Energy):
         return self.lift(self.coupling.messages(features, context.sample), context)
 
     @property
-    def curvature_limit(self) -> float | None:
+    def limits(self) -> Bounds[float]:
         norms = all_known(W.norm_limit for W in self.operators())
         channels = getattr(self.operators()[0], "in_channels", None)
         if norms is None or (self.coupling.diversity and not isinstance(channels, int)):
-            return None
+            return Bounds()
         coupling = self.coupling.curvature(channels or 1)
-        return None if coupling is None else max(norms) ** 2 * coupling
+        return Bounds(None if coupling is None else max(norms) ** 2 * coupling)
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)); None where signs move."""
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        """Bounds where signs do not move.
+
+        The curvature is at most max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)). With
+        λ > 0, t or the signs are taken at a point that the input decides.
+        """
         shapes = [W.input_shape(shape) for W, shape in zip(self.operators(), layout, strict=True)]
-        coupling = self.coupling.curvature(shapes[0][0])
-        if coupling is None:
-            return None
-        norms = [W.norm_bound(shape) for W, shape in zip(self.operators(), shapes, strict=True)]
-        return torch.stack(norms).max().square() * coupling
 
-    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """Zero for λ = 0; with it t, or the signs, are taken at a point that the input decides."""
-        if self.coupling.diversity:
-            return None
-        shape = self.operators()[0].input_shape(layout[0])
-        return self.operators()[0].norm_bound(shape) * 0
+        def curvature() -> Tensor | None:
+            coupling = self.coupling.curvature(shapes[0][0])
+            if coupling is None:
+                return None
+            pairs = zip(self.operators(), shapes, strict=True)
+            return torch.stack([W.norm_bound(s) for W, s in pairs]).max().square() * coupling
+
+        def steepness() -> Tensor | None:
+            if self.coupling.diversity:
+                return None
+            return self.operators()[0].norm_bound(shapes[0]) * 0
+
+        return Bounds(curvature, input=steepness)
 
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float

@@ -29,7 +29,9 @@ from equilibria.context import (
 )
 from equilibria.context.state import in_format_of
 from equilibria.energies import Energy
-from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium import capabilities
+from equilibria.equilibrium.cell import Cell
+from equilibria.equilibrium.energy_cell import EnergyCell
 from equilibria.equilibrium.function_cell import FunctionCell
 from equilibria.equilibrium.objective import Objective
 from equilibria.equilibrium.solving import Active, Solving
@@ -230,7 +232,7 @@ class EquilibriumLayer(nn.Module):
         Where the map keeps signs or perturbations of its first iterations, it is solved for them.
         """
         inputs = as_inputs(x)
-        kept = self.solve(inputs).context if self.cell.refresh_until else None
+        kept = self.solve(inputs).context if capabilities.refresh_until(self.cell) else None
         return self.cell.objective(self.cell.inject(*inputs) if kept is None else kept)
 
     @torch.no_grad()
@@ -239,7 +241,7 @@ class EquilibriumLayer(nn.Module):
         inputs = as_inputs(x)
         context = self.cell.inject(*inputs)
         state = self.cell.initial_state(*inputs, context)
-        bound = self.cell.contraction_bound(context, Packing.of(state).layout)
+        bound = self.cell.bounds(context, Packing.of(state).layout).contraction
         return None if bound is None else bound.expand(batch_size(state))
 
     def _problem(
@@ -277,14 +279,14 @@ class EquilibriumLayer(nn.Module):
             start=start,
             couples_batch=self.couples_batch,
             separable=self._is_separable(),
-            refresh=self._refresh() if self.cell.refresh_until else None,
-            refresh_until=self.cell.refresh_until,
-            monotone=self.cell.monotone,
-            contraction=self.cell.contraction_limit,
+            refresh=self._refresh() if capabilities.refresh_until(self.cell) else None,
+            refresh_until=capabilities.refresh_until(self.cell),
+            monotone=capabilities.is_monotone(self.cell),
+            contraction=self.cell.limits.contraction,
             solved_once=True,
             remedy=self.cell.remedy,
             compiled=bool(self.compile_step),
-            potential=self.cell.potential,
+            potential=capabilities.potential(self.cell),
             trace=trace,
         )
 
@@ -292,7 +294,7 @@ class EquilibriumLayer(nn.Module):
         """Whether samples can be solved in blocks: a compiled step would be compiled for each."""
         return not (
             self.couples_batch
-            or self.cell.refresh_until
+            or capabilities.refresh_until(self.cell)
             or self.compile_step
             or any(isinstance(m, _BatchNorm) and m.training for m in self.cell.modules())
         )
@@ -303,14 +305,15 @@ class EquilibriumLayer(nn.Module):
 
         def refresh(state: State, context: Context) -> Context:
             with torch.set_grad_enabled(mode):
-                return self.cell.refresh(state, context)
+                return capabilities.refresh(self.cell, state, context)
 
         return refresh
 
     def _start(
         self, inputs: tuple[Tensor, ...], context: Context, given: State | None, from_zero: bool
     ) -> State:
-        first = None if from_zero or given is not None else self.cell.first_image(context)
+        skips = from_zero or given is not None
+        first = None if skips else capabilities.first_image(self.cell, context)
         expected = self.cell.initial_state(*inputs, context) if first is None else first
         if torch.is_autocast_enabled(inputs[0].device.type):
             # The map computes in half precision; the iterates are kept in single.
@@ -367,7 +370,7 @@ class EquilibriumLayer(nn.Module):
         warns = reported and not strict and f"forward {status.name}" not in self._warned
         # The message of a stalled solve carries its own remedy.
         if failed and status is not Status.STALLED and (warns or strict or not self.training):
-            remedy = self.cell.diagnosis(solution.state, solution.context)
+            remedy = capabilities.diagnosis(self.cell, solution.state, solution.context)
             solution = dataclasses.replace(solution, remedy=remedy)
         self.last_solution = solution.facts()
         active.note(solution)

@@ -77,8 +77,8 @@ def _of_classifier(model: nn.Module, image_shape: tuple[int, ...]) -> dict[str, 
     _, early = exit_bounds(model, image_shape)
     found: dict[str, Any] = {"margin_error": early.slope.tolist()}
     by = Certifier(model, image_shape)
-    q = by.cell.contraction_bound(by.context, by.layout)
-    bound = by.cell.input_bound(by.context, by.layout)
+    q = by.cell.bounds(by.context, by.layout).contraction
+    bound = by.cell.bounds(by.context, by.layout).input
     if by.stem is None or bound is None or q is None or float(q.max()) >= 1:
         return found | {"why_not": by.no_radius or "no Lipschitz constant in the image is known"}
     slope = float(bound.max()) * by.stem.lipschitz / (1 - float(q.max()) * (1 + NORM_SLACK))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import State, map_state, run_eagerly, warn_caller
+from equilibria.equilibrium import capabilities
 from equilibria.inputs.constraints import Constraint, Region
 from equilibria.inputs.engines import Engine, get_engine
 from equilibria.inputs.groups import Groups
@@ -370,7 +371,8 @@ def _remedy(problem: InputProblem, result: InputResult, lost: Tensor) -> str:
     """Return what the cell advises where the equilibria of these problems were not found."""
     rows = problem.groups.to_samples(lost).nonzero().squeeze(1)
     state = map_state(lambda tensor: tensor[rows], result.state)
-    advice = problem.layer.cell.diagnosis(state, problem.inject(result.x).keep(rows))
+    context = problem.inject(result.x).keep(rows)
+    advice = capabilities.diagnosis(problem.layer.cell, state, context)
     return advice or (
         "choose another solver of the layer, raise its max_iterations, or bound the norm of W "
         "(norm='bound')"

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from equilibria.activations import IdentityActivation, ReLU
 from equilibria.context import Context, Layout, Packing, State, map_state, state_tensors, twin
+from equilibria.energies import Energy
+from equilibria.energies.capabilities import first_descent
+from equilibria.energies.capabilities import rounding as rounding_of
 from equilibria.energies.kernel_scale import RunningScale
-from equilibria.equilibrium import Cell, EnergyForm
+from equilibria.equilibrium import Cell, EnergyForm, capabilities
 from equilibria.equilibrium.certificates import READING, Resolved, Resolvent, flat_rows
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import distance_per_sample
@@ -278,12 +281,14 @@ class Certifier:
         if self.form is not None:
             self.form_layout = Packing.of(self.form.image).layout
             energy = self.form.cell.energy
-            self.rounding = energy.rounding(energy, self.form.context, self.form_layout, UNIT)
+            self.rounding = rounding_of(energy, energy, self.form.context, self.form_layout, UNIT)
             generator = torch.Generator().manual_seed(0)
             for shape in self.form_layout:
                 noise = torch.randn(shape, generator=generator, dtype=torch.float64)
                 self.noise.append(noise.to(probe.device))
-        self.map_rounding = self.cell.rounding(self.cell, self.context, self.layout, UNIT)
+        self.map_rounding = capabilities.rounding(
+            self.cell, self.cell, self.context, self.layout, UNIT
+        )
         if self.form is None:
             self.rounding = self.map_rounding
         self.no_class = self._why_no_class()
@@ -298,7 +303,7 @@ class Certifier:
         """The hidden objective, where its subgradients are computed without rounding σ."""
         if self.exact.layer.couples_batch:
             return None
-        form = self.cell.energy_form(state, context)
+        form = capabilities.energy_form(self.cell, state, context)
         is_exact = form is not None and isinstance(form.cell.activation, ReLU | IdentityActivation)
         return form if is_exact else None
 
@@ -314,11 +319,11 @@ class Certifier:
                 "the signs of its diversity term (λ > 0) may flip between the state and the "
                 "equilibrium: error bars are relative to the signs of the state"
             )
-        if self.cell.refresh_until:
+        if capabilities.refresh_until(self.cell):
             return "its map depends on where the first iterations went"
         if why := why_not_affine(self.exact.head):
             return why
-        if not self.cell.has_linear_output:
+        if capabilities.output_form(self.cell) != "linear":
             return f"the output of {type(self.cell).__name__} is not linear in the state"
         if self.rounding is None:
             return f"no bound of the rounding in {type(self.cell).__name__} is known"
@@ -358,14 +363,14 @@ class Certifier:
         form = self.form
         self.readout, self.offset = readout(form.cell, self.exact.head, form.image, form.context)
         energy = form.cell.energy
-        bound = energy.concavity_bound(form.context, self.form_layout)
+        known = energy.bounds(form.context, self.form_layout)
+        bound = known.concavity
         concavity = torch.inf if bound is None else float(bound.max()) * (1 + NORM_SLACK)
-        if energy.is_quadratic and concavity < 1:
+        if energy.facts.is_quadratic and concavity < 1:
             self.resolvent = Resolvent(energy, form.context, self.form_layout, concavity)
             self.resolved = self.resolvent.solve(flat_rows(self.readout))
-            bounds = energy.unit_bounds(form.context, self.form_layout)
-            if bounds is not None:
-                self.units = Pattern.unit_norms(bounds, self.form_layout)
+            if known.units is not None:
+                self.units = Pattern.unit_norms(known.units, self.form_layout)
         pulled = None
         if self.resolved is not None and self.stem is not None:
             pulled = self.pull_back(self.resolved.solution)
@@ -389,7 +394,7 @@ class Certifier:
             at.requires_grad_()
             inputs = as_inputs(self.exact.injected(at) if whole else at)
             context = energy.inject(*inputs)
-            descent = energy.first_descent(context)
+            descent = first_descent(energy, context)
             if descent is None:
                 zero = map_state(lambda t: t.new_zeros(len(rows), *t.shape[1:]), self.form.image)
                 descent = energy.descent(zero, energy.complete(context, self.form_layout))
@@ -398,22 +403,22 @@ class Certifier:
         return pulled.flatten(1) * steep
 
     def bound(
-        self, compute: Callable[..., Tensor | None], context: Context, layout: Layout
+        self, name: str, owner: Cell | Energy, context: Context, layout: Layout
     ) -> Tensor | None:
         """A bound of the cell or of its energy, computed once where it is one for all inputs.
 
         Args:
-            compute: A method such as `Cell.contraction_bound`. By its contract it returns one
-                number where that holds for every input, and else one for each sample.
+            name: The name of a number in `owner.bounds(context, layout)`. By its contract it is
+                one number where it holds for every input, and else one for each sample.
+            owner: The cell or its energy.
             context: That of the samples.
             layout: Shapes of the state.
 
         Returns:
-            What `compute(context, layout)` returns.
+            That number, or None where it is not known.
         """
-        name = compute.__name__
         if name not in self._bounds:
-            found = compute(context, layout)
+            found: Tensor | None = getattr(owner.bounds(context, layout), name)
             if found is not None and found.dim():
                 return found
             self._bounds[name] = found
@@ -487,12 +492,14 @@ class _Judged:
         self.state = map_state(lambda tensor: tensor[rows].double(), solved.solution.state)
         self.inputs = as_inputs(by.exact.injected(self.images))
         self.context = by.cell.inject(*self.inputs)
-        if by.cell.refresh_until or by.has_moving_signs:
+        if capabilities.refresh_until(by.cell) or by.has_moving_signs:
             # Signs and scales that a solve keeps are those of the model's own solve.
             own = solved.solution.context.keep(rows)
             wide = (t.double() if t.is_floating_point() else t for t in own.tensors())
             self.context = own.replace(list(wide))
-        self.form = None if by.form is None else by.cell.energy_form(self.state, self.context)
+        self.form = None
+        if by.form is not None:
+            self.form = capabilities.energy_form(by.cell, self.state, self.context)
         if self.form is not None and self.form.cell is by.cell and by.is_unrelaxed:
             self.image = self.form.image
         else:
@@ -507,17 +514,17 @@ class _Judged:
         return self.images.new_full((len(self.images),), value)
 
     def _per_sample(
-        self, compute: Callable[..., Tensor | None], context: Context, layout: Layout
+        self, name: str, owner: Cell | Energy, context: Context, layout: Layout
     ) -> Tensor:
         """A bound that a cell or an energy computes, infinite where it knows none."""
-        bound = self.by.bound(compute, context, layout)
+        bound = self.by.bound(name, owner, context, layout)
         known = self._filled(torch.inf) if bound is None else bound.double()
         return known.expand(len(self.images)) * (1 + NORM_SLACK)
 
     def found(self, said: Tensor) -> Certificate:
         """The certificate, without radii by the activation pattern."""
         by, cell = self.by, self.by.cell
-        q = self._per_sample(cell.contraction_bound, self.context, by.layout)
+        q = self._per_sample("contraction", cell, self.context, by.layout)
         residual = distance_per_sample(self.state, self.image)
         by_contraction = self._contraction_error(q, residual)
         by_convexity, checks = self._filled(torch.inf), {}
@@ -581,7 +588,7 @@ class _Judged:
         self.rounding = self._filled(torch.inf)
         if self.by.rounding is not None:
             self.rounding = self.by.rounding.at(form.context, norms(form.image), *self.sizes)
-        self.convexity = 1 - self._per_sample(energy.concavity_bound, form.context, layout)
+        self.convexity = 1 - self._per_sample("concavity", energy, form.context, layout)
         bound = (self.pull + self.rounding) / self.convexity
         return torch.where(self.convexity > 0, bound, torch.inf)
 
@@ -612,13 +619,12 @@ class _Judged:
         for g in (feature, feature - PERTURBATION * pulled.sign()):
             context = by.cell.inject(g)
             solution = by.exact.layer.solve(g, solver="picard")
-            end = by.cell.energy_form(solution.state, context)
+            end = capabilities.energy_form(by.cell, solution.state, context)
             assert end is not None
             ends.append((end.image, end.cell.objective(end.context).value(end.image)))
         (y, value), (moved, moved_value) = ends
-        bound = form.cell.energy.input_bound
         numbers = feature[0].numel()
-        distance = self._per_sample(bound, form.context, by.form_layout)
+        distance = self._per_sample("input", form.cell.energy, form.context, by.form_layout)
         distance = distance * distance_per_sample(y, moved)
         left = torch.maximum(moved_value - value, numbers**0.5 * PERTURBATION * distance)
         sizes = pulled.flatten(1).abs().sum(dim=1)
@@ -697,7 +703,7 @@ class _Judged:
         if by.stem is None:
             return {}
         if self.form is None:
-            entering = self._per_sample(by.cell.input_bound, self.context, by.layout)
+            entering = self._per_sample("input", by.cell, self.context, by.layout)
             entering = entering * by.stem.lipschitz
             slope = entering / (1 - found.contraction)
             slope = torch.where(found.contraction < 1, slope, torch.inf)
@@ -707,14 +713,14 @@ class _Judged:
                 along = by.slopes[rivals.best] * slope[:, None]
                 along = along + direction * entering[:, None]
                 known[WEIGHTED] = rivals.radius(along * (1 + NORM_SLACK))
-            is_known = by.bound(by.cell.input_bound, self.context, by.layout) is not None
+            is_known = by.bound("input", by.cell, self.context, by.layout) is not None
             return known if is_known else {}
         energy, context, layout = self.form.cell.energy, self.form.context, by.form_layout
-        if by.bound(energy.input_bound, context, layout) is None:
+        if by.bound("input", energy, context, layout) is None:
             self.no_radius = self.no_radius or "a scale of its energy (γ) depends on the image"
             return {}
-        slope = self._per_sample(energy.input_bound, context, layout) * by.stem.lipschitz
-        curvature = self._per_sample(energy.curvature_bound, context, layout)
+        slope = self._per_sample("input", energy, context, layout) * by.stem.lipschitz
+        curvature = self._per_sample("curvature", energy, context, layout)
         plain = torch.where(curvature < 1, slope / (1 - curvature), torch.inf)
         self.steepness = direction * plain[:, None]
         radii = {GLOBAL: rivals.radius(self.steepness)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import State
-from equilibria.equilibrium import EnergyCell, solving
+from equilibria.equilibrium import EnergyCell, capabilities, solving
 from equilibria.equilibrium.certificates import CertifiedClass, flat_rows
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.certificates import Certifier, NoCertificateError, readout
@@ -106,7 +106,7 @@ def exit_bounds(
         stem = StemBounds(model.stem, by.exact.stem, normalize, image_shape, unit)
     except UnboundedError as error:
         raise NoCertificateError(f"no certificate in {_name(model)}, because {error}") from None
-    rounding = model.layer.cell.rounding(cell, context, by.layout, unit)
+    rounding = capabilities.rounding(model.layer.cell, cell, context, by.layout, unit)
     if rounding is None:
         raise NoCertificateError(
             f"no certificate, because the rounding of {type(cell).__name__} is not bounded"
@@ -144,7 +144,7 @@ def _contraction_slopes(by: Certifier, direction: Tensor, rows: State) -> tuple[
     ⟨g, T(z) − z*⟩ ≤ λ_g‖z − z*‖ with λ_g ≤ ‖g‖q the slope of the map along g, and
     ‖z − z*‖ ≤ (r + δ)/(1 − q).
     """
-    bound = by.cell.contraction_bound(by.context, by.layout)
+    bound = by.cell.bounds(by.context, by.layout).contraction
     q = torch.inf if bound is None or bound.numel() > 1 else float(bound) * (1 + NORM_SLACK)
     if q >= 1:
         nothing = torch.full_like(direction, torch.inf)
@@ -165,7 +165,7 @@ def _energy_slopes(by: Certifier, direction: Tensor) -> tuple[Tensor, Tensor]:
     form, steepness = by.form, _gradient_lipschitz(by)
     if form is None or steepness is None or not by.is_unrelaxed:
         return nothing, nothing
-    concavity = form.cell.energy.concavity_bound(form.context, by.form_layout)
+    concavity = form.cell.energy.bounds(form.context, by.form_layout).concavity
     convexity = 0.0 if concavity is None else 1 - float(concavity.max()) * (1 + NORM_SLACK)
     is_shared = concavity is not None and concavity.numel() == 1
     if convexity <= 0 or not is_shared:
@@ -190,7 +190,7 @@ def _gradient_lipschitz(by: Certifier) -> float | None:
     if isinstance(by.cell, DeepOptEqCell):
         return upper_norm(by.cell.units()[0].W, by.layout[0])
     if isinstance(by.cell, EnergyCell):
-        bound = by.cell.energy.curvature_bound(by.form.context, by.form_layout)
+        bound = by.cell.energy.bounds(by.form.context, by.form_layout).curvature
         return None if bound is None else float(bound.max()) * (1 + NORM_SLACK)
     return None
 

@@ -18,7 +18,7 @@ room_j ≥ r·L_j(r). Three bounds L of that steepness, each sharper than the on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -174,7 +174,7 @@ class Pattern:
 
     @classmethod
     def unit_norms(
-        cls, bounds: list[UnitBound], layout: tuple[tuple[int, ...], ...]
+        cls, bounds: Sequence[UnitBound], layout: tuple[tuple[int, ...], ...]
     ) -> list[Tensor]:
         """The bounds of an energy, a number a unit."""
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Packing
-from equilibria.equilibrium import EquilibriumLayer, solving
+from equilibria.energies.capabilities import rounding as rounding_of
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, solving
 from equilibria.equilibrium.certificates import READING
 from equilibria.models.base import predicted_classes
 from equilibria.models.certificates import (
@@ -127,8 +128,9 @@ class ReflectionCertifier:
             z, cell = left.pop(0).double(), part.cell
             context = cell.inject(feature)
             layout = Packing.of(z).layout
-            pull = z - cell.energy.descent(z, context)  # type: ignore[union-attr, operator]
-            found = cell.energy.rounding(cell.energy, context, layout, UNIT)  # type: ignore[union-attr, operator]
+            assert isinstance(cell, EnergyCell)
+            pull = z - cell.energy.descent(z, context)
+            found = rounding_of(cell.energy, cell.energy, context, layout, UNIT)
             delta = torch.full_like(error, torch.inf)
             size = norms(z)
             if found is not None:
@@ -137,7 +139,7 @@ class ReflectionCertifier:
             slope = norms(pull) * (1 + accumulated(2 * z[0].numel(), UNIT))
             error = error + 2 * (slope + delta)
             residual = residual + slope
-            bound = cell.contraction_bound(context, layout)
+            bound = cell.bounds(context, layout).contraction
             if bound is not None:
                 contraction = torch.maximum(contraction, bound.double().expand_as(contraction))
             feature = 2 * z - feature

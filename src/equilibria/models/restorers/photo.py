@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from equilibria.context import Context, Layout, State
 from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior, Sum
 from equilibria.energies.ridge import KNOTS
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.gradients import Implicit
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
@@ -71,14 +71,12 @@ class PhotoCell(EnergyCell):
         self.convexity = convexity
 
     @property
-    def contraction_limit(self) -> float | None:
-        if self.convexity <= 0:
-            return None
-        return 1 - self.damping * self.convexity
+    def limits(self) -> StepBounds[float]:
+        return StepBounds(None if self.convexity <= 0 else 1 - self.damping * self.convexity)
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        limit = self.contraction_limit
-        return None if limit is None else torch.tensor(limit)
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
+        limit = self.limits.contraction
+        return StepBounds(None if limit is None else torch.tensor(limit))
 
 
 @dataclass(frozen=True)
@@ -322,15 +320,17 @@ class PhotoRestorer(nn.Module):
         spread = self.noise * math.sqrt(self.strength)
         data = DataFidelity(measurement, spread, box=self.box, image_shape=layout[0])
         weight = (self.level / spread) ** 2
-        bend = float(self.prior.concavity_bound(context, layout))
-        top = float(self.prior.curvature_bound(context, layout))
+        prior = self.prior.bounds(context, layout)
+        assert prior.curvature is not None
+        assert prior.concavity is not None
+        bend, top = float(prior.concavity), float(prior.curvature)
         if isinstance(measurement, LinearOperator):
             norm = float(measurement.to(measured).norm_bound(layout[0]))
             known = weight if isinstance(measurement, Identity) and not data.has_box else 0.0
         else:
             norm, known = _norm_near(measurement, start), -math.inf
         cell = PhotoCell(data, self.prior, top + weight * norm**2, known - bend)
-        contraction = cell.contraction_limit
+        contraction = cell.limits.contraction
         # No sample is dropped: a mask may have one for each.
         options: dict[str, Any] = {"max_iterations": self.max_iterations, "drop_share": 1.0}
         if contraction is None:
@@ -495,10 +495,12 @@ class PhotoDenoiser(EquilibriumModel):
     """
 
     def __init__(self, prior: OpponentPrior, stem: NoiseStem, solving: Solving | None) -> None:
+        steepest = prior.limits.curvature
+        assert steepest is not None
         cell = PhotoCell(
             DataFidelity(),
             prior,
-            1 + prior.curvature_limit,
+            1 + steepest,
             1 - max(prior.luminance.concavity, prior.colors.concavity),
         )
         super().__init__(stem, EquilibriumLayer(cell, solving=solving), nn.Identity())
