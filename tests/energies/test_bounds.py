@@ -13,7 +13,8 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import Packing
-from equilibria.energies import Bounds, Facts, UnitBound
+from equilibria.energies import Bounds, Facts
+from equilibria.energies.bounds import UnitBound
 
 NAMES = ("curvature", "concavity", "input")
 sizes = st.one_of(st.none(), st.floats(0, 1e3))
@@ -143,7 +144,7 @@ def test_a_composed_energy_is_bounded_as_its_dense_hessian(factor: float | Tenso
     assert bounds.input is not None
     assert values.abs().max() <= bounds.curvature * (1 + 1e-9)
     assert -values.min() <= bounds.concavity * (1 + 1e-9)
-    assert float(bounds.input) == pytest.approx(1.0)
+    assert bounds.input.item() == pytest.approx(1.0)
 
 
 def test_facts_of_a_sum_hold_for_every_term() -> None:

@@ -1,8 +1,7 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
-from equilibria.energies import capabilities
 from equilibria.energies.base import Energy
-from equilibria.energies.bounds import Bounds, UnitBound
+from equilibria.energies.bounds import Bounds
 from equilibria.energies.compose import Scaled, Sum
 from equilibria.energies.convex_potential import ConvexPotential
 from equilibria.energies.curvature import curvature
@@ -61,8 +60,6 @@ __all__ = [
     "Scaled",
     "SigmoidKernel",
     "Sum",
-    "UnitBound",
-    "capabilities",
     "curvature",
     "diversity",
     "energy_term",

@@ -6,7 +6,7 @@ a correct default for terms without the method.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from equilibria.context import Context, Layout, State
 from equilibria.energies.rounding import Rounding
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from equilibria.energies.base import Energy
 
 
-@runtime_checkable
 class Calibrating(Protocol):
     """Computes scales once per solve, at its first image; set `Facts.calibrates` too."""
 
@@ -23,7 +22,6 @@ class Calibrating(Protocol):
         """Return `context` with scales computed at the first image T(0), in the graph."""
 
 
-@runtime_checkable
 class Refreshing(Protocol):
     """Freezes signs or the like after `Facts.refresh_until` iterations."""
 
@@ -31,7 +29,6 @@ class Refreshing(Protocol):
         """Return `context` renewed at a state."""
 
 
-@runtime_checkable
 class StartingAhead(Protocol):
     """Knows −∇E at zero without computing anything, so that a solve starts one step ahead."""
 
@@ -39,7 +36,6 @@ class StartingAhead(Protocol):
         """Return −∇E(0; x), or None where it is not free."""
 
 
-@runtime_checkable
 class Rounded(Protocol):
     """Bounds its own rounding error, which certificates of classes need."""
 
@@ -51,17 +47,20 @@ class Rounded(Protocol):
 
 def calibrate(term: Energy, image: State, context: Context) -> Context:
     """Return `context` with the scales of the term at the first image; by default as it is."""
-    return term.calibrate(image, context) if isinstance(term, Calibrating) else context
+    own: Any = getattr(term, "calibrate", None)
+    return context if own is None else own(image, context)
 
 
 def refresh(term: Energy, state: State, context: Context) -> Context:
     """Return `context` renewed at a state; by default as it is."""
-    return term.refresh(state, context) if isinstance(term, Refreshing) else context
+    own: Any = getattr(term, "refresh", None)
+    return context if own is None else own(state, context)
 
 
 def first_descent(term: Energy, context: Context) -> State | None:
     """Return −∇E(0; x) where it is free; by default None, and a solve starts at zero."""
-    return term.first_descent(context) if isinstance(term, StartingAhead) else None
+    own: Any = getattr(term, "first_descent", None)
+    return None if own is None else own(context)
 
 
 def rounding(
@@ -76,4 +75,5 @@ def rounding(
         layout: Shapes of the state.
         unit: Unit roundoff of the type that `term` computes in.
     """
-    return term.rounding(exact, context, layout, unit) if isinstance(term, Rounded) else None
+    own: Any = getattr(term, "rounding", None)
+    return None if own is None else own(exact, context, layout, unit)

@@ -38,6 +38,9 @@ class Composite(Energy):
     (`each`), and how these parts form a context (`_joined`).
     """
 
+    _count: int
+    """The number of terms, which every step reads."""
+
     @abstractmethod
     def named_terms(self) -> list[tuple[str, Energy]]:
         """The terms, each with its name."""
@@ -51,11 +54,11 @@ class Composite(Energy):
 
     def states(self, state: State) -> Sequence[State]:
         """What each term sees of the state."""
-        return [state] * len(self.named_terms())
+        return [state] * self._count
 
     def layouts(self, layout: Layout) -> Sequence[Layout]:
         """What each term sees of the state's shapes."""
-        return [layout] * len(self.named_terms())
+        return [layout] * self._count
 
     def inject(self, *inputs: Tensor) -> Context:
         return self._joined(term.inject(*inputs) for _, term in self.named_terms())
@@ -73,7 +76,7 @@ class Composite(Energy):
         return self._joined(capabilities.refresh(term, own, part) for term, part, own in each)
 
     def initial_state(self, context: Context) -> State | None:
-        each = self.each(context, itertools.repeat(None, len(self.named_terms())))
+        each = self.each(context, itertools.repeat(None, self._count))
         starts = (term.initial_state(part) for term, part, _ in each)
         return next((start for start in starts if start is not None), None)
 
@@ -88,6 +91,7 @@ class Terms(Composite):
     def __init__(self, terms: Mapping[str, Energy], *, owns_descent: bool = False) -> None:
         super().__init__()
         self.terms = nn.ModuleDict(terms)
+        self._count = len(terms)
         self.facts = Facts.joined(
             (term.facts for term in terms.values()), owns_descent=owns_descent
         )
@@ -195,8 +199,8 @@ class Sum(Terms):
 
     @property
     def limits(self) -> Bounds[float]:
-        nothing: Bounds[float] = Bounds(0.0, 0.0)
-        return sum((term.limits for _, term in self.named_terms()), nothing)
+        each = [term.limits for _, term in self.named_terms()]
+        return functools.reduce(operator.add, each) if each else Bounds(0.0)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
         return functools.reduce(operator.add, self._term_bounds(context, layout))
@@ -231,6 +235,8 @@ class Scaled(Composite):
         >>> type(term).__name__, eq.EquilibriumLayer(term)(torch.ones(1, 2))
         ('Scaled', tensor([[0.5000, 0.5000]], grad_fn=...))
     """
+
+    _count = 1
 
     def __init__(self, term: Energy, factor: float | Tensor) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
 """Equilibria as layers: the cell contract, and cell + solver + gradient rule."""
 
-from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.bounds import StepBounds
 from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.cell import Cell
@@ -25,7 +24,6 @@ __all__ = [
     "Record",
     "Solving",
     "StepBounds",
-    "capabilities",
     "fixed_point",
     "jacobian_penalty",
     "random_iterate",

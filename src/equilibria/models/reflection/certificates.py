@@ -129,7 +129,7 @@ class ReflectionCertifier:
             context = cell.inject(feature)
             layout = Packing.of(z).layout
             assert isinstance(cell, EnergyCell)
-            pull = z - cell.energy.descent(z, context)
+            pull = z - cell.energy.descent(z, context)  # type: ignore[operator]
             found = rounding_of(cell.energy, cell.energy, context, layout, UNIT)
             delta = torch.full_like(error, torch.inf)
             size = norms(z)
