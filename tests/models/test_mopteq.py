@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.context import Packing, state_tensors
 from equilibria.energies import BranchCoupling, HeritageDiversity
-from equilibria.energies.heritage_diversity import resampling
+from equilibria.energies.branch_coupling import resampling
 from equilibria.models import (
     MOptEqCell,
     POptEqCell,

@@ -2,6 +2,7 @@
 
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
+from equilibria.energies.branch_coupling import BranchCoupling, diversity, heritage
 from equilibria.energies.compose import Scaled, Sum
 from equilibria.energies.convex_potential import ConvexPotential
 from equilibria.energies.curvature import curvature
@@ -9,12 +10,7 @@ from equilibria.energies.facts import Facts
 from equilibria.energies.fidelity import DataFidelity
 from equilibria.energies.function import FunctionEnergy, energy_term
 from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.heritage_diversity import (
-    BranchCoupling,
-    HeritageDiversity,
-    diversity,
-    heritage,
-)
+from equilibria.energies.heritage_diversity import HeritageDiversity
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
 from equilibria.energies.opponent import OpponentPrior
 from equilibria.energies.regularizers import (

@@ -32,25 +32,21 @@ class Energy(nn.Module):
     map is y = σ(−∇E(y; x)). Parameters of the term are trained like those of any module. Terms add,
     and are multiplied by numbers.
 
-    ============================ ================================= ================================
-    implement                    what it brings                    without it
-    ============================ ================================= ================================
-    `value(state, context)`      the energy                        required
-    `inject(*inputs)`            what depends on the input,        the input is `context["x"]`
-                                 computed once per solve
-    `descent(state, context)`    −∇E by hand, often faster         automatic differentiation
-    `prepare(layout)`            what depends on parameters only,  parameters are read in each
-                                 computed once per solve           iteration
-    `complete(context, layout)`  a context that needs both         `inject`, then `prepare`
-    `initial_state(context)`     the shape of the state            the shape of the first input
-    `facts`                      faster solves (see `Facts`)       nothing is known of the term
-    `limits`                     bounds that hold by construction  no contraction is known
-    `bounds(context, layout)`    bounds for these weights:         no certificates
-                                 certificates
-    `name`, `formula`            how the term is shown             the name of the class
-    `calibrate`, `refresh`,      see                               as `energies.capabilities` says
-    `first_descent`, `rounding`  `equilibria.energies.capabilities`
-    ============================ ================================= ================================
+    | implement | what it brings | without it |
+    |---|---|---|
+    | `value(state, context)` | the energy | required |
+    | `inject(*inputs)` | what depends on the input, once per solve | `context["x"]` |
+    | `descent(state, context)` | −∇E by hand, often faster | automatic differentiation |
+    | `initial_state(context)` | the shape of the state | that of the first input |
+    | `prepare(layout)` | what depends on parameters only, once per solve | nothing |
+    | `complete(context, layout)` | a context that needs both | `inject`, then `prepare` |
+    | `facts` | faster solves (see `Facts`) | nothing is known |
+    | `limits` | a contraction by construction | no contraction is known |
+    | `bounds(context, layout)` | certificates for these weights | no certificates |
+    | `name`, `formula` | how the term is shown | the name of the class |
+
+    `calibrate`, `refresh`, `first_descent` and `rounding` are optional too: see
+    `equilibria.energies.capabilities`.
 
     Examples:
         >>> class Smoothness(eq.Energy):

@@ -1,20 +1,18 @@
 """What a cell may offer beyond the contract of `Cell`, and one function for each of it.
 
-=========================================== =======================================================
-a cell may define                           read it by, and the default
-=========================================== =======================================================
-`refresh_until`, `refresh(state, context)`  `refresh_until`: 0; `refresh`: the context as it is
-`first_image(context)`                      `first_image`: None, a solve starts at `initial_state`
-`monotone`                                  `is_monotone`: False
-`output_form`                               `output_form`: "linear", or "other" for an own `output`
-`linearize(state, context)`                 `gradients.capabilities.linearize`: from `step` alone
-`symmetry_weight(state, context)`           `gradients.capabilities.symmetry_weight`: an error
-`simplify(context)`                         `gradients.capabilities.simplify`: as it is
-`potential`                                 `potential`: None, no descent on the objective
-`energy_form(state, context)`               `energy_form`: None
-`rounding(exact, context, layout, unit)`    `rounding`: None, no class is certified
-`formula`, `guarantee`                      `formula`: None; `guarantee`: from `limits`
-=========================================== =======================================================
+| a cell may define | read it by, and the default |
+|---|---|
+| `refresh_until`, `refresh(state, context)` | `refresh_until`: 0; `refresh`: the context as it is |
+| `first_image(context)` | `first_image`: None, a solve starts at `initial_state` |
+| `monotone` | `is_monotone`: False |
+| `output_form` | `output_form`: "linear"; "other" where `output` is redefined |
+| `linearize(state, context)` | `gradients.capabilities.linearize`: from `step` alone |
+| `symmetry_weight(state, context)` | `gradients.capabilities.symmetry_weight`: an error |
+| `simplify(context)` | `gradients.capabilities.simplify`: as it is |
+| `potential` | `potential`: None, no descent on the objective |
+| `energy_form(state, context)` | `energy_form`: None |
+| `rounding(exact, context, layout, unit)` | `rounding`: None, no class is certified |
+| `formula`, `guarantee` | `formula`: None; `guarantee`: from `limits` |
 
 `monotone`: the Jacobian of `step` is symmetric (plainly or weighted) with no negative eigenvalue.
 `output_form`: whether `output` is "linear" in the state, "affine" (linear but for what the input

@@ -22,23 +22,18 @@ class Cell(nn.Module):
     depends on parameters only. `step` runs in every iteration and reads nothing but the state, the
     context and parameters.
 
-    ================================== ============================ ===============================
-    implement                          what it brings               without it
-    ================================== ============================ ===============================
-    `inject(*inputs)`                  the context of a solve       required
-    `initial_state(*inputs, context)`  where a solve starts         required
-    `step(state, context)`             the map                      required
-    `output(state, context)`           the feature for the head     the state, if it is one tensor
-    `symmetry`                         conjugate gradients in the   GMRES
-                                       backward pass
-    `couples_batch`                    one problem for the batch    samples are independent
-    `limits`                           a contraction that holds by  nothing is guaranteed
-                                       construction
-    `bounds(context, layout)`          a contraction for these      no certificates
-                                       weights: certificates
-    `objective(context)`               the hidden objective         `NoObjectiveError`
-    `remedy`                           advice for a failed solve    general advice
-    ================================== ============================ ===============================
+    | implement | what it brings | without it |
+    |---|---|---|
+    | `inject(*inputs)` | the context of a solve | required |
+    | `initial_state(*inputs, context)` | where a solve starts | required |
+    | `step(state, context)` | the map | required |
+    | `output(state, context)` | the feature for the head | the state, if it is one tensor |
+    | `symmetry` | conjugate gradients in the backward pass | GMRES |
+    | `couples_batch` | one problem for the batch | samples are independent |
+    | `limits` | a contraction by construction | nothing is guaranteed |
+    | `bounds(context, layout)` | certificates for these weights | no certificates |
+    | `objective(context)` | the hidden objective | `NoObjectiveError` |
+    | `remedy` | advice for a failed solve | general advice |
 
     More is optional (a first image, a renewed context, a faster linearization, the rounding error,
     export forms): `equilibria.equilibrium.capabilities` lists it.
