@@ -66,7 +66,7 @@ class Energy(nn.Module):
         )
 
     def _keep_inputs(self, *inputs: Tensor) -> Context:
-        """What the term needs of the input, once per solve. By default the input itself, as `x`.
+        """Return what depends on the input, once per solve. By default the input itself, as `x`.
 
         A layer with several inputs, given as a tuple, passes all of them; a term may take any
         number: `inject(self, image, graph)`.
@@ -109,7 +109,11 @@ class Energy(nn.Module):
         return Bounds()
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """What the term needs of its parameters, once per solve; `layout`: the state's shapes."""
+        """Return entries that depend on parameters only, once per solve.
+
+        Args:
+            layout: Shapes of the tensors of the state, without the batch dimension.
+        """
         return {}
 
     def complete(self, context: Context, layout: Layout) -> Context:

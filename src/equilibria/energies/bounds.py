@@ -1,4 +1,4 @@
-"""What is proven about a term's derivatives: one value, which adds and scales like the term."""
+"""Bounds of the derivatives of a term: one value, which adds and scales like the term."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bounds(Generic[N]):
 
     A number is a float, a tensor without dimensions, or a tensor with one entry per sample where
     the bound depends on the input. A function in the place of a number is called when the number
-    is first read, so that a norm which nobody needs is never computed.
+    is first read, so that a norm which is not used is never computed.
 
     Args:
         curvature: Upper bound of ‖∇²E‖.

@@ -1,4 +1,4 @@
-"""What a term may offer beyond the contract of `Energy`: one protocol and one function for each.
+"""Optional capabilities of a term beyond `Energy`: one protocol and one function for each.
 
 A term implements a method of a protocol, and nothing else. Callers use the function, which returns
 a correct default for terms without the method.

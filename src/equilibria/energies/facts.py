@@ -1,4 +1,4 @@
-"""What is known of a term without computing anything."""
+"""Facts about a term that need no computation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an energy term; by default the safe answer to every question.
+    """Facts about an energy term; by default the safe answer to every question.
 
     Args:
         couples_batch: The value of one sample depends on the others. The batch is then one problem

@@ -1,4 +1,4 @@
-"""What a cell may offer beyond the contract of `Cell`, and one function for each of it.
+"""Optional capabilities of a cell beyond `Cell`, and one function that reads each of them.
 
 | a cell may define | read it by, and the default |
 |---|---|
@@ -64,7 +64,7 @@ def forget_inherited(cls: type, root: type) -> None:
 
     Args:
         cls: The new class.
-        root: The class whose members are the defaults, `Cell`. What it lacks is reset to None.
+        root: The class whose members are the defaults, `Cell`. Members that it lacks become None.
     """
     for method, members in DESCRIBED.items():
         owner = _place(cls, method)

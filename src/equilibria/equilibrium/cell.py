@@ -39,7 +39,7 @@ class Cell(nn.Module):
     export forms): `equilibria.equilibrium.capabilities` lists it.
 
     **A class that defines `step` inherits nothing that describes the step of its base**: symmetry,
-    bounds, objective and the like are unknown again. Where they still hold, say so:
+    bounds, objective and the like are unknown again. To state that they still hold, repeat them:
     `bounds = eq.EnergyCell.bounds`.
 
     Examples:

@@ -1,4 +1,4 @@
-"""What a map may tell gradient rules beyond its step: one function for each fact.
+"""Facts about a map that gradient rules use beyond its step: one function for each.
 
 Each function uses the method of that name if the cell has one, and else a correct default.
 """
@@ -12,10 +12,10 @@ from equilibria.gradients.base import Linearization, Map, Symmetry
 
 
 def described(cell: object, name: str) -> Any:
-    """Return what `cell` says of its step under this name, or None.
+    """Return the member of `cell` that describes its step under this name, or None.
 
-    A cell whose `step` was replaced on the instance says nothing: its methods describe the step of
-    its class.
+    A cell whose `step` was replaced on the instance has none: its methods describe the step of its
+    class.
     """
     return None if "step" in vars(cell) else getattr(cell, name, None)
 
