@@ -188,3 +188,16 @@ def test_a_step_replaced_on_an_instance_is_not_bypassed() -> None:
     assert capabilities.first_image(cell, context) is None
     assert capabilities.potential(cell) is None
     assert linearize(cell, x, context).argument is None
+
+
+def test_symmetry_that_depends_on_the_instance_is_forgotten_too() -> None:
+    class Skewed(eq.models.DeepOptEqCell):
+        def step(self, state: eq.State, context: Context) -> eq.State:
+            image = super().step(state, context)
+            assert isinstance(image, Tensor)
+            return image.flip(1)
+
+    layers = [eq.models.UnitLayer(eq.Dense(2, 3, norm="bound"), eq.Dense(2, 3))]
+    assert eq.models.DeepOptEqCell(layers).symmetry is Symmetry.PLAIN
+    assert Skewed(layers).symmetry is Symmetry.NONE
+    assert not capabilities.is_monotone(Skewed(layers))
