@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -65,38 +63,43 @@ class Bounds(Generic[N]):
         input: Given[N] = None,
         units: Given[Sequence[UnitBound]] = None,
     ) -> None:
-        self._given: dict[str, Any] = {
-            "curvature": curvature,
-            "concavity": concavity,
-            "input": input,
-            "units": units,
-        }
+        self._curvature: Any = curvature
+        self._concavity: Any = concavity
+        if concavity is None:
+            self._concavity = (lambda: self.curvature) if callable(curvature) else curvature
+        self._input: Any = input
+        self._units: Any = units
 
-    @cached_property
+    @property
     def curvature(self) -> N | None:
         """Upper bound of ‖∇²E‖."""
-        return self._read("curvature")  # type: ignore[no-any-return]
+        if callable(self._curvature):
+            self._curvature = self._curvature()
+        return self._curvature  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def concavity(self) -> N | None:
         """Upper bound of the eigenvalues of −∇²E."""
-        known: N | None = self._read("concavity")
-        return self.curvature if known is None else known
+        if callable(self._concavity):
+            known = self._concavity()
+            self._concavity = self.curvature if known is None else known
+        return self._concavity  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def input(self) -> N | None:
         """Upper bound of the Lipschitz constant of ∇E in the input."""
-        return self._read("input")  # type: ignore[no-any-return]
+        if callable(self._input):
+            self._input = self._input()
+        return self._input  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def units(self) -> Sequence[UnitBound] | None:
         """One `UnitBound` per tensor of the state."""
-        return self._read("units")  # type: ignore[no-any-return]
+        if callable(self._units):
+            self._units = self._units()
+        return self._units  # type: ignore[no-any-return]
 
     def __add__(self, other: Bounds[N]) -> Bounds[N]:
-        def added(name: str) -> Any:
-            return lambda: _joined(operator.add, getattr(self, name), getattr(other, name))
-
         def units() -> Sequence[UnitBound] | None:
             known = all_known([self.units, other.units])
             if known is None:
@@ -106,7 +109,12 @@ class Bounds(Generic[N]):
                 for one, two in zip(*known, strict=True)
             ]
 
-        return Bounds(added("curvature"), added("concavity"), added("input"), units)
+        return Bounds(
+            self._joined(other, operator.add, "curvature"),
+            self._joined(other, operator.add, "concavity"),
+            self._joined(other, operator.add, "input"),
+            units,
+        )
 
     def __mul__(self, factor: float | Tensor) -> Bounds[N]:
         def size(name: str) -> Any:
@@ -135,23 +143,30 @@ class Bounds(Generic[N]):
     def beside(self, other: Bounds[N]) -> Bounds[N]:
         """Bounds of E₁(y₁; x) + E₂(y₂; x): two branches of the state that share the input."""
 
-        def joined(join: Callable[[Any, Any], Any], name: str) -> Any:
-            return lambda: _joined(join, getattr(self, name), getattr(other, name))
-
         def units() -> Sequence[UnitBound] | None:
             known = all_known([self.units, other.units])
             return None if known is None else [unit for units in known for unit in units]
 
-        largest = functools.partial(joined, _maximum)
-        return Bounds(largest("curvature"), largest("concavity"), joined(_hypot, "input"), units)
+        return Bounds(
+            self._joined(other, _maximum, "curvature"),
+            self._joined(other, _maximum, "concavity"),
+            self._joined(other, _hypot, "input"),
+            units,
+        )
 
     def __repr__(self) -> str:
         names = ("curvature", "concavity", "input")
         return f"Bounds({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
 
-    def _read(self, name: str) -> Any:
-        given = self._given[name]
-        return given() if callable(given) else given
+    def _joined(self, other: Bounds[N], join: Callable[[Any, Any], Any], name: str) -> Any:
+        """Join one number of both, now if both are computed, else when it is first read."""
+
+        def joined() -> Any:
+            one, two = getattr(self, name), getattr(other, name)
+            return None if one is None or two is None else join(one, two)
+
+        is_lazy = callable(getattr(self, f"_{name}")) or callable(getattr(other, f"_{name}"))
+        return joined if is_lazy else joined()
 
 
 def all_known(values: Iterable[P | None]) -> list[P] | None:
@@ -159,10 +174,6 @@ def all_known(values: Iterable[P | None]) -> list[P] | None:
     collected = list(values)
     known = [value for value in collected if value is not None]
     return known if len(known) == len(collected) else None
-
-
-def _joined(join: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    return None if one is None or other is None else join(one, other)
 
 
 def _maximum(one: Any, other: Any) -> Any:

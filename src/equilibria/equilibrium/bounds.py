@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from equilibria.energies.bounds import Given
@@ -31,16 +30,16 @@ class StepBounds(Generic[N]):
         self._contraction: Any = contraction
         self._input: Any = input
 
-    @cached_property
+    @property
     def contraction(self) -> N | None:
         """Upper bound of the Lipschitz constant in the state."""
-        return _read(self._contraction)  # type: ignore[no-any-return]
+        if callable(self._contraction):
+            self._contraction = self._contraction()
+        return self._contraction  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def input(self) -> N | None:
         """Upper bound of the Lipschitz constant in the input."""
-        return _read(self._input)  # type: ignore[no-any-return]
-
-
-def _read(given: Any) -> Any:
-    return given() if callable(given) else given
+        if callable(self._input):
+            self._input = self._input()
+        return self._input  # type: ignore[no-any-return]

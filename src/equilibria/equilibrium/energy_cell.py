@@ -129,7 +129,7 @@ class EnergyCell(Cell):
 
     @property
     def limits(self) -> StepBounds[float]:
-        return StepBounds(lambda: self._contraction(self.energy.limits.curvature))
+        return StepBounds(self._contraction(self.energy.limits.curvature))
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         energy = self.energy.bounds(context, layout)
