@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
+from equilibria.gradients.capabilities import symmetry_weight
 
 
 class MDEQLikeCell(eq.Cell):
@@ -68,4 +69,4 @@ class ProbedCell(eq.Cell):
         return image + context["probe"]
 
     def symmetry_weight(self, state: eq.State, context: eq.Context) -> eq.State:
-        return self.cell.symmetry_weight(state, context.parts["cell"])
+        return symmetry_weight(self.cell, state, context.parts["cell"])

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import equilibria as eq
+from equilibria.equilibrium.capabilities import guarantee
 from equilibria.operators import GraphConv
 
 
@@ -49,7 +50,9 @@ def main(quick: bool = False) -> float:
         answer = model(features).argmax(dim=1)
     hidden = torch.ones(len(sides), dtype=torch.bool).index_fill(0, known, False)
     right = float((answer == sides)[hidden].float().mean())
-    print(f"{right:.1%} of {int(hidden.sum())} members on their side; {model.layer.cell.guarantee}")
+    print(
+        f"{right:.1%} of {int(hidden.sum())} members on their side; {guarantee(model.layer.cell)}"
+    )
     return right
 
 

@@ -17,6 +17,7 @@ import yaml
 import equilibria as eq
 from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium.capabilities import guarantee
 from equilibria.models.pretrained import SHIPPED
 from equilibria.training import kept_latents, pack, trained
 
@@ -49,8 +50,8 @@ def certificate(experiment: eq.training.Experiment, samples: int) -> dict[str, A
 def proven_of_latents(generator: torch.nn.Module) -> dict[str, Any]:
     """What holds by construction, whatever the latent."""
     layer = getattr(generator, "layer", None)
-    guarantee = layer.cell.guarantee if isinstance(layer, EquilibriumLayer) else None
-    return {"equilibrium": f"{guarantee}, for every latent"} if guarantee else {"none": "no bound"}
+    proven = guarantee(layer.cell) if isinstance(layer, EquilibriumLayer) else None
+    return {"equilibrium": f"{proven}, for every latent"} if proven else {"none": "no bound"}
 
 
 def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
+from equilibria.equilibrium.capabilities import potential
 from equilibria.models import (
     EquilibriumClassifier,
     OptEqCell,
@@ -95,7 +96,7 @@ def solved(wide: nn.Module, x: Tensor) -> Exact:
         warnings.simplefilter("ignore", eq.ConvergenceWarning)
         first = _solved(wide, x, eq.Anderson(tolerance=1e-12, max_iterations=200))
         rest = ~first.converged
-        if wide.layer.cell.potential is None or not bool(rest.any()):
+        if potential(wide.layer.cell) is None or not bool(rest.any()):
             return first
         second = _solved(wide, x[rest], eq.solvers.Descent(tolerance=1e-12))
     logits, converged = first.logits, first.converged.clone()

@@ -316,9 +316,9 @@ def test_bounds_of_energies_hold_at_random_states() -> None:
         in_y, in_x = torch.autograd.functional.jacobian(descent, (y, feature))
         size = y.shape[1]
         with torch.no_grad():
-            h = float(energy.concavity_bound(form.context, packing.layout))
-            steep = float(energy.input_bound(form.context, packing.layout))
-            units = energy.unit_bounds(form.context, packing.layout)
+            h = float(energy.bounds(form.context, packing.layout).concavity)
+            steep = float(energy.bounds(form.context, packing.layout).input)
+            units = energy.bounds(form.context, packing.layout).units
         assert float(torch.linalg.eigvalsh(in_y.view(size, size)).amax()) <= h * (1 + 1e-9)
         matrix = in_x.reshape(size, -1)
         assert float(torch.linalg.matrix_norm(matrix, 2)) <= steep * (1 + 1e-9)

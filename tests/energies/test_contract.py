@@ -225,7 +225,7 @@ def test_the_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
     packing, flat = random_state(layer.cell, x, context)
     leaf = flat.requires_grad_()
     value = energy.value(packing.unpack(leaf), context)
-    assert value.shape == (() if energy.couples_batch else (3,))
+    assert value.shape == (() if energy.facts.couples_batch else (3,))
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
     descent = packing.pack(energy.descent(packing.unpack(flat), context))
     torch.testing.assert_close(descent, -gradient, rtol=1e-10, atol=1e-10)
@@ -235,7 +235,7 @@ def test_the_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
 def test_values_do_not_depend_on_the_batch(name: str) -> None:
     layer, x = layer_of(name)
     energy = layer.cell.energy
-    if energy.couples_batch:
+    if energy.facts.couples_batch:
         pytest.skip("couples the batch, and says so")
     context = layer.cell.inject(x)
     packing, flat = random_state(layer.cell, x, context)

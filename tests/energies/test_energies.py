@@ -32,7 +32,7 @@ class Bump(eq.Energy):
 class Centerd(eq.Energy):
     """A term that couples the samples of a batch."""
 
-    couples_batch = True
+    facts = eq.energies.Facts(couples_batch=True)
 
     def value(self, y: Tensor, context: Context) -> Tensor:
         return 0.1 * (y - y.mean(dim=0)).pow(4).sum()
@@ -92,7 +92,7 @@ def test_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
     energy, y, context = case(name)
     leaf = y.clone().requires_grad_()
     value = energy.value(leaf, context)
-    assert value.shape == (() if energy.couples_batch else (3,))
+    assert value.shape == (() if energy.facts.couples_batch else (3,))
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
     torch.testing.assert_close(energy.descent(y, context), -gradient, rtol=1e-12, atol=1e-12)
 
@@ -156,7 +156,7 @@ def test_hooks_on_saved_tensors_do_not_reach_inside() -> None:
 @pytest.mark.parametrize("name", list(TERMS))
 def test_curvature_bound_is_an_upper_bound(name: str) -> None:
     energy, y, context = case(name)
-    bound = energy.curvature_bound(context, Packing.of(y).layout)
+    bound = energy.bounds(context, Packing.of(y).layout).curvature
     if bound is None:
         assert any(word in name for word in ("bump", "function", "centerd", "sum", "multiple"))
         return
@@ -201,8 +201,8 @@ def test_the_algebra() -> None:
     assert nested["bump"] is two
     assert isinstance(-one, Scaled)
     assert isinstance(one * 2, Scaled)
-    assert sum([one, two]).couples_batch is False  # type: ignore[union-attr]
-    assert (one + 0.1 * Centerd()).couples_batch is True
+    assert sum([one, two]).facts.couples_batch is False  # type: ignore[union-attr]
+    assert (one + 0.1 * Centerd()).facts.couples_batch is True
     with pytest.raises(TypeError, match="cannot add"):
         one + 3  # type: ignore[operator]
     with pytest.raises(TypeError, match="multiplied by a number"):
@@ -222,7 +222,7 @@ def test_the_decorator_makes_a_term() -> None:
 
     assert isinstance(ridge, eq.Energy)
     assert isinstance(spread, eq.Energy)
-    assert spread.couples_batch
+    assert spread.facts.couples_batch
     y = torch.randn(2, 3)
     torch.testing.assert_close(ridge.descent(y, ridge.inject(y)), -y)
     assert "ridge" in repr(ridge)

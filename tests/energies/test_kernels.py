@@ -142,7 +142,7 @@ def test_the_one_patch_of_a_whole_state_may_be_projected(hidden: int) -> None:
 def test_printed_gamma_is_frozen_in_its_own_derivative() -> None:
     """gamma="paper": one number for the batch, γ = 0.2/min‖q‖² at the state, no derivative."""
     energy = gaussian(gamma="paper", hidden=20)
-    assert energy.couples_batch
+    assert energy.facts.couples_batch
     context = context_of(energy, images())
     y = state_for(energy, context)
     assert energy.value(y, context).shape == ()
@@ -230,7 +230,7 @@ def test_gaussian_curvature_against_dense_hessians(hidden: int | None, gamma: fl
     energy = gaussian(hidden=hidden, gamma=gamma)
     context = context_of(energy, images(2, 3, 4))
     y = state_for(energy, context) * 0.3
-    bound = energy.curvature_bound(context, Packing.of(y).layout).item()
+    bound = energy.bounds(context, Packing.of(y).layout).curvature.item()
     for i in range(2):
         H = hessian(energy, y, context, i)
         torch.testing.assert_close(H, H.T, rtol=1e-10, atol=1e-10)
@@ -241,12 +241,12 @@ def test_gaussian_curvature_against_dense_hessians(hidden: int | None, gamma: fl
 
 def test_gaussian_curvature_limit_is_that_of_the_norm_control() -> None:
     energy = gaussian(hidden=20, norm="bound")
-    assert energy.curvature_limit == pytest.approx((0.9 * 0.8) ** 2)
+    assert energy.limits.curvature == pytest.approx((0.9 * 0.8) ** 2)
     context = context_of(energy, images())
     layout = Packing.of(state_for(energy, context)).layout
-    assert energy.curvature_bound(context, layout) <= (0.9 * 0.8) ** 2 * (1 + 1e-9)
-    assert gaussian(hidden=20).curvature_limit is None
-    assert gaussian(norm="bound").curvature_limit == pytest.approx(0.81)
+    assert energy.bounds(context, layout).curvature <= (0.9 * 0.8) ** 2 * (1 + 1e-9)
+    assert gaussian(hidden=20).limits.curvature is None
+    assert gaussian(norm="bound").limits.curvature == pytest.approx(0.81)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -440,13 +440,13 @@ def test_inner_product_kernels(name: str, size: float) -> None:
     torch.testing.assert_close(H, H.T, rtol=1e-10, atol=1e-10)
     alone = context_of(energy, x[1:2])
     torch.testing.assert_close(energy.descent(y[1:2], alone)[0], energy.descent(y, context)[1])
-    bound = energy.curvature_bound(context, Packing.of(y).layout)
+    bound = energy.bounds(context, Packing.of(y).layout).curvature
     unbounded = name.startswith(("polynomial-3", "polynomial-4"))
     assert (bound is None) == unbounded
     if bound is not None:
         assert bound.shape == (len(x),)
         assert torch.linalg.matrix_norm(H, 2) <= bound[0] * (1 + 1e-9)
-    limit = energy.curvature_limit
+    limit = energy.limits.curvature
     assert (limit is None) == (unbounded or "printed" in name)
     if limit is not None:
         assert bound is not None
@@ -463,7 +463,7 @@ def test_curvature_bounds_are_reached() -> None:
         c, n = context["c"], context["n"]
         y = math.atanh(math.sqrt(1 / 3)) * c * n / c.square().sum()
         H = hessian(energy, y, context)
-        limit = energy.curvature_limit
+        limit = energy.limits.curvature
         assert limit is not None
         assert torch.linalg.matrix_norm(H, 2).item() == pytest.approx(limit, rel=1e-9)
 

@@ -267,7 +267,7 @@ def test_theorem_4_the_equilibrium_is_stationary_for_the_sum(
             moved = regularizer.step(z, gamma)
         mapped = W.adjoint((W(moved) + inject.inject(x)["c"]).relu())
     torch.testing.assert_close(mapped, z, rtol=1e-9, atol=1e-9)
-    assert term.couples_batch == regularizer.couples_batch
+    assert term.facts.couples_batch == regularizer.couples_batch
 
 
 def test_regularizers_do_what_they_are_for() -> None:

@@ -67,10 +67,10 @@ def test_the_curvature_stays_within_its_bounds(concavity: float) -> None:
     context = prepared(made, y, y)
     eigenvalues = torch.linalg.eigvalsh(hessian(made, y, context))
     layout = Packing.of(y).layout
-    assert -made.concavity_bound(context, layout) <= eigenvalues[0] + 1e-12
-    assert eigenvalues[-1] <= made.curvature_bound(context, layout) + 1e-12
-    assert made.concavity_bound(context, layout) <= concavity
-    assert made.curvature_bound(context, layout) <= made.curvature_limit
+    assert -made.bounds(context, layout).concavity <= eigenvalues[0] + 1e-12
+    assert eigenvalues[-1] <= made.bounds(context, layout).curvature + 1e-12
+    assert made.bounds(context, layout).concavity <= concavity
+    assert made.bounds(context, layout).curvature <= made.limits.curvature
     assert made.concavity == 0 or eigenvalues[0] < 0  # The weakly convex ones do bend downwards.
 
 
@@ -161,8 +161,8 @@ def test_the_data_term_is_half_the_squared_misfit(A: eq.LinearOperator) -> None:
     one = prepared(term, y[:1], x[:1], torch.tensor([0.3]).double())
     eigenvalues = torch.linalg.eigvalsh(hessian(term, y[:1], one))
     layout = Packing.of(y).layout
-    assert eigenvalues[-1] <= term.curvature_bound(one, layout) * (1 + 1e-9)  # type: ignore[operator]
-    assert -term.concavity_bound(one, layout) <= eigenvalues[0] + 1e-9  # type: ignore[operator]
+    assert eigenvalues[-1] <= term.bounds(one, layout).curvature * (1 + 1e-9)  # type: ignore[operator]
+    assert -term.bounds(one, layout).concavity <= eigenvalues[0] + 1e-9  # type: ignore[operator]
 
 
 def test_a_box_forgives_what_rounding_did() -> None:

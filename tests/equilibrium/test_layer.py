@@ -235,7 +235,7 @@ def test_a_cell_says_what_it_lacks() -> None:
     with pytest.raises(TypeError, match="no hidden objective"):
         eq.EquilibriumLayer(cell=linear_nonsymmetric().cell).objective(torch.zeros(1, 5).double())
     with pytest.raises(TypeError, match="without a symmetry_weight"):
-        eq.Cell().symmetry_weight(x, Context())
+        eq.gradients.capabilities.symmetry_weight(eq.Cell(), x, Context())
     with pytest.raises(TypeError, match="define output"):
         eq.Cell().output((x, x), Context())
 

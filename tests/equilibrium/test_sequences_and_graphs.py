@@ -88,7 +88,7 @@ def test_the_contraction_bound_holds(name: str) -> None:
 
     jacobian = torch.autograd.functional.jacobian(descent, packing.pack(state))
     true = torch.linalg.matrix_norm(jacobian.reshape(packing.size, -1), 2)
-    bound, limit = layer.contraction_bound(x), layer.cell.contraction_limit
+    bound, limit = layer.contraction_bound(x), layer.cell.limits.contraction
     assert bound is not None
     assert limit is not None
     assert float(true) <= float(bound[0]) * (1 + 1e-9) <= limit * (1 + 1e-8)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import state_tensors
+from equilibria.equilibrium.capabilities import formula
 from equilibria.models import EquilibriumClassifier
 
 SHRUNK: dict[str, Callable[[Any], Any]] = {
@@ -73,12 +74,12 @@ def settled(model: EquilibriumClassifier) -> EquilibriumClassifier:
 
 
 def has_objective(model: EquilibriumClassifier) -> bool:
-    return model.layer.cell.formula is not None
+    return formula(model.layer.cell) is not None
 
 
 def always_contracts(model: EquilibriumClassifier) -> bool:
     """Whether a bound q < 1 is promised for every input."""
-    limit = model.layer.cell.contraction_limit
+    limit = model.layer.cell.limits.contraction
     return limit is not None and limit < 1
 
 

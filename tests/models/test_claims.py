@@ -15,6 +15,7 @@ from torch import Tensor
 import equilibria as eq
 from equilibria.context import Context, Packing, State, state_tensors
 from equilibria.equilibrium import NoObjectiveError, Objective
+from equilibria.equilibrium.capabilities import formula, guarantee
 from equilibria.models import EquilibriumModel
 from equilibria.models.mopteq.cells import LiftedObjective
 from equilibria.models.opteq.cells import DeepOptEqObjective
@@ -186,7 +187,7 @@ def test_no_pair_of_states_refutes_the_contraction_bound(
     name: str, options: dict[str, Any], steps: int
 ) -> None:
     model, inputs = made(name, options)
-    bound, limit = model.layer.contraction_bound(inputs), model.layer.cell.contraction_limit
+    bound, limit = model.layer.contraction_bound(inputs), model.layer.cell.limits.contraction
     if bound is None:
         assert limit is None
         return
@@ -198,7 +199,7 @@ def test_no_pair_of_states_refutes_the_contraction_bound(
 @cases
 def test_no_start_refutes_uniqueness(name: str, options: dict[str, Any]) -> None:
     model, inputs = made(name, options)
-    if "unique" not in (model.layer.cell.guarantee or ""):
+    if "unique" not in (guarantee(model.layer.cell) or ""):
         return
     found = Map(model, inputs)
     assert found.solution.converged.all()
@@ -227,13 +228,13 @@ def test_the_gradient_is_that_of_the_value(name: str, options: dict[str, Any]) -
     try:
         objective = model.layer.objective(inputs)
     except NoObjectiveError:
-        assert model.layer.cell.formula is None
+        assert formula(model.layer.cell) is None
         return
     if not objective.is_minimized:
-        formula = model.layer.cell.formula
-        assert formula is None or "∈" in formula
+        written = formula(model.layer.cell)
+        assert written is None or "∈" in written
         return
-    assert model.layer.cell.formula is not None
+    assert formula(model.layer.cell) is not None
     found = Map(model, inputs)
     rows = found(found.equilibrium + found.random(0.3)).requires_grad_()
     state = found.packing.unpack(rows)
@@ -273,7 +274,7 @@ def test_the_equilibrium_is_stationary_and_no_state_has_a_lower_value(
     state = found.solution.state
     assert (objective.residual(state) < 1e-8).all()
     assert all((part.abs() < 1e-7).all() for part in state_tensors(objective.gradient(state)))
-    if "unique" not in (model.layer.cell.guarantee or ""):
+    if "unique" not in (guarantee(model.layer.cell) or ""):
         return
     least = objective.value(state)
     for size in (1e-3, 0.03, 1.0, 30.0):

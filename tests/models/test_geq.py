@@ -144,7 +144,7 @@ def test_the_damped_step_converges_where_the_plain_one_does_not() -> None:
     assert layer.solve(x).converged.all()
     context = cell.inject(x)
     layout = Packing.of(cell.initial_state(x, context)).layout
-    bound = cell.energy.curvature_bound(context, layout)
+    bound = cell.energy.bounds(context, layout).curvature
     assert bound is not None
     assert bound.item() == pytest.approx(2.7**2, rel=1e-6)
 
@@ -371,7 +371,7 @@ def test_options() -> None:
     assert isinstance(cell_of(model).energy, Branches)
     bound = small(zeta=0.5, zeta_hidden=0.8).contraction_bound(images())
     torch.testing.assert_close(bound, torch.full((3,), 0.16, dtype=torch.float64))
-    assert small(kernel="polynomial", rho=0.01, zeta=0.5).layer.cell.contraction_limit == (
+    assert small(kernel="polynomial", rho=0.01, zeta=0.5).layer.cell.limits.contraction == (
         pytest.approx(0.26)
     )
     cubic = small(kernel="polynomial", degree=3).eval()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import equilibria as eq
 from equilibria.context import Packing, state_tensors
 from equilibria.energies import BranchCoupling, HeritageDiversity
-from equilibria.energies.heritage_diversity import resampling
+from equilibria.energies.branch_coupling import resampling
 from equilibria.models import (
     MOptEqCell,
     POptEqCell,
@@ -176,14 +176,14 @@ def test_the_curvature_bound(scales: tuple[int, ...], options: dict[str, object]
     x = x[:1]
     context = cell.inject(x)
     packing = Packing.of(cell.initial_state(x, context))
-    bound = cell.contraction_bound(context, packing.layout)
+    bound = cell.bounds(context, packing.layout).contraction
     assert bound is not None
     flat = torch.rand(1, packing.size, dtype=torch.float64)
     hessian = torch.autograd.functional.jacobian(
         lambda v: packing.pack(cell.energy.descent(packing.unpack(v), context)), flat
     ).reshape(packing.size, packing.size)
     assert torch.linalg.matrix_norm(hessian, 2) <= bound * (1 + 1e-9)
-    limit = cell.contraction_limit
+    limit = cell.limits.contraction
     assert limit is not None
     assert bound <= limit * (1 + 1e-6)
 
@@ -191,7 +191,7 @@ def test_the_curvature_bound(scales: tuple[int, ...], options: dict[str, object]
 def test_moving_signs_have_no_curvature_bound() -> None:
     for sign in ("smooth", "hard"):
         cell, x = cell_of(sign=sign)
-        assert cell.contraction_limit is None
+        assert cell.limits.contraction is None
         assert eq.EquilibriumLayer(cell=cell).contraction_bound(x) is None
 
 

@@ -201,9 +201,9 @@ def test_the_norm_of_every_layer_is_controlled(norm: str) -> None:
 def test_a_fixed_alpha_and_the_bound_certify_the_contraction() -> None:
     model = tiny(norm="bound", learnable_alpha=False, init_scale=20.0).eval()
     limit = (0.2 + 0.8 * 0.95**2) ** 3
-    assert model.layer.cell.contraction_limit == pytest.approx(limit)
+    assert model.layer.cell.limits.contraction == pytest.approx(limit)
     assert model.contraction_bound(images(1)) == pytest.approx(limit)
-    assert tiny().layer.cell.contraction_limit is None
+    assert tiny().layer.cell.limits.contraction is None
 
 
 def test_the_head_of_table_6() -> None:

@@ -94,15 +94,15 @@ def test_the_step_contracts_as_promised(weight: float) -> None:
     model = restorer(weight=weight)
     cell = model.layer.cell
     context = cell.inject(*model.stem(images()))
-    assert cell.contraction_limit is not None
-    assert cell.contraction_limit == pytest.approx(weight / (1 + weight))
+    assert cell.limits.contraction is not None
+    assert cell.limits.contraction == pytest.approx(weight / (1 + weight))
     for seed in range(5):
         one, other = torch.randn(2, 3, 5, 8, 8, generator=chance(seed)).double()
         moved = cell.step(one, context), cell.step(other, context)
         assert isinstance(moved[0], Tensor)
         assert isinstance(moved[1], Tensor)
         ratio = float((moved[0] - moved[1]).detach().norm() / (one - other).norm())
-        assert ratio <= cell.contraction_limit + 1e-9
+        assert ratio <= cell.limits.contraction + 1e-9
 
 
 def test_hidden_pixels_count_for_nothing() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.context import Context
+from equilibria.equilibrium.capabilities import potential
 from tests.solvers.test_solvers import SOLVERS
 
 
@@ -161,4 +162,4 @@ def test_objectives_that_are_known_to_be_convex_are_not_tested(energy: eq.Energy
 
 def test_an_objective_may_be_concave_by_more_than_its_quadratic_part() -> None:
     layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)) + eq.Quadratic(2 * torch.eye(2)))
-    assert not layer.cell.potential.is_convex  # type: ignore[union-attr]
+    assert not potential(layer.cell).is_convex  # type: ignore[union-attr]

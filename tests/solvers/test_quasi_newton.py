@@ -102,7 +102,7 @@ def test_a_map_that_swings_between_two_points_is_left_at_once(name: str) -> None
 def test_what_is_counted_is_what_is_evaluated() -> None:
     class Counted(Ridge):
         count = 0
-        convex = True
+        limits = eq.energies.Bounds(concavity=0.0)
 
         def descent(self, y: State, context: Context) -> State:
             assert isinstance(y, Tensor)
@@ -144,7 +144,9 @@ def test_a_long_solve_keeps_no_more_states_than_a_descent_can_use(known: bool, k
     most = 0
 
     class Counted(eq.Quadratic):
-        concave = known
+        facts = eq.energies.Facts(
+            is_concave=known, is_quadratic=True, vanishes_at_zero=True, owns_descent=True
+        )
 
         def descent(self, state: State, context: Context) -> State:
             nonlocal most

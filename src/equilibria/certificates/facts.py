@@ -10,19 +10,19 @@ be proven registers its own facts:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from equilibria.activations import IdentityActivation, ReLU
 from equilibria.context import Context, Layout, Packing, State
-from equilibria.energies import HeritageDiversity, Rounding
+from equilibria.energies import Energy, HeritageDiversity, Rounding
 from equilibria.energies.bounds import UnitBound
-from equilibria.equilibrium import Cell, EnergyCell, EnergyForm
+from equilibria.energies.capabilities import rounding as rounding_of
+from equilibria.equilibrium import Cell, EnergyCell, EnergyForm, capabilities
 from equilibria.models.mopteq.cells import MOptEqCell, MOptEqFeatureCell
 from equilibria.models.opteq.cells import DeepOptEqCell
 from equilibria.operators.rounding import NORM_SLACK, unit_roundoff, upper_norm
@@ -30,23 +30,25 @@ from equilibria.operators.rounding import NORM_SLACK, unit_roundoff, upper_norm
 UNIT = unit_roundoff(torch.float64)
 """Unit roundoff of float64, in which every certificate is computed."""
 
-Compute: TypeAlias = Callable[[Context, Layout], Tensor | None]
-"""A bound of a cell or an energy, such as `Cell.contraction_bound`: None if unknown, one number
-that holds for every input, or one number per sample."""
-
 
 class SharedBounds:
-    """Bounds for states of one layout, computed once where they hold for every input."""
+    """Bounds of a cell or an energy for states of one layout.
 
-    def __init__(self, layout: Layout) -> None:
+    A number that holds for every input is computed once.
+    """
+
+    def __init__(self, owner: Cell | Energy, layout: Layout) -> None:
+        self.owner = owner
         self.layout = layout
         self._shared: dict[str, Tensor | None] = {}
 
-    def __call__(self, compute: Compute, context: Context) -> Tensor | None:
-        """Return `compute(context, layout)`, from memory if it holds for every input."""
-        name = compute.__name__
+    def __call__(self, name: str, context: Context) -> Tensor | None:
+        """Return the number `name` of the bounds, from memory if it holds for every input.
+
+        It is None if unknown, one number that holds for every input, or one number per sample.
+        """
         if name not in self._shared:
-            bound = compute(context, self.layout)
+            bound: Tensor | None = getattr(self.owner.bounds(context, self.layout), name)
             if bound is not None and bound.dim():
                 return bound
             self._shared[name] = bound
@@ -82,7 +84,7 @@ def energy_rounding(
     cell: EnergyCell, context: Context, layout: Layout, unit: float
 ) -> Rounding | None:
     """Rounding error of ∇E in a type with this unit roundoff, or None if it is unknown."""
-    return cell.energy.rounding(cell.energy, context, layout, unit)
+    return rounding_of(cell.energy, cell.energy, context, layout, unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,24 +98,23 @@ class ObjectiveFacts:
 
     def concavity(self, context: Context) -> Tensor | None:
         """h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
-        return self.bounds(self.form.cell.energy.concavity_bound, context)
+        return self.bounds("concavity", context)
 
     def curvature(self, context: Context) -> Tensor | None:
         """Lipschitz constant of ∇E in the state."""
-        return self.bounds(self.form.cell.energy.curvature_bound, context)
+        return self.bounds("curvature", context)
 
     def input_lipschitz(self, context: Context) -> Tensor | None:
         """Lipschitz constant of ∇E in the input of the layer, ‖U‖."""
-        return self.bounds(self.form.cell.energy.input_bound, context)
+        return self.bounds("input", context)
 
     def rounding(self, unit: float) -> Rounding | None:
         """Rounding error of ∇E in a type with this unit roundoff, or None if it is unknown."""
         return energy_rounding(self.form.cell, self.form.context, self.layout, unit)
 
-    def units(self) -> list[UnitBound] | None:
+    def units(self) -> Sequence[UnitBound] | None:
         """Norms of every unit, of a quadratic energy, or None if they are unknown."""
-        energy = self.form.cell.energy
-        return energy.unit_bounds(self.form.context, self.layout)
+        return self.form.cell.energy.bounds(self.form.context, self.layout).units
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,19 +126,19 @@ class CellFacts:
     bounds: SharedBounds = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bounds", SharedBounds(self.at.layout))
+        object.__setattr__(self, "bounds", SharedBounds(self.cell, self.at.layout))
 
     def contraction(self, context: Context) -> Tensor | None:
         """Lipschitz constant q of the map in the state."""
-        return self.bounds(self.cell.contraction_bound, context)
+        return self.bounds("contraction", context)
 
     def input_lipschitz(self, context: Context) -> Tensor | None:
         """Lipschitz constant of the map in the input of the layer."""
-        return self.bounds(self.cell.input_bound, context)
+        return self.bounds("input", context)
 
     def rounding(self, used: Cell, unit: float) -> Rounding | None:
         """Rounding error of the step of `used`, which has this unit roundoff."""
-        return used.rounding(self.cell, self.at.context, self.at.layout, unit)
+        return capabilities.rounding(used, self.cell, self.at.context, self.at.layout, unit)
 
     def objective(self) -> ObjectiveFacts | None:
         """The hidden objective, if its subgradients are computed without rounding σ."""
@@ -145,11 +146,13 @@ class CellFacts:
         if form is None or not isinstance(form.cell.activation, ReLU | IdentityActivation):
             return None
         layout = Packing.of(form.image).layout
-        return ObjectiveFacts(form, layout, SharedBounds(layout))
+        return ObjectiveFacts(form, layout, SharedBounds(form.cell.energy, layout))
 
     def form(self, state: State, context: Context) -> EnergyForm | None:
         """The hidden objective in its own variables, and the image of a state there."""
-        return None if self.at.couples_batch else self.cell.energy_form(state, context)
+        return (
+            None if self.at.couples_batch else capabilities.energy_form(self.cell, state, context)
+        )
 
     @property
     def coupling(self) -> HeritageDiversity | None:

@@ -45,7 +45,7 @@ from equilibria.certificates.states import READING, flat_rows, norms
 from equilibria.certificates.stem import L2, LINF, ImageNorm
 from equilibria.context import Context, State, map_state
 from equilibria.energies import Rounding
-from equilibria.equilibrium import EnergyForm
+from equilibria.equilibrium import EnergyForm, capabilities
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.base import EquilibriumModel, predicted_classes
@@ -197,7 +197,7 @@ class LayerCertifier:
         state = map_state(lambda tensor: tensor[rows].double(), solved.solution.state)
         inputs = as_inputs(self.by.exact.injected(images))
         context = cell.inject(*inputs)
-        if cell.refresh_until or self.by.cell.has_moving_signs:
+        if capabilities.refresh_until(cell) or self.by.cell.has_moving_signs:
             # Signs and scales that a solve keeps are those of the model's own solve.
             own = solved.solution.context.keep(rows)
             wide = (t.double() if t.is_floating_point() else t for t in own.tensors())

@@ -28,6 +28,7 @@ from equilibria.certificates.stem import LINF, ImagePath, StemBounds, UnboundedE
 from equilibria.context import State
 from equilibria.energies import Rounding
 from equilibria.energies.kernel_scale import RunningScale
+from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.models.affine import why_not_affine
 from equilibria.models.base import EquilibriumModel, in_float64
@@ -144,11 +145,11 @@ def _why_no_class(
             "the signs of its diversity term (λ > 0) may flip between the state and the "
             "equilibrium: error bars are relative to the signs of the state"
         )
-    if cell.cell.refresh_until:
+    if capabilities.refresh_until(cell.cell):
         return "its map depends on where the first iterations went"
     if why := why_not_affine(exact.head):
         return why
-    if not cell.cell.has_linear_output:
+    if capabilities.output_form(cell.cell) != "linear":
         return f"the output of {type(cell.cell).__name__} is not linear in the state"
     if rounding is None:
         return f"no bound of the rounding in {type(cell.cell).__name__} is known"
@@ -169,7 +170,7 @@ def _reading(
     rows, offset = readout(form.cell, exact.head, form.image, form.context)
     flat, energy = flat_rows(rows), form.cell.energy
     concavity = largest(objective.concavity(form.context))
-    if not energy.is_quadratic or concavity >= 1:
+    if not energy.facts.is_quadratic or concavity >= 1:
         return Reading(rows, offset, ClassPairs(flat))
     resolvent = Resolvent(energy, form.context, objective.layout, concavity)
     resolved = resolvent.solve(flat)

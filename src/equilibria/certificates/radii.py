@@ -30,6 +30,7 @@ divided by √n.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -180,7 +181,7 @@ class Pattern:
 
     @classmethod
     def unit_norms(
-        cls, bounds: list[UnitBound], layout: tuple[tuple[int, ...], ...]
+        cls, bounds: Sequence[UnitBound], layout: tuple[tuple[int, ...], ...]
     ) -> list[Tensor]:
         """Flatten the bounds of an energy to one number per unit."""
 

@@ -36,7 +36,7 @@ class Resolvent:
     """
 
     def __init__(self, energy: Energy, context: Context, layout: Layout, concavity: float) -> None:
-        if not energy.is_quadratic:
+        if not energy.facts.is_quadratic:
             raise ValueError(f"{energy} is not quadratic: its curvature depends on the state")
         self.energy = energy
         self.context = context

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from equilibria.certificates.states import flat_rows
 from equilibria.context import Packing, State, map_state
 from equilibria.energies import Energy
+from equilibria.energies.capabilities import first_descent
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.models.affine import NORMS
 from equilibria.models.base import EquilibriumModel
@@ -337,7 +338,7 @@ class ImagePath:
             at.requires_grad_()
             inputs = as_inputs(self.model.injected(at) if is_whole else at)
             context = self.energy.inject(*inputs)
-            descent = self.energy.first_descent(context)
+            descent = first_descent(self.energy, context)
             if descent is None:
                 zero = map_state(lambda t: t.new_zeros(len(rows), *t.shape[1:]), self.like)
                 layout = Packing.of(self.like).layout

@@ -1,23 +1,16 @@
 """The smooth part E(y; x) of a hidden objective, term by term."""
 
-from equilibria.energies.base import (
-    Energy,
-    FunctionEnergy,
-    Scaled,
-    Sum,
-    curvature,
-    energy_term,
-)
-from equilibria.energies.bounds import Rounding
+from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds
+from equilibria.energies.branch_coupling import BranchCoupling, diversity, heritage
+from equilibria.energies.compose import Scaled, Sum
 from equilibria.energies.convex_potential import ConvexPotential
+from equilibria.energies.curvature import curvature
+from equilibria.energies.facts import Facts
 from equilibria.energies.fidelity import DataFidelity
+from equilibria.energies.function import FunctionEnergy, energy_term
 from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.heritage_diversity import (
-    BranchCoupling,
-    HeritageDiversity,
-    diversity,
-    heritage,
-)
+from equilibria.energies.heritage_diversity import HeritageDiversity
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
 from equilibria.energies.opponent import OpponentPrior
 from equilibria.energies.regularizers import (
@@ -33,18 +26,21 @@ from equilibria.energies.regularizers import (
     register_regularizer,
 )
 from equilibria.energies.ridge import RidgePrior
+from equilibria.energies.rounding import Rounding
 from equilibria.energies.terms import Branches, Input, Quadratic
 
 __all__ = [
     "HSIC",
     "L1",
     "L2",
+    "Bounds",
     "BranchCoupling",
     "Branches",
     "ConvexPotential",
     "DataFidelity",
     "Decorrelation",
     "Energy",
+    "Facts",
     "FeatureRegularizer",
     "FunctionEnergy",
     "GaussianKernel",

@@ -1,103 +1,184 @@
-"""What an energy says of itself to those who prove things: its units, and its rounding."""
+"""Bounds of the derivatives of a term: one value, which adds and scales like the term."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from equilibria.context import Context
+N = TypeVar("N")
+"""The numbers of a bound: floats where they hold by construction, tensors where computed."""
+P = TypeVar("P")
 
 
 class UnitBound(NamedTuple):
-    """Of −∇²E = WWᵀ and ∇E linear in x, in shapes that meet that of the state."""
+    """How strongly each unit of a quadratic energy is pulled: −∇²E = WWᵀ and ∇E linear in x.
 
-    input: Tensor
-    """The norm of a unit's row of the derivative in x."""
-    state: Tensor
-    """The norm of a unit's row of W."""
-
-
-Extra: TypeAlias = Callable[[Context, Tensor], Tensor]
-"""From the context and ‖y‖ of samples to a bound of an error."""
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How far a computed ∇E(y; x) may be from the true one, with c = Ux + b as computed:
-
-    state·‖y‖ + injected·‖c‖ + feature·‖x‖ + carried·‖error of x‖ + extra
+    The tensors have shapes that broadcast with the state's.
     """
 
-    state: float = 0.0
-    injected: float = 0.0
-    feature: float = 0.0
-    carried: float = 0.0
-    extra: Extra | None = None
+    input: Tensor
+    """The norm of each unit's row of the derivative in x."""
+    state: Tensor
+    """The norm of each unit's row of W."""
 
-    def at(self, context: Context, state: Tensor, feature: Tensor, error: Tensor) -> Tensor:
-        """The bound for samples of these sizes."""
-        linear = self.state * state + self.injected * injected_size(context)
-        passed = self.feature * feature + self.carried * error
-        more = 0.0 if self.extra is None else self.extra(context, state)
-        return linear + passed + more
 
-    def __add__(self, other: Rounding) -> Rounding:
-        return self._joined(other, operator.add, operator.add, operator.add)
+Given: TypeAlias = N | Callable[[], N | None] | None
+"""A number, a function that computes it when it is first read, or None for "not known"."""
 
-    def __mul__(self, factor: float) -> Rounding:
-        inner = self.extra
-        scaled = None if inner is None else lambda context, y: factor * inner(context, y)
-        shares = (self.state, self.injected, self.feature, self.carried)
-        state, injected, feature, carried = (factor * share for share in shares)
-        return Rounding(state, injected, feature, carried, scaled)
 
-    def beside(self, other: Rounding) -> Rounding:
-        """Of two branches, which share x and have a y and a c each."""
-        return self._joined(other, max, math.hypot, torch.hypot)
+class Bounds(Generic[N]):
+    """Bounds of the derivatives of an energy E(y; x), at every state y. None means "not known".
 
-    def inside(self, name: str) -> Rounding:
-        """Of a part: what it says of its own context, said of the whole."""
-        inner = self.extra
-        if inner is None:
-            return self
-        return replace(self, extra=lambda context, y: inner(context.parts[name], y))
+    The bounds of a sum are the sum of the bounds, and those of a multiple are the multiple:
+    `a.bounds(...) + b.bounds(...)`, `bounds * factor`.
 
-    def _joined(
+    A number is a float, a tensor without dimensions, or a tensor with one entry per sample where
+    the bound depends on the input. A function in the place of a number is called when the number
+    is first read, so that a norm which is not used is never computed.
+
+    Args:
+        curvature: Upper bound of ‖∇²E‖.
+        concavity: Upper bound of the eigenvalues of −∇²E; by default that of the curvature. A
+            convex energy has 0. With L_σ ≤ 1 the objective G is (1 − concavity)-strongly convex.
+        input: Upper bound of the Lipschitz constant of ∇E in the input, at any state and input.
+        units: One `UnitBound` per tensor of the state, for quadratic energies.
+
+    Examples:
+        >>> bounds = 0.5 * eq.energies.Bounds(2.0, concavity=0.0)
+        >>> bounds.curvature, bounds.concavity, bounds.input
+        (1.0, 0.0, None)
+        >>> (bounds * -1).concavity  # a negative multiple of a convex energy is concave
+        1.0
+    """
+
+    def __init__(
         self,
-        other: Rounding,
-        own: Callable[[float, float], float],
-        shared: Callable[[float, float], float],
-        extra: Callable[[Tensor, Tensor], Tensor],
-    ) -> Rounding:
-        one, two = self.extra, other.extra
+        curvature: Given[N] = None,
+        concavity: Given[N] = None,
+        input: Given[N] = None,
+        units: Given[Sequence[UnitBound]] = None,
+    ) -> None:
+        self._curvature: Any = curvature
+        self._concavity: Any = concavity
+        if concavity is None:
+            self._concavity = (lambda: self.curvature) if callable(curvature) else curvature
+        self._input: Any = input
+        self._units: Any = units
 
-        def both(context: Context, y: Tensor) -> Tensor:
-            assert one is not None
-            assert two is not None
-            return extra(one(context, y), two(context, y))
+    @property
+    def curvature(self) -> N | None:
+        """Upper bound of ‖∇²E‖."""
+        if callable(self._curvature):
+            self._curvature = self._curvature()
+        return self._curvature  # type: ignore[no-any-return]
 
-        return Rounding(
-            own(self.state, other.state),
-            own(self.injected, other.injected),
-            shared(self.feature, other.feature),
-            shared(self.carried, other.carried),
-            both if one is not None and two is not None else one or two,
+    @property
+    def concavity(self) -> N | None:
+        """Upper bound of the eigenvalues of −∇²E."""
+        if callable(self._concavity):
+            known = self._concavity()
+            self._concavity = self.curvature if known is None else known
+        return self._concavity  # type: ignore[no-any-return]
+
+    @property
+    def input(self) -> N | None:
+        """Upper bound of the Lipschitz constant of ∇E in the input."""
+        if callable(self._input):
+            self._input = self._input()
+        return self._input  # type: ignore[no-any-return]
+
+    @property
+    def units(self) -> Sequence[UnitBound] | None:
+        """One `UnitBound` per tensor of the state."""
+        if callable(self._units):
+            self._units = self._units()
+        return self._units  # type: ignore[no-any-return]
+
+    def __add__(self, other: Bounds[N]) -> Bounds[N]:
+        def units() -> Sequence[UnitBound] | None:
+            known = all_known([self.units, other.units])
+            if known is None:
+                return None
+            return [
+                UnitBound(one.input + two.input, torch.hypot(one.state, two.state))
+                for one, two in zip(*known, strict=True)
+            ]
+
+        return Bounds(
+            self._joined(other, operator.add, "curvature"),
+            self._joined(other, operator.add, "concavity"),
+            self._joined(other, operator.add, "input"),
+            units,
         )
 
+    def __mul__(self, factor: float | Tensor) -> Bounds[N]:
+        def size(name: str) -> Any:
+            def scaled() -> Any:
+                known: Any = getattr(self, name)
+                return None if known is None else abs(factor * known)
 
-def injected_size(context: Context) -> Tensor:
-    """‖c‖ of each sample, c = Ux + b in all parts."""
+            return scaled
 
-    def found(part: Context) -> Iterator[Tensor]:
-        if "c" in part.sample:
-            yield torch.linalg.vector_norm(part["c"].flatten(1), dim=1).double().square()
-        for inner in part.parts.values():
-            yield from found(inner)
+        def concavity() -> Any:
+            if not factor >= 0:
+                return None  # that of the curvature
+            known: Any = self.concavity
+            return None if known is None else factor * known
 
-    return torch.stack(list(found(context))).sum(dim=0).sqrt()
+        def units() -> Sequence[UnitBound] | None:
+            number, known = float(factor), self.units
+            if known is None or number < 0:
+                return None
+            return [UnitBound(number * one.input, math.sqrt(number) * one.state) for one in known]
+
+        return Bounds(size("curvature"), concavity, size("input"), units)
+
+    __rmul__ = __mul__
+
+    def beside(self, other: Bounds[N]) -> Bounds[N]:
+        """Bounds of E₁(y₁; x) + E₂(y₂; x): two branches of the state that share the input."""
+
+        def units() -> Sequence[UnitBound] | None:
+            known = all_known([self.units, other.units])
+            return None if known is None else [unit for units in known for unit in units]
+
+        return Bounds(
+            self._joined(other, _maximum, "curvature"),
+            self._joined(other, _maximum, "concavity"),
+            self._joined(other, _hypot, "input"),
+            units,
+        )
+
+    def __repr__(self) -> str:
+        names = ("curvature", "concavity", "input")
+        return f"Bounds({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+    def _joined(self, other: Bounds[N], join: Callable[[Any, Any], Any], name: str) -> Any:
+        """Join one number of both, now if both are computed, else when it is first read."""
+
+        def joined() -> Any:
+            one, two = getattr(self, name), getattr(other, name)
+            return None if one is None or two is None else join(one, two)
+
+        is_lazy = callable(getattr(self, f"_{name}")) or callable(getattr(other, f"_{name}"))
+        return joined if is_lazy else joined()
+
+
+def all_known(values: Iterable[P | None]) -> list[P] | None:
+    """Return the values as a list, or None if one of them is None."""
+    collected = list(values)
+    known = [value for value in collected if value is not None]
+    return known if len(known) == len(collected) else None
+
+
+def _maximum(one: Any, other: Any) -> Any:
+    return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
+
+
+def _hypot(one: Any, other: Any) -> Any:
+    return torch.hypot(one, other) if isinstance(one, Tensor) else math.hypot(one, other)

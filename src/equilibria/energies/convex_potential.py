@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from equilibria.activations import Activation, ReLU, get_activation
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
-from equilibria.energies.bounds import Rounding
+from equilibria.energies.bounds import Bounds
+from equilibria.energies.rounding import Rounding
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import OperatorLike, as_operator
 from equilibria.operators.rounding import application_rounding, upper_norm
@@ -29,8 +30,6 @@ class ConvexPotential(Energy):
         >>> layer(torch.tensor([[2.0, -2.0]])).round(decimals=2)  # z = x − max(z, 0)
         tensor([[ 1., -2.]], grad_fn=...)
     """
-
-    convex = True
 
     def __init__(
         self, W: OperatorLike, bias: bool | Tensor = True, activation: str | Activation = "relu"
@@ -71,18 +70,14 @@ class ConvexPotential(Energy):
         return lifted if self.bias is None else lifted + self.bias
 
     @property
-    def curvature_limit(self) -> float | None:
+    def limits(self) -> Bounds[float]:
         limit = self.W.norm_limit
-        return None if limit is None else self.activation.lipschitz * limit**2
+        curvature = None if limit is None else self.activation.lipschitz * limit**2
+        return Bounds(curvature, concavity=0.0)
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.activation.lipschitz * self.W.norm_bound(layout[0]).square()
-
-    def concavity_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.W.norm_bound(layout[0]) * 0
-
-    def input_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.W.norm_bound(layout[0]) * 0
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        norm = self.W.norm_bound(layout[0])
+        return Bounds(self.activation.lipschitz * norm.square(), concavity=norm * 0, input=norm * 0)
 
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float

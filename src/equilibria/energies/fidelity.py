@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equilibria.context import Context, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import Identity, LinearOperator
 from equilibria.registry import check_not_negative, check_positive
@@ -88,20 +89,17 @@ class DataFidelity(Energy):
         return -self.A.adjoint(weight * left)
 
     @property
-    def concavity_limit(self) -> float | None:
-        return 0.0 if self.is_linear else None
+    def limits(self) -> Bounds[float]:
+        return Bounds(concavity=0.0) if self.is_linear else Bounds()
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        if not isinstance(self.A, LinearOperator):
-            return None
-        return context["weight"] * self.A.norm_bound(layout[0]).square()
-
-    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """−w where A is the identity and there is no box; a convex term otherwise."""
-        if not self.is_linear:
-            return None
-        known = isinstance(self.A, Identity) and not self.has_box
-        return -context["weight"] if known else torch.zeros_like(context["weight"])
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        """The concavity is −w where A is the identity and there is no box: E is convex."""
+        A, weight = self.A, context["weight"]
+        if not isinstance(A, LinearOperator):
+            return Bounds()
+        is_identity = isinstance(A, Identity) and not self.has_box
+        concavity = -weight if is_identity else torch.zeros_like(weight)
+        return Bounds(lambda: weight * A.norm_bound(layout[0]).square(), concavity)
 
     def _outside(self, y: Tensor, context: Context) -> Tensor:
         """Ay − x, less what the box forgives."""

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
 from equilibria.context.state import in_format_of, is_channels_last
 from equilibria.energies.base import Energy
-from equilibria.energies.bounds import Rounding, injected_size
+from equilibria.energies.bounds import Bounds
+from equilibria.energies.facts import Facts
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
+from equilibria.energies.rounding import Rounding, injected_size
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import Dense, OperatorLike, as_operator
 from equilibria.operators.rounding import (
@@ -161,8 +163,9 @@ class GaussianKernel(Energy):
         if self.W_h is not None and self.W_h.in_features != channel_split * (patch or 1):
             self._check_projection(directions=2)  # It does not fit a sequence.
         self.scale = kernel_scale(gamma)
-        self.couples_batch = self.scale.couples_batch
-        self.has_gradient = not self.scale.follows_state
+        self.facts = Facts(
+            couples_batch=self.scale.couples_batch, has_gradient=not self.scale.follows_state
+        )
 
     @property
     def formula(self) -> str:
@@ -200,7 +203,7 @@ class GaussianKernel(Energy):
         _, energies = self._pull(self._difference(state, context), context)
         beta, gamma = self._attention(energies, context)
         values = -sum_per_sample(beta / (2 * gamma))
-        return values.sum() if self.couples_batch else values
+        return values.sum() if self.facts.couples_batch else values
 
     def descent(self, state: State, context: Context) -> State:
         r = self._difference(state, context)
@@ -216,39 +219,38 @@ class GaussianKernel(Energy):
         return self.patches.as_map(beta)
 
     @property
-    def curvature_limit(self) -> float | None:
-        """(‖W‖‖W_h‖)² as norm control bounds it; None where γ follows the state."""
-        if self.scale.follows_state:
-            return None
+    def limits(self) -> Bounds[float]:
+        """(‖W‖‖W_h‖)² as norm control bounds it; unknown where γ follows the state."""
         W = self.W.norm_limit
         W_h = 1.0 if self.W_h is None else self.W_h.norm_limit
-        return None if W is None or W_h is None else (W * W_h) ** 2
+        if self.scale.follows_state or W is None or W_h is None:
+            return Bounds()
+        return Bounds((W * W_h) ** 2, STEEPEST * (W * W_h) ** 2)
 
-    @property
-    def concavity_limit(self) -> float | None:
-        limit = self.curvature_limit
-        return None if limit is None else STEEPEST * limit
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        """(‖W‖‖W_h‖)²; unknown where γ follows the state."""
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """(‖W‖‖W_h‖)²; None where γ follows the state."""
-        if self.scale.follows_state:
-            return None
+        def curvature() -> Tensor | None:
+            return None if self.scale.follows_state else self._curvature(layout)
+
+        def concavity() -> Tensor | None:
+            """2e^{−3/2}(‖W‖‖W_h‖)²."""
+            return None if self.scale.follows_state else STEEPEST * self._curvature(layout)
+
+        return Bounds(curvature, concavity, lambda: self._steepness(context, layout))
+
+    def _curvature(self, layout: Layout) -> Tensor:
         bound = self.W.norm_bound(layout[0])
         if self.W_h is not None:
             bound = bound * self.W_h.norm_bound((self.W_h.in_features,))
         return bound.square()
 
-    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """2e^{−3/2}(‖W‖‖W_h‖)²."""
-        bound = self.curvature_bound(context, layout)
-        return None if bound is None else STEEPEST * bound
-
-    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
+    def _steepness(self, context: Context, layout: Layout) -> Tensor | None:
         """‖W‖‖W_h‖²‖U‖ for a γ that does not depend on the input."""
-        if self.scale.follows_input:
+        injected = None if self.scale.follows_input else self.input.bounds(context, layout).input
+        if injected is None:
             return None
         hidden = 1.0 if self.W_h is None else self.W_h.norm_bound((self.W_h.in_features,)).square()
-        injected = self.input.input_bound(context, layout)
         return self.W.norm_bound(layout[0]) * hidden * injected
 
     def rounding(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equilibria.context import Context, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds
 from equilibria.energies.terms import Input, one_tensor
 from equilibria.operators import OperatorLike
 from equilibria.registry import check_choice, check_positive
@@ -82,17 +83,17 @@ class InnerProductKernel(Energy, ABC):
         """k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 as printed), or None where nothing bounds it."""
 
     @property
-    def curvature_limit(self) -> float | None:
+    def limits(self) -> Bounds[float]:
         factor = self._curvature_factor
-        return None if factor is None or self.form == "printed" else factor * self.rho
+        return Bounds(None if factor is None or self.form == "printed" else factor * self.rho)
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
         factor = self._curvature_factor
         if factor is None:
-            return None
+            return Bounds()
         squares = sum_per_sample(context["c"].square())
         shares = squares if self.form == "printed" else squares / context["n"]
-        return factor * shares
+        return Bounds(factor * shares)
 
     def extra_repr(self) -> str:
         return f"form={self.form!r}" + (f", rho={self.rho}" if self.form == "scaled" else "")

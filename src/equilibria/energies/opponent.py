@@ -9,6 +9,8 @@ from torch import Tensor
 
 from equilibria.context import Context, Layout, State
 from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds
+from equilibria.energies.facts import Facts
 from equilibria.energies.ridge import RidgePrior, noise_level
 from equilibria.energies.terms import one_tensor
 
@@ -29,7 +31,7 @@ class OpponentPrior(Energy):
         ('OpponentPrior', 'RidgePrior')
     """
 
-    vanishes_at_zero = True
+    facts = Facts(vanishes_at_zero=True)
 
     def __init__(self, luminance: RidgePrior, colors: RidgePrior) -> None:
         super().__init__()
@@ -88,20 +90,14 @@ class OpponentPrior(Energy):
         return self._turned(both, self.basis.T)
 
     @property
-    def curvature_limit(self) -> float:
-        return max(self.luminance.curvature_limit, self.colors.curvature_limit)
+    def limits(self) -> Bounds[float]:
+        return self.luminance.limits.beside(self.colors.limits)
 
-    @property
-    def concavity_limit(self) -> float:
-        return max(self.luminance.concavity_limit, self.colors.concavity_limit)
-
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
-        bounds = [prior.curvature_bound(context, layout) for prior in self._parts.values()]
-        return bounds[0] if layout[0][0] == 1 else torch.maximum(*bounds)
-
-    def concavity_bound(self, context: Context, layout: Layout) -> Tensor:
-        bounds = [prior.concavity_bound(context, layout) for prior in self._parts.values()]
-        return bounds[0] if layout[0][0] == 1 else torch.maximum(*bounds)
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        luminance = self.luminance.bounds(context, layout)
+        if layout[0][0] == 1:
+            return luminance
+        return luminance.beside(self.colors.bounds(context, layout))
 
     @property
     def _parts(self) -> dict[str, RidgePrior]:

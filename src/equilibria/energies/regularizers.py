@@ -40,6 +40,8 @@ from torch import Tensor
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds
+from equilibria.energies.facts import Facts
 from equilibria.energies.local_gradients import gradients_of
 from equilibria.energies.terms import one_tensor
 from equilibria.operators import OperatorLike, as_operator
@@ -397,8 +399,12 @@ class FeatureRegularizer(Energy):
         self.regularizer = regularizer
         self.gamma = gamma
         self.proximal = has_proximal and step != "gradient"
-        self.couples_batch = regularizer.couples_batch
-        self.convex = regularizer.convex  # with its Moreau envelope
+        self.facts = Facts(couples_batch=regularizer.couples_batch)
+
+    @property
+    def limits(self) -> Bounds[float]:
+        # The Moreau envelope of a convex regularizer is convex too.
+        return Bounds(concavity=0.0) if self.regularizer.convex else Bounds()
 
     @property
     def formula(self) -> str:

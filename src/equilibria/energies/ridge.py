@@ -19,6 +19,8 @@ from torch.nn import functional as F
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
 from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds
+from equilibria.energies.facts import Facts
 from equilibria.energies.terms import one_tensor
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive
 
@@ -70,7 +72,7 @@ class RidgePrior(Energy):
         cosines without the constant.
     """
 
-    vanishes_at_zero = True
+    facts = Facts(vanishes_at_zero=True)
     levels: Tensor
 
     def __init__(
@@ -190,19 +192,13 @@ class RidgePrior(Energy):
                 target[:, shift : shift + pulled.shape[2]] -= added[:, shift]
         return descent
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.slope_values().abs().amax()
-
-    def concavity_bound(self, context: Context, layout: Layout) -> Tensor:
-        return (-self.slope_values()).amax().clamp_min(0)
-
     @property
-    def curvature_limit(self) -> float:
-        return max(self.steepness, self.concavity)
+    def limits(self) -> Bounds[float]:
+        return Bounds(max(self.steepness, self.concavity), self.concavity)
 
-    @property
-    def concavity_limit(self) -> float:
-        return self.concavity
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        slopes = self.slope_values()
+        return Bounds(slopes.abs().amax(), (-slopes).amax().clamp_min(0))
 
     def scales(self, noise: Tensor, unit: float = 1.0) -> Tensor:
         """α: exp of what is learned at the levels, interpolated in log σ, over σ.

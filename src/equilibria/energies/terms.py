@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
-from equilibria.energies.base import Composite, Energy, all_known
-from equilibria.energies.bounds import Rounding, UnitBound
+from equilibria.energies import capabilities
+from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds, UnitBound, all_known
+from equilibria.energies.compose import Terms
+from equilibria.energies.facts import Facts
+from equilibria.energies.rounding import Rounding
 from equilibria.operators import OperatorLike, as_operator
 from equilibria.operators.rounding import application_rounding, upper_norm
 
@@ -28,10 +33,8 @@ class Input(Energy):
         tensor([[1., 0.]], grad_fn=...)
     """
 
-    concave = True
-    convex = True
-    is_quadratic = True
-    curvature_limit = 0.0
+    facts = Facts(is_concave=True, is_quadratic=True)
+    limits = Bounds(0.0)
 
     def __init__(self, U: OperatorLike, bias: bool | Tensor | None = None, *, of: int = 0) -> None:
         super().__init__()
@@ -75,15 +78,15 @@ class Input(Energy):
     def descent(self, state: State, context: Context) -> State:
         return context["c"]
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
-        return context["c"].new_zeros(())
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        shape = self._input_shape(context)
 
-    def input_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.U.norm_bound(self._input_shape(context))
+        def units() -> list[UnitBound]:
+            rows = self.U.row_norms(shape)
+            return [UnitBound(rows, torch.zeros_like(rows))]
 
-    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound]:
-        rows = self.U.row_norms(self._input_shape(context))
-        return [UnitBound(rows, torch.zeros_like(rows))]
+        zero = context["c"].new_zeros(())
+        return Bounds(zero, input=lambda: self.U.norm_bound(shape), units=units)
 
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
@@ -111,18 +114,15 @@ class Quadratic(Energy):
     """
 
     formula = "−½‖Wᵀy‖²"
-    concave = True
-    is_quadratic = True
-    vanishes_at_zero = True
 
     def __init__(self, W: OperatorLike) -> None:
         super().__init__()
         self.W = as_operator(W)
 
     @property
-    def owns_descent(self) -> bool:  # type: ignore[override]
-        """Unless W has no weights: it may be the identity, and give y back."""
-        return self.W.weight_count > 0
+    def facts(self) -> Facts:  # type: ignore[override]
+        # An operator without weights may be the identity, which returns y itself.
+        return _QUADRATIC if self.W.weight_count > 0 else _WITHOUT_WEIGHTS
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
         return {"W": self.W.weights(self.W.input_shape(layout[0]))}
@@ -137,19 +137,22 @@ class Quadratic(Energy):
         return descent
 
     @property
-    def curvature_limit(self) -> float | None:
+    def limits(self) -> Bounds[float]:
         limit = self.W.norm_limit
-        return None if limit is None else limit**2
+        return Bounds(None if limit is None else limit**2)
 
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.W.norm_bound(self.W.input_shape(layout[0])).square()
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        shape = self.W.input_shape(layout[0])
 
-    def input_bound(self, context: Context, layout: Layout) -> Tensor:
-        return self.W.norm_bound(self.W.input_shape(layout[0])) * 0
+        def units() -> list[UnitBound]:
+            rows = self.W.row_norms(shape)
+            return [UnitBound(torch.zeros_like(rows), rows)]
 
-    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound]:
-        rows = self.W.row_norms(self.W.input_shape(layout[0]))
-        return [UnitBound(torch.zeros_like(rows), rows)]
+        return Bounds(
+            lambda: self.W.norm_bound(shape).square(),
+            input=lambda: self.W.norm_bound(shape) * 0,
+            units=units,
+        )
 
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
@@ -164,13 +167,17 @@ class Quadratic(Energy):
         return Rounding(state=own * (2 * norm + own) + 4 * unit * (norm + own) ** 2)
 
 
+_WITHOUT_WEIGHTS = Facts(is_concave=True, is_quadratic=True, vanishes_at_zero=True)
+_QUADRATIC = dataclasses.replace(_WITHOUT_WEIGHTS, owns_descent=True)
+
+
 def one_tensor(state: State, term: Energy) -> Tensor:
     if isinstance(state, Tensor):
         return state
     raise TypeError(f"{type(term).__name__} acts on a state of one tensor, not of {len(state)}")
 
 
-class Branches(Composite):
+class Branches(Terms):
     """Σᵢ Eᵢ(yᵢ; x): one term a branch, on the state (y₁, …, y_L). All see the same input x.
 
     A branch of lower resolution pools the input in its own U, e.g. `Conv2d(…) @ AveragePool(2)`.
@@ -209,7 +216,7 @@ class Branches(Composite):
 
     def first_descent(self, context: Context) -> State | None:
         pairs = zip(self.branches(), context.parts.values(), strict=True)
-        return self._state(term.first_descent(part) for term, part in pairs)
+        return self._state(capabilities.first_descent(term, part) for term, part in pairs)
 
     def _state(self, pieces: Iterable[State | None]) -> State | None:
         known: list[State] | None = all_known(pieces)
@@ -220,32 +227,11 @@ class Branches(Composite):
         return tuple(one_tensor(term.descent(y, part), self) for term, part, y in each)
 
     @property
-    def curvature_limit(self) -> float | None:
-        limits = self._curvature_limits()
-        return None if limits is None else max(limits)
+    def limits(self) -> Bounds[float]:
+        return functools.reduce(Bounds.beside, (term.limits for term in self.branches()))
 
-    @property
-    def concavity_limit(self) -> float | None:
-        limits = self._concavity_limits()
-        return None if limits is None else max(limits)
-
-    def curvature_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        bounds = self._bounds("curvature_bound", context, layout)
-        return None if bounds is None else functools.reduce(torch.maximum, bounds)
-
-    def concavity_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        bounds = self._bounds("concavity_bound", context, layout)
-        return None if bounds is None else functools.reduce(torch.maximum, bounds)
-
-    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """All branches see the same input: √Σ of squares."""
-        bounds = self._bounds("input_bound", context, layout)
-        return None if bounds is None else functools.reduce(torch.hypot, bounds)
-
-    def unit_bounds(self, context: Context, layout: Layout) -> list[UnitBound] | None:
-        each = self.each(context, self.layouts(layout))
-        known = all_known(term.unit_bounds(part, own) for term, part, own in each)
-        return None if known is None else [bound for bounds in known for bound in bounds]
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        return functools.reduce(Bounds.beside, self._term_bounds(context, layout))
 
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float

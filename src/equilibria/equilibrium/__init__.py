@@ -1,6 +1,9 @@
 """Equilibria as layers: the cell contract, and cell + solver + gradient rule."""
 
-from equilibria.equilibrium.cell import Cell, EnergyCell, EnergyForm
+from equilibria.equilibrium.bounds import StepBounds
+from equilibria.equilibrium.capabilities import EnergyForm
+from equilibria.equilibrium.cell import Cell
+from equilibria.equilibrium.energy_cell import EnergyCell
 from equilibria.equilibrium.function_cell import FunctionCell, fixed_point
 from equilibria.equilibrium.jacobian import jacobian_penalty, random_iterate, spectral_radius
 from equilibria.equilibrium.layer import EquilibriumLayer, Inputs
@@ -21,6 +24,7 @@ __all__ = [
     "Objective",
     "Record",
     "Solving",
+    "StepBounds",
     "fixed_point",
     "jacobian_penalty",
     "random_iterate",

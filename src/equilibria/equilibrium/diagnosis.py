@@ -6,7 +6,9 @@ import torch
 
 from equilibria.context import Context, State
 from equilibria.energies import Sum, curvature
-from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium.cell import Cell
+from equilibria.equilibrium.energy_cell import EnergyCell
+from equilibria.gradients.capabilities import described
 
 
 class Diagnosis:
@@ -41,7 +43,8 @@ def diagnose(cell: Cell, state: State, context: Context) -> str:
     """Return what to do about a solve that ended at `state`.
 
     Plain steps on an energy contract where ‖∇²E‖ < 1: if a term is steeper than that, the result
-    names the term and its curvature. Otherwise it is the cell's own `remedy`.
+    names the term and its curvature. Otherwise it is the cell's own `remedy`, as it is for a cell
+    that replaces `step`, about which the terms say nothing.
 
     Args:
         cell: Cell that was solved.
@@ -51,7 +54,7 @@ def diagnose(cell: Cell, state: State, context: Context) -> str:
     Returns:
         The remedy in a few words; empty if nothing is known.
     """
-    if not isinstance(cell, EnergyCell) or _has_own_step(cell):
+    if not isinstance(cell, EnergyCell) or described(cell, "linearize") is None:
         return cell.remedy
     name, steepness = _steepest_term(cell, state, context)
     if not abs(steepness) > 1:
@@ -67,11 +70,6 @@ def diagnose(cell: Cell, state: State, context: Context) -> str:
         f"{own}use solver='auto', which descends on the objective where plain steps fail, or raise "
         f"its max_iterations: {found}, and plain steps bear 1 in all"
     )
-
-
-def _has_own_step(cell: EnergyCell) -> bool:
-    """Whether a subclass or an instance replaces `step`: the terms then say nothing about it."""
-    return type(cell).step is not EnergyCell.step or "step" in vars(cell)
 
 
 def _steepest_term(cell: EnergyCell, state: State, context: Context) -> tuple[str, float]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equilibria.context import Context, Packing, State, map_state, state_tensors
+from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.cell import Cell
 from equilibria.registry import check_at_least_one
 
@@ -83,8 +84,8 @@ def random_iterate(
     for taken in range(steps):
         with torch.no_grad():
             state = cell.step(state, context)
-        if taken < cell.refresh_until:
-            context = cell.refresh(state, context)
+        if taken < capabilities.refresh_until(cell):
+            context = capabilities.refresh(cell, state, context)
     return state, context
 
 

@@ -13,7 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equilibria.activations import Activation
 from equilibria.context import Context, Packing, State, batch_size, run_eagerly
 from equilibria.energies import Energy
-from equilibria.equilibrium.cell import Cell, EnergyCell
+from equilibria.equilibrium import capabilities
+from equilibria.equilibrium.cell import Cell
+from equilibria.equilibrium.energy_cell import EnergyCell
 from equilibria.equilibrium.formats import usable
 from equilibria.equilibrium.function_cell import FunctionCell
 from equilibria.equilibrium.objective import Objective
@@ -202,7 +204,7 @@ class EquilibriumLayer(nn.Module):
         Where the map keeps signs or perturbations of its first iterations, it is solved for them.
         """
         inputs = as_inputs(x)
-        kept = self.solve(inputs).context if self.cell.refresh_until else None
+        kept = self.solve(inputs).context if capabilities.refresh_until(self.cell) else None
         return self.cell.objective(self.cell.inject(*inputs) if kept is None else kept)
 
     @torch.no_grad()
@@ -211,7 +213,7 @@ class EquilibriumLayer(nn.Module):
         inputs = as_inputs(x)
         context = self.cell.inject(*inputs)
         state = self.cell.initial_state(*inputs, context)
-        bound = self.cell.contraction_bound(context, Packing.of(state).layout)
+        bound = self.cell.bounds(context, Packing.of(state).layout).contraction
         return None if bound is None else bound.expand(batch_size(state))
 
     def _problem(
@@ -247,26 +249,27 @@ class EquilibriumLayer(nn.Module):
             The problem, for one solve.
         """
         cell, couples_batch = self.cell, self.couples_batch
+        refresh_until = capabilities.refresh_until(cell)
         return FixedPointProblem(
             step=self.cell.step,
             context=context,
             start=start,
             couples_batch=couples_batch,
             separable=not couples_batch and self._is_separable(),
-            refresh=self._refresh() if cell.refresh_until else None,
-            refresh_until=cell.refresh_until,
-            monotone=cell.monotone,
-            contraction=cell.contraction_limit,
+            refresh=self._refresh() if refresh_until else None,
+            refresh_until=refresh_until,
+            monotone=capabilities.is_monotone(cell),
+            contraction=cell.limits.contraction,
             solved_once=True,
             remedy=cell.remedy,
-            potential=cell.potential,
+            potential=capabilities.potential(cell),
             trace=trace,
         )
 
     def _is_separable(self) -> bool:
         """Whether samples can be solved in blocks."""
         return not (
-            self.cell.refresh_until
+            capabilities.refresh_until(self.cell)
             or any(isinstance(m, _BatchNorm) and m.training for m in self.cell.modules())
         )
 
@@ -276,7 +279,7 @@ class EquilibriumLayer(nn.Module):
 
         def refresh(state: State, context: Context) -> Context:
             with torch.set_grad_enabled(mode):
-                return self.cell.refresh(state, context)
+                return capabilities.refresh(self.cell, state, context)
 
         return refresh
 

@@ -83,7 +83,7 @@ class EnergyObjective(Objective):
         energy = self.energy.value(state, self.context)
         separable = [sum_per_sample(self.activation.conjugate(y)) for y in state_tensors(state)]
         total = torch.stack(separable).sum(dim=0)
-        if self.energy.couples_batch:
+        if self.energy.facts.couples_batch:
             total = total.sum()
         return self.scale * (total + energy)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equilibria.context import Context, State, at_least_float32, map_state, state_tensors
 from equilibria.context.state import in_format_of
+from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.cell import Cell
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.solvers._cpu import is_cheap_to_read
@@ -37,7 +38,7 @@ def start_of(
     Raises:
         ValueError: If the given state does not have the shapes of the cell's state.
     """
-    first = None if from_zero or given is not None else cell.first_image(context)
+    first = None if from_zero or given is not None else capabilities.first_image(cell, context)
     expected = cell.initial_state(*inputs, context) if first is None else first
     if torch.is_autocast_enabled(inputs[0].device.type):
         # The map computes in half precision; the iterates are kept in single.

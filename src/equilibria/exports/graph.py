@@ -14,7 +14,7 @@ from equilibria.context import Context, State, is_exporting, map_state, state_te
 from equilibria.context.state import unflatten_state
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import SHARE, FixedScale, RunningScale
-from equilibria.equilibrium import Cell, EquilibriumLayer
+from equilibria.equilibrium import Cell, EquilibriumLayer, capabilities
 from equilibria.models import EquilibriumModel
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_tolerances
@@ -61,7 +61,7 @@ class LoopLayer(nn.Module):
 
     def forward(self, x: Tensor, start: State | None = None) -> Tensor:
         context = self.cell.inject(x)
-        first = self.cell.first_image(context)
+        first = capabilities.first_image(self.cell, context)
         begin = self.cell.initial_state(x, context) if first is None else first
         solve = self._looped if self.loop.unrolled is None else self._unrolled
         state = solve(begin, context)
@@ -187,12 +187,13 @@ def refuse_unknown(model: nn.Module) -> None:
                 f"{what} couples the samples of a batch, which a graph that stops each sample on "
                 "its own cannot hold: train without that regularizer (gamma: 0)"
             )
-        if layer.cell.refresh_until:
+        if capabilities.refresh_until(layer.cell):
             raise ExportError(
                 f"{what} renews its signs or perturbations in the first iterations, so that its "
                 "map depends on where they went: use sign='smooth' and pe='train'"
             )
-        if layer.cell.contraction_limit is None and layer.cell.formula is None:
+        limit = layer.cell.limits.contraction
+        if limit is None and capabilities.formula(layer.cell) is None:
             raise ExportError(
                 f"nothing proves that a plain iteration of {what} converges, and it has no "
                 "objective that would fall: bound its norms (norm='bound'), or run it in PyTorch"

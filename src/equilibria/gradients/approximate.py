@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint as run_checkpointed
 
 from equilibria.context import Context, State, batch_size, map_state, state_tensors
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
+from equilibria.gradients.capabilities import simplify
 from equilibria.registry import check_at_least_one, check_share
 from equilibria.solvers import FixedPointProblem, Method, Solution, Solver
 from equilibria.solvers._cpu import sample_blocks, solve_in_blocks
@@ -103,7 +104,7 @@ class _LastStep:
     def __init__(self, cell: Map, problem: FixedPointProblem) -> None:
         self.taken = problem.step
         self.image: State | None = None
-        simplified = problem.in_context(cell.simplify(problem.context))
+        simplified = problem.in_context(simplify(cell, problem.context))
         self.problem = replace(simplified, step=self.step, records_step=True)
 
     def step(self, state: State, context: Context) -> State:
@@ -135,7 +136,7 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 def _record_steps(cell: Map, solution: Solution, steps: int, damping: float) -> State:
     state = solution.state
     if needs_graph(cell, solution.context):
-        context = cell.simplify(solution.context)
+        context = simplify(cell, solution.context)
         for _ in range(steps):
             image = cell.step(state, context)
             state = map_state(lambda y, mapped: y + damping * (mapped - y), state, image)

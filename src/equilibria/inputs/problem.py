@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
-from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.equilibrium import EquilibriumLayer, Solving, capabilities
 from equilibria.equilibrium.formats import in_fastest_format
 from equilibria.equilibrium.layer import Inputs, as_inputs
 from equilibria.equilibrium.starts import finite_start
 from equilibria.gradients import Symmetry
+from equilibria.gradients.capabilities import symmetry_weight
 from equilibria.inputs.constraints import Region
 from equilibria.inputs.groups import Groups
 from equilibria.models.non_finite import accept_non_finite
@@ -117,8 +118,9 @@ class InputProblem:
         self.packing = Packing.of(self.zero_state)
         self.dtype = state_tensors(self.zero_state)[0].dtype
         cell = self.layer.cell
-        limit = cell.contraction_limit
-        self.may_expand = cell.potential is not None and not (limit is not None and limit < 1)
+        limit = cell.limits.contraction
+        has_objective = capabilities.potential(cell) is not None
+        self.may_expand = has_objective and not (limit is not None and limit < 1)
         """Whether plain steps may diverge although the layer's solver can find the equilibrium."""
 
     def on(self, model: nn.Module) -> InputProblem:
@@ -210,7 +212,7 @@ class InputProblem:
 
     def _zero_start(self, context: Context) -> State:
         """Where a layer starts: at T(0) where that costs nothing and is finite, or at zero."""
-        first = self.layer.cell.first_image(context)
+        first = capabilities.first_image(self.layer.cell, context)
         if first is None:
             return map_state(torch.clone, self.zero_state)
         return finite_start(first, context)
@@ -337,7 +339,7 @@ class JointLinearization:
         weight = None
         if cell.symmetry is Symmetry.WEIGHTED:
             state = self.problem.packing.unpack(self.z)
-            weight = self.problem.packing.pack(cell.symmetry_weight(state, self.context)).detach()
+            weight = self.problem.packing.pack(symmetry_weight(cell, state, self.context)).detach()
         return conjugate_gradients(
             operator,
             slope,
@@ -430,7 +432,7 @@ def _check_independence(model: nn.Module, layer: EquilibriumLayer) -> None:
             "the layer's solver is SAM, whose result depends on its number of steps and not on the "
             "input alone: search inside `with eq.solving(model, solver='auto'):`"
         )
-    if layer.cell.refresh_until:
+    if capabilities.refresh_until(layer.cell):
         raise ValueError(
             f"{type(layer.cell).__name__} renews its context during a solve (frozen signs, "
             "perturbations), so its map is no function of the input alone: use sign='smooth' and "

@@ -29,6 +29,7 @@ from equilibria.activations import Activation, IdentityActivation, LeakyReLU, Re
 from equilibria.context import Context, State, map_state, state_tensors, sum_per_sample
 from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Scaled, Sum
 from equilibria.equilibrium import Cell, EnergyForm, EquilibriumLayer, solving
+from equilibria.equilibrium.capabilities import energy_form, output_form
 from equilibria.gradients import Implicit, Symmetry
 from equilibria.models.affine import why_not_affine
 from equilibria.models.base import EquilibriumModel, in_float64
@@ -98,7 +99,7 @@ def contributions(
     with solving(exact, tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS):
         solution = exact.solve(images.double())
     decided = _Decided(exact, classes, rivals)
-    form = exact.layer.cell.energy_form(solution.state, solution.context)
+    form = energy_form(exact.layer.cell, solution.state, solution.context)
     if form is not None:
         return decided.of_terms(form)
     if isinstance(exact.layer.cell, DeepOptEqCell):
@@ -209,7 +210,7 @@ class _Decided:
         others = [a for a in activations if not isinstance(a, HOMOGENEOUS)]
         if others:
             return f"σ(a) is not σ′(a)·a for {type(others[0]).__name__}, which leaves a remainder"
-        if not cell.has_affine_output:
+        if output_form(cell) == "other":
             return f"the feature of {type(cell).__name__} is not affine in the state"
         return why_not_affine(self.model.head)
 

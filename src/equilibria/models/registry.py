@@ -15,6 +15,7 @@ import yaml
 from torch import nn
 
 from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.equilibrium.capabilities import formula, guarantee
 from equilibria.images import ImageSpec
 from equilibria.models.blocks import normalize_first
 from equilibria.models.non_finite import guard
@@ -303,8 +304,8 @@ def describe_model(name: str, **overrides: Any) -> ModelDescription:
         card=model_card(name),
         parameters=parameter_count(model),
         is_equilibrium=cell is not None,
-        objective=None if cell is None else cell.formula,
-        guarantee=None if cell is None else cell.guarantee,
+        objective=None if cell is None else formula(cell),
+        guarantee=None if cell is None else guarantee(cell),
         parts=tuple(parts),
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equilibria.energies import HSIC, Decorrelation, diversity, heritage
-from equilibria.energies.heritage_diversity import resampling
+from equilibria.energies.branch_coupling import resampling
 
 NEXT_TO_NOTHING = 1e-3
 """Shares of the largest number of a feature below this count as zero."""

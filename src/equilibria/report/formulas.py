@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from equilibria.equilibrium import capabilities
 from equilibria.models import DeepOptEqCell, EquilibriumClassifier, OptEqCell
 
 FORMULAS = Path(__file__).with_suffix(".yaml")
@@ -35,7 +36,7 @@ def model_formula(model: EquilibriumClassifier) -> Formula:
     elif layers:
         kind = {1: "one layer", 2: "two layers"}.get(layers, "more layers")
     else:
-        kind = "map" if cell.formula is None else "energy"
+        kind = "map" if capabilities.formula(cell) is None else "energy"
     texts = yaml.safe_load(FORMULAS.read_text(encoding="utf-8"))[kind]
-    facts = {"layers": layers, "objective": cell.formula}
+    facts = {"layers": layers, "objective": capabilities.formula(cell)}
     return Formula(**{name: text.format(**facts) for name, text in texts.items()})

@@ -351,15 +351,17 @@ class PhotoMinimizer(nn.Module):
         spread = self.noise * math.sqrt(self.strength)
         data = DataFidelity(measurement, spread, box=self.box, image_shape=layout[0])
         weight = (self.level / spread) ** 2
-        bend = float(self.prior.concavity_bound(context, layout))
-        top = float(self.prior.curvature_bound(context, layout))
+        bounds = self.prior.bounds(context, layout)
+        assert bounds.curvature is not None
+        assert bounds.concavity is not None
+        bend, top = float(bounds.concavity), float(bounds.curvature)
         if isinstance(measurement, LinearOperator):
             norm = float(measurement.to(measured).norm_bound(layout[0]))
             known = weight if about(measurement).keeps_all and not data.has_box else 0.0
         else:
             norm, known = _norm_near(measurement, start), -math.inf
         cell = PhotoCell(data, self.prior, top + weight * norm**2, known - bend)
-        contraction = cell.contraction_limit
+        contraction = cell.limits.contraction
         # No sample is dropped: a mask may have one for each.
         options: dict[str, Any] = {"max_iterations": self.max_iterations, "drop_share": 1.0}
         if contraction is None:

@@ -17,6 +17,7 @@ from equilibria.context import state_tensors
 from equilibria.data import load_digits
 from equilibria.data.image_files import image_from_tensor
 from equilibria.equilibrium import solving
+from equilibria.equilibrium.capabilities import formula
 from equilibria.equilibrium.objective import NoObjectiveError, distance_per_sample
 from equilibria.inputs import attack
 from equilibria.models import EquilibriumModel, create_model, model_options
@@ -67,12 +68,12 @@ class Explored:
     def facts(self) -> dict[str, Any]:
         """What the page offers."""
         model = self.run.model
-        can_follow = isinstance(model, EquilibriumModel)
+        objective = formula(model.layer.cell) if isinstance(model, EquilibriumModel) else None
         return {
             "name": self.name,
             "model": self.run.recipe.model.name,
             "about": self.run.recipe.about,
-            "formula": model.layer.cell.formula if can_follow else None,  # type: ignore[union-attr]
+            "formula": objective,
             "classes": list(self.run.images.class_names),
             "shape": list(self.run.images.image_shape),
             "solvers": list_solvers(),

@@ -130,7 +130,7 @@ def test_row_3_the_bound_holds_and_the_rate_is_that_of_the_layer() -> None:
     layer, x = unit(), random(1, 3, seed=4)
     cell = AffineOptEqCell(layer, R, t)
     context = cell.inject(x)
-    bound = cell.contraction_bound(context, ((SIZE,),))
+    bound = cell.bounds(context, ((SIZE,),)).contraction
     assert bound is not None
     assert is_proximal(cell, x).lipschitz <= bound
     assert bound == pytest.approx(0.81 * torch.linalg.cond(R).item())
@@ -184,7 +184,7 @@ def test_row_4_is_a_prox_where_the_norm_is_at_most_one(rank: int) -> None:
     assert report.is_gradient
     assert report.is_monotone
     assert not report.is_nonexpansive
-    bound = large.contraction_bound(large.inject(x), ((SIZE,),))
+    bound = large.bounds(large.inject(x), ((SIZE,),)).contraction
     assert bound >= 1.3 - 1e-12
 
 

@@ -31,7 +31,7 @@ from equilibria.context import (
     state_tensors,
     unflatten_state,
 )
-from equilibria.equilibrium import Cell
+from equilibria.equilibrium import Cell, StepBounds
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import channels_of, check_halvings, check_odd
 from equilibria.models.registry import take_options, with_options_of
@@ -212,14 +212,16 @@ class MonDEQCell(Cell):
     def guarantee(self) -> str:
         return f"unique, m = {self.m:g}"
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         """√(1 − 2am + a²L²) forward-backward, √(1 − 4am/(1 + 2am + a²L²)) Peaceman-Rachford.
 
         The latter is the Lipschitz constant of the reflected resolvent of an m-strongly monotone
         and L-Lipschitz map; proximal operators do not expand, nor do their reflections.
         """
-        a, m, L = context["a"], self.m, self.lipschitz_bound(layout)
-        square = (a * L).square()
+        return StepBounds(lambda: self._contraction(context["a"], layout))
+
+    def _contraction(self, a: Tensor, layout: Layout) -> Tensor:
+        m, square = self.m, (a * self.lipschitz_bound(layout)).square()
         if self.splitting == "forward-backward":
             return (1 - 2 * a * m + square).clamp_min(0).sqrt()
         return (1 - 4 * a * m / (1 + 2 * a * m + square)).clamp_min(0).sqrt()

@@ -49,9 +49,7 @@ class BranchCell(EnergyCell):
         """The feature of each branch, at its own resolution: the state itself unless overridden."""
         return state_tensors(state)
 
-    @property
-    def has_linear_output(self) -> bool:
-        return type(self).output is BranchCell.output
+    output_form = "linear"
 
     def output(self, state: State, context: Context) -> Tensor:
         return self.fuse(self.features(state, context))

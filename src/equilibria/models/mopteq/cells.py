@@ -16,7 +16,8 @@ from torch import Tensor
 from equilibria.activations import Activation
 from equilibria.context import Context, Layout, Packing, State, map_state, numbered, state_tensors
 from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
-from equilibria.equilibrium import Cell, EnergyForm
+from equilibria.equilibrium import Cell, EnergyForm, StepBounds, capabilities
+from equilibria.equilibrium.capabilities import OutputForm
 from equilibria.models.base import MapObjective
 from equilibria.models.mopteq.branches import BranchCell, Fusion
 from equilibria.operators import LinearOperator, Weights
@@ -76,8 +77,8 @@ class MOptEqCell(BranchCell):
         return self.pe == "always" or (self.pe == "train" and self.training)
 
     @property
-    def refresh_until(self) -> int:  # type: ignore[override]
-        return max(self.energy.refresh_until, self.perturb_for if self.perturbs else 0)
+    def refresh_until(self) -> int:
+        return max(self.energy.facts.refresh_until, self.perturb_for if self.perturbs else 0)
 
     @property
     def heritage_diversity(self) -> HeritageDiversity:
@@ -128,7 +129,7 @@ class MOptEqCell(BranchCell):
         """`context` with the signs of these features, and δ of the state that `lift` then gives."""
         term = self.heritage_diversity
         count = int(context["renewals"]) if self.perturbs else 0
-        if count < term.refresh_until:
+        if count < term.facts.refresh_until:
             kept = context.parts["heritage_diversity"].with_sample(**term.coupling.signs(features))
             context = context.with_part("heritage_diversity", kept)
         if not self.perturbs:
@@ -177,7 +178,7 @@ class MOptEqFeatureCell(Cell):
         self.remedy = cell.remedy
 
     @property
-    def refresh_until(self) -> int:  # type: ignore[override]
+    def refresh_until(self) -> int:
         return self.lifted.refresh_until
 
     @property
@@ -246,20 +247,20 @@ class MOptEqFeatureCell(Cell):
         return self.lifted.simplify(context)
 
     @property
-    def has_linear_output(self) -> bool:
-        return self.lifted.has_linear_output
+    def output_form(self) -> OutputForm:
+        return capabilities.output_form(self.lifted)
 
     def output(self, state: State, context: Context) -> Tensor:
         return self.lifted.fuse(state_tensors(state))
 
     @property
-    def contraction_limit(self) -> float | None:
-        return self.lifted.contraction_limit
+    def limits(self) -> StepBounds[float]:
+        return StepBounds(lambda: self.lifted.limits.contraction)
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         operators = self.lifted.heritage_diversity.operators()
         lifted = tuple(W.output_shape(shape) for W, shape in zip(operators, layout, strict=True))
-        return self.lifted.contraction_bound(context, lifted)
+        return StepBounds(lambda: self.lifted.bounds(context, lifted).contraction)
 
     def energy_form(self, state: State, context: Context) -> EnergyForm:
         return EnergyForm(self.lifted, context, self.lift(state, context))

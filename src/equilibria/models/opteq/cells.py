@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from equilibria.activations import Activation, ReLU, get_activation
 from equilibria.context import Context, Layout, State, numbered, sum_per_sample
 from equilibria.energies import Input, Quadratic, Regularizer, Rounding, get_regularizer
-from equilibria.equilibrium import Cell, EnergyCell, EnergyForm, EnergyObjective, Objective
+from equilibria.energies.bounds import all_known
+from equilibria.equilibrium import (
+    Cell,
+    EnergyCell,
+    EnergyForm,
+    EnergyObjective,
+    Objective,
+    StepBounds,
+)
+from equilibria.equilibrium.capabilities import OutputForm
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
 from equilibria.operators import LinearOperator, OperatorLike, as_operator
@@ -62,9 +71,7 @@ class OptEqCell(EnergyCell):
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
-    @property
-    def has_linear_output(self) -> bool:
-        return type(self).output is OptEqCell.output
+    output_form = "linear"
 
     def output(self, state: State, context: Context) -> Tensor:
         """z = Wᵀy/μ."""
@@ -247,8 +254,15 @@ class DeepOptEqCell(Cell):
                 "raise epsilon to gamma or lower gamma"
             )
         symmetric = len(layers) == 1 and regularizer is None
-        self.symmetry = Symmetry.PLAIN if symmetric else Symmetry.NONE
-        self.monotone = symmetric
+        self._is_symmetric = symmetric
+
+    @property
+    def symmetry(self) -> Symmetry:  # type: ignore[override]
+        return Symmetry.PLAIN if self._is_symmetric else Symmetry.NONE
+
+    @property
+    def monotone(self) -> bool:
+        return self._is_symmetric
 
     def units(self) -> list[UnitLayer]:
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
@@ -290,8 +304,8 @@ class DeepOptEqCell(Cell):
         return pulls
 
     @property
-    def has_linear_output(self) -> bool:
-        return self.regularizer is None
+    def output_form(self) -> OutputForm:
+        return "linear" if self.regularizer is None else "other"
 
     def output(self, state: State, context: Context) -> Tensor:
         """z*, prox_{γR}(z*) or T_R(z*)."""
@@ -326,20 +340,34 @@ class DeepOptEqCell(Cell):
         )
 
     @property
-    def contraction_limit(self) -> float | None:
-        limits = [layer.lipschitz_limit for layer in self.units()]
-        known = [limit for limit in limits if limit is not None]
-        if self.regularizer is not None or len(known) < len(limits):
-            return None
-        return math.prod(known)
+    def limits(self) -> StepBounds[float]:
+        known = all_known(layer.lipschitz_limit for layer in self.units())
+        if self.regularizer is not None or known is None:
+            return StepBounds()
+        return StepBounds(math.prod(known))
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """The product of the layers' Lipschitz constants; None with a regularizer."""
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
+        """The product of the layers' Lipschitz constants; unknown with a regularizer."""
         if self.regularizer is not None:
-            return None
-        pairs = zip(self.units(), context.parts.values(), strict=True)
-        bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
-        return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
+            return StepBounds()
+        pairs = [*zip(self.units(), context.parts.values(), strict=True)]
+
+        def contraction() -> Tensor:
+            bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
+            return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
+
+        def steepness() -> Tensor | None:
+            """Σ_l (Π_{m>l} q_m) α_l L_σ‖W_l‖‖U_l‖/μ_l."""
+            total: Tensor | None = None
+            for layer, part in pairs:
+                own = layer.input.bounds(part, layout).input
+                assert own is not None
+                steepness = layer.step_size(part) * layer.activation.lipschitz / layer.mu
+                kept = 0.0 if total is None else total * layer.lipschitz_bound(part, layout)
+                total = kept + steepness * (own * layer.W.norm_bound(layout[0]))
+            return total
+
+        return StepBounds(contraction, steepness)
 
     def slopes_along(self, rows: Tensor, context: Context, layout: Layout) -> Tensor | None:
         """How fast ⟨g, T(z)⟩ can change with z, for g the differences of rows, (rows, rows)."""
@@ -351,18 +379,6 @@ class DeepOptEqCell(Cell):
         for layer, part in before:
             slopes = slopes * layer.lipschitz_bound(part, layout)
         return slopes.view(len(rows), len(rows))
-
-    def input_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        """Σ_l (Π_{m>l} q_m) α_l L_σ‖W_l‖‖U_l‖/μ_l; None with a regularizer."""
-        if self.regularizer is not None:
-            return None
-        total: Tensor | None = None
-        for layer, part in zip(self.units(), context.parts.values(), strict=True):
-            steepness = layer.step_size(part) * layer.activation.lipschitz / layer.mu
-            injected = layer.input.input_bound(part, layout) * layer.W.norm_bound(layout[0])
-            kept = 0.0 if total is None else total * layer.lipschitz_bound(part, layout)
-            total = kept + steepness * injected
-        return total
 
     def rounding(
         self, exact: Cell, context: Context, layout: Layout, unit: float

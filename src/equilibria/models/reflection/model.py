@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from equilibria.context import Context, Layout, State
 from equilibria.energies import Input
 from equilibria.energies.convex_potential import ConvexPotential
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import check_images
 from equilibria.operators import Conv2d, Dense, Identity, OperatorLike
@@ -59,8 +59,7 @@ class ReflectionCell(EnergyCell):
         energy = Input(Identity(), bias=False) + potential
         super().__init__(energy, "identity", damping=damping)
 
-    has_linear_output = False
-    has_affine_output = True
+    output_form = "affine"
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
         """u, which is where the potential vanishes."""
@@ -71,16 +70,20 @@ class ReflectionCell(EnergyCell):
         return 2 * state - context.parts["input"]["c"]
 
     @property
-    def contraction_limit(self) -> float | None:
-        curvature = self.energy.curvature_limit
-        return None if curvature is None else self._factor(curvature)
+    def limits(self) -> StepBounds[float]:
+        curvature = self.energy.limits.curvature
+        return StepBounds(None if curvature is None else self._factor(curvature))
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        curvature = self.energy.curvature_bound(context, layout)
-        if curvature is None:
-            return None
-        s = self.damping
-        return torch.maximum((s * (1 + curvature) - 1).abs(), curvature * 0 + abs(1 - s))
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
+        inherited, s = super().bounds(context, layout), self.damping
+
+        def contraction() -> Tensor | None:
+            curvature = self.energy.bounds(context, layout).curvature
+            if curvature is None:
+                return None
+            return torch.maximum((s * (1 + curvature) - 1).abs(), curvature * 0 + abs(1 - s))
+
+        return StepBounds(contraction, lambda: inherited.input)
 
     def _factor(self, curvature: float) -> float:
         s = self.damping

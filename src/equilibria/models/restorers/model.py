@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.context import Context, Entry, Layout, State, sum_per_sample
-from equilibria.energies import Energy, Input, Sum
+from equilibria.energies import Bounds, Energy, Input, Sum
 from equilibria.energies.terms import one_tensor
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
 from equilibria.operators import AveragePool, Conv2d
@@ -68,9 +68,9 @@ class DataTerm(Energy):
         return descent
 
     @property
-    def curvature_limit(self) -> float | None:
+    def limits(self) -> Bounds[float]:
         limit = self.W.norm_limit
-        return None if limit is None else self.weight * (limit / self.pool.scale) ** 2
+        return Bounds(None if limit is None else self.weight * (limit / self.pool.scale) ** 2)
 
     @property
     def growth(self) -> float:
@@ -95,7 +95,7 @@ class RestoringCell(EnergyCell):
     """
 
     def __init__(self, data: DataTerm, prior: Input) -> None:
-        limit = data.curvature_limit
+        limit = data.limits.curvature
         if limit is None:
             raise ValueError("W needs a norm that is bounded by construction: norm='bound'")
         if data.growth > 2:
@@ -111,11 +111,11 @@ class RestoringCell(EnergyCell):
         return term
 
     @property
-    def contraction_limit(self) -> float:
-        return self.limit / (1 + self.limit)
+    def limits(self) -> StepBounds[float]:
+        return StepBounds(self.limit / (1 + self.limit))
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
-        return torch.tensor(self.contraction_limit)
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
+        return StepBounds(torch.tensor(self.limit / (1 + self.limit)))
 
     def output(self, state: State, context: Context) -> Tensor:
         """The restored image z = Wᵀy."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from equilibria.context import Context, Layout, State
 from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior, Sum
 from equilibria.energies.ridge import KNOTS
-from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving
+from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import check_images
 from equilibria.operators import Identity
@@ -41,14 +41,12 @@ class PhotoCell(EnergyCell):
         self.convexity = convexity
 
     @property
-    def contraction_limit(self) -> float | None:
-        if self.convexity <= 0:
-            return None
-        return 1 - self.damping * self.convexity
+    def limits(self) -> StepBounds[float]:
+        return StepBounds(None if self.convexity <= 0 else 1 - self.damping * self.convexity)
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
-        limit = self.contraction_limit
-        return None if limit is None else torch.tensor(limit)
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
+        limit = self.limits.contraction
+        return StepBounds(None if limit is None else torch.tensor(limit))
 
 
 def photo_prior() -> OpponentPrior:
@@ -108,10 +106,12 @@ class PhotoDenoiser(EquilibriumModel):
     """
 
     def __init__(self, prior: OpponentPrior, stem: NoiseStem, solving: Solving | None) -> None:
+        steepest = prior.limits.curvature
+        assert steepest is not None
         cell = PhotoCell(
             DataFidelity(),
             prior,
-            1 + prior.curvature_limit,
+            1 + steepest,
             1 - max(prior.luminance.concavity, prior.colors.concavity),
         )
         super().__init__(stem, EquilibriumLayer(cell, solving=solving), nn.Identity())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from equilibria.activations import Activation
 from equilibria.context import Context, Layout, Packing, State, sum_per_sample
 from equilibria.energies import Input
-from equilibria.equilibrium import Cell
+from equilibria.equilibrium import Cell, StepBounds
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
 from equilibria.models.opteq.cells import DeepOptEqCell, DeepOptEqObjective, UnitLayer
@@ -99,7 +99,7 @@ class AffineOptEqCell(Cell):
         moved = _mix(context["R"], state)
         return moved + _per_channel(context["t"], moved)
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor | None:
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         """Bound the Lipschitz constant in the Euclidean norm by cond(R) times the bound of f.
 
         Args:
@@ -107,10 +107,12 @@ class AffineOptEqCell(Cell):
             layout: Shapes of the parts of the state, without the batch dimension.
 
         Returns:
-            The bound, or None if f has none.
+            The bound, unknown if f has none.
         """
-        bound = self.inner.contraction_bound(context.parts["inner"], layout)
-        return None if bound is None else bound * torch.linalg.cond(context["R"], 2)
+        bound = self.inner.bounds(context.parts["inner"], layout).contraction
+        if bound is None:
+            return StepBounds()
+        return StepBounds(bound * torch.linalg.cond(context["R"], 2))
 
     def objective(self, context: Context) -> AffineObjective:
         return AffineObjective(self, context)
@@ -221,7 +223,7 @@ class MultivariateOptEqCell(Cell):
         half = _mix(F.mT, self.W(state, context.weights("W")) + context["c"])
         return half, _mix(F, half)
 
-    def contraction_bound(self, context: Context, layout: Layout) -> Tensor:
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         """Bound the Lipschitz constant ‖WᵀSW‖ by ‖F‖²‖W‖².
 
         Args:
@@ -232,7 +234,7 @@ class MultivariateOptEqCell(Cell):
             The bound, a scalar tensor.
         """
         norm: Tensor = torch.linalg.matrix_norm(context["F"], 2)
-        return (norm * self.W.norm_bound(layout[0])).square()
+        return StepBounds((norm * self.W.norm_bound(layout[0])).square())
 
     def objective(self, context: Context) -> MultivariateObjective:
         return MultivariateObjective(self, context)

@@ -1,0 +1,314 @@
+"""Sums and multiples of energy terms."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.context import (
+    Context,
+    Layout,
+    State,
+    map_state,
+    state_tensors,
+    unflatten_state,
+)
+from equilibria.energies import capabilities
+from equilibria.energies.base import Energy
+from equilibria.energies.bounds import Bounds, all_known
+from equilibria.energies.facts import Facts
+from equilibria.energies.function import FunctionEnergy
+from equilibria.energies.rounding import Rounding
+
+P = TypeVar("P")
+
+
+class Composite(Energy):
+    """An energy made of others; what happens once per solve happens to each of them.
+
+    A composite says which terms it has (`named_terms`), what part of a context belongs to each
+    (`each`), and how these parts form a context (`_joined`).
+    """
+
+    _count: int
+    """The number of terms, which every step reads."""
+
+    @abstractmethod
+    def named_terms(self) -> list[tuple[str, Energy]]:
+        """The terms, each with its name."""
+
+    @abstractmethod
+    def each(self, context: Context, pieces: Iterable[P]) -> list[tuple[Energy, Context, P]]:
+        """Every term with its part of the context, and one of the pieces."""
+
+    @abstractmethod
+    def _joined(self, parts: Iterable[Context]) -> Context: ...
+
+    def states(self, state: State) -> Sequence[State]:
+        """What each term sees of the state."""
+        return [state] * self._count
+
+    def layouts(self, layout: Layout) -> Sequence[Layout]:
+        """What each term sees of the state's shapes."""
+        return [layout] * self._count
+
+    def inject(self, *inputs: Tensor) -> Context:
+        return self._joined(term.inject(*inputs) for _, term in self.named_terms())
+
+    def complete(self, context: Context, layout: Layout) -> Context:
+        each = self.each(context, self.layouts(layout))
+        return self._joined(term.complete(part, own) for term, part, own in each)
+
+    def calibrate(self, image: State, context: Context) -> Context:
+        each = self.each(context, self.states(image))
+        return self._joined(capabilities.calibrate(term, own, part) for term, part, own in each)
+
+    def refresh(self, state: State, context: Context) -> Context:
+        each = self.each(context, self.states(state))
+        return self._joined(capabilities.refresh(term, own, part) for term, part, own in each)
+
+    def initial_state(self, context: Context) -> State | None:
+        each = self.each(context, itertools.repeat(None, self._count))
+        starts = (term.initial_state(part) for term, part, _ in each)
+        return next((start for start in starts if start is not None), None)
+
+    def _term_bounds(self, context: Context, layout: Layout) -> list[Bounds[Tensor]]:
+        each = self.each(context, self.layouts(layout))
+        return [term.bounds(part, own) for term, part, own in each]
+
+
+class Terms(Composite):
+    """Terms with names; the context holds those of the terms under the same names."""
+
+    def __init__(self, terms: Mapping[str, Energy], *, owns_descent: bool = False) -> None:
+        super().__init__()
+        self.terms = nn.ModuleDict(terms)
+        self._count = len(terms)
+        self.facts = Facts.joined(
+            (term.facts for term in terms.values()), owns_descent=owns_descent
+        )
+
+    def named_terms(self) -> list[tuple[str, Energy]]:
+        return [(name, cast(Energy, term)) for name, term in self.terms.items()]
+
+    def each(self, context: Context, pieces: Iterable[P]) -> list[tuple[Energy, Context, P]]:
+        pairs = zip(self.named_terms(), pieces, strict=True)
+        return [(term, context.parts[name], piece) for (name, term), piece in pairs]
+
+    def _joined(self, parts: Iterable[Context]) -> Context:
+        return Context(parts=dict(zip(self.terms, parts, strict=True)))
+
+    def value(self, state: State, context: Context) -> Tensor:
+        """The sum of the terms' values: per sample, or one number where a term couples them."""
+        each = self.each(context, self.states(state))
+        values = [term.value(own, part) for term, part, own in each]
+        if self.facts.couples_batch:
+            values = [value.sum() for value in values]
+        return torch.stack(values).sum(dim=0)
+
+    def _roundings(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> list[Rounding] | None:
+        assert isinstance(exact, Terms)
+        pairs = zip(self.named_terms(), exact.each(context, self.layouts(layout)), strict=True)
+        known = [
+            (name, capabilities.rounding(term, meant, part, own, unit))
+            for (name, term), (meant, part, own) in pairs
+        ]
+        return all_known(None if found is None else found.inside(name) for name, found in known)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """`assign=True` makes a parameter of every entry: of those that terms share, one."""
+        places: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
+            places.setdefault(parameter, []).append(name)
+        for parameter, names in places.items():
+            given = [state_dict[name] for name in names if name in state_dict]
+            if metadata.get("assign_to_params_buffers") and len(names) > 1 and given:
+                one = nn.Parameter(given[-1], requires_grad=parameter.requires_grad)
+                state_dict.update(dict.fromkeys(names, one))
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
+
+def _added(one: Tensor, other: Tensor, owned: tuple[bool, bool]) -> Tensor:
+    """The sum, in the memory of one that is `owned` if no graph needs its value."""
+    alike = one.stride() == other.stride() and one.dtype == other.dtype
+    if torch.is_grad_enabled() or not alike or one.shape != other.shape or not any(owned):
+        return one + other
+    return torch.add(one, other, out=one if owned[0] else other)
+
+
+class Sum(Terms):
+    """The sum of energy terms, each with a name: `energy["quadratic"]`.
+
+    A term is called after its class or its function; the second of a kind gets a number. The
+    context of the sum holds those of its terms under the same names.
+
+    Examples:
+        >>> energy = eq.Input(torch.eye(2)) + eq.Quadratic(0.5 * torch.eye(2))
+        >>> energy["quadratic"]
+        Quadratic(
+          (W): Dense(2, 2)
+        )
+    """
+
+    def __init__(self, *terms: Energy, **named: Energy) -> None:
+        flat: dict[str, Energy] = {}
+        for term in terms:
+            for name, one in term.named_terms() if isinstance(term, Sum) else [(term.name, term)]:
+                flat[_unused(name, flat)] = one
+        every = {**flat, **named}
+        super().__init__(every, owns_descent=len(every) > 1)
+
+    def __getitem__(self, name: str) -> Energy:
+        """The term called `name`."""
+        if name not in self.terms:
+            raise KeyError(f"the sum has no term {name!r}; it has {list(self.terms)}")
+        return cast(Energy, self.terms[name])
+
+    @property
+    def formula(self) -> str:
+        joined = " + ".join(term.formula for _, term in self.named_terms())
+        return joined.replace("+ −", "− ")
+
+    def first_descent(self, context: Context) -> State | None:
+        pulling = [name for name, term in self.named_terms() if not term.facts.vanishes_at_zero]
+        if len(pulling) != 1:
+            return None
+        return capabilities.first_descent(self[pulling[0]], context.parts[pulling[0]])
+
+    def descent(self, state: State, context: Context) -> State:
+        if not self.terms:
+            raise ValueError("a sum of energies needs at least one term")
+        each = self.each(context, self.states(state))
+        total, owned = each[0][0].descent(state, each[0][1]), each[0][0].facts.owns_descent
+        for term, part, _ in each[1:]:
+            add = functools.partial(_added, owned=(owned, term.facts.owns_descent))
+            total, owned = map_state(add, total, term.descent(state, part)), True
+        return unflatten_state(state, state_tensors(total))
+
+    @property
+    def limits(self) -> Bounds[float]:
+        each = [term.limits for _, term in self.named_terms()]
+        return functools.reduce(operator.add, each) if each else Bounds(0.0)
+
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        return functools.reduce(operator.add, self._term_bounds(context, layout))
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        known = self._roundings(exact, context, layout, unit)
+        return None if known is None else functools.reduce(operator.add, known)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Weights of before version 0.2 count the terms instead of naming them."""
+        for place, (name, _) in enumerate(self.named_terms()):
+            counted = f"{prefix}terms.{place}."
+            for key in [key for key in state_dict if key.startswith(counted)]:
+                state_dict[f"{prefix}terms.{name}.{key.removeprefix(counted)}"] = state_dict.pop(
+                    key
+                )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _unused(name: str, taken: Mapping[str, object]) -> str:
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(unused for unused in itertools.chain([name], numbered) if unused not in taken)
+
+
+class Scaled(Composite):
+    """A multiple of an energy term; the factor may be a trainable parameter.
+
+    Examples:
+        >>> term = 0.5 * eq.Input(torch.eye(2))
+        >>> type(term).__name__, eq.EquilibriumLayer(term)(torch.ones(1, 2))
+        ('Scaled', tensor([[0.5000, 0.5000]], grad_fn=...))
+    """
+
+    _count = 1
+
+    def __init__(self, term: Energy, factor: float | Tensor) -> None:
+        super().__init__()
+        if not isinstance(factor, int | float | Tensor):
+            raise TypeError(f"an energy is multiplied by a number, not by {type(factor).__name__}")
+        if isinstance(factor, Tensor) and factor.numel() != 1:
+            raise ValueError(f"an energy is multiplied by one number, not by {factor.numel()}")
+        self.term = term
+        is_positive = not isinstance(factor, Tensor) and factor >= 0
+        self.facts = replace(
+            term.facts, is_concave=term.facts.is_concave and is_positive, owns_descent=False
+        )
+        self.factor: float | Tensor
+        if isinstance(factor, Tensor) and not isinstance(factor, nn.Parameter):
+            self.register_buffer("factor", factor)
+        else:
+            self.factor = factor
+
+    @property
+    def name(self) -> str:
+        return self.term.name
+
+    @property
+    def formula(self) -> str:
+        factor = "a" if isinstance(self.factor, Tensor) else f"{self.factor:g}"
+        return f"{factor.replace('-', '−')}·[{self.term.formula}]"
+
+    def named_terms(self) -> list[tuple[str, Energy]]:
+        return [(self.term.name, self.term)]
+
+    def each(self, context: Context, pieces: Iterable[P]) -> list[tuple[Energy, Context, P]]:
+        return [(self.term, context, piece) for piece in pieces]
+
+    def _joined(self, parts: Iterable[Context]) -> Context:
+        (part,) = parts
+        return part
+
+    def value(self, state: State, context: Context) -> Tensor:
+        return self.factor * self.term.value(state, context)
+
+    def descent(self, state: State, context: Context) -> State:
+        descent = self.term.descent(state, context)
+        return map_state(lambda tensor: tensor * self.factor, descent)
+
+    @property
+    def limits(self) -> Bounds[float]:
+        # A trainable factor is a number on some device: reading it may synchronize.
+        return Bounds() if isinstance(self.factor, Tensor) else self.term.limits * self.factor
+
+    def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
+        return self.term.bounds(context, layout) * self.factor
+
+    def rounding(
+        self, exact: Energy, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        assert isinstance(exact, Scaled)
+        inner = capabilities.rounding(self.term, exact.term, context, layout, unit)
+        size = exact.term.bounds(context, layout).curvature
+        if inner is None or size is None:
+            return None
+        # The factor itself may be rounded (1/μ), and the product with it is.
+        own = Rounding(state=4 * unit * float(size), injected=4 * unit)
+        return (inner + own) * abs(float(self.factor))
+
+
+def as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:
+    """Return an energy as it is, and a function of (state, input) as a `FunctionEnergy`."""
+    if isinstance(term, Energy):
+        return term
+    if callable(term):
+        return FunctionEnergy(term)
+    raise TypeError(
+        f"cannot add {type(term).__name__} to an energy: "
+        "give an Energy, or a function of (state, input) that returns one number per sample"
+    )

@@ -1,0 +1,198 @@
+"""The cell of an energy."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
+from equilibria.context import Context, Layout, Packing, State, map_state
+from equilibria.energies import Energy, Rounding
+from equilibria.energies.capabilities import calibrate, first_descent, refresh, rounding
+from equilibria.equilibrium import capabilities
+from equilibria.equilibrium.bounds import StepBounds
+from equilibria.equilibrium.capabilities import EnergyForm
+from equilibria.equilibrium.cell import Cell
+from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
+from equilibria.gradients import Linearization, Symmetry
+from equilibria.registry import check_share
+from equilibria.solvers import Potential
+
+N = TypeVar("N", float, Tensor)
+
+
+class EnergyCell(Cell):
+    """y = σ(−∇E(y; x)), the first-order condition of G = 1ᵀf + ½‖·‖² + E, σ = prox_f.
+
+    With `alpha` < 1 the step is relaxed, y ← α σ(−∇E(y; x)) + (1 − α) y: the same equilibrium,
+    the skip connection of OptEq's Table 1.
+
+    With `damping` s < 1 it is the proximal gradient step y ← prox_{sf}((1−s) y − s∇E(y; x)), which
+    for s ≤ 1/(1 + ‖∇²E‖) lowers G at every step, also where the plain step does not contract. It
+    needs an f that s does not change: ReLU's or the identity's.
+
+    Examples:
+        >>> cell = eq.EnergyCell(eq.Input(torch.eye(2)), activation="tanh")
+        >>> context = cell.inject(torch.ones(1, 2))
+        >>> cell.step(torch.zeros(1, 2), context)
+        tensor([[0.7616, 0.7616]], grad_fn=...)
+    """
+
+    symmetry = Symmetry.WEIGHTED
+
+    def __init__(
+        self,
+        energy: Energy,
+        activation: str | Activation = "relu",
+        alpha: float = 1.0,
+        damping: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_share(alpha=alpha, damping=damping)
+        self.energy = energy
+        self.activation = get_activation(activation)
+        if damping < 1 and not isinstance(self.activation, ReLU | IdentityActivation):
+            raise ValueError(
+                f"damping < 1 needs an activation whose penalty has no scale (relu, identity), "
+                f"not {self.activation!r}; use alpha < 1, which relaxes any map"
+            )
+        self.alpha = alpha
+        self.damping = damping
+        self.couples_batch = energy.facts.couples_batch
+
+    @property
+    def monotone(self) -> bool:
+        return self.energy.facts.is_concave
+
+    @property
+    def refresh_until(self) -> int:
+        return self.energy.facts.refresh_until
+
+    @property
+    def formula(self) -> str | None:
+        if not self.energy.facts.has_gradient:
+            return None
+        return f"G(y) = 1ᵀf(y) + ½‖y‖² + {self.energy.formula}".replace("+ −", "− ")
+
+    def inject(self, *inputs: Tensor) -> Context:
+        context = self.energy.inject(*inputs)
+        start = self.initial_state(*inputs, context)
+        context = self.energy.complete(context, Packing.of(start).layout)
+        if not self.energy.facts.calibrates:
+            return context
+        first = capabilities.first_image(self, context)
+        if first is None:
+            first = map_state(self.activation, self.energy.descent(start, context))
+        return calibrate(self.energy, first, context)
+
+    def refresh(self, state: State, context: Context) -> Context:
+        return refresh(self.energy, state, context)
+
+    def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
+        start = self.energy.initial_state(others_and_context[-1])
+        return torch.zeros_like(x) if start is None else start
+
+    def first_image(self, context: Context) -> State | None:
+        """σ(Ux + b) for OptEq."""
+        descent = first_descent(self.energy, context)
+        return None if descent is None else map_state(self.activation, descent)
+
+    def step(self, state: State, context: Context) -> State:
+        direction = self._direction(state, context)
+        if self.alpha == 1 and self.energy.facts.owns_descent and not torch.is_grad_enabled():
+            return map_state(self.activation.overwrite, direction)
+        return self._relax(state, direction)
+
+    def symmetry_weight(self, state: State, context: Context) -> State:
+        return map_state(self.activation.derivative, self._direction(state, context))
+
+    def linearize(self, state: State, context: Context) -> Linearization:
+        direction = self._direction(state, context)
+        with torch.no_grad():
+            weight = map_state(self.activation.derivative, direction)
+        return Linearization(self._relax(state, direction), weight, direction)
+
+    def _direction(self, state: State, context: Context) -> State:
+        """What the activation is applied to: (1−s) y − s∇E(y; x)."""
+        descent = self.energy.descent(state, context)
+        if self.damping == 1:
+            return descent
+        return map_state(lambda y, d: y + self.damping * (d - y), state, descent)
+
+    def _relax(self, state: State, direction: State) -> State:
+        image = map_state(self.activation, direction)
+        if self.alpha == 1:
+            return image
+        return map_state(lambda y, mapped: y + self.alpha * (mapped - y), state, image)
+
+    @property
+    def limits(self) -> StepBounds[float]:
+        return StepBounds(self._contraction(self.energy.limits.curvature))
+
+    def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
+        energy = self.energy.bounds(context, layout)
+        share = self.alpha * self.activation.lipschitz * self.damping
+        return StepBounds(
+            lambda: self._contraction(energy.curvature),
+            lambda: None if energy.input is None else energy.input * share,
+        )
+
+    def _contraction(self, curvature: N | None) -> N | None:
+        """The Lipschitz constant of the relaxed and damped step, from that of ∇E."""
+        if curvature is None:
+            return None
+        inner: Any = 1 - self.damping + self.damping * curvature
+        whole: N = 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
+        return whole
+
+    def rounding(
+        self, exact: Cell, context: Context, layout: Layout, unit: float
+    ) -> Rounding | None:
+        """That of ∇E; an activation that is not exact, and a relaxed step, round the image too."""
+        assert isinstance(exact, EnergyCell)
+        found = rounding(self.energy, exact.energy, context, layout, unit)
+        is_exact = isinstance(self.activation, ReLU | IdentityActivation)
+        if found is None or (is_exact and self.alpha == self.damping == 1):
+            return found
+        curvature = exact.energy.bounds(context, layout).curvature
+        if curvature is None or not self.energy.facts.is_quadratic:
+            return None
+        steepness = max(1.0, self.activation.lipschitz)
+        sizes = Rounding(state=2 + float(curvature.max()), injected=1.0)
+        return found * steepness + sizes * (16 * unit * steepness)
+
+    def energy_form(self, state: State, context: Context) -> EnergyForm | None:
+        if not self.energy.facts.has_gradient:
+            return None
+        image = map_state(self.activation, self.energy.descent(state, context))
+        return EnergyForm(self, context, image)
+
+    @property
+    def potential(self) -> Potential | None:
+        if not self.energy.facts.has_gradient:
+            return None
+        return Potential(
+            self.energy, self.activation, self.alpha, self.damping, is_convex=self._is_convex
+        )
+
+    @property
+    def _is_convex(self) -> bool:
+        """Whether G is known to be convex: ∇²(1ᵀf + ½‖y‖²) ≥ 1/L_σ, −∇²E ≤ concavity."""
+        concavity = self.energy.limits.concavity
+        if concavity is None:
+            limit = self.limits.contraction  # a subclass may know more than its energy
+            return limit is not None and limit <= 1
+        return concavity * self.activation.lipschitz <= 1
+
+    def objective(self, context: Context) -> Objective:
+        if not self.energy.facts.has_gradient:
+            raise NoObjectiveError(
+                f"{type(self).__name__} minimizes nothing: a scale of its energy follows the state "
+                "(gamma='paper'); gamma='running' has an objective"
+            )
+        return EnergyObjective(self.energy, self.activation, context, relaxed=self.alpha < 1)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, alpha={self.alpha}, damping={self.damping}"

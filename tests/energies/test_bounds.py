@@ -1,0 +1,180 @@
+"""Bounds of derivatives add and scale like the energies that they bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import equilibria as eq
+from equilibria.context import Packing
+from equilibria.energies import Bounds, Facts
+from equilibria.energies.bounds import UnitBound
+
+NAMES = ("curvature", "concavity", "input")
+sizes = st.one_of(st.none(), st.floats(0, 1e3))
+
+
+@st.composite
+def some_bounds(draw: st.DrawFn) -> Bounds[float]:
+    """Bounds as a term states them: the concavity is at most the curvature."""
+    curvature = draw(sizes)
+    concavity = None if curvature is None else draw(st.floats(0, 1)) * curvature
+    return Bounds(curvature, concavity, draw(sizes))
+
+
+def numbers(bounds: Bounds[float]) -> list[float | None]:
+    return [getattr(bounds, name) for name in NAMES]
+
+
+def assert_same(one: Bounds[float], other: Bounds[float]) -> None:
+    for a, b in zip(numbers(one), numbers(other), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or a == pytest.approx(b, rel=1e-12, abs=1e-12)
+
+
+@given(one=some_bounds(), two=some_bounds(), three=some_bounds())
+def test_sums_commute_and_associate(
+    one: Bounds[float], two: Bounds[float], three: Bounds[float]
+) -> None:
+    assert_same(one + two, two + one)
+    assert_same((one + two) + three, one + (two + three))
+    assert_same(one + Bounds(0.0, input=0.0), one)
+
+
+@given(bounds=some_bounds(), a=st.floats(0, 10), b=st.floats(0, 10))
+def test_multiples_by_positive_factors_distribute(
+    bounds: Bounds[float], a: float, b: float
+) -> None:
+    assert_same(bounds * a * b, bounds * (a * b))
+    assert_same(bounds * a + bounds * b, bounds * (a + b))
+    assert_same(a * bounds, bounds * a)
+
+
+@given(bounds=some_bounds(), factor=st.floats(-10, -0.1))
+def test_a_negative_factor_turns_the_curvature_into_concavity(
+    bounds: Bounds[float], factor: float
+) -> None:
+    scaled = bounds * factor
+    assert scaled.concavity == scaled.curvature
+    assert_same(scaled, Bounds(bounds.curvature, bounds.curvature, bounds.input) * -factor)
+
+
+@given(one=some_bounds(), two=some_bounds())
+def test_branches_take_the_larger_curvature_and_share_the_input(
+    one: Bounds[float], two: Bounds[float]
+) -> None:
+    both = one.beside(two)
+    assert_same(both, two.beside(one))
+    if one.curvature is not None and two.curvature is not None:
+        assert both.curvature == max(one.curvature, two.curvature)
+    if one.input is not None and two.input is not None:
+        assert both.input == math.hypot(one.input, two.input)
+
+
+@given(one=some_bounds(), two=some_bounds())
+def test_what_one_term_does_not_know_the_sum_does_not_know(
+    one: Bounds[float], two: Bounds[float]
+) -> None:
+    for name in NAMES:
+        unknown = getattr(one, name) is None or getattr(two, name) is None
+        assert (getattr(one + two, name) is None) == unknown
+
+
+def test_the_concavity_is_at_most_the_curvature_by_default() -> None:
+    assert Bounds(2.0).concavity == 2.0
+    assert Bounds(2.0, 0.5).concavity == 0.5
+    assert numbers(Bounds()) == [None, None, None]
+
+
+def test_a_number_is_computed_once_and_only_if_it_is_read() -> None:
+    read: list[str] = []
+
+    def noted(name: str) -> Callable[[], float]:
+        def compute() -> float:
+            read.append(name)
+            return 1.0
+
+        return compute
+
+    bounds = Bounds(noted("curvature"), input=noted("input"))
+    combined = 0.5 * (bounds + bounds)
+    assert read == []
+    assert combined.curvature == 1.0
+    assert combined.curvature == 1.0
+    assert read == ["curvature"]
+
+
+def test_units_of_a_quadratic_energy_add_as_rows_of_matrices() -> None:
+    rows = torch.tensor([3.0, 1.0])
+    one = Bounds(units=[UnitBound(rows, torch.zeros(2))])
+    two = Bounds(units=[UnitBound(torch.zeros(2), rows)])
+    assert (one + Bounds(1.0)).units is None
+    (unit,) = (one + two + two).units or []
+    torch.testing.assert_close(unit.input, rows)
+    torch.testing.assert_close(unit.state, math.sqrt(2) * rows)
+    (scaled,) = (4.0 * two).units or []
+    torch.testing.assert_close(scaled.state, 2 * rows)
+    assert (-1.0 * two).units is None
+    assert len(one.beside(two).units or []) == 2
+
+
+@pytest.mark.parametrize(
+    "factor", [2.0, -0.5, torch.tensor(0.3), torch.nn.Parameter(torch.tensor(-0.3))]
+)
+def test_a_composed_energy_is_bounded_as_its_dense_hessian(factor: float | Tensor) -> None:
+    torch.manual_seed(0)
+    W = eq.Dense(3, 4)
+    energy = (eq.Input(torch.eye(4)) + factor * eq.Quadratic(W) + 0.5 * eq.Quadratic(W)).double()
+    x = torch.randn(1, 4, dtype=torch.float64)
+    layout = Packing.of(x).layout
+    context = energy.complete(energy.inject(x), layout)
+    hessian = torch.autograd.functional.hessian(
+        lambda y: energy.value(y[None], context).sum(), x[0]
+    )
+    values = torch.linalg.eigvalsh(hessian)
+    bounds = energy.bounds(context, layout)
+    assert bounds.curvature is not None
+    assert bounds.concavity is not None
+    assert bounds.input is not None
+    assert values.abs().max() <= bounds.curvature * (1 + 1e-9)
+    assert -values.min() <= bounds.concavity * (1 + 1e-9)
+    assert bounds.input.item() == pytest.approx(1.0)
+
+
+def test_facts_of_a_sum_hold_for_every_term() -> None:
+    strict = Facts(is_concave=True, is_quadratic=True, vanishes_at_zero=True)
+    loose = Facts(couples_batch=True, has_gradient=False, calibrates=True, refresh_until=3)
+    assert Facts.joined([strict, strict]) == strict
+    joined = Facts.joined([strict, loose], owns_descent=True)
+    assert joined == Facts(
+        couples_batch=True,
+        has_gradient=False,
+        owns_descent=True,
+        calibrates=True,
+        refresh_until=3,
+    )
+    assert not (-1.0 * eq.Quadratic(torch.eye(2))).facts.is_concave
+    assert (2.0 * eq.Quadratic(torch.eye(2))).facts.is_concave
+
+
+def test_an_energy_has_at_most_twelve_public_members() -> None:
+    members = {name for name in vars(eq.Energy) if not name.startswith("_")}
+    assert members == {
+        "value",
+        "inject",
+        "descent",
+        "initial_state",
+        "facts",
+        "limits",
+        "bounds",
+        "prepare",
+        "complete",
+        "name",
+        "formula",
+    }
