@@ -11,7 +11,6 @@ from equilibria.activations import Activation, IdentityActivation, ReLU, get_act
 from equilibria.context import Context, Layout, Packing, State, map_state
 from equilibria.energies import Energy, Rounding
 from equilibria.energies.capabilities import calibrate, first_descent, refresh, rounding
-from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.bounds import StepBounds
 from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.cell import Cell
@@ -82,10 +81,10 @@ class EnergyCell(Cell):
         context = self.energy.complete(context, Packing.of(start).layout)
         if not self.energy.facts.calibrates:
             return context
-        first = capabilities.first_image(self, context)
-        if first is None:
-            first = map_state(self.activation, self.energy.descent(start, context))
-        return calibrate(self.energy, first, context)
+        descent = first_descent(self.energy, context)
+        if descent is None:
+            descent = self.energy.descent(start, context)
+        return calibrate(self.energy, map_state(self.activation, descent), context)
 
     def refresh(self, state: State, context: Context) -> Context:
         return refresh(self.energy, state, context)
