@@ -1,8 +1,8 @@
-"""The models of the papers: a folder a family, its named models beside it in `presets.yaml`.
+"""The models of the papers: one folder per family, with its named models in `presets.yaml`.
 
-This package exports what other rooms and users need. Everything else, such as the classes of
-`baselines`, is imported from its own file. Statements of the papers that no model needs are in
-`equilibria.papers.theory`.
+This package exports what users and other packages need. Import everything else, such as the
+classes of `baselines`, from the file that defines it. The theorems of the papers that no model
+needs are in `equilibria.papers.theory`.
 """
 
 from equilibria.images import ImageSpec, images_of

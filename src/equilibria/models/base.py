@@ -1,4 +1,4 @@
-"""Models around one equilibrium layer, and how all image classifiers are put together."""
+"""Models with one equilibrium layer between a stem and a head, and the image classifier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=Cell)
 
 
 class MapObjective(Objective, Generic[C]):
-    """The objective of a cell that is evaluated by means of the cell's own map."""
+    """Base class of objectives whose residual is the distance between y and one step from y."""
 
     def __init__(self, cell: C, context: Context) -> None:
         self.cell = cell
@@ -31,9 +31,13 @@ class MapObjective(Objective, Generic[C]):
 
 
 class EquilibriumModel(nn.Module):
-    """head(z*), z* the feature at the equilibrium whose input the stem makes.
+    """Stem, equilibrium layer and head: output = head(z*), z* the equilibrium for stem(inputs).
 
-    The stem returns a tensor, or a tuple of them: what the cell's `inject` takes.
+    Args:
+        stem: From the model's inputs to the arguments of the cell's `inject`: a tensor, or a tuple
+            of tensors.
+        layer: The equilibrium layer.
+        head: From the feature z* to the output.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(lambda z, x: torch.tanh(0.5 * z + x))
@@ -43,7 +47,7 @@ class EquilibriumModel(nn.Module):
     """
 
     images: ImageSpec | None = None
-    """Images that the model expects. `create_model(images=…)`, `load` and `train` set it."""
+    """Description of the images that the model expects; None if it is not known."""
 
     def __init__(self, stem: nn.Module, layer: EquilibriumLayer, head: nn.Module) -> None:
         super().__init__()
@@ -57,12 +61,17 @@ class EquilibriumModel(nn.Module):
         return output
 
     def injected(self, *inputs: Any) -> Inputs:
-        """What the equilibrium layer takes."""
+        """Return the input of the equilibrium layer: the output of the stem."""
         injected: Inputs = self.stem(*inputs)
         return injected
 
     def features(self, *inputs: Any, start: State | None = None) -> Tensor:
-        """The feature z* that the head sees."""
+        """Return the feature z*, the input of the head.
+
+        Args:
+            inputs: Inputs of the model.
+            start: State at which the solve starts; by default the cell's initial state.
+        """
         feature: Tensor = self.layer(self.injected(*inputs), start)
         return feature
 
@@ -73,25 +82,39 @@ class EquilibriumModel(nn.Module):
         solver: str | Method | None = None,
         trace: bool | Literal["states"] = False,
     ) -> Solution:
-        """The equilibrium of each sample, with its status; no gradients."""
+        """Compute the equilibrium without gradients.
+
+        Args:
+            inputs: Inputs of the model.
+            start: State at which the solve starts; by default the cell's initial state.
+            solver: Solver or its name; by default the layer's.
+            trace: True records the residuals of all iterations, "states" also the states.
+
+        Returns:
+            The state of each sample and whether it converged.
+        """
         return self.layer.solve(self.injected(*inputs), start, solver=solver, trace=trace)
 
     def objective(self, *inputs: Any) -> Objective:
-        """The hidden objective that the equilibrium of each sample minimizes."""
+        """Return the hidden objective that the equilibrium minimizes, one problem per sample."""
         return self.layer.objective(self.injected(*inputs))
 
     def contraction_bound(self, *inputs: Any) -> Tensor | None:
-        """A proven bound of the contraction factor of the map, for each sample."""
+        """Return a proven upper bound on the contraction factor of the map.
+
+        Returns:
+            One bound per sample, shape (B,), or None if the cell proves none.
+        """
         return self.layer.contraction_bound(self.injected(*inputs))
 
     @property
     def last_solution(self) -> Solution | None:
-        """How the last forward solve went."""
+        """Solution of the last forward pass; None before the first."""
         return self.layer.last_solution
 
     @property
     def last_backward(self) -> LinearSolution | None:
-        """How the last backward solve went."""
+        """Solution of the linear system of the last backward pass; None before the first."""
         return self.layer.last_backward
 
 
@@ -99,38 +122,46 @@ M = TypeVar("M", bound=EquilibriumModel)
 
 
 def in_float64(model: M) -> M:
-    """Return a twin in float64 and evaluation mode, with the same numbers: float32 is exact there.
+    """Return a copy of `model` in float64 and evaluation mode, without gradients.
 
     Args:
-        model: Model whose weights are copied.
-
-    Returns:
-        The twin; its parameters need no gradient.
+        model: Model whose weights are copied. Weights in float32 are represented exactly.
     """
 
     def wide(tensor: Tensor) -> Tensor:
-        kept = tensor.detach()
-        return kept.to(torch.float64, copy=True) if kept.is_floating_point() else kept
+        values = tensor.detach()
+        return values.to(torch.float64, copy=True) if values.is_floating_point() else values
 
     return twin(model, wide).eval()
 
 
 def predicted_classes(logits: Tensor) -> Tensor:
-    """The class with the largest logit (dimension 1); −1, "no answer", where there is none.
+    """Return the class with the largest logit, or −1 if the logits have no softmax.
 
-    Logits without a softmax (NaN, an infinite one) say nothing, and a maximum among them would be
-    class 0 or any other: an answer that is right for some samples.
+    A NaN or infinite logit must not count as a prediction: its argmax is an arbitrary class, which
+    is correct for some samples.
+
+    Args:
+        logits: Logits with the classes in dimension 1, shape (B, classes, ...).
+
+    Returns:
+        Class indices, shape (B, ...).
 
     Examples:
         >>> eq.models.predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
         tensor([ 1, -1])
     """
-    answered = logits.detach().logsumexp(dim=1).isfinite()
-    return torch.where(answered, logits.detach().argmax(dim=1), -1)
+    valid = logits.detach().logsumexp(dim=1).isfinite()
+    return torch.where(valid, logits.detach().argmax(dim=1), -1)
 
 
 class EquilibriumClassifier(EquilibriumModel):
-    """logits = head(z*), z* the feature at the equilibrium for the input g(image) (OptEq Eq. 5).
+    """Classifier logits = head(z*), z* the equilibrium for the input g(image) (OptEq Eq. 5).
+
+    Args:
+        stem: g, from images (B, C, H, W) to the input of the cell.
+        layer: The equilibrium layer.
+        head: From the feature z* to the logits.
 
     Examples:
         >>> model = eq.create_model("opteq-small", in_channels=1)
@@ -155,11 +186,29 @@ def image_classifier(
     pool: int = 2,
     solving: Solving | None = None,
 ) -> EquilibriumClassifier:
-    """A classifier around any cell, whose input (and feature) has `channels` channels.
+    """Build an image classifier around any cell: a convolutional stem, the cell, a linear head.
 
-    The stem is an `ImageStem`; with stem_depth=0 a cell of the images' own channels takes them as
-    they are. `recompute`: training keeps nothing of the stem, and computes it twice.
-    The head is made by `head(feature_channels, num_classes, pool=pool)`.
+    Args:
+        cell: Cell of the equilibrium layer.
+        channels: Channels of the cell's input.
+        head: Called with `(feature_channels, num_classes, pool=pool)` to make the head.
+        feature_channels: Channels of the cell's output; by default `channels`.
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        stem_depth: Number of 3×3 convolutions of the stem. With 0 there is no stem if
+            `channels == in_channels`.
+        stem_strides: How many of the first convolutions have stride 2.
+        downsample: Side of the average pooling after the stem.
+        recompute: Do not store the stem's activations in training; compute them again in the
+            backward pass.
+        pool: Side of the map that the head pools the feature to.
+        solving: How the layer solves; by default `Solving()`.
+
+    Returns:
+        The classifier, for images of shape (B, in_channels, H, W).
+
+    Raises:
+        ValueError: If there is no stem but `downsample` or `stem_strides` is set.
 
     Examples:
         >>> cell = eq.models.opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
@@ -171,7 +220,7 @@ def image_classifier(
     if stem_depth == 0 and channels == in_channels:
         if downsample != 1 or stem_strides:
             raise ValueError("downsample and stem_strides need a stem: set stem_depth to 1 or more")
-        stem = ImageLayers(in_channels)  # none
+        stem = ImageLayers(in_channels)
     else:
         stem = ImageStem(
             in_channels,

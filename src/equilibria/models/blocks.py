@@ -1,4 +1,4 @@
-"""The parts around an equilibrium: from an image to its input, from its feature to the logits."""
+"""Layers before and after an equilibrium layer: stems, heads, norms, and checks of sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from equilibria.registry import check_at_least_one, check_not_negative
 
 Operator = TypeVar("Operator", bound=LinearOperator)
 FIRST_LAYERS = ("stem", "trunk", "encoder", "features")
-"""What models call the module that sees the images first."""
+"""Attribute names of the module that processes the images first."""
 
 
 class Normalize(nn.Module):
-    """(image − mean) / std, channel by channel; both are saved with the weights."""
+    """Standardize each channel: (image − mean) / std.
+
+    Args:
+        mean: Mean of each channel; saved with the weights.
+        std: Standard deviation of each channel, positive; saved with the weights.
+    """
 
     mean: Tensor
     std: Tensor
@@ -29,10 +34,10 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std):
             raise ValueError(
-                f"give a mean and a std for each channel, not {len(mean)} and {len(std)}"
+                f"mean and std need one value per channel each, got {len(mean)} and {len(std)}"
             )
         if not all(value > 0 for value in std):
-            raise ValueError(f"std must be positive, not {tuple(std)}")
+            raise ValueError(f"std must be positive, got {tuple(std)}")
         dtype = torch.get_default_dtype()
         self.register_buffer("mean", torch.tensor(mean, dtype=dtype))
         self.register_buffer("std", torch.tensor(std, dtype=dtype))
@@ -40,22 +45,26 @@ class Normalize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() < 3 or images.shape[-3] != len(self.mean):
             raise ValueError(
-                f"expected images of {len(self.mean)} channels, as mean and std have, not a tensor "
-                f"of shape {tuple(images.shape)}"
+                f"expected images of {len(self.mean)} channels (one per value of mean and std), "
+                f"got a tensor of shape {tuple(images.shape)}"
             )
         return (images - self.mean[:, None, None]) / self.std[:, None, None]
 
     def before(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """As a hook before another module: the images are its first input."""
+        """Forward pre-hook that normalizes the first input of another module."""
         images, *others = inputs
         return self(images), *others
 
 
 def normalize_first(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Make `Normalize` the first layer of a model of images, which then takes pixels in [0, 1].
+    """Normalize the images of a model in its first layer, in place.
 
-    It stands before the stem, so that `model.stem(images)` includes it, and all other weights keep
-    their names.
+    `model.stem(images)` includes the normalization, and the names of all other weights stay.
+
+    Args:
+        model: Model of images; afterwards it takes pixels in [0, 1].
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
     """
     normalize = Normalize(mean, std)
     first_layer(model).register_forward_pre_hook(normalize.before)
@@ -63,17 +72,18 @@ def normalize_first(model: nn.Module, mean: Sequence[float], std: Sequence[float
 
 
 def first_layer(model: nn.Module) -> nn.Module:
-    """Return the module of a model that sees the images first; the model itself if none is known.
-
-    Args:
-        model: A model of images.
-    """
+    """Return the module that processes the images first; `model` itself if it has none."""
     candidates = (getattr(model, name, None) for name in FIRST_LAYERS)
     return next((module for module in candidates if isinstance(module, nn.Module)), model)
 
 
 class ImageLayers(nn.Sequential):
-    """Layers one after the other on images, which are checked first."""
+    """Sequential layers that check the shape and type of their images.
+
+    Args:
+        in_channels: Channels of the images.
+        layers: The layers, in order.
+    """
 
     def __init__(self, in_channels: int, layers: Iterable[nn.Module] = ()) -> None:
         super().__init__(*layers)
@@ -88,12 +98,17 @@ class ImageLayers(nn.Sequential):
 
 
 class ImageStem(ImageLayers):
-    """g(x): `depth` 3×3 convolutions with BatchNorm, ReLU between them, and optional pooling.
+    """The stem g(x): 3×3 convolutions with BatchNorm, ReLU between them, and optional pooling.
 
-    The first `strides` convolutions halve the resolution; an average pooling by `downsample` may
-    follow. The norms have no trainable `affine` part by default, as the papers' parameter counts
-    require; in evaluation they fold into their convolutions. `recompute`: a training step keeps
-    nothing of what is in between, and computes it again in its backward pass.
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of the output.
+        depth: Number of convolutions.
+        downsample: Side of the average pooling at the end; 1 for none.
+        strides: How many of the first convolutions have stride 2.
+        affine: Whether the norms have trainable gains and offsets. The parameter counts of the
+            papers require False.
+        recompute: Do not store activations in training; compute them again in the backward pass.
     """
 
     def __init__(
@@ -110,8 +125,8 @@ class ImageStem(ImageLayers):
         check_at_least_one(channels=channels, depth=depth, downsample=downsample)
         if not 0 <= strides <= depth:
             raise ValueError(
-                f"strides counts the convolutions that halve the resolution: 0 to {depth}, "
-                f"not {strides}"
+                f"strides (the number of convolutions of stride 2) must be in [0, {depth}], "
+                f"got {strides}"
             )
         layers: list[nn.Module] = []
         for level in range(depth):
@@ -135,15 +150,15 @@ class ImageStem(ImageLayers):
         def run(images: Tensor) -> Tensor:
             if next(calls) == 0:
                 return forward(images)
-            # The norms have counted this batch: again, they do so in copies that are thrown away.
-            return ImageLayers.forward(twin(self, _copied), images)
+            # The running statistics already include this batch, so the second pass updates copies.
+            return ImageLayers.forward(twin(self, _copy_buffer), images)
 
         features: Tensor = checkpoint(run, images, use_reentrant=False)
         return features
 
 
-def _copied(held: Tensor) -> Tensor:
-    return held if isinstance(held, nn.Parameter) else held.clone()
+def _copy_buffer(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()
 
 
 Norm = Literal["group", "batch"]
@@ -160,7 +175,18 @@ def conv_norm(
     groups: int = 1,
     affine: bool = True,
 ) -> nn.Sequential:
-    """A "same" convolution and its norm; `groups` are reduced to what fits the channels."""
+    """Build a convolution with "same" padding, followed by a norm.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Side of the kernel.
+        stride: Stride of the convolution.
+        bias: Whether the convolution has a bias.
+        norm: "batch" or "group".
+        groups: Largest number of groups of a group norm (see `fitting_groups`).
+        affine: Whether the norm has a trainable gain and offset.
+    """
     check_at_least_one(channels=out_channels, kernel_size=kernel_size)
     padding = kernel_size // 2
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=padding, bias=bias)
@@ -171,12 +197,18 @@ def conv_norm(
 
 
 def conv_norm_relu(*channels_and_size: int, **options: Any) -> nn.Sequential:
-    """The same with ReLU."""
+    """Build a convolution, a norm and a ReLU; the arguments are those of `conv_norm`."""
     return conv_norm(*channels_and_size, **options).append(nn.ReLU(inplace=True))
 
 
 class PooledLinearHead(nn.Module):
-    """Average pooling to `pool` × `pool`, then a linear classifier."""
+    """Average pooling to `pool` × `pool`, then a linear classifier.
+
+    Args:
+        channels: Channels of the feature.
+        num_classes: Number of classes.
+        pool: Side of the pooled map.
+    """
 
     def __init__(self, channels: int, num_classes: int, *, pool: int = 1) -> None:
         super().__init__()
@@ -191,7 +223,7 @@ class PooledLinearHead(nn.Module):
 
 @torch.no_grad()
 def small(operator: Operator, scale: float) -> Operator:
-    """The operator, its initial weights shrunk: small norms make first solves short (OptEq 7.4)."""
+    """Multiply an operator's weights by `scale`: small initial norms make the first solves short."""
     check_not_negative(init_scale=scale)
     for parameter in operator.parameters():
         parameter.mul_(scale)
@@ -199,57 +231,69 @@ def small(operator: Operator, scale: float) -> Operator:
 
 
 def check_images(images: Tensor, in_channels: int) -> None:
-    """A clear error where a tensor is not a batch of images for this model."""
+    """Raise a ValueError if a tensor is not a batch of images with `in_channels` channels."""
     if images.dim() != 4 or images.shape[1] != in_channels:
         raise ValueError(
             f"expected images of shape (batch, {in_channels}, height, width), "
-            f"not {tuple(images.shape)}"
+            f"got {tuple(images.shape)}"
             + ("; add a batch dimension with images[None]" if images.dim() == 3 else "")
         )
     if not images.is_floating_point():
         raise ValueError(
-            f"expected floating-point images, not {images.dtype}; "
+            f"expected floating-point images, got {images.dtype}; "
             f"convert them, e.g. images.to({torch.get_default_dtype()}) / 255"
         )
 
 
 def check_odd(**sizes: int) -> None:
-    """Refuse kernels without a middle."""
+    """Raise a ValueError unless all sizes, passed by name, are odd and positive."""
     for name, size in sizes.items():
         if size < 1 or size % 2 == 0:
-            raise ValueError(f"{name} must be odd, not {size}")
+            raise ValueError(f"{name} must be odd, got {size}")
 
 
 def channels_of(channels: int | Sequence[int], level: str) -> tuple[int, ...]:
-    """The channels of each branch or tier; a number alone is one."""
+    """Return the channels of each branch or tier as a tuple.
+
+    Args:
+        channels: One number per branch or tier; an int stands for a single one.
+        level: What a number belongs to ("branch" or "tier"), for the error.
+    """
     widths = (channels,) if isinstance(channels, int) else tuple(channels)
     if not widths or min(widths) < 1:
-        raise ValueError(f"channels must be positive, one number a {level}, not {channels}")
+        raise ValueError(f"channels needs one positive number per {level}, got {channels}")
     return widths
 
 
 def check_halvings(features: Tensor, channels: int, levels: int, level: str) -> None:
-    """A clear error where maps do not fit `levels` resolutions, each half as fine as the last."""
+    """Raise a ValueError if maps cannot be halved for each of several resolutions.
+
+    Args:
+        features: Maps, expected shape (B, channels, H, W).
+        channels: Expected number of channels.
+        levels: Number of resolutions; each has half the sides of the previous one.
+        level: What a resolution is called ("branch" or "tier"), for the error.
+    """
     if features.dim() != 4 or features.shape[1] != channels:
         raise ValueError(
             f"expected an input of shape (batch, {channels}, height, width), "
-            f"not {tuple(features.shape)}"
+            f"got {tuple(features.shape)}"
         )
     divisor = 2 ** (levels - 1)
     height, width = features.shape[2:]
     if height % divisor or width % divisor or not (height and width):
         raise ValueError(
-            f"{levels} resolutions, each half as fine as the one before, need maps whose sides are "
-            f"divisible by {divisor}, not {height}×{width}: give fewer channels (one number a "
-            f"{level}), or resize or pad the images"
+            f"{levels} resolutions need maps whose sides are divisible by {divisor}, got "
+            f"{height}×{width}; resize or pad the images, or shorten channels, which has one "
+            f"number per {level}"
         )
 
 
 def fitting_groups(channels: int, groups: int) -> int:
-    """The largest divisor of `groups` that splits the channels into groups of at least four.
+    """Return the largest divisor of `groups` with at least four channels per group, or 1.
 
-    Four is what 8 groups of the smallest published branch (32 channels) have; a group of one
-    channel on a small map is normalized by a handful of numbers.
+    Four channels per group is what 8 groups of the smallest published branch (32 channels) have.
+    A group of one channel on a small map would be normalized by a handful of numbers.
     """
     check_at_least_one(groups=groups)
     fitting = (g for g in range(groups, 1, -1) if groups % g == 0 and channels % g == 0)

@@ -1,18 +1,19 @@
-"""Which terms of the hidden objective pulled a decision.
+"""Attribution of a classifier's decision to the terms of its hidden objective.
 
-Weigh every term, E = Σ_t s_t E_t, and ask how the margin m = w_k − w_j of two classes at the
-equilibrium y = σ(Σ_t s_t d_t(y)), d_t = −∇E_t, depends on s at s = 1. With the adjoint u of the
-equilibrium, (I − Jᵀ)u = ∂m/∂y, and v = σ′u, which is how m changes with a small force on each unit,
+Give every term a weight, E = Σ_t s_t E_t, and differentiate the margin m = w_k − w_j of two classes
+at the equilibrium y = σ(Σ_t s_t d_t(y)), d_t = −∇E_t, with respect to s at s = 1. The adjoint u of
+the equilibrium solves (I − Jᵀ)u = ∂m/∂y. The derivative of m with respect to a force on each unit
+is v = σ′u, which gives
 
-    pull:    ∂m/∂s_t = ⟨v, d_t(y*)⟩                       exact, by the implicit function theorem
-    source:  ⟨v, d_t(y*) − (∂d_t/∂y) y*⟩                   the part of it that needs no feature
+    pull:    ∂m/∂s_t = ⟨v, d_t(y*)⟩                 exact, by the implicit function theorem
+    source:  ⟨v, d_t(y*) − (∂d_t/∂y) y*⟩             the part of the pull that is independent of y*
 
-For ReLU, leaky or not, and the identity σ(a) = σ′a, hence y* = (I − σ′Σ∂d_t)⁻¹ σ′ Σ(d_t −
-(∂d_t/∂y)y*): where the logits are affine in the state the sources add up to the margin, less what
-the biases of the head say. A term of degree 1 in y, −⟨Ux + b, y⟩, is all source; one of degree 2,
-−½‖Wᵀy‖², is none: it amplifies what others bring. Then, as in OptEq, POptEqs and MOptEqs without
-diversity, the pulls of the linear terms alone are the margin (Euler's theorem). Of the kernels of
-GEQ each does both. With another σ its curvature leaves a remainder.
+ReLU, leaky ReLU and the identity satisfy σ(a) = σ′(a)·a, so y* = (I − σ′Σ∂d_t)⁻¹ σ′ Σ(d_t −
+(∂d_t/∂y)y*). If the logits are also affine in the state, the margin is the sum of the sources and
+of the head's biases. A term of degree 1 in y, −⟨Ux + b, y⟩, has source = pull. A term of degree 2,
+−½‖Wᵀy‖², has source 0: it only amplifies other terms. In OptEq, POptEqs and MOptEqs without
+diversity, the pulls of the linear terms alone therefore sum to the margin (Euler's theorem). The
+kernels of GEQ have both parts. The curvature of any other σ leaves a remainder.
 """
 
 from __future__ import annotations
@@ -37,81 +38,98 @@ from equilibria.models.opteq.cells import DeepOptEqCell
 from equilibria.solvers import Picard, Solution
 
 TOLERANCE = 1e-10
-"""Of the equilibrium and of its adjoint, in float64."""
-MOST_ITERATIONS = 2000
+"""Relative tolerance of the equilibrium and of its adjoint, in float64."""
+MAX_ITERATIONS = 2000
 HOMOGENEOUS = (ReLU, LeakyReLU, IdentityActivation)
 """Activations with σ(a) = σ′(a)·a."""
-PAST = "input past the equilibrium"
-CANCELED = 1e-12
-"""Of two numbers in float64 that cancel: what is left then is rounding."""
+BYPASS = "input past the equilibrium"
+CANCELLATION = 1e-12
+"""Differences of float64 numbers below this fraction of their size are rounding errors."""
 
 
 class NoContributionsError(ValueError):
-    """The equilibrium is not one of terms that could be weighed; the message says why."""
+    """The model's decisions cannot be attributed to terms; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """What each term does to the margin between two classes; float64, samples first.
+    """Contribution of each term of the hidden objective to the margin between two classes.
+
+    All tensors are float64.
+
+    Attributes:
+        terms: Names of the terms.
+        pull: Derivative of the margin with respect to the weight of each term, shape (B, terms).
+        source: Part of the margin that each term supplies, shape (B, terms).
+        head: Margin of a feature of zeros, from the biases of the head, shape (B,).
+        margin: Logit of the first class minus that of the second, shape (B,).
+        why_not_sum: Reason why `head` and `source` may not sum to `margin`; empty if they do.
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
         >>> zero, three = torch.tensor([0]), torch.tensor([3])
-        >>> found = eq.models.contributions(model, images, zero, three)
-        >>> found.margin > 0, found.why_not_sum  # for the zero, and its terms add up
+        >>> result = eq.models.contributions(model, images, zero, three)
+        >>> result.margin > 0, result.why_not_sum  # in favor of zero; the terms sum to the margin
         (tensor([True]), '')
     """
 
     terms: tuple[str, ...]
     pull: Tensor
-    """∂margin/∂term, (samples, terms)."""
     source: Tensor
-    """What the term brings of the margin itself, (samples, terms)."""
     head: Tensor
-    """The margin of a feature of zeros: what the biases of the head say."""
     margin: Tensor
     why_not_sum: str
-    """Why head and sources need not add up to the margin; empty where they do."""
 
     @property
     def remainder(self) -> Tensor:
-        """What head and sources leave of the margin: rounding, where they add up to it."""
+        """Margin minus head and sources, shape (B,); a rounding error if `why_not_sum` is empty."""
         return self.margin - self.head - self.source.sum(dim=1)
 
 
 def contributions(
     model: EquilibriumModel, images: Tensor, classes: Tensor, rivals: Tensor
 ) -> Contributions:
-    """What pulled the decision for `classes` over `rivals`, one of each a sample.
+    """Attribute the margin between two classes to the terms of the hidden objective.
 
-    Everything is computed in float64, at equilibria that are solved to 1e-10.
+    Equilibria and adjoints are solved in float64 to a tolerance of 1e-10.
+
+    Args:
+        model: Classifier with a hidden objective.
+        images: Images, shape (B, C, H, W).
+        classes: Class k of each image, shape (B,).
+        rivals: Class j of each image, shape (B,); the margin is logit k − logit j.
+
+    Raises:
+        NoContributionsError: If the cell has no hidden objective, or couples the samples.
 
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
         >>> zero, three = torch.tensor([0]), torch.tensor([3])
-        >>> found = eq.models.contributions(model, images, zero, three)
-        >>> found.terms, found.pull.shape
+        >>> result = eq.models.contributions(model, images, zero, three)
+        >>> result.terms, result.pull.shape
         (('input', 'bias', 'quadratic'), torch.Size([1, 3]))
     """
     exact = in_float64(model)
     if exact.layer.couples_batch:
-        raise NoContributionsError("the samples of a batch are coupled: they decide together")
-    with solving(exact, tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS):
+        raise NoContributionsError(
+            "the samples of a batch are coupled, so a decision is not a function of one image"
+        )
+    with solving(exact, tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS):
         solution = exact.solve(images.double())
-    decided = _Decided(exact, classes, rivals)
+    attribution = _Attribution(exact, classes, rivals)
     form = energy_form(exact.layer.cell, solution.state, solution.context)
     if form is not None:
-        return decided.of_terms(form)
+        return attribution.to_terms(form)
     if isinstance(exact.layer.cell, DeepOptEqCell):
-        return decided.of_layers(exact.layer.cell, solution)
+        return attribution.to_layers(exact.layer.cell, solution)
     raise NoContributionsError(
-        f"{type(exact.layer.cell).__name__} has no hidden objective whose terms could be weighed"
+        f"{type(exact.layer.cell).__name__} has no hidden objective to attribute decisions to"
     )
 
 
 @dataclass(frozen=True)
-class _Decided:
-    """The decisions that are asked about."""
+class _Attribution:
+    """Attribution of margins; the fields are the arguments of `contributions`."""
 
     model: EquilibriumModel
     classes: Tensor
@@ -122,20 +140,21 @@ class _Decided:
 
     def _between(self, feature: Tensor) -> Tensor:
         logits: Tensor = self.model.head(feature)
-        of, over = (logits.gather(1, one[:, None])[:, 0] for one in (self.classes, self.rivals))
-        return of - over
+        pair = (logits.gather(1, index[:, None])[:, 0] for index in (self.classes, self.rivals))
+        first, second = pair
+        return first - second
 
-    def of_terms(self, form: EnergyForm) -> Contributions:
+    def to_terms(self, form: EnergyForm) -> Contributions:
         cell, context = form.cell, form.context
         force = tuple(
             torch.zeros_like(y, requires_grad=True)
             for y in state_tensors(map_state(torch.detach, form.image))
         )
-        # The state is there already: what is left is the adjoint.
+        # The solve starts at the equilibrium, so only the adjoint takes iterations.
         layer = EquilibriumLayer(
-            cell=_Forced(form),
+            cell=_ForcedCell(form),
             solver=Picard(tolerance=math.sqrt(TOLERANCE)),
-            gradient=Implicit(tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS),
+            gradient=Implicit(tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS),
         )
         with torch.enable_grad(), solving(layer, record="equilibria") as record:
             layer(force, form.image)
@@ -151,29 +170,32 @@ class _Decided:
                 total = torch.stack(pull).sum(dim=0)
                 pulls.append(total.detach())
                 sources.append(_difference(total, _amplified(total, state)).detach())
-            past = self._past(cell, state, context)
-            if bool(past.any()):
-                names.append(PAST)
-                pulls.append(past)
-                sources.append(past)
+            bypass = self._bypass_margin(cell, state, context)
+            if bool(bypass.any()):
+                names.append(BYPASS)
+                pulls.append(bypass)
+                sources.append(bypass)
         return Contributions(
             terms=tuple(names),
             pull=torch.stack(pulls, dim=1),
             source=torch.stack(sources, dim=1),
-            head=self._head(cell, state, context),
+            head=self._head_margin(cell, state, context),
             margin=margin.detach(),
             why_not_sum=self._why_not_sum(cell, [cell.activation]),
         )
 
-    def of_layers(self, cell: DeepOptEqCell, solution: Solution) -> Contributions:
-        """Of a Deep OptEq: what enters each layer; it is homogeneous in all of that together."""
+    def to_layers(self, cell: DeepOptEqCell, solution: Solution) -> Contributions:
+        """Attribute to the inputs and biases of a Deep OptEq's layers.
+
+        The state is homogeneous of degree 1 in all of them together, so pull and source agree.
+        """
         leaves = [part["c"].detach().requires_grad_() for part in solution.context.parts.values()]
         pairs = zip(solution.context.parts.items(), leaves, strict=True)
         context = Context(parts={name: part.with_sample(c=c) for (name, part), c in pairs})
         layer = EquilibriumLayer(
-            cell=_Given(cell, context),
+            cell=_FixedContextCell(cell, context),
             solver=Picard(tolerance=math.sqrt(TOLERANCE)),
-            gradient=Implicit(tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS),
+            gradient=Implicit(tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS),
         )
         with torch.enable_grad(), solving(layer, record="equilibria") as record:
             layer(leaves[0], solution.state)
@@ -182,27 +204,27 @@ class _Decided:
             gradients = torch.autograd.grad(margin.sum(), leaves)
         names, pulls = [], []
         triples = zip(cell.units(), leaves, gradients, strict=True)
-        for place, (unit, c, gradient) in enumerate(triples, 1):
-            for name, part in _parts_of(unit.input, c.detach()):
-                names.append(f"{name} of layer {place}")
+        for number, (unit, c, gradient) in enumerate(triples, 1):
+            for name, part in _input_and_bias(unit.input, c.detach()):
+                names.append(f"{name} of layer {number}")
                 pulls.append(sum_per_sample(gradient * part))
         pull = torch.stack(pulls, dim=1)
         return Contributions(
             terms=tuple(names),
             pull=pull,
             source=pull,
-            head=self._head(cell, state, context),
+            head=self._head_margin(cell, state, context),
             margin=margin.detach(),
             why_not_sum=self._why_not_sum(cell, [unit.activation for unit in cell.units()]),
         )
 
     @torch.no_grad()
-    def _head(self, cell: Cell, state: State, context: Context) -> Tensor:
+    def _head_margin(self, cell: Cell, state: State, context: Context) -> Tensor:
         return self._between(torch.zeros_like(cell.output(state, context)))
 
     @torch.no_grad()
-    def _past(self, cell: Cell, state: State, context: Context) -> Tensor:
-        """What a state of zeros says, less the head: −u of a reflection 2z − u, else nothing."""
+    def _bypass_margin(self, cell: Cell, state: State, context: Context) -> Tensor:
+        """Margin of a state of zeros without the head's biases: from −u in a reflection 2z − u."""
         feature = cell.output(map_state(torch.zeros_like, state), context)
         return self._between(feature) - self._between(torch.zeros_like(feature))
 
@@ -215,8 +237,8 @@ class _Decided:
         return why_not_affine(self.model.head)
 
 
-class _Forced(Cell):
-    """y = σ(−∇E(y) + e): an equilibrium, with a force e on every unit."""
+class _ForcedCell(Cell):
+    """y = σ(−∇E(y) + e): the equilibrium with a force e on every unit."""
 
     symmetry = Symmetry.WEIGHTED
 
@@ -248,8 +270,8 @@ class _Forced(Cell):
         return map_state(self.cell.activation.derivative, self._direction(state, context))
 
 
-class _Given(Cell):
-    """The map of another cell, at a context that is there already."""
+class _FixedContextCell(Cell):
+    """The map of another cell at a fixed context."""
 
     def __init__(self, cell: Cell, context: Context) -> None:
         super().__init__()
@@ -267,7 +289,7 @@ class _Given(Cell):
 
 
 def _amplified(pull: Tensor, state: State) -> Tensor:
-    """⟨v, (∂d/∂y)y⟩ of each sample, of the pull ⟨v, d(y)⟩."""
+    """Return ⟨v, (∂d/∂y)y⟩ per sample for the pull ⟨v, d(y)⟩."""
     if not pull.requires_grad:
         return torch.zeros_like(pull)
     tensors = state_tensors(state)
@@ -276,14 +298,15 @@ def _amplified(pull: Tensor, state: State) -> Tensor:
 
 
 def _difference(one: Tensor, other: Tensor) -> Tensor:
-    left = one - other
-    return torch.where(left.abs() <= CANCELED * (one.abs() + other.abs()), 0.0, left)
+    difference = one - other
+    is_rounding = difference.abs() <= CANCELLATION * (one.abs() + other.abs())
+    return torch.where(is_rounding, 0.0, difference)
 
 
 def _named_descents(
     energy: Energy, state: State, context: Context
 ) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """d_t of every term that has no terms itself, as tensors like those of the state."""
+    """Yield the name and d_t of every elementary term, with one tensor per tensor of the state."""
     tensors = state_tensors(state)
     if isinstance(energy, Sum):
         for name, term in energy.named_terms():
@@ -292,29 +315,28 @@ def _named_descents(
         for name, descents in _named_descents(energy.term, state, context):
             yield name, tuple(energy.factor * descent for descent in descents)
     elif isinstance(energy, Branches):
-        for place, (term, part, y) in enumerate(energy.each(context, energy.states(state))):
+        for i, (term, part, y) in enumerate(energy.each(context, energy.states(state))):
             zeros = tuple(torch.zeros_like(tensor) for tensor in tensors)
             for name, (descent,) in _named_descents(term, y, part):
-                whole = (*zeros[:place], descent, *zeros[place + 1 :])
-                yield f"{name} of branch {place + 1}", whole
+                yield f"{name} of branch {i + 1}", (*zeros[:i], descent, *zeros[i + 1 :])
     elif isinstance(energy, Input):
-        for name, added in _parts_of(energy, context["c"]):
-            yield name, (added,)
+        for name, summand in _input_and_bias(energy, context["c"]):
+            yield name, (summand,)
     elif isinstance(energy, HeritageDiversity) and energy.coupling.diversity:
-        whole = state_tensors(energy.descent(state, context))
-        alike = copy.copy(energy)
-        alike.coupling = copy.copy(energy.coupling)
-        alike.coupling.diversity = 0.0
-        similar = state_tensors(alike.descent(state, context))
-        yield "heritage", similar
-        yield "diversity", tuple(a - b for a, b in zip(whole, similar, strict=True))
+        both = state_tensors(energy.descent(state, context))
+        heritage_only = copy.copy(energy)
+        heritage_only.coupling = copy.copy(energy.coupling)
+        heritage_only.coupling.diversity = 0.0
+        heritage = state_tensors(heritage_only.descent(state, context))
+        yield "heritage", heritage
+        yield "diversity", tuple(a - b for a, b in zip(both, heritage, strict=True))
     else:
         name = "heritage" if isinstance(energy, HeritageDiversity) else energy.name
         yield name.replace("_", " "), state_tensors(energy.descent(state, context))
 
 
-def _parts_of(term: Input, c: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Ux and b of Ux + b."""
+def _input_and_bias(term: Input, c: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the summands Ux and b of c = Ux + b by name."""
     if term.bias is None:
         yield "input", c
         return
