@@ -78,7 +78,7 @@ def test_weights_that_are_not_finite_are_reported_at_load_and_at_the_first_pass(
         model.load_state_dict(poisoned)
     fresh = fraction(name).eval()
     fresh.get_buffer(buffer).fill_(torch.nan)
-    with pytest.warns(NonFiniteWeightsWarning, match="outputs mean nothing"):
+    with pytest.warns(NonFiniteWeightsWarning, match="outputs are meaningless"):
         outputs = fresh(batch_for(name))
     assert outputs.isnan().all()
     with warnings.catch_warnings():

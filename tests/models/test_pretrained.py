@@ -68,7 +68,7 @@ def test_a_trained_model_by_name() -> None:
 def test_what_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="did you mean 'digits-opteq'"):
         eq.create_model("digit-opteq", pretrained=True)
-    with pytest.raises(ValueError, match="channels would make another model"):
+    with pytest.raises(ValueError, match="cannot change its option channels"):
         eq.create_model("digits-opteq", pretrained=True, channels=3)
     with pytest.raises(ValueError, match=r"equilibria restore noisy\.jpg"):
         eq.create_model("photo-prior", pretrained=True)

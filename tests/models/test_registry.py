@@ -66,5 +66,5 @@ def test_a_user_registers_a_model() -> None:
 @pytest.mark.parametrize("option", ["num_classes", "in_channels"])
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "3", None, True])
 def test_a_count_that_is_none_is_refused_in_a_sentence(name: str, option: str, bad: object) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be a whole number of at least 1, not "):
+    with pytest.raises(ValueError, match=f"{option} must be an integer of at least 1, got "):
         eq.create_model(name, **{option: bad})

@@ -1,4 +1,4 @@
-"""NaN and infinite values in what a model is given, and in what it remembers."""
+"""Checks for NaN and infinite values in the inputs, parameters and buffers of models."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from equilibria.models.blocks import first_layer
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.solvers._cpu import is_cheap_to_read
 
-MOST_NAMED = 5
-"""Samples or tensors that a message lists by name."""
+MAX_LISTED = 5
+"""Largest number of samples or tensors that a message lists."""
 
 
 class NonFiniteInputError(ValueError):
-    """A training batch holds NaN or infinite values.
+    """A training batch contains NaN or infinite values.
 
-    The batch is refused before any layer sees it: one such image would spread through batch
-    normalization to all samples, and stay in the running statistics.
+    It is raised before the first layer runs, because batch normalization would spread one such
+    image to all samples and into the running statistics.
 
     Examples:
         >>> model = eq.create_model("opteq-small")
@@ -36,7 +36,7 @@ class NonFiniteInputError(ValueError):
 
 
 class NonFiniteWeightsWarning(UserWarning):
-    """A model holds parameters or buffers that are NaN or infinite: its outputs mean nothing.
+    """A model has parameters or buffers that are NaN or infinite; its outputs are meaningless.
 
     Examples:
         >>> issubclass(eq.models.NonFiniteWeightsWarning, UserWarning)
@@ -45,10 +45,10 @@ class NonFiniteWeightsWarning(UserWarning):
 
 
 def finite_samples(batch: Tensor) -> Tensor:
-    """Return for each sample of a batch whether all of its values are finite.
+    """Return whether all values of a sample are finite, for each sample of a batch.
 
     Args:
-        batch: Samples in the first dimension, shape (B, ...).
+        batch: Samples, shape (B, ...).
 
     Returns:
         Booleans, shape (B,).
@@ -61,7 +61,7 @@ def finite_samples(batch: Tensor) -> Tensor:
 
 
 def non_finite_tensors(model: nn.Module) -> list[str]:
-    """Return the names of the parameters and buffers that hold NaN or infinite values.
+    """Return the names of the parameters and buffers that contain NaN or infinite values.
 
     Args:
         model: Any module.
@@ -85,30 +85,30 @@ def non_finite_tensors(model: nn.Module) -> list[str]:
 
 
 def listed(items: Sequence[object]) -> str:
-    """Return the first few items and how many more there are, for a message."""
-    shown = ", ".join(map(str, items[:MOST_NAMED]))
-    more = len(items) - MOST_NAMED
+    """Return the first few items and the number of further ones, for a message."""
+    shown = ", ".join(map(str, items[:MAX_LISTED]))
+    more = len(items) - MAX_LISTED
     return shown if more <= 0 else f"{shown} and {more} more"
 
 
 def guard(model: nn.Module) -> None:
-    """Make a model treat samples that are not finite alike, whatever its layers make of them.
+    """Add checks for non-finite values to a model, in place.
 
-    In training mode a batch with such a sample raises `NonFiniteInputError` before any buffer
-    changes. In evaluation mode the outputs of such a sample are NaN. The first forward pass, and
-    each `load_state_dict`, warns if the model holds tensors that are not finite.
+    In training mode, a batch with NaN or infinite values raises `NonFiniteInputError` before any
+    buffer changes. In evaluation mode, the outputs of such samples are NaN. The first forward pass
+    and each `load_state_dict` warn about non-finite parameters and buffers.
 
-    The checks are hooks: they run in `model(x)`, not in a graph that is recorded for export.
+    The checks are hooks of `model(x)` and are not part of exported graphs.
 
     Args:
-        model: A model whose first input has the samples in its first dimension.
+        model: Model whose first input has shape (B, ...).
     """
     if getattr(model, "_is_guarded", False):
         return
     model._is_guarded = True  # type: ignore[assignment]
     model._is_checked = False  # type: ignore[assignment]
-    # The first layer is also called alone (`model.features`), or inside a transform that hides
-    # the values from it.
+    # `model.features` calls the first layer alone, and inside a transform the model cannot read
+    # the values.
     for module in {model, first_layer(model)}:
         module._refuses_non_finite = True  # type: ignore[assignment]
         module.register_forward_pre_hook(_refuse_non_finite)
@@ -118,10 +118,10 @@ def guard(model: nn.Module) -> None:
 
 
 def accept_non_finite(model: nn.Module) -> None:
-    """Let a guarded model take any training batch, for searches that report each sample themselves.
+    """Disable `NonFiniteInputError`, for searches that report the status of each sample.
 
     Args:
-        model: The model; one whose samples do not depend on each other in training.
+        model: Model whose samples do not depend on each other in training mode.
     """
     for module in model.modules():
         if hasattr(module, "_refuses_non_finite"):
@@ -158,8 +158,8 @@ def _check_tensors(model: nn.Module, keys: object = None) -> None:
     names = non_finite_tensors(model)
     if names:
         warn_caller(
-            f"the model holds NaN or infinite values in {listed(names)}: its outputs mean nothing. "
-            "Load an earlier checkpoint, or train again with finite images",
+            f"the model has NaN or infinite values in {listed(names)}, so its outputs are "
+            "meaningless. Load an earlier checkpoint, or train again with finite images",
             NonFiniteWeightsWarning,
         )
 
@@ -171,18 +171,18 @@ def _mark_non_finite(model: nn.Module, inputs: tuple[Any, ...], output: Any) -> 
     if is_cheap_to_read(batch) and _is_surely_finite(batch):
         return output
     finite = finite_samples(batch)
-    if len(output) != len(finite):  # Episodes, whose images are answered one by one.
+    if len(output) != len(finite):  # Episodes (B, samples, ...) have one output per image.
         finite = finite.repeat_interleave(len(output) // len(finite))
     return output.masked_fill(~finite.reshape(-1, *[1] * (output.dim() - 1)), torch.nan)
 
 
 def _is_surely_finite(batch: Tensor) -> bool:
-    """Whether the sum of all values is finite, which costs less than to look at each value."""
+    """Whether the sum of all values is finite, which is cheaper than to check each value."""
     return math.isfinite(batch.detach().sum())
 
 
 def _batch(inputs: tuple[Any, ...]) -> Tensor | None:
-    """The first input if it is a batch of numbers whose values can be read."""
+    """Return the first input if it is a floating-point batch with readable values."""
     batch = inputs[0] if inputs else None
     if not isinstance(batch, Tensor) or not batch.is_floating_point() or batch.dim() < 2:
         return None

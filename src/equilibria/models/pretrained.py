@@ -1,4 +1,4 @@
-"""Trained models that come with the package: weights, and a card that says where they are from."""
+"""Trained models shipped with the package: a file of weights and a descriptive card for each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,31 @@ from equilibria.models.registry import SOLVING, create_model
 from equilibria.registry import nearest
 
 SHIPPED = Path(str(resources.files("equilibria") / "weights"))
-"""A file of weights and a card, NAME.safetensors and NAME.yaml, for each."""
+"""Folder with NAME.safetensors (weights) and NAME.yaml (card) per model."""
 HEADER = "equilibria"
-"""The entry of a file's metadata that describes its model."""
+"""Metadata key of a weights file under which the model is described."""
 KIND = "equilibria model"
 LATENTS = "equilibria.latents"
-"""The tensor of a generator's file that holds latents of training images, beside its weights."""
+"""Name of the tensor with latents of training images in the weights file of a generator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedCard:
-    """What a trained model is, how it was made, and what was measured of it.
+    """Description of a trained model: architecture, training, measured accuracy and guarantees.
+
+    Attributes:
+        name: Name for `create_model(name, pretrained=True)`.
+        summary: One line for lists of models.
+        model: Name of the architecture for `create_model`.
+        task: Command that uses the model, such as "predict".
+        recipe: Name of the training recipe.
+        command: Command that trains the model again.
+        data: Name of the data set.
+        seed: Random seed of the training.
+        figures: Measurements on all test images, made by the command in `measured_by`.
+        measured_by: Command that measures `figures`.
+        certificate: Guarantees for outputs on test images.
+        use: Example command.
 
     Examples:
         >>> card = eq.models.pretrained_cards()["digits-opteq"]
@@ -39,44 +53,46 @@ class PretrainedCard:
     name: str
     summary: str
     model: str
-    """The architecture, as `create_model` knows it."""
     task: str
     recipe: str
     command: str
-    """What trains it again."""
     data: str
     seed: int
     figures: dict[str, Any] = field(default_factory=dict)
-    """Measured on all test images, by the command in `measured_by`."""
     measured_by: str = ""
     certificate: dict[str, Any] = field(default_factory=dict)
-    """What is proven of its answers to test images."""
     use: str = ""
-    """A command to try."""
 
     @property
     def file(self) -> Path:
+        """Path of the weights."""
         return SHIPPED / f"{self.name}.safetensors"
 
 
 def pretrained_cards() -> dict[str, PretrainedCard]:
-    """The cards of all trained models that come with the package, by name.
+    """Return the cards of all trained models shipped with the package, by name.
 
     Examples:
         >>> card = eq.models.pretrained_cards()["digits-certified"]
         >>> card.recipe, card.seed
         ('digits-certified', 0)
     """
-    found = {}
+    cards = {}
     for file in sorted(SHIPPED.glob("*.yaml")):
-        found[file.stem] = PretrainedCard(
+        cards[file.stem] = PretrainedCard(
             name=file.stem, **yaml.safe_load(file.read_text(encoding="utf-8"))
         )
-    return found
+    return cards
 
 
 def pretrained_file(name: str) -> Path:
-    """The weights of a trained model that comes with the package.
+    """Return the path of the weights of a trained model shipped with the package.
+
+    Args:
+        name: Name of the trained model, a key of `pretrained_cards()`.
+
+    Raises:
+        ValueError: If there is no such model, or it is a prior that cannot run on its own.
 
     Examples:
         >>> eq.models.pretrained_file("digits-opteq").name
@@ -85,51 +101,61 @@ def pretrained_file(name: str) -> Path:
     cards = pretrained_cards()
     if name not in cards:
         raise ValueError(
-            f"no trained model is called {name!r}{nearest(name, cards)} There are: "
+            f"there is no trained model {name!r}{nearest(name, cards)} Available: "
             f"{', '.join(cards)}"
         )
     if cards[name].task == "restore":
-        raise ValueError(f"{name} is a prior, and no network of its own: {cards[name].use}")
+        raise ValueError(f"{name} is a prior, which cannot run alone; use {cards[name].use!r}")
     return cards[name].file
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    """What a file of weights says of its model; an error where it says nothing."""
+    """Read the description of the model from the header of a weights file.
+
+    Raises:
+        ValueError: If the file cannot be read or has no description.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as opened:
-            held = (opened.metadata() or {}).get(HEADER)
-        described = None if held is None else json.loads(held)
+            text = (opened.metadata() or {}).get(HEADER)
+        header = None if text is None else json.loads(text)
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or no file of weights: {error}") from None
-    if not isinstance(described, dict) or described.get("kind") != KIND:
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from None
+    if not isinstance(header, dict) or header.get("kind") != KIND:
         raise ValueError(
-            f"{path} holds weights that do not say of which model: write it by `equilibria export "
-            "RUN --format safetensors`"
+            f"{path} holds weights without a description of their model; write the file with "
+            "`equilibria export RUN --format safetensors`"
         )
-    return described
+    return header
 
 
 def pretrained_model(name: str, **solving: Any) -> nn.Module:
-    """A trained model that comes with the package, in evaluation mode.
+    """Load a trained model shipped with the package, in evaluation mode.
 
-    It takes pixels in [0, 1], and describes them as `model.images`. solving: options of how it
-    solves; others would make another model.
+    Args:
+        name: Name of the trained model.
+        solving: Options of `Solving`, such as `tolerance`.
+
+    Returns:
+        The model, for pixels in [0, 1]; `model.images` describes the images it expects.
+
+    Raises:
+        ValueError: If an option is not one of `Solving`, or there is no such model.
     """
     from safetensors.torch import load_file
 
     refused = [option for option in solving if option not in SOLVING]
     if refused:
         raise ValueError(
-            f"{refused[0]} would make another model than the trained one: leave it out, or train "
-            "anew"
+            f"a trained model cannot change its option {refused[0]}; omit it, or train a new model"
         )
     file = pretrained_file(name)
-    described = header_of(file)
-    options = {**described["model"]["options"], **solving}
-    images = ImageSpec.from_data(described["images"])
-    model = create_model(described["model"]["name"], images=images, **options)
+    header = header_of(file)
+    options = {**header["model"]["options"], **solving}
+    images = ImageSpec.from_data(header["images"])
+    model = create_model(header["model"]["name"], images=images, **options)
     weights = load_file(file)
     weights.pop(LATENTS, None)
     model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""Models by name: what there is, what is known of each, and how one is made."""
+"""The registry of models: `create_model`, the options, cards and descriptions of named models."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What is known of a named model before it is built."""
+    """Metadata of a named model.
+
+    Attributes:
+        summary: One line for lists of models.
+        paper: Publication of the model or of a comparison with it.
+        reported: Number of parameters that the paper reports, such as "199 k".
+        options: Options passed to the factory.
+    """
 
     summary: str = ""
     paper: str = ""
-    """Where the model, or the comparison with it, is published."""
     reported: str = ""
-    """The number of parameters that the paper reports."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options that make the model of its factory."""
 
 
 _models: Registry[nn.Module] = Registry("model")
 _cards: dict[str, ModelCard] = {}
 
 SOLVING = {option.name: option.default for option in dataclasses.fields(Solving)}
-"""The single options of how a model solves, which `create_model` makes one `Solving` of."""
+"""Fields of `Solving` with their defaults; `create_model` takes each as a separate option."""
 
 
 @overload
@@ -62,13 +66,22 @@ def register_model(
     replace: bool = False,
     **preset: Any,
 ) -> Any:
-    """Make a model available by name: `factory` called with `preset` and the user's overrides.
+    """Register a model under a name for `create_model`.
 
-    Without a factory this is a decorator of one, of a class of models for instance.
+    Without `factory`, this is a decorator for a function or a class of models.
 
-    `summary` is the line that lists of models show; `paper` and `reported` say where it comes from
-    and how many parameters it has there. A factory that takes `solving`, a `Solving`, is given one
-    of the options solver, gradient, tolerance, max_iterations and strict.
+    Args:
+        name: Name of the model.
+        factory: Callable that builds the model from keyword arguments. If it has an argument
+            `solving`, `create_model` also accepts the fields of `Solving` as separate options.
+        summary: One line for lists of models.
+        paper: Publication of the model.
+        reported: Number of parameters that the paper reports.
+        replace: Replace a model of the same name instead of raising an error.
+        preset: Default options of the model, which override those of `factory`.
+
+    Returns:
+        The factory, unchanged.
 
     Examples:
         >>> @eq.register_model("my-net")
@@ -88,7 +101,12 @@ def register_model(
 
 
 def register_presets(family: str, *factories: Callable[..., nn.Module]) -> None:
-    """Make the models in the `presets.yaml` of a family available, which has them by factory."""
+    """Register the models in the `presets.yaml` of a family.
+
+    Args:
+        family: Name of a subpackage of `equilibria.models`.
+        factories: Factories whose names are the keys of the file.
+    """
     file = resources.files(f"equilibria.models.{family}") / "presets.yaml"
     table = yaml.safe_load(file.read_text("utf-8"))
     for factory in factories:
@@ -102,7 +120,10 @@ def _tuples(value: Any) -> Any:
 
 
 def model_card(name: str) -> ModelCard:
-    """What is known of a model before it is built.
+    """Return the metadata of a named model.
+
+    Args:
+        name: Name of the model.
 
     Examples:
         >>> eq.models.model_card("opteq-small").summary
@@ -113,7 +134,7 @@ def model_card(name: str) -> ModelCard:
 
 
 def list_models() -> list[str]:
-    """The names that `create_model` knows.
+    """Return the names of all registered models.
 
     Examples:
         >>> "mopteq-small" in eq.list_models()
@@ -130,18 +151,26 @@ def create_model(
     pretrained: bool = False,
     **overrides: Any,
 ) -> nn.Module:
-    """The model called `name`, with options overridden.
+    """Build a named model.
 
-    A model takes pixels in [0, 1]; `normalize`, the mean and the standard deviation of every
-    channel, brings them to mean 0 and variance 1 in its first layer. All models take num_classes
-    and in_channels, equilibrium models also solver, gradient, tolerance, max_iterations and strict,
-    or all of them as `solving`; `model_options(name)` lists the rest. An unknown name or option is
-    an error that names the nearest one.
+    Args:
+        name: Name of the model; `list_models()` returns all.
+        normalize: Mean and standard deviation of each channel. The first layer then normalizes
+            pixels in [0, 1] to mean 0 and variance 1.
+        images: Description of the images that the model expects, stored as `model.images` for
+            `predict`, `export` and `serve`. It sets no options.
+        pretrained: Load a trained model shipped with the package (`equilibria models
+            --pretrained` lists them). `overrides` may then only have fields of `Solving`.
+        overrides: Options of the model (see `model_options`), such as num_classes and in_channels.
+            Equilibrium models also take `solving`, or any fields of it: solver, gradient,
+            tolerance, max_iterations, strict.
 
-    images: description of the images that the model expects, stored as `model.images` for
-        `predict`, `export` and `serve`. It sets no options.
-    pretrained: a trained model that comes with the package, by the name that `equilibria models
-        --pretrained` lists; the only options are then those of how it solves.
+    Returns:
+        The model, in training mode; in evaluation mode if `pretrained`.
+
+    Raises:
+        ValueError: If the name or the value of an option is unknown or invalid.
+        TypeError: If the model has no such option.
 
     Examples:
         >>> model = eq.create_model("opteq-small", num_classes=3, in_channels=1)
@@ -152,9 +181,9 @@ def create_model(
         from equilibria.models.pretrained import pretrained_model
 
         if normalize is not None:
-            raise ValueError("a trained model has its own normalization: leave out normalize")
+            raise ValueError("a trained model has its own normalization; omit normalize")
         if images is not None:
-            raise ValueError("a trained model has its own image specification: leave out images")
+            raise ValueError("a trained model has its own image specification; omit images")
         return pretrained_model(name, **overrides)
     factory = _models.factory(name)
     known = model_options(name)
@@ -164,13 +193,13 @@ def create_model(
     for option in ("num_classes", "in_channels"):
         count = options.get(option, 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"{option} must be a whole number of at least 1, not {count!r}")
+            raise ValueError(f"{option} must be an integer of at least 1, got {count!r}")
     if "solving" in parameters:
-        whole = overrides.get("solving")
-        given = overrides if whole is not None else options
-        single = {option: given[option] for option in SOLVING if option in given}
+        solving = overrides.get("solving")
+        source = options if solving is None else overrides  # `solving` overrides the preset's
+        fields = {option: source[option] for option in SOLVING if option in source}
         options = {option: value for option, value in options.items() if option not in SOLVING}
-        options["solving"] = Solving(**single) if whole is None else whole.changed(**single)
+        options["solving"] = Solving(**fields) if solving is None else solving.changed(**fields)
     model = factory(**options)
     guard(model)
     if normalize is not None:
@@ -181,7 +210,11 @@ def create_model(
 
 
 def model_outline(name: str, **overrides: Any) -> nn.Module:
-    """The model without memory for its parameters: its structure and sizes, made at once.
+    """Build a named model on the meta device: its structure and shapes, without any values.
+
+    Args:
+        name: Name of the model.
+        overrides: Options of the model, as for `create_model`.
 
     Examples:
         >>> outline = eq.models.model_outline("deep-opteq-1m")
@@ -193,7 +226,10 @@ def model_outline(name: str, **overrides: Any) -> nn.Module:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many trainable numbers a model has.
+    """Return the number of trainable parameters of a model.
+
+    Args:
+        model: Any module.
 
     Examples:
         >>> eq.models.parameter_count(torch.nn.Linear(3, 2))
@@ -203,7 +239,10 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def model_options(name: str) -> dict[str, Any]:
-    """The options of a model with their values.
+    """Return the options of a named model with their default values.
+
+    Args:
+        name: Name of the model.
 
     Examples:
         >>> eq.models.model_options("opteq-small")["width"]
@@ -211,26 +250,32 @@ def model_options(name: str) -> dict[str, Any]:
     """
     parameters = inspect.signature(_models.factory(name)).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
-    single = SOLVING if "solving" in options else {}
-    return {**options, **single, **_cards[name].options}
+    solving = SOLVING if "solving" in options else {}
+    return {**options, **solving, **_cards[name].options}
 
 
 def with_options_of(
     *others: Callable[..., Any], without: Iterable[str] = ()
 ) -> Callable[[Factory], Factory]:
-    """For a factory that passes its `**options` on: the keywords of `others` are its options too.
+    """Add keywords of other functions to the signature of a factory that forwards `**options`.
 
-    They show in its signature, and so in `help` and in `model_options`, but for those that the
-    factory has itself and those of `without`.
+    `help` and `model_options` then list them. Keywords that the factory already has stay.
+
+    Args:
+        others: Functions that receive the forwarded options.
+        without: Keywords of `others` to exclude.
+
+    Returns:
+        A decorator for the factory.
     """
-    left_out = set(without)
+    excluded = set(without)
 
     def decorate(factory: Factory) -> Factory:
         own = inspect.signature(factory)
         merged = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
         for other in others:
             for parameter in _keywords(other):
-                if parameter.name not in left_out:
+                if parameter.name not in excluded:
                     merged.setdefault(parameter.name, parameter)
         factory.__signature__ = own.replace(parameters=list(merged.values()))  # type: ignore[attr-defined]
         return factory
@@ -239,7 +284,7 @@ def with_options_of(
 
 
 def take_options(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """The options that are keywords of `function`, taken out."""
+    """Remove the options that are keywords of `function` from `options`, and return them."""
     return {p.name: options.pop(p.name) for p in _keywords(function) if p.name in options}
 
 
@@ -250,7 +295,14 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 @dataclass(frozen=True)
 class Part:
-    """A module with parameters of its own."""
+    """A submodule that owns parameters.
+
+    Attributes:
+        path: Name of the module in the model; empty for the model itself.
+        kind: Class of the module.
+        details: Its settings, as its `repr` shows them.
+        parameters: Number of parameters, excluding those of its submodules.
+    """
 
     path: str
     kind: str
@@ -260,11 +312,19 @@ class Part:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What there is to say of a named model without running it.
+    """Size, structure, hidden objective and guarantee of a named model.
+
+    Attributes:
+        card: Metadata of the model.
+        parameters: Number of trainable parameters.
+        is_equilibrium: Whether the model has an equilibrium layer.
+        objective: Formula of the hidden objective; None if it has none.
+        guarantee: Proven properties of the equilibrium; None if there are none.
+        parts: Submodules that own parameters.
 
     Examples:
-        >>> found = eq.models.describe_model("mondeq-small")
-        >>> found.is_equilibrium, found.objective_kind
+        >>> description = eq.models.describe_model("mondeq-small")
+        >>> description.is_equilibrium, description.objective_kind
         (True, 'no')
     """
 
@@ -272,21 +332,23 @@ class ModelDescription:
     parameters: int
     is_equilibrium: bool
     objective: str | None
-    """The hidden objective as a formula; None where there is none."""
     guarantee: str | None
-    """What is proven of the equilibrium; None where nothing is."""
     parts: tuple[Part, ...]
 
     @property
     def objective_kind(self) -> str:
-        """Whether the equilibrium minimizes something: "yes", "no", or it solves an inclusion."""
+        """Kind of hidden objective: "yes", "no", or "inclusion" if y* solves an inclusion."""
         if self.objective is None:
             return "no"
         return "inclusion" if "∈" in self.objective else "yes"
 
 
 def describe_model(name: str, **overrides: Any) -> ModelDescription:
-    """The size, the parts, the hidden objective and the guarantee of a named model.
+    """Describe a named model without running it.
+
+    Args:
+        name: Name of the model.
+        overrides: Options of the model, as for `create_model`.
 
     Examples:
         >>> eq.models.describe_model("opteq-small").objective
@@ -297,9 +359,9 @@ def describe_model(name: str, **overrides: Any) -> ModelDescription:
     cell = layer.cell if isinstance(layer, EquilibriumLayer) else None
     parts = []
     for path, module in model.named_modules():
-        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        if own:
-            parts.append(Part(path, type(module).__name__, module.extra_repr(), own))
+        size = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if size:
+            parts.append(Part(path, type(module).__name__, module.extra_repr(), size))
     return ModelDescription(
         card=model_card(name),
         parameters=parameter_count(model),
@@ -311,20 +373,26 @@ def describe_model(name: str, **overrides: Any) -> ModelDescription:
 
 
 def nearest_width(count: Callable[[int], int], parameters: int, *, remedy: str) -> int:
-    """The width whose growing `count` is nearest to `parameters`.
+    """Return the width whose parameter count is nearest to a target.
 
-    remedy: what to do where even the narrowest network is too large, for the error.
+    Args:
+        count: Number of parameters as an increasing function of the width.
+        parameters: Target number of parameters.
+        remedy: Advice for the error message.
+
+    Raises:
+        ValueError: If even width 1 has more than `parameters`.
 
     Examples:
         >>> def count(width):
         ...     return 10 * width**2
-        >>> eq.models.nearest_width(count, 1000, remedy="ask for more")
+        >>> eq.models.nearest_width(count, 1000, remedy="use fewer layers")
         10
     """
     if count(1) > parameters:
         raise ValueError(
-            f"the smallest network of this form has {count(1)} parameters, more than the "
-            f"{parameters} asked for: {remedy}"
+            f"a network of width 1 has {count(1)} parameters, more than parameters={parameters}; "
+            f"{remedy}"
         )
     widest = 2
     while count(widest) < parameters:
