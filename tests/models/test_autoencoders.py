@@ -61,5 +61,5 @@ def test_mdeq_autoencoders_have_an_equilibrium_decoder() -> None:
 
 
 def test_odd_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="even side of at least 8"):
+    with pytest.raises(ValueError, match="image_size must be even and at least 8"):
         small_autoencoder("ae-conv", image_size=27)

@@ -135,7 +135,7 @@ def test_transposed_convolutions_draw_the_image_too(kind: str, downsample: int) 
 
 
 def test_a_readout_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="readout='deconvolution' raises the resolution"):
+    with pytest.raises(ValueError, match="readout='deconvolution' needs downsample=2 or 4"):
         small_decoder("opteq", downsample=1, readout="deconvolution")
     with pytest.raises(ValueError, match="readout must be one of shuffle, deconvolution"):
         small_decoder("opteq", readout="bilinear")

@@ -72,7 +72,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit_density("kde", torch.randn(10, 2))
     with pytest.raises(ValueError, match="NaN or infinite"):
         fit_density("gmm", torch.full((10, 2), torch.nan))
-    with pytest.raises(ValueError, match="at least two latent vectors"):
+    with pytest.raises(ValueError, match="N of at least 2"):
         fit_density("gmm", torch.randn(1, 2))
 
 

@@ -223,7 +223,7 @@ class PooledLinearHead(nn.Module):
 
 @torch.no_grad()
 def small(operator: Operator, scale: float) -> Operator:
-    """Multiply an operator's weights by `scale`: small initial norms make the first solves short."""
+    """Scale the parameters of an operator in place; small norms make the first solves short."""
     check_not_negative(init_scale=scale)
     for parameter in operator.parameters():
         parameter.mul_(scale)

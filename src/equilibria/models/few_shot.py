@@ -1,7 +1,7 @@
-"""Few-shot classifiers: an equilibrium network that a task vector tells what the classes are.
+"""Few-shot classifiers: equilibrium networks conditioned on a task vector that encodes the classes.
 
 Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
-Appendices B.1 and C.2. The task vector acts by feature-wise linear modulation (Perez et al., "FiLM:
+Appendices B.1 and C.2. The conditioning is feature-wise linear modulation (Perez et al., "FiLM:
 Visual Reasoning with a General Conditioning Layer", AAAI 2018).
 """
 
@@ -29,15 +29,25 @@ from equilibria.registry import check_at_least_one
 
 
 def modulate(features: Tensor, film: Tensor) -> Tensor:
-    """(1 + γ) ⊙ features + β; `film` has γ and β side by side, a number a channel each."""
+    """Return (1 + γ) ⊙ features + β.
+
+    Args:
+        features: Maps, shape (B, C, H, W).
+        film: γ and β, concatenated, shape (B, 2C).
+    """
     gamma, beta = film[:, :, None, None].chunk(2, dim=1)
     return torch.addcmul(features + beta, features, gamma)
 
 
 class CopiesFiLM(nn.Module):
-    """The injection of a cell that knows no tasks: copies of the features, each modulated.
+    """Injection for a cell without task inputs: modulated copies of the features.
 
-    The task vector is γ, orthogonally mixed, to begin with; β starts at 0.
+    Initially γ is an orthogonal map of the task vector, and β is 0.
+
+    Args:
+        task_size: Length of the task vector.
+        channels: Channels of the features.
+        copies: Number of copies, one per class.
     """
 
     def __init__(self, task_size: int, channels: int, *, copies: int) -> None:
@@ -56,31 +66,36 @@ class CopiesFiLM(nn.Module):
 
 
 class ClassesFiLM(nn.Module):
-    """Copies of the features, one a class, each modulated by its own part of the task vector.
+    """One copy of the features per class, each modulated by a separate part of the task vector.
 
-    All classes share the map from a part to γ and β, which is that of `CopiesFiLM` otherwise: to
-    exchange two classes exchanges their parts. A copy is (height, width, channels).
+    All classes share the map from a part to γ and β, so exchanging two classes exchanges their
+    parts. The output has shape (B, copies, H, W, C).
+
+    Args:
+        task_size: Length of the task vector, a multiple of `copies`.
+        channels: Channels of the features.
+        copies: Number of classes.
     """
 
     def __init__(self, task_size: int, channels: int, *, copies: int) -> None:
         super().__init__()
         if task_size % copies:
             raise ValueError(
-                f"a task vector of {task_size} numbers has no equal parts for {copies} classes: "
-                f"make task_size a multiple of {copies}"
+                f"task_size must be a multiple of the {copies} classes, which all get a part of "
+                f"the same length, got {task_size}"
             )
         self.copies = copies
         self.one = CopiesFiLM(task_size // copies, channels, copies=1)
 
     def forward(self, features: Tensor, tasks: Tensor) -> Tensor:
         parts = tasks.reshape(len(tasks) * self.copies, tasks.shape[1] // self.copies)
-        each: Tensor = self.one(features.repeat_interleave(self.copies, dim=0), parts)
-        channels_last = each.movedim(1, -1)
+        copies: Tensor = self.one(features.repeat_interleave(self.copies, dim=0), parts)
+        channels_last = copies.movedim(1, -1)
         return channels_last.reshape(len(tasks), self.copies, *channels_last.shape[1:])
 
 
 class ClassesHead(nn.Module):
-    """The logit of a class is the same linear function of its own copy, its mean over pixels."""
+    """One linear function from the mean over the pixels of each copy to the logit of its class."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -93,7 +108,12 @@ class ClassesHead(nn.Module):
 
 
 class BranchesFiLM(nn.Module):
-    """The inputs of a `FiLMCell`: the features, and γ and β of each branch's `sizes` numbers."""
+    """The inputs of a `FiLMCell`: the features, and γ and β for each branch.
+
+    Args:
+        task_size: Length of the task vector.
+        sizes: Length of γ and β together, one number per branch.
+    """
 
     def __init__(self, task_size: int, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -106,7 +126,7 @@ class BranchesFiLM(nn.Module):
 
 
 class FilmedNorm(nn.Module):
-    """A norm and the modulation of its branch."""
+    """A norm followed by the modulation of its branch."""
 
     def __init__(self, norm: CellNorm, branch: int) -> None:
         super().__init__()
@@ -118,10 +138,15 @@ class FilmedNorm(nn.Module):
 
 
 class FiLMCell(MDEQCell):
-    """MDEQ's cell with FiLM on top of the first norm of every residual block (JIIO, C.2).
+    """MDEQ's cell with FiLM after the first norm of every residual block (JIIO, C.2).
 
-    Its inputs are those of `BranchesFiLM`: the features, and γ and β of each branch. All norms are
-    group norms, so that no sample sees another.
+    Its inputs are the outputs of `BranchesFiLM`. All norms are group norms, so that samples are
+    independent.
+
+    Args:
+        channels: Channels of each branch, the finest first.
+        expansion: Ratio of the inner width of a residual block to its channels.
+        options: Options of `MDEQCell`.
     """
 
     def __init__(
@@ -133,24 +158,29 @@ class FiLMCell(MDEQCell):
             block.inner_norm = FilmedNorm(block.inner_norm, branch)  # type: ignore[arg-type]
 
     def inject(self, x: Tensor, *film: Tensor) -> Context:
-        shapes = [tuple(one.shape) for one in film]
+        shapes = [tuple(tensor.shape) for tensor in film]
         if shapes != [(len(x), size) for size in self.sizes]:
             raise ValueError(
-                f"beside the features, γ and β of the branches have {self.sizes} numbers a sample, "
-                f"not the shapes {shapes}: make them with BranchesFiLM"
+                f"γ and β of the branches must have shapes (batch, size) with sizes {self.sizes}, "
+                f"got {shapes}; compute them with BranchesFiLM"
             )
         return super().inject(x).with_sample(film=film)
 
 
 class FewShotClassifier(EquilibriumModel):
-    """logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of Eq. 29.
+    """Classifier logits = head(z*), z* = T(z*; image, task): h_θ(x, s) of Eq. 29.
 
-    Which classes there are, and what they are called, is for the task vector x to say. It is
-    optimized as an input: `for_images` gives a model of the task vectors alone.
+    The task vector encodes the classes and their order. It is optimized as an input: `for_images`
+    returns a model of the task vectors alone.
 
-    stem: from images to features; conditioning: from features and task vectors to the injection.
-    episode_statistics: whether the stem normalizes by the images it gets, so that it must see the
-        support and the queries of every episode by themselves.
+    Args:
+        stem: From images to features.
+        conditioning: From features and task vectors to the injection.
+        layer: The equilibrium layer.
+        head: From the feature z* to the logits.
+        task_size: Length of the task vector.
+        episode_statistics: Whether the stem normalizes with statistics of the images it receives.
+            It then processes the images of each episode separately.
 
     Examples:
         >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
@@ -176,16 +206,19 @@ class FewShotClassifier(EquilibriumModel):
         self.episode_statistics = episode_statistics
 
     def injected(self, images: Tensor, tasks: Tensor | None = None) -> Inputs:
-        """For images, each with its row of `tasks`, or with the task vector 0.
+        """Return the input of the equilibrium layer.
 
-        Episodes, shape `(B, samples, C, H, W)`, are taken as B · samples images.
+        Args:
+            images: Images (B, C, H, W), or episodes (B, samples, C, H, W), which count as
+                B · samples images.
+            tasks: Task vectors, one row per image; by default zeros.
         """
         if tasks is None:
             tasks = self.no_tasks(images.shape[:-3].numel(), images)
         return self.for_images(images).injected(tasks)
 
     def for_images(self, images: Tensor) -> EquilibriumModel:
-        """The model with its images fixed, as a function of one task vector an image."""
+        """Return the model of the task vectors, one per image, with the images fixed."""
         if self.episode_statistics and images.dim() == 5 and len(images):
             features = torch.func.vmap(self.stem)(images).flatten(0, 1)
         else:
@@ -193,12 +226,17 @@ class FewShotClassifier(EquilibriumModel):
         return EquilibriumModel(_TaskStem(self, features), self.layer, self.head)
 
     def no_tasks(self, count: int, like: Tensor) -> Tensor:
-        """Where every task starts: task vectors of zeros."""
+        """Return task vectors of zeros, the initial point for every task.
+
+        Args:
+            count: Number of task vectors.
+            like: Tensor whose dtype and device they get.
+        """
         return torch.zeros(count, self.task_size, dtype=like.dtype, device=like.device)
 
 
 class _TaskStem(nn.Module):
-    """From task vectors to the injection, the features of the images at hand."""
+    """From task vectors to the injection, for fixed features."""
 
     def __init__(self, model: FewShotClassifier, features: Tensor) -> None:
         super().__init__()
@@ -209,8 +247,8 @@ class _TaskStem(nn.Module):
     def forward(self, tasks: Tensor) -> Inputs:
         if tasks.shape != (len(self.features), self.task_size):
             raise ValueError(
-                f"expected a task vector of {self.task_size} numbers for each of the "
-                f"{len(self.features)} images, not a tensor of shape {tuple(tasks.shape)}"
+                f"expected one task vector of {self.task_size} numbers for each of the "
+                f"{len(self.features)} images, got a tensor of shape {tuple(tasks.shape)}"
             )
         injection: Inputs = self.conditioning(self.features, tasks)
         return injection
@@ -231,18 +269,29 @@ def few_shot_opteq(
     init_scale: float = 0.5,
     solving: Solving | None = None,
 ) -> FewShotClassifier:
-    """y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space: it contracts whatever the task vector.
+    """Build a few-shot classifier with y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space.
 
-    The features g(image) are there once a class, and each copy is modulated on its own; W couples
-    the copies. The head starts as the sum over each copy: a fresh model compares an image with
-    what the task vector has of the classes. `stem_depth` strided convolutions halve the
-    resolution each, one without a stride follows.
+    The map is a contraction for every task vector. There is one modulated copy of the features
+    g(image) per class, and W couples the copies. The head is initialized as the sum over each copy,
+    so an untrained model compares the features of an image with the task vector's part of each
+    class.
 
-    norm: of the stem. "batch" uses the statistics of the support, and of the queries, of an episode
-        together, as MAML's network does; "group" sees every image alone.
-    shared: all classes have the same weights, y_c = σ(WWᵀy_c + FiLM(g(image); x_c) + b) with W at
-        every pixel and x_c a part of the task vector, and the logit of c is a function of y_c: what
-        a class is called cannot matter.
+    Args:
+        num_classes: Number of classes of an episode.
+        in_channels: Channels of the images.
+        channels: Channels of the features g(image), and of each copy.
+        task_size: Length of the task vector.
+        stem_depth: Number of convolutions of stride 2 in the stem; one of stride 1 follows.
+        norm: Norm of the stem. "batch" uses the statistics of all images of the support, or of the
+            queries, as the network of MAML does; "group" normalizes every image alone.
+        groups: Groups of a group norm.
+        shared: Share all weights between the classes: y_c = σ(WWᵀy_c + FiLM(g(image); x_c) + b)
+            with a pixelwise W, x_c a part of the task vector, and the logit of class c a function
+            of y_c. The order of the classes then has no influence.
+        activation: σ.
+        zeta: Upper bound on ‖W‖.
+        init_scale: Factor of W's initial weights.
+        solving: How the layer solves.
 
     Examples:
         >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
@@ -291,19 +340,32 @@ def few_shot_mdeq(
     solving: Solving | None = None,
     **cell: Any,
 ) -> FewShotClassifier:
-    """An MDEQ with FiLM on top of the first norm of its residual blocks (C.2, Table 9).
+    """Build a few-shot classifier from an MDEQ with FiLM in its residual blocks (C.2, Table 9).
+
+    Args:
+        num_classes: Number of classes of an episode.
+        in_channels: Channels of the images.
+        channels: Channels of each branch, the finest first.
+        head_channels: Width of the head's first bottleneck.
+        final_channels: Channels of the pooled feature.
+        task_size: Length of the task vector.
+        downsample: Factor by which the stem reduces the resolution: 1, 2 or 4.
+        groups: Groups of the group norms.
+        solving: How the layer solves.
+        cell: Options of `MDEQCell`.
 
     Examples:
         >>> model = eq.models.few_shot_mdeq(in_channels=1, channels=(8, 16), task_size=6)
         >>> model(torch.rand(2, 1, 16, 16)).shape
         torch.Size([2, 5])
     """
-    made = FiLMCell(channels, groups=groups, **cell)
+    film_cell = FiLMCell(channels, groups=groups, **cell)
+    widths = film_cell.channels
     outer: dict[str, Any] = {"norm": "group", "groups": groups}
     return FewShotClassifier(
-        stem=MDEQStem(in_channels, made.channels[0], downsample=downsample, **outer),
-        conditioning=BranchesFiLM(task_size, made.sizes),
-        layer=EquilibriumLayer(made, solving=solving),
-        head=MDEQHead(made.channels, head_channels, final_channels, num_classes, **outer),
+        stem=MDEQStem(in_channels, widths[0], downsample=downsample, **outer),
+        conditioning=BranchesFiLM(task_size, film_cell.sizes),
+        layer=EquilibriumLayer(film_cell, solving=solving),
+        head=MDEQHead(widths, head_channels, final_channels, num_classes, **outer),
         task_size=task_size,
     )

@@ -1,1 +1,1 @@
-"""Generators of JIIO (Gurumurthy et al., NeurIPS 2021): decoders, autoencoders, named models."""
+"""Generators of JIIO (Gurumurthy et al., NeurIPS 2021): decoders, autoencoders and densities."""

@@ -1,4 +1,4 @@
-"""Autoencoders: what a decoder-only generator is compared with (JIIO, Table 1)."""
+"""Autoencoders, the baselines of decoder-only generators (JIIO, Table 1)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from equilibria.registry import check_at_least_one
 from equilibria.solvers import Solution
 
 SMALLEST_MAP = 4
-"""Maps are halved while they are even and larger than this."""
+"""Smallest side of a map; larger even ones are halved."""
 LARGEST_LOG_VARIANCE = 15.0
 
 
 class Autoencoder(nn.Module):
-    """An encoder to a latent vector (or to the Gaussian of one), and a decoder to an image.
+    """Autoencoder, plain or variational.
 
-    variational: the encoder has 2 · `latent_dim` outputs, the mean and the log-variance of the
-        latent given the image. The reconstruction is that of the mean; draws are for the training.
+    A variational autoencoder reconstructs from the mean of the posterior; training draws from it.
+
+    Args:
+        encoder: From images to latents (B, latent_dim); if `variational`, to their mean and
+            log-variance, (B, 2 · latent_dim).
+        decoder: From latents to images.
+        latent_dim: Length of a latent vector.
+        variational: Whether the encoder computes a mean and a log-variance.
 
     Examples:
         >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
@@ -47,11 +53,11 @@ class Autoencoder(nn.Module):
         return self.decode(self.encode(images))
 
     def encode(self, images: Tensor) -> Tensor:
-        """The latent of each image; of a variational encoder, the mean."""
+        """Return the latent of each image, (B, latent_dim); if variational, the posterior mean."""
         return self.posterior(images)[0]
 
     def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the latents; without `variational` the variance is zero."""
+        """Return mean and log-variance of the latents; the latter is −∞ if not variational."""
         codes: Tensor = self.encoder(images)
         if not self.variational:
             return codes, torch.full_like(codes, -torch.inf)
@@ -59,18 +65,19 @@ class Autoencoder(nn.Module):
         return mean, log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
 
     def decode(self, latents: Tensor) -> Tensor:
+        """Return the images for latents of shape (B, latent_dim)."""
         images: Tensor = self.decoder(latents)
         return images
 
     @property
     def last_solution(self) -> Solution | None:
-        """How the decoder's last solve went; None where it has no equilibrium."""
+        """Solution of the decoder's last solve; None if it has no equilibrium layer."""
         solution = getattr(self.decoder, "last_solution", None)
         return solution if isinstance(solution, Solution) else None
 
 
 class ConvolutionalEncoder(nn.Module):
-    """4×4 convolutions of stride 2 with batch norm and ReLU, then a linear map (as RAE's)."""
+    """4×4 convolutions of stride 2 with batch norm and ReLU, then a linear map (as in RAE)."""
 
     def __init__(self, in_channels: int, image_size: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -91,7 +98,7 @@ class ConvolutionalEncoder(nn.Module):
 
 
 class ConvolutionalDecoder(nn.Module):
-    """A linear map, 4×4 transposed convolutions with batch norm and ReLU, then the image."""
+    """A linear map, 4×4 transposed convolutions with batch norm and ReLU, and a convolution."""
 
     def __init__(self, latent_dim: int, image_channels: int, image_size: int, width: int) -> None:
         super().__init__()
@@ -121,10 +128,17 @@ def convolutional_autoencoder(
     width: int = 32,
     variational: bool = False,
 ) -> Autoencoder:
-    """A convolutional AE, RAE or VAE, with RAE's layout at `width` channels in its first layer.
+    """Build a convolutional AE, RAE or VAE with the layout of RAE.
 
-    Whether it is an AE or an RAE is for the training to say (Ghosh et al., "From variational to
-    deterministic autoencoders", ICLR 2020, have 128 channels there).
+    AE and RAE differ in their training only (Ghosh et al., "From variational to deterministic
+    autoencoders", ICLR 2020).
+
+    Args:
+        in_channels: Channels of the images.
+        image_size: Side of the images.
+        latent_dim: Length of a latent vector.
+        width: Channels of the first layer (128 in the paper).
+        variational: Whether to build a VAE.
 
     Examples:
         >>> model = eq.models.convolutional_autoencoder(image_size=8, width=4, variational=True)
@@ -157,9 +171,23 @@ def mdeq_autoencoder(
     variational: bool = True,
     solving: Solving | None = None,
 ) -> Autoencoder:
-    """MDEQ-VAE or MDEQ-AE: an MDEQ classifier as encoder, and an `mdeq_decoder` (Appendix C.2).
+    """Build an MDEQ-VAE or MDEQ-AE: an MDEQ classifier as encoder and an MDEQ decoder (C.2).
 
-    All norms are group norms, so that JIIO can be run on the decoder of a trained one.
+    All norms are group norms, so that JIIO can run on the trained decoder.
+
+    Args:
+        in_channels: Channels of the images.
+        image_size: Side of the images.
+        latent_dim: Length of a latent vector.
+        channels: Channels of each branch, the finest first.
+        expansion: Ratio of the inner width of a residual block to its channels.
+        downsample: Factor between the sides of the images and of the finest map: 1, 2 or 4.
+        encoder_head: Width of the encoder head's first bottleneck.
+        final_channels: Channels of the encoder's pooled feature.
+        head_channels: Channels of the decoder's head.
+        groups: Groups of the norms.
+        variational: Whether to build a VAE.
+        solving: How the layers solve.
 
     Examples:
         >>> model = eq.models.mdeq_autoencoder(image_size=8, latent_dim=3, channels=(4, 8))
@@ -188,11 +216,11 @@ def mdeq_autoencoder(
 
 
 def map_sizes(image_size: int) -> list[int]:
-    """The sides of the maps, from the image down: halved while even and larger than 4."""
+    """Return the sides of the maps from the image down, halved while even and larger than 4."""
     if image_size < 2 * SMALLEST_MAP or image_size % 2:
         raise ValueError(
-            f"an autoencoder takes images of an even side of at least {2 * SMALLEST_MAP}, not "
-            f"{image_size}: pad or resize them"
+            f"image_size must be even and at least {2 * SMALLEST_MAP}, got {image_size}; pad or "
+            "resize the images"
         )
     sizes = [image_size]
     while sizes[-1] % 2 == 0 and sizes[-1] > SMALLEST_MAP:

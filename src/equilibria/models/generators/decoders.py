@@ -1,4 +1,4 @@
-"""Decoders: from a latent vector, through an equilibrium, to an image.
+"""Decoders from latent vectors to images with an equilibrium layer.
 
 Gurumurthy et al., "Joint inference and input optimization in equilibrium networks", NeurIPS 2021,
 Section 4.1 and Appendix C.2.
@@ -25,14 +25,20 @@ from equilibria.operators import Conv2d
 from equilibria.registry import check_at_least_one, check_choice, check_positive
 
 Readout = Literal["shuffle", "deconvolution"]
-"""How a head goes from the equilibrium's maps to the pixels."""
+"""How a decoder upsamples the equilibrium to the resolution of the image."""
 
 
 class EquilibriumDecoder(EquilibriumModel):
-    """image = head(z*), z* the equilibrium for the injection stem(latent) (h and f of Eq. 20).
+    """Decoder image = head(z*), z* the equilibrium for the injection stem(latent) (Eq. 20).
 
-    Nothing in it draws at random or couples samples, so that `optimize_input` finds the latent of
-    each image on its own. Images have values in [0, 1].
+    It is deterministic and does not couple samples, so `optimize_input` can find the latent of each
+    image independently.
+
+    Args:
+        stem: From latents (B, latent_dim) to the input of the cell.
+        layer: The equilibrium layer.
+        head: From the feature z* to images (B, C, H, W) in [0, 1].
+        latent_dim: Length of a latent vector.
 
     Examples:
         >>> decoder = eq.load("mnist-generator")
@@ -50,9 +56,12 @@ class EquilibriumDecoder(EquilibriumModel):
 
 
 class LatentStem(nn.Module):
-    """One linear map of the latent into each branch (Appendix C.2).
+    """One linear map from the latent to the injection of each branch (Appendix C.2).
 
-    Branch i has `channels[i]` channels on a map of `size`/2ⁱ a side.
+    Args:
+        latent_dim: Length of a latent vector.
+        channels: Channels of each branch, the finest first.
+        size: Side of the finest map; branch i has side size / 2ⁱ.
     """
 
     def __init__(self, latent_dim: int, channels: Sequence[int], size: int) -> None:
@@ -65,7 +74,7 @@ class LatentStem(nn.Module):
     def forward(self, latents: Tensor) -> tuple[Tensor, ...]:
         if latents.dim() != 2 or latents.shape[1] != self.latent_dim:
             raise ValueError(
-                f"expected latents of shape (batch, {self.latent_dim}), not {tuple(latents.shape)}"
+                f"expected latents of shape (batch, {self.latent_dim}), got {tuple(latents.shape)}"
             )
         return tuple(
             linear(latents).reshape(len(latents), *shape)
@@ -74,10 +83,18 @@ class LatentStem(nn.Module):
 
 
 class ImageHead(nn.Module):
-    """All branches at the finest resolution, a convolution, and the image, in [0, 1] (h of Eq. 20).
+    """Head from the branches to an image in [0, 1], by pixel shuffling (h of Eq. 20).
 
-    Coarser branches are upsampled, and a 1×1 convolution merges all, as in MDEQ's segmentation
-    network. `upsample` is the factor from the finest branch to the image, by pixel shuffling.
+    Coarser branches are upsampled, and a 1×1 convolution merges all branches, as in MDEQ's
+    segmentation network.
+
+    Args:
+        channels: Channels of each branch, the finest first.
+        width: Channels of the merged map.
+        image_channels: Channels of the image.
+        upsample: Factor from the side of the finest branch to that of the image.
+        groups: Groups of the norm.
+        gain: Factor of the initial weights of the last layer.
     """
 
     def __init__(
@@ -97,7 +114,7 @@ class ImageHead(nn.Module):
         self.norm = nn.GroupNorm(fitting_groups(width, groups), width)
         self.draw = nn.Conv2d(width, image_channels * upsample**2, 3, padding=1)
         self.shuffle = nn.PixelShuffle(upsample)
-        _amplify(self.draw, gain)
+        _scale_weight(self.draw, gain)
 
     def forward(self, features: Tensor) -> Tensor:
         merged = F.relu(self.norm(self.merge(at_finest_size(features, self.channels))))
@@ -105,10 +122,11 @@ class ImageHead(nn.Module):
 
 
 class DeconvolutionHead(nn.Module):
-    """As `ImageHead`, but transposed convolutions lead from the finest branch to the image.
+    """Head like `ImageHead` with transposed convolutions instead of pixel shuffling.
 
-    Each doubles the side and halves the channels: an edge is drawn with what its neighbors know,
-    where pixel shuffling draws every block of pixels from one place.
+    Each doubles the side and halves the channels. The kernels overlap, so adjacent blocks of
+    pixels depend on common features; pixel shuffling computes each block from separate ones. The
+    arguments are those of `ImageHead`.
     """
 
     def __init__(
@@ -126,7 +144,7 @@ class DeconvolutionHead(nn.Module):
         doublings = upsample.bit_length() - 1
         if doublings < 1:
             raise ValueError(
-                "readout='deconvolution' raises the resolution: give downsample=2 or 4, or "
+                "readout='deconvolution' needs downsample=2 or 4, got 1; set downsample, or "
                 "readout='shuffle'"
             )
         self.channels = tuple(channels)
@@ -137,7 +155,7 @@ class DeconvolutionHead(nn.Module):
             nn.ConvTranspose2d(before, after, 4, 2, padding=1)
             for before, after in pairwise([*widths, image_channels])
         )
-        _amplify(self.draw[-1], gain)
+        _scale_weight(self.draw[-1], gain)
 
     def forward(self, features: Tensor) -> Tensor:
         maps = self.merge(at_finest_size(features, self.channels))
@@ -146,17 +164,21 @@ class DeconvolutionHead(nn.Module):
         return torch.sigmoid(maps)
 
 
-def _amplify(last: nn.Module, gain: float) -> None:
-    """Multiply the first weights of the layer that the sigmoid of an image sees."""
+def _scale_weight(layer: nn.Module, gain: float) -> None:
     check_positive(head_gain=gain)
     with torch.no_grad():
-        for name, parameter in last.named_parameters():
+        for name, parameter in layer.named_parameters():
             if name == "weight":
                 parameter.mul_(gain)
 
 
 def at_finest_size(features: Tensor, channels: Sequence[int]) -> Tensor:
-    """All branches side by side, the coarser ones repeated."""
+    """Unpack the branches and concatenate them, upsampled to the finest resolution.
+
+    Args:
+        features: Branches packed by `pack_branches`.
+        channels: Channels of each branch, the finest first.
+    """
     finest, *coarser = unpack_branches(features, tuple(channels))
     size = finest.shape[2:]
     return torch.cat([finest, *(F.interpolate(z, size, mode="nearest") for z in coarser)], dim=1)
@@ -169,15 +191,21 @@ HEADS: dict[Readout, type[ImageHead | DeconvolutionHead]] = {
 
 
 def equilibrium_size(image_size: int, downsample: int, branches: int) -> int:
-    """The side of the finest branch's map."""
+    """Return the side of the map of the finest branch.
+
+    Args:
+        image_size: Side of the images.
+        downsample: Factor from the map of the finest branch to the image.
+        branches: Number of branches.
+    """
     if downsample not in (1, 2, 4):
-        raise ValueError(f"downsample must be 1, 2 or 4, not {downsample}")
+        raise ValueError(f"downsample must be 1, 2 or 4, got {downsample}")
     divisor = downsample * 2 ** (branches - 1)
     if image_size < 1 or image_size % divisor:
         raise ValueError(
-            f"images of {image_size} pixels a side do not fit downsample={downsample} with "
-            f"{branches} branches: the side must be divisible by {divisor}; pad or resize the "
-            "images, or give fewer channels (one number a branch)"
+            f"image_size must be divisible by {divisor} with downsample={downsample} and "
+            f"{branches} branches, got {image_size}; pad or resize the images, or shorten "
+            "channels, which has one number per branch"
         )
     return image_size // downsample
 
@@ -203,14 +231,24 @@ def mdeq_decoder(
     solving: Solving | None = None,
     **cell: Any,
 ) -> EquilibriumDecoder:
-    """An MDEQ decoder: a linear map of the latent into each branch, and all branches to the image.
+    """Build an MDEQ decoder: a linear map from the latent to each branch, and a head for images.
 
-    `in_channels` are those of the images. `channels` has one number a branch, the finest first;
-    the finest works at 1/`downsample` of the resolution, and the head makes up for it, by pixel
-    shuffling or transposed convolutions (`readout`). `head_gain` multiplies the first weights of
-    the layer before the sigmoid: with 4 a short training gets to black and white where there is
-    ink on paper, and leaves no gray. All norms are group norms: inputs are optimized sample by
-    sample.
+    All norms are group norms, so that samples are independent.
+
+    Args:
+        in_channels: Channels of the images.
+        image_size: Side of the images.
+        latent_dim: Length of a latent vector.
+        channels: Channels of each branch, the finest first.
+        expansion: Ratio of the inner width of a residual block to its channels.
+        downsample: Factor from the map of the finest branch to the image: 1, 2 or 4.
+        head_channels: Channels of the head.
+        readout: How the head upsamples: "shuffle" (pixel shuffling) or "deconvolution".
+        head_gain: Factor of the initial weights of the layer before the sigmoid. With 4, a short
+            training reaches saturated black and white, as in images of ink on paper.
+        groups: Groups of the norms.
+        solving: How the layer solves.
+        cell: Options of `MDEQCell`.
 
     Examples:
         >>> decoder = eq.models.mdeq_decoder(image_size=8, latent_dim=3, channels=(4, 8))
@@ -219,10 +257,10 @@ def mdeq_decoder(
     """
     widths = channels_of(channels, "branch")
     size = equilibrium_size(image_size, downsample, len(widths))
-    made = MDEQCell(widths, inject_all=True, expansion=expansion, groups=groups, **cell)
+    mdeq_cell = MDEQCell(widths, inject_all=True, expansion=expansion, groups=groups, **cell)
     return EquilibriumDecoder(
         LatentStem(latent_dim, widths, size),
-        EquilibriumLayer(made, solving=solving),
+        EquilibriumLayer(mdeq_cell, solving=solving),
         _head(readout)(
             widths,
             head_channels,
@@ -255,9 +293,25 @@ def opteq_decoder(
     solving: Solving | None = None,
     **options: Any,
 ) -> EquilibriumDecoder:
-    """An OptEq decoder: with norm="bound" its equilibrium exists, is unique and is reached.
+    """Build an OptEq decoder; with norm="bound" its map is a contraction for every latent.
 
-    `readout` and `head_gain` are those of `mdeq_decoder`.
+    Args:
+        in_channels: Channels of the images.
+        image_size: Side of the images.
+        latent_dim: Length of a latent vector.
+        channels: Channels of the feature z.
+        width: Middle width, the channels of y.
+        kernel_size: Side of the kernels of W and U.
+        downsample: Factor from the map of the equilibrium to the image: 1, 2 or 4.
+        head_channels: Channels of the head.
+        readout: How the head upsamples: "shuffle" (pixel shuffling) or "deconvolution".
+        head_gain: Factor of the initial weights of the layer before the sigmoid.
+        norm: How ‖W‖ is controlled: "bound" (proven), "estimate", or None.
+        zeta: Upper bound on ‖W‖.
+        init_scale: Factor of W's initial weights.
+        groups: Groups of the head's norms.
+        solving: How the layer solves.
+        options: Options of `OptEqCell`.
 
     Examples:
         >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)

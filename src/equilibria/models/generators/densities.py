@@ -1,4 +1,4 @@
-"""Densities fitted to latent vectors after training, to draw new ones from (JIIO, Appendix C.2)."""
+"""Densities fitted to the latents of a trained generator, for sampling (JIIO, Appendix C.2)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,31 @@ from torch import Tensor, nn
 from equilibria.registry import check_choice, check_positive
 
 VAE_LAYERS = 4
-"""Of each half, as in the paper."""
+"""Linear layers of the encoder and of the decoder, as in the paper."""
 
 
 class Density(Protocol):
-    """Something to draw latent vectors from."""
+    """A probability density of latent vectors."""
 
-    def sample(self, count: int, *, seed: int = 0) -> Tensor: ...
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """Draw latent vectors, shape (count, latent_dim)."""
+        ...
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """ln p of each vector, where that is known; a bound below it otherwise. Differentiable."""
+        """Return ln p, or a lower bound on it, per vector, shape (B,); differentiable."""
         ...
 
 
 class MixtureDensity:
-    """A mixture of Gaussians with full covariances.
+    """Mixture of Gaussians with full covariances.
 
-    ridge: added to the variances, in units of the latents' spread squared.
-    temperature: multiplies the variances of what is drawn, not of the likelihood: below 1 samples
-        lie nearer to the means, where most latents are, and differ less.
+    Args:
+        latents: Latent vectors to fit, shape (N, latent_dim), N ≥ 2.
+        components: Largest number of Gaussians.
+        ridge: Number added to the variances, relative to the variance of all latents.
+        temperature: Factor of the variances in `sample`, not in `log_likelihood`. Below 1, samples
+            are nearer to the means and less diverse.
+        seed: Random seed of the fit.
     """
 
     def __init__(
@@ -53,19 +59,19 @@ class MixtureDensity:
         self.temperature = temperature
         rows = _checked(latents).double().cpu().numpy()
         self.like = latents.new_empty(0)
-        # In units of the latents' spread, so that the regularization of covariances suits any.
+        # Standardized, so that `ridge` does not depend on the scale of the latents.
         self.mean = rows.mean(axis=0)
         self.spread = float(rows.std()) or 1.0
         self.mixture = GaussianMixture(
             n_components=min(components, len(rows)), reg_covar=ridge, random_state=seed
         )
         with warnings.catch_warnings():
-            # A mixture that has not quite converged is as good a density as one that has.
+            # A mixture that has not fully converged is a valid density too.
             warnings.simplefilter("ignore", ConvergenceWarning)
             self.mixture.fit((rows - self.mean) / self.spread)
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
-        """New vectors; the same ones for the same seed."""
+        """Draw latent vectors, shape (count, latent_dim); deterministic for a given seed."""
         self.mixture.random_state = seed
         drawn, component = self.mixture.sample(count)
         means = self.mixture.means_[component]
@@ -74,7 +80,7 @@ class MixtureDensity:
         return self.like.new_tensor(drawn[order] * self.spread + self.mean)
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """ln Σ_k w_k N(x; m_k, C_k), with C_k⁻¹ = P_k P_kᵀ."""
+        """Return ln Σ_k w_k N(x; m_k, C_k) per vector x, shape (B,); C_k⁻¹ = P_k P_kᵀ."""
         mixture, size = self.mixture, latents.shape[1]
         weights, means, roots = (
             torch.as_tensor(part, device=latents.device)
@@ -88,23 +94,29 @@ class MixtureDensity:
 
 
 class VAEMixtureDensity:
-    """A small VAE on the latents, and a mixture of Gaussians on the codes of that VAE.
+    """Density of a small VAE on the latents whose codes have a mixture of Gaussians as prior.
 
-    The paper's has 4 layers of 2096 units in each half, codes of 384 numbers and 20 components;
-    `train_latent_vae` has the options of the VAE.
+    The paper has 4 layers of 2096 units in encoder and decoder, codes of 384 numbers and 20
+    components.
+
+    Args:
+        latents: Latent vectors to fit, shape (N, latent_dim), N ≥ 2.
+        components: Largest number of Gaussians.
+        seed: Random seed of the fit.
+        vae: Options of `train_latent_vae`.
     """
 
     def __init__(self, latents: Tensor, *, components: int = 20, seed: int = 0, **vae: Any) -> None:
         self.vae = train_latent_vae(_checked(latents), seed=seed, **vae)
-        drawn = self.vae.draw_codes(latents, seed=seed)
-        self.mixture = MixtureDensity(drawn, components=components, seed=seed)
+        codes = self.vae.draw_codes(latents, seed=seed)
+        self.mixture = MixtureDensity(codes, components=components, seed=seed)
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
-        """New vectors; the same ones for the same seed."""
+        """Draw latent vectors, shape (count, latent_dim); deterministic for a given seed."""
         return self.vae.draw_vectors(self.mixture.sample(count, seed=seed), seed=seed)
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """The evidence lower bound, by one draw of the codes."""
+        """Return a one-sample estimate of the evidence lower bound per vector, shape (B,)."""
         with torch.no_grad():
             return self.vae.evidence(latents)
 
@@ -116,40 +128,60 @@ DENSITIES: dict[str, Callable[..., Density]] = {
 
 
 def check_density(density: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name of a density and its options, given as a name or as a mapping with a name."""
+    """Validate a density and return its name and options.
+
+    Args:
+        density: Name of a density, or a mapping with "name" and its options.
+
+    Raises:
+        ValueError: If there is no such density or option.
+    """
     options = {"name": density} if isinstance(density, str) else dict(density)
     name = options.pop("name", None)
     check_choice(DENSITIES, density=name)
-    own = inspect.signature(train_latent_vae if name == "vae-gmm" else MixtureDensity).parameters
+    target = train_latent_vae if name == "vae-gmm" else MixtureDensity
+    valid = {"components", *inspect.signature(target).parameters} - {"latents", "vectors", "seed"}
     for option in options:
-        if option not in {"components", *own} - {"latents", "vectors", "seed"}:
-            raise ValueError(f"the density {name} has no option {option!r}")
+        if option not in valid:
+            raise ValueError(
+                f"density {name!r} has no option {option!r}; it has {', '.join(sorted(valid))}"
+            )
     return str(name), options
 
 
 def fit_density(density: str | Mapping[str, Any], latents: Tensor, **options: Any) -> Density:
-    """A density, by name or with options of its own, fitted to latent vectors (one row each)."""
-    name, own = check_density(density)
-    return DENSITIES[name](latents, **{**own, **options})
+    """Fit a density to latent vectors.
+
+    Args:
+        density: Name of a density, or a mapping with "name" and its options.
+        latents: Latent vectors, shape (N, latent_dim), N ≥ 2.
+        options: Further options, which override those of `density`.
+    """
+    name, specified = check_density(density)
+    return DENSITIES[name](latents, **{**specified, **options})
 
 
 def _checked(latents: Tensor) -> Tensor:
     if latents.dim() != 2 or len(latents) < 2:
         raise ValueError(
-            f"a density is fitted to at least two latent vectors, one row each, not to a tensor of "
-            f"shape {tuple(latents.shape)}"
+            f"latents must have shape (N, latent_dim) with N of at least 2, got "
+            f"{tuple(latents.shape)}"
         )
     if not bool(torch.isfinite(latents).all()):
-        raise ValueError("some latent vectors are NaN or infinite: no density can be fitted")
+        raise ValueError("latents has NaN or infinite values; remove those vectors first")
     return latents.detach()
 
 
 class LatentVAE(nn.Module):
-    """Codes of vectors, and vectors of codes, on vectors brought to mean 0 and spread 1.
+    """VAE between vectors, standardized to mean 0 and standard deviation 1, and codes.
 
-    noise: the deviation of a vector given its code, in units of the spread. It weighs the
-        reconstruction against the KL term, which the paper leaves open. With the noise of largest
-        likelihood most codes say nothing, and what is drawn lies too near the mean.
+    Args:
+        vectors: Vectors whose mean and standard deviation are used, shape (N, size).
+        hidden: Units of each hidden layer.
+        codes: Length of a code.
+        noise: Standard deviation of a standardized vector given its code. It weighs the
+            reconstruction against the KL term, which the paper leaves open. The noise of maximum
+            likelihood makes most codes uninformative, and samples too near to the mean.
     """
 
     mean: Tensor
@@ -167,22 +199,22 @@ class LatentVAE(nn.Module):
 
     @torch.no_grad()
     def draw_codes(self, vectors: Tensor, *, seed: int = 0) -> Tensor:
-        """A code of each vector, drawn from its posterior."""
+        """Draw a code for each vector from its posterior, shape (B, codes)."""
         mean, log_variance = self._posterior(vectors)
         return _draw(mean, log_variance, _generator(vectors, seed))
 
     @torch.no_grad()
     def draw_vectors(self, codes: Tensor, *, seed: int = 0) -> Tensor:
-        """A vector of each code, its noise included."""
+        """Draw a vector for each code, including the noise, shape (B, size)."""
         mean: Tensor = self.decoder(codes)
         noise = torch.empty_like(mean).normal_(generator=_generator(codes, seed))
         return (mean + self.noise * noise) * self.spread + self.mean
 
     def evidence(self, vectors: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A draw of the evidence lower bound of each vector, in nats."""
+        """Return a one-sample estimate of the evidence lower bound per vector, in nats."""
         mean, log_variance = self._posterior(vectors)
-        drawn: Tensor = self.decoder(_draw(mean, log_variance, generator))
-        error = (drawn - (vectors - self.mean) / self.spread).square().sum(dim=1)
+        reconstructed: Tensor = self.decoder(_draw(mean, log_variance, generator))
+        error = (reconstructed - (vectors - self.mean) / self.spread).square().sum(dim=1)
         divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(dim=1) / 2
         constant = (math.log(2 * math.pi * self.noise**2) / 2 + self.spread.log()).sum()
         return -(error / (2 * self.noise**2) + divergence + constant)
@@ -203,19 +235,33 @@ def train_latent_vae(
     learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> LatentVAE:
-    """A VAE fitted to vectors, one row each. The same seed gives the same one."""
+    """Train a VAE on vectors; deterministic for a given seed.
+
+    Args:
+        vectors: Training vectors, shape (N, size).
+        hidden: Units of each hidden layer.
+        codes: Length of a code.
+        noise: Standard deviation of a standardized vector given its code.
+        steps: Number of training steps.
+        batch: Batch size.
+        learning_rate: Initial learning rate of Adam, with a cosine schedule.
+        seed: Random seed.
+
+    Returns:
+        The VAE in evaluation mode, without gradients.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vae = LatentVAE(vectors, hidden=hidden, codes=codes, noise=noise).to(vectors.device)
-    order = torch.Generator().manual_seed(seed)
-    chance = _generator(vectors, seed)
+    batch_generator = torch.Generator().manual_seed(seed)
+    noise_generator = _generator(vectors, seed)
     batch = min(batch, len(vectors))
     optimizer = torch.optim.Adam(vae.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.enable_grad():
         for _ in range(steps):
-            indices = torch.randint(len(vectors), (batch,), generator=order)
-            loss = -vae.evidence(vectors[indices.to(vectors.device)], chance).mean()
+            indices = torch.randint(len(vectors), (batch,), generator=batch_generator)
+            loss = -vae.evidence(vectors[indices.to(vectors.device)], noise_generator).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -24,11 +24,21 @@ from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers
 from equilibria.registry import check_at_least_one, check_below_one, check_positive
 
 MakeNorm = Callable[..., CellNorm]
-"""Of the channels, and the gain that it starts with."""
+"""Makes a norm from its channels and its initial gain."""
 
 
 class ResidualBlock(nn.Module):
-    """norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) of one branch (Figure 2)."""
+    """Residual block norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) (Figure 2).
+
+    Args:
+        channels: Channels of z.
+        expansion: Ratio of the inner width to `channels`.
+        activation: σ.
+        norm: Makes a norm.
+        weight_norm: Whether the convolutions are weight-normalized.
+        init_gain: Scale of the second convolution's initial weights.
+        gain: Initial gain of the last norm.
+    """
 
     def __init__(
         self,
@@ -65,7 +75,7 @@ class ResidualBlock(nn.Module):
 
 
 class Down(nn.Module):
-    """From a finer branch to a coarser one: a strided 3×3 convolution and norm each halving."""
+    """From a finer branch to a coarser one: a strided 3×3 convolution and a norm per halving."""
 
     def __init__(
         self,
@@ -91,9 +101,10 @@ class Down(nn.Module):
 
 
 class Projection(nn.Module):
-    """norm(conv1×1(σ(z))), `scale` times as fine (nearest pixel).
+    """The map norm(conv1×1(σ(z))), upsampled by `scale` to the nearest pixel.
 
-    From a coarser branch to a finer one, without σ, and after the branches have been added.
+    It leads from a coarser branch to a finer one (with σ the identity), and follows the sum over
+    the branches (with scale 1).
     """
 
     def __init__(
@@ -121,21 +132,27 @@ class Projection(nn.Module):
 
 
 class MDEQCell(Cell):
-    """A residual block a branch, then a fusion of all branches into each (Section 3.1).
+    """MDEQ's cell: one residual block per branch, then a fusion into each branch (Section 3.1).
 
-    Branch i has `channels[i]` channels at 1/2ⁱ of the resolution. The input is injected into the
-    first branch only, and the others learn of it by the fusion; with `inject_all` there is an input
-    for each. With one branch there is no fusion, as in the authors' code. Weight norm acts on the
-    residual blocks and the 1×1 convolutions after the fusion. Dropout is variational: one mask a
-    sample, channel and solve, at every step the same.
+    Branch i has 1/2ⁱ of the resolution. A cell with one branch has no fusion, as in the authors'
+    code. The cell has no hidden objective and no known Lipschitz bound.
 
-    There is no hidden objective and no bound of the map's Lipschitz constant. norm="batch" couples
-    the samples while training; its running statistics move once a solve, at the equilibrium.
-
-    init_gain, feedback: how a fresh model is made to contract; neither constrains training. What
-        the injection is added to starts at the scale `init_gain`; the norms on the paths that lead
-        back (from coarse to fine, and round a branch) start with the gain `feedback`, those that
-        carry the injection on with 1.
+    Args:
+        channels: Channels of each branch, the finest first.
+        inject_all: Inject one input into each branch. By default there is one input, for the finest
+            branch, and it reaches the others by the fusion.
+        expansion: Ratio of the inner width of a residual block to its channels.
+        activation: σ.
+        norm: "group", or "batch", which couples the samples in training. Running statistics are
+            updated once per solve, at the equilibrium.
+        groups: Largest number of groups of a group norm (see `fitting_groups`).
+        weight_norm: Weight-normalize the residual blocks and the 1×1 convolutions after the fusion.
+        dropout: Rate of variational dropout in training: one mask per sample and channel, constant
+            during a solve.
+        init_gain: Initial scale of the branch that the injection is added to. Like `feedback`, it
+            makes an untrained model a contraction and does not constrain training.
+        feedback: Initial gain of the norms on feedback paths (from coarse to fine, and within a
+            branch). The norms on the path of the injection start at 1.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(cell=eq.models.MDEQCell((8, 16), expansion=1))
@@ -182,7 +199,7 @@ class MDEQCell(Cell):
                 norm=make_norm,
                 weight_norm=weight_norm,
                 init_gain=init_gain,
-                # A branch that carries an injection on; one alone is all feedback.
+                # 1 on the path of the injection; a single branch has feedback only.
                 gain=1.0 if (branch == 0 or inject_all) and count > 1 else feedback,
             )
             for branch, width in enumerate(self.channels)
@@ -191,17 +208,17 @@ class MDEQCell(Cell):
         self.mixers = nn.ModuleList()
         if count == 1:
             return
-        back = partial(Projection, norm=make_norm, gain=feedback, activation=IdentityActivation())
+        up = partial(Projection, norm=make_norm, gain=feedback, activation=IdentityActivation())
         for target, width in enumerate(self.channels):
-            into = nn.ModuleList()
+            incoming = nn.ModuleList()
             for source, other in enumerate(self.channels):
                 if source < target:
-                    into.append(
+                    incoming.append(
                         Down(other, width, target - source, activation=sigma, norm=make_norm)
                     )
                 elif source > target:
-                    into.append(back(other, width, scale=2 ** (source - target)))
-            self.paths.append(into)
+                    incoming.append(up(other, width, scale=2 ** (source - target)))
+            self.paths.append(incoming)
             self.mixers.append(
                 Projection(
                     width,
@@ -221,8 +238,9 @@ class MDEQCell(Cell):
         check_halvings(x, self.channels[0], len(self.channels), "branch")
         if self.inject_all != bool(coarser) and len(self.channels) > 1:
             raise ValueError(
-                f"{1 + len(coarser)} inputs, but {len(self.channels)} branches: the cell has one "
-                f"for {'each' if self.inject_all else 'the first'} (inject_all={self.inject_all})"
+                f"expected {f'{len(self.channels)} inputs' if self.inject_all else '1 input'} "
+                f"for {len(self.channels)} branches with inject_all={self.inject_all}, got "
+                f"{1 + len(coarser)}"
             )
         injections = (x, *coarser)
         shared = prepared_layers(self, training=self.training)
@@ -245,10 +263,10 @@ class MDEQCell(Cell):
     def step(self, state: State, context: Context) -> State:
         branches = state_tensors(state)
         masks = context.sample.get("masks", (None,) * len(branches))
-        given = context.sample["injections"]
-        injections = (*given, *(None,) * (len(branches) - len(given)))
-        each = zip(self.blocks, branches, injections, masks, strict=True)
-        blocks = [block(z, injection, mask, context) for block, z, injection, mask in each]
+        inputs = context.sample["injections"]
+        injections = (*inputs, *(None,) * (len(branches) - len(inputs)))
+        arguments = zip(self.blocks, branches, injections, masks, strict=True)
+        blocks = [block(z, injection, mask, context) for block, z, injection, mask in arguments]
         if len(blocks) > 1:
             blocks = [
                 mixer(self._fused(target, blocks, context), context)
@@ -257,14 +275,14 @@ class MDEQCell(Cell):
         return unflatten_state(state, blocks)
 
     def output(self, state: State, context: Context) -> Tensor:
-        """All branches in one tensor (see `pack_branches`)."""
+        """Return all branches in one tensor (see `pack_branches`)."""
         if self.norm == "batch" and "statistics" not in context.shared:
             with torch.no_grad():
                 self.step(state, context.with_shared({"absorb": torch.ones(())}))
         return pack_branches(state_tensors(state))
 
     def _fused(self, target: int, blocks: Sequence[Tensor], context: Context) -> Tensor:
-        """Σ_j of branch j at the resolution of branch `target`."""
+        """Return the sum of all branches at the resolution of branch `target`."""
         others = [z for source, z in enumerate(blocks) if source != target]
         paths = self.paths[target]
         assert isinstance(paths, nn.ModuleList)
@@ -278,9 +296,10 @@ class MDEQCell(Cell):
 
 
 def pack_branches(branches: Sequence[Tensor]) -> Tensor:
-    """Branches, each half as fine as the one before, in one tensor of the coarsest resolution.
+    """Pack branches into one tensor of the coarsest resolution, pixels of a block as channels.
 
-    The pixels of a block become channels: nothing is lost, and nothing is repeated.
+    Args:
+        branches: Maps, each with half the sides of the previous one, shapes (B, Cᵢ, H/2ⁱ, W/2ⁱ).
     """
     if len(branches) == 1:
         return branches[0]
@@ -289,14 +308,19 @@ def pack_branches(branches: Sequence[Tensor]) -> Tensor:
 
 
 def unpack_branches(packed: Tensor, channels: Sequence[int]) -> tuple[Tensor, ...]:
-    """The branches that `pack_branches` packed."""
+    """Undo `pack_branches`.
+
+    Args:
+        packed: Packed branches.
+        channels: Channels of each branch, the finest first.
+    """
     scales = [2 ** (len(channels) - 1 - i) for i in range(len(channels))]
     pieces = torch.split(packed, [c * s**2 for c, s in zip(channels, scales, strict=True)], dim=1)
     return tuple(_to_pixels(z, s) for z, s in zip(pieces, scales, strict=True))
 
 
 def _to_channels(z: Tensor, scale: int) -> Tensor:
-    """`pixel_unshuffle`, which leaves an empty batch as it is, shape and all."""
+    """`pixel_unshuffle`, with the correct shape for an empty batch too."""
     batch, channels, height, width = z.shape
     height, width = height // scale, width // scale
     blocks = z.reshape(batch, channels, height, scale, width, scale).permute(0, 1, 3, 5, 2, 4)
@@ -304,7 +328,7 @@ def _to_channels(z: Tensor, scale: int) -> Tensor:
 
 
 def _to_pixels(z: Tensor, scale: int) -> Tensor:
-    """The inverse of `_to_channels`."""
+    """Undo `_to_channels`."""
     batch, channels, height, width = z.shape
     channels //= scale**2
     blocks = z.reshape(batch, channels, scale, scale, height, width).permute(0, 1, 4, 2, 5, 3)

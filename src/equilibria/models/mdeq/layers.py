@@ -1,4 +1,4 @@
-"""The layers inside MDEQ's cell: they hold parameters and read all else from the context."""
+"""Layers of MDEQ's cell; they own parameters and read everything else from the context."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from equilibria.models.blocks import Norm, fitting_groups
 from equilibria.registry import check_choice, check_positive
 
 EPSILON = 1e-5
-"""What all norms add to a variance."""
+"""Added to the variance by all norms."""
 
 
 class CellConv2d(nn.Module):
-    """A zero-padded convolution without bias, weight-normalized or not.
+    """A zero-padded convolution without bias, optionally weight-normalized.
 
-    With weight normalization the kernel is `length` · `direction`/‖direction‖, one length an output
-    channel (Salimans and Kingma 2016). The kernel is computed once a solve, by `kernel()`, and
-    read from the context by every step. It starts with standard deviation `init_gain`/√fan-in.
+    With weight normalization the kernel is length · direction / ‖direction‖, one length per output
+    channel (Salimans and Kingma 2016). `kernel()` computes it once per solve, and steps read it
+    from the context.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Side of the kernel.
+        stride: Stride.
+        weight_norm: Whether the kernel is weight-normalized.
+        init_gain: Initial standard deviation of the kernel, times √fan-in.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class CellConv2d(nn.Module):
                 self.direction.mul_(init_gain)
 
     def kernel(self) -> Tensor:
+        """Return the kernel, shape (out_channels, in_channels, kernel_size, kernel_size)."""
         if self.length is None:
             return self.direction
         return self.direction * (self.length / self._norms())
@@ -70,9 +79,16 @@ class CellConv2d(nn.Module):
 class CellNorm(nn.Module):
     """Group or batch normalization with a trainable gain and offset.
 
-    A group norm treats each sample alone. A batch norm normalizes by the batch in training and by
-    running statistics in evaluation; which of the two is for the context to say, so that a backward
-    pass sees what its forward pass saw. Running statistics move where the context says "absorb".
+    A batch norm uses the running statistics that the context holds ("statistics", in evaluation
+    mode), or else those of the batch. The context decides, so that a backward pass uses the same
+    statistics as its forward pass. With an entry "absorb", the running statistics are updated.
+
+    Args:
+        channels: Channels of the input.
+        norm: "group" or "batch".
+        groups: Largest number of groups (see `fitting_groups`).
+        gain: Initial gain.
+        momentum: Weight of a batch in the running statistics.
     """
 
     mean: Tensor
@@ -99,7 +115,7 @@ class CellNorm(nn.Module):
         if "statistics" in context.shared:
             statistics = context.weights("statistics")
             mean, variance = statistics[2 * self.position : 2 * self.position + 2]
-            # Not F.batch_norm, which refuses statistics that are inputs of a differentiable step.
+            # F.batch_norm does not accept running statistics that require a gradient.
             scale = self.weight * torch.rsqrt(variance + EPSILON)
             return z * _by_channel(scale) + _by_channel(self.bias - mean * scale)
         if "absorb" in context.shared:
@@ -108,7 +124,7 @@ class CellNorm(nn.Module):
 
     @torch.no_grad()
     def absorb(self, z: Tensor) -> None:
-        """Move the running statistics towards the mean and the (unbiased) variance of a batch."""
+        """Update the running statistics with the mean and the unbiased variance of a batch."""
         variance, mean = torch.var_mean(z, dim=(0, 2, 3))
         self.mean.lerp_(mean.to(self.mean), self.momentum)
         self.variance.lerp_(variance.to(self.variance), self.momentum)
@@ -119,10 +135,14 @@ class CellNorm(nn.Module):
 
 
 def prepared_layers(cell: nn.Module, *, training: bool) -> Mapping[str, Entry]:
-    """What the layers of a cell find in the context, by their `position` in the order of modules.
+    """Return the context entries of a cell's layers, and set the `position` of each layer in them.
 
-    The kernels; in evaluation also mean and variance of each batch norm in turn, which in training
-    the batch at hand gives.
+    Args:
+        cell: Cell with `CellConv2d` and `CellNorm` layers.
+        training: Whether batch norms use the statistics of the batch.
+
+    Returns:
+        "kernels"; unless `training`, also "statistics": mean and variance of each batch norm.
     """
     convolutions = [m for m in cell.modules() if isinstance(m, CellConv2d)]
     norms = [m for m in cell.modules() if isinstance(m, CellNorm) and m.norm == "batch"]
@@ -132,8 +152,7 @@ def prepared_layers(cell: nn.Module, *, training: bool) -> Mapping[str, Entry]:
         norm.position = position
     entries: dict[str, Entry] = {"kernels": tuple(one.kernel() for one in convolutions)}
     if norms and not training:
-        # Copies: a later update of the buffers must not reach a graph that waits for its backward
-        # pass.
+        # Copies, because an update of the buffers must not change a graph before its backward pass.
         pairs = [(norm.mean.clone(), norm.variance.clone()) for norm in norms]
         entries["statistics"] = tuple(tensor for pair in pairs for tensor in pair)
     return entries

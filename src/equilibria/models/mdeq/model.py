@@ -1,4 +1,4 @@
-"""MDEQ as an image classifier: its stem, the head that joins the branches, the named models.
+"""MDEQ as an image classifier: its stem and the head that joins the branches.
 
 Bai, Koltun, Kolter, "Multiscale Deep Equilibrium Models", NeurIPS 2020.
 """
@@ -24,18 +24,24 @@ BOTTLENECK_EXPANSION = 4
 
 
 class MDEQStem(ImageLayers):
-    """The injection: two 3×3 convolutions and a 1×1 one, each with norm and ReLU.
+    """MDEQ's stem: two 3×3 convolutions and a 1×1 one, each with a norm and ReLU.
 
-    `downsample` 2 strides the first convolution, 4 the first two. The initial kernels preserve the
-    variance, so that a fresh model in evaluation mode, whose batch norms have seen nothing yet,
-    injects at the same scale as in training.
+    The initial kernels preserve the variance, so that an untrained model has injections of the same
+    scale in evaluation mode (with initial running statistics) as in training mode.
+
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of the output.
+        downsample: 2 gives the first convolution stride 2; 4 the first two.
+        norm: "group" or "batch".
+        groups: Largest number of groups of a group norm.
     """
 
     def __init__(
         self, in_channels: int, channels: int, *, downsample: int, norm: Norm, groups: int
     ) -> None:
         if downsample not in (1, 2, 4):
-            raise ValueError(f"downsample must be 1, 2 or 4, not {downsample}")
+            raise ValueError(f"downsample must be 1, 2 or 4, got {downsample}")
         first, second = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[downsample]
         sizes = ((in_channels, 3, first), (channels, 3, second), (channels, 1, 1))
         layers: list[nn.Module] = []
@@ -48,7 +54,14 @@ class MDEQStem(ImageLayers):
 
 
 class Bottleneck(nn.Module):
-    """ReLU(conv1×1 ∘ conv3×3 ∘ conv1×1 + projection), all with norms, to 4 times `width`."""
+    """Bottleneck block ReLU(conv1×1 ∘ conv3×3 ∘ conv1×1 + projection) with norms.
+
+    Args:
+        in_channels: Channels of the input.
+        width: Inner channels; the output has 4 · width.
+        norm: "group" or "batch".
+        groups: Largest number of groups of a group norm.
+    """
 
     def __init__(self, in_channels: int, width: int, *, norm: Norm, groups: int) -> None:
         super().__init__()
@@ -69,10 +82,17 @@ class Bottleneck(nn.Module):
 
 
 class MDEQHead(nn.Module):
-    """A bottleneck a branch; strided convolutions down to the coarsest, summed; then the classes.
+    """MDEQ's head: one bottleneck per branch, summed from fine to coarse, then a classifier.
 
-    It takes all branches in one tensor, as `pack_branches` makes it. The bottlenecks have width
-    `head_channels` in the first branch and twice that of the branch before in every other.
+    The input is all branches in one tensor (see `pack_branches`).
+
+    Args:
+        channels: Channels of each branch, the finest first.
+        head_channels: Width of the first bottleneck; it doubles from branch to branch.
+        final_channels: Channels of the pooled feature.
+        num_classes: Number of classes.
+        norm: "group" or "batch".
+        groups: Largest number of groups of a group norm.
     """
 
     def __init__(
@@ -126,12 +146,20 @@ def mdeq(
     solving: Solving | None = None,
     **cell: Any,
 ) -> EquilibriumClassifier:
-    """An MDEQ classifier; `channels` has one number a branch, the finest first.
+    """Build an MDEQ classifier.
 
-    `norm` is the norm in the equilibrium, `outer_norm` that in the stem and the head ("batch" in
-    the paper; with "group" no sample sees another, and training and evaluation are the same map).
-    `groups` are reduced to what fits the channels. `downsample` (1, 2 or 4) is by strides in the
-    stem. The other options are those of `MDEQCell`.
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Channels of each branch, the finest first.
+        head_channels: Width of the head's first bottleneck.
+        final_channels: Channels of the pooled feature.
+        downsample: Factor by which the stem reduces the resolution: 1, 2 or 4.
+        outer_norm: Norm of the stem and the head: "batch" as in the paper, or "group", which makes
+            samples independent, and training and evaluation the same map.
+        groups: Largest number of groups of a group norm.
+        solving: How the layer solves.
+        cell: Options of `MDEQCell`, such as `norm`.
 
     Examples:
         >>> model = eq.models.mdeq(channels=(4, 8), groups=2, in_channels=1).eval()
