@@ -357,7 +357,7 @@ def test_published_sizes() -> None:
 
 
 def test_errors_say_what_to_do() -> None:
-    with pytest.raises(ValueError, match="divisible by 2, not 5×5: give fewer channels"):
+    with pytest.raises(ValueError, match="divisible by 2, got 5×5; resize or pad"):
         made()(images(size=5))
     with pytest.raises(ValueError, match="norm must be one of group, batch"):
         made(norm="layer")
@@ -365,7 +365,7 @@ def test_errors_say_what_to_do() -> None:
         made(dropout=1.0)
     with pytest.raises(ValueError, match="downsample must be 1, 2 or 4"):
         made(downsample=3)
-    with pytest.raises(ValueError, match="one number a branch"):
+    with pytest.raises(ValueError, match="one positive number per branch"):
         made(())
     with pytest.raises(ValueError, match="expansion must be"):
         made(expansion=0)

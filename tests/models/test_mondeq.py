@@ -320,7 +320,7 @@ def test_errors_say_what_to_do() -> None:
         MonDEQCell(2, 3, kernel_size=2)
     with pytest.raises(ValueError, match="step_size must be positive"):
         MonDEQCell(2, 3, step_size=0.0)
-    with pytest.raises(ValueError, match="one number a tier"):
+    with pytest.raises(ValueError, match="one positive number per tier"):
         MonDEQCell(2, ())
     with pytest.raises(ValueError, match="set stem_depth"):
         mondeq(stem_depth=0, downsample=2)

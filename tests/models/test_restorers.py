@@ -143,7 +143,7 @@ def test_weights_are_saved_once() -> None:
 
 
 def test_measurements_that_it_does_not_know_are_refused() -> None:
-    with pytest.raises(ValueError, match="but no blur"):
+    with pytest.raises(ValueError, match="cannot remove blur"):
         restorer()(images(), Blur(1.0))
     with pytest.raises(ValueError, match="set the model's option factor"):
         restorer()(images()[..., :4, :4], AveragePool(2))

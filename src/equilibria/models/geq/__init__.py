@@ -1,1 +1,1 @@
-"""GEQ: equilibria whose input acts through a Gaussian kernel; what its paper proves, as numbers."""
+"""GEQ: equilibria whose input acts through a Gaussian kernel."""

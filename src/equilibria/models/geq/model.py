@@ -28,18 +28,19 @@ from equilibria.registry import check_choice
 
 Kernel = Literal["gaussian", "polynomial", "sigmoid"]
 
-OWN_OPTIONS = {
+KERNEL_OPTIONS = {
     "gaussian": ("hidden", "zeta_hidden", "channel_split", "patch", "gamma"),
     "polynomial": ("degree", "rho", "form"),
     "sigmoid": ("rho", "form"),
 }
-"""The options that only some kernels have."""
+"""Options of `geq` that apply to some kernels only."""
 
 
 class GEQCell(BranchCell):
-    """y = σ(Wᵀm), m_p = β_p (Ux + b − Wy)_p W_h W_hᵀ, in every branch (Eqs. 6 and 16).
+    """GEQ's cell: y = σ(Wᵀm), m_p = β_p (Ux + b − Wy)_p W_h W_hᵀ in every branch (Eqs. 6 and 16).
 
-    The energy is a `GaussianKernel`, or `Branches` of them. The feature is y itself.
+    The energy is a `GaussianKernel`, or `Branches` of them. The feature is y. The arguments are
+    those of `BranchCell`.
 
     Examples:
         >>> model = eq.create_model("geq-small", in_channels=1)
@@ -53,18 +54,27 @@ class GEQCell(BranchCell):
     )
 
     def attention(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """β of every patch: per branch a map (batch, groups of channels, rows, columns)."""
+        """Return the weight β of every patch.
+
+        Args:
+            state: State y.
+            context: Context of the cell.
+
+        Returns:
+            One map per branch, shape (B, groups of channels, patch rows, patch columns).
+        """
         kernels = self.kernels()
         parts = context.parts.values() if isinstance(self.energy, Branches) else (context,)
         triples = zip(kernels, state_tensors(state), parts, strict=True)
         return tuple(kernel.attention(y, part) for kernel, y, part in triples)
 
     def kernels(self) -> list[GaussianKernel]:
-        """The kernel of each branch."""
+        """Return the kernel of each branch."""
         terms = self.energy.branches() if isinstance(self.energy, Branches) else [self.energy]
         kernels = [term for term in terms if isinstance(term, GaussianKernel)]
         if len(kernels) < len(terms):
-            raise TypeError("GEQCell takes a GaussianKernel, or Branches of them")
+            kinds = ", ".join(type(term).__name__ for term in terms)
+            raise TypeError(f"GEQCell needs a GaussianKernel or Branches of them, got {kinds}")
         return kernels
 
 
@@ -93,26 +103,49 @@ def geq(
     init_scale: float = 0.5,
     **image: Any,
 ) -> EquilibriumClassifier:
-    """Parallel GEQs at several scales, averaged; `widths` are the middle widths, one a branch.
+    """Build a GEQ classifier: parallel branches at several scales, averaged.
 
-    A branch of scale s works on the input pooled by s; images must be multiples of the largest.
-    hidden: the columns of W_h; None for no W_h. norm="bound" keeps ‖W‖ ≤ zeta, ‖W_h‖ ≤
-    zeta_hidden, and the map contracts where their product is below 1. `GaussianKernel` explains
-    the patches and gamma.
+    Args:
+        channels: Channels of y.
+        widths: Middle widths (rows of W), one per branch.
+        scales: Pooling of the input, one per branch; image sides must be multiples of the largest.
+        kernel: "gaussian"; "polynomial" and "sigmoid" are the other models of Table 4, whose
+            energies also have the term −½‖Wy‖².
+        hidden: Columns of W_h; None for no W_h.
+        channel_split: Channels of a patch (see `GaussianKernel`).
+        patch: Side of a patch (see `GaussianKernel`).
+        gamma: Kernel scale γ, or how it is estimated (see `GaussianKernel`).
+        degree: Degree of the polynomial kernel.
+        rho: Option of `PolynomialKernel` and `SigmoidKernel`.
+        form: Option of `PolynomialKernel` and `SigmoidKernel`.
+        kernel_size: Side of W's convolution kernel.
+        input_kernel_size: Side of U's convolution kernel.
+        activation: σ.
+        damping: Weight of the new iterate in a step, in (0, 1].
+        bias: Whether there is a bias b.
+        norm: How norms are controlled: "bound" (proven), "estimate", or None.
+        zeta: Upper bound on ‖W‖. With norm="bound" the map is a contraction if
+            zeta · zeta_hidden < 1.
+        zeta_hidden: Upper bound on ‖W_h‖.
+        init_scale: Factor of W's initial weights.
+        image: Options of `image_classifier`.
 
-    kernel="polynomial" (with `degree`) and "sigmoid" are the other models of Table 4, with
-    −½‖Wy‖² beside the kernel; `rho` and `form` are those of `PolynomialKernel`, `SigmoidKernel`.
+    Raises:
+        ValueError: If an option belongs to another kernel, or sizes do not fit each other.
 
     Examples:
         >>> model = eq.models.geq(channels=8, widths=(8,), scales=(1,), hidden=None, in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
-    _refuse_foreign_options(kernel, locals())
+    _check_kernel_options(kernel, locals())
     checked_branches(widths, scales)
 
     if kernel == "gaussian" and hidden is not None and patch is None:
-        raise ValueError("hidden needs patches of a known size: set patch, or hidden=None")
+        raise ValueError(
+            f"hidden={hidden} needs patches of a fixed size, got patch=None; set patch, or "
+            "hidden=None"
+        )
 
     def term(width: int, scale: int, W: Conv2d) -> Energy:
         if kernel == "gaussian":
@@ -126,7 +159,7 @@ def geq(
                 bias=bias,
                 channel_split=channel_split,
                 patch=patch,
-                gamma=copy.deepcopy(gamma),  # a statistic of its own in each branch
+                gamma=copy.deepcopy(gamma),  # each branch has separate statistics
             )
         U = branch_input(channels, channels, input_kernel_size, scale)
         if kernel == "sigmoid":
@@ -143,11 +176,13 @@ def geq(
     return image_classifier(cell(energy, activation, damping=damping), channels, **image)
 
 
-def _refuse_foreign_options(kernel: str, given: Mapping[str, object]) -> None:
-    """An option of another kernel would be ignored in silence."""
-    check_choice(OWN_OPTIONS, kernel=kernel)
+def _check_kernel_options(kernel: str, options: Mapping[str, object]) -> None:
+    """Raise a ValueError for options of other kernels, which would have no effect."""
+    check_choice(KERNEL_OPTIONS, kernel=kernel)
     defaults = inspect.signature(geq).parameters
-    for name in itertools.chain(*OWN_OPTIONS.values()):
-        if name not in OWN_OPTIONS[kernel] and given[name] != defaults[name].default:
-            owners = [owner for owner, names in OWN_OPTIONS.items() if name in names]
-            raise ValueError(f"{name} belongs to kernel={' or '.join(map(repr, owners))}")
+    for name in itertools.chain(*KERNEL_OPTIONS.values()):
+        if name not in KERNEL_OPTIONS[kernel] and options[name] != defaults[name].default:
+            owners = [owner for owner, names in KERNEL_OPTIONS.items() if name in names]
+            raise ValueError(
+                f"{name} belongs to kernel={' or '.join(map(repr, owners))}, got kernel={kernel!r}"
+            )

@@ -43,7 +43,7 @@ Splitting = Literal["forward-backward", "peaceman-rachford"]
 
 
 class UnitKernel(nn.Module):
-    """A convolution kernel `scale` · K/‖K‖_F: K gives the direction alone, `scale` starts at 1."""
+    """A convolution kernel scale · K/‖K‖_F with trainable K and scale (initially 1)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
@@ -59,26 +59,35 @@ class UnitKernel(nn.Module):
 
 
 class MonDEQCell(Cell):
-    """z = σ(Wz + Ux + b) with W = (1−m)I − AᵀA + B − Bᵀ, so that I − W ⪰ mI (Proposition 1).
+    """monDEQ's cell: z = σ(Wz + Ux + b), W = (1−m)I − AᵀA + B − Bᵀ, so I − W ⪰ mI (Proposition 1).
 
-    With several tiers (Section 4), A is block bidiagonal: A_i within tier i, and N_i, strided, from
-    tier i to the next, of half the resolution. B's blocks are B_i and −A_{i+1}ᵀN_i, which leaves
+    With several tiers (Section 4), A is block bidiagonal: A_i acts within tier i, and the strided
+    N_i leads to tier i + 1, which has half the resolution. The blocks of B are B_i and
+    −A_{i+1}ᵀN_i. The non-zero blocks of W are therefore
 
-        W_ii = (1−m)I − A_iᵀA_i − N_iᵀN_i + B_i − B_iᵀ,    W_{i+1,i} = −2A_{i+1}ᵀN_i
+        W_ii = (1−m)I − A_iᵀA_i − N_iᵀN_i + B_i − B_iᵀ,    W_{i+1,i} = −2A_{i+1}ᵀN_i.
 
-    and no other blocks. The input enters the first tier, the feature is the last.
+    The input enters the first tier; the feature is z of the last.
 
-    Convolutions are circular, on a grid with a frame as wide as the kernel reaches; σ is followed
-    by zeros on the frame, so that nothing wraps round. Both splittings have the same z*:
+    Convolutions are circular on a grid with a margin of half a kernel. σ sets the margin to zero,
+    so nothing wraps around.
 
-    "forward-backward": z ← prox_{af}((1−a)z + a(Wz + Ux + b));
-    "peaceman-rachford": z = prox_{af}(u), u ← 2V(2z − u + a(Ux + b)) − (2z − u), with the exact
-        V = (I + a(I − W))⁻¹; its state is u.
+    The two splittings have the same z*, where V = (I + a(I − W))⁻¹ is exact:
 
-    `step_size` a is the one with the best guarantee by default: m/L² and 1/L with L ≥ ‖I − W‖.
+        "forward-backward":   z ← prox_{af}((1−a)z + a(Wz + Ux + b)), with state z
+        "peaceman-rachford":  u ← 2V(2z − u + a(Ux + b)) − (2z − u), z = prox_{af}(u), with state u
 
-    σ must be a proximal operator prox_f with a known prox_{af}: ReLU, leaky ReLU, soft threshold,
-    identity.
+    Args:
+        in_channels: Channels of x.
+        channels: Channels of each tier, the finest first; an int stands for a single tier.
+        kernel_size: Side of the kernels, odd.
+        activation: σ = prox_f with a known prox_{af}: "relu", "leaky_relu", "soft_threshold" or
+            "identity".
+        m: Strong monotonicity of I − W, positive.
+        bias: Whether there is a bias b.
+        splitting: "peaceman-rachford" or "forward-backward".
+        step_size: Step size a. By default the one with the smallest guaranteed contraction factor:
+            1/L (Peaceman-Rachford) or m/L² (forward-backward), L ≥ ‖I − W‖.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(cell=eq.models.MonDEQCell(2, 4, m=1.0))
@@ -101,12 +110,12 @@ class MonDEQCell(Cell):
         super().__init__()
         self.channels = channels_of(channels, "tier")
         if not m > 0:
-            raise ValueError(f"m must be positive, not {m}: W would not be monotone")
+            raise ValueError(f"m must be positive (otherwise I − W is not monotone), got {m}")
         check_positive(step_size=step_size)
         check_choice(get_args(Splitting), splitting=splitting)
         check_odd(kernel_size=kernel_size)
         self.activation = get_activation(activation)
-        _scaled_prox(self.activation, torch.zeros(()), torch.ones(()))  # refuses what it cannot do
+        _scaled_prox(self.activation, torch.zeros(()), torch.ones(()))  # raises if not supported
         self.m = m
         self.splitting = splitting
         self.step_size = step_size
@@ -136,7 +145,7 @@ class MonDEQCell(Cell):
         return states[0] if len(states) == 1 else tuple(states)
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """The symbols of the blocks of W, and for Peaceman-Rachford what inverts I + a(I − W)."""
+        """Return the Fourier symbols of the blocks of W, or for Peaceman-Rachford of V."""
         A, B, N = self._kernels()
         grids = [(shape[1], shape[2]) for shape in layout]
         with full_precision(A[0]):
@@ -175,7 +184,7 @@ class MonDEQCell(Cell):
         return unflatten_state(state, (2 * v - r for v, r in zip(solved, reflected, strict=True)))
 
     def tiers(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """z of every tier, without the frame."""
+        """Return z of every tier, without the margin."""
         a = context["a"]
         return tuple(
             self._inside(
@@ -185,11 +194,15 @@ class MonDEQCell(Cell):
         )
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z of the last tier."""
+        """Return z of the last tier."""
         return self.tiers(state, context)[-1]
 
     def lipschitz_bound(self, layout: Layout) -> Tensor:
-        """L ≥ ‖I − W‖: exact for one tier, from the norms of the blocks for several."""
+        """Return L ≥ ‖I − W‖: exact for one tier, from the norms of the blocks for several.
+
+        Args:
+            layout: Shapes of the tiers, including the margin.
+        """
         A, B, N = self._kernels()
         grids = [(shape[1], shape[2]) for shape in layout]
         with full_precision(A[0]):
@@ -213,10 +226,11 @@ class MonDEQCell(Cell):
         return f"unique, m = {self.m:g}"
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """√(1 − 2am + a²L²) forward-backward, √(1 − 4am/(1 + 2am + a²L²)) Peaceman-Rachford.
+        """Return bounds on the step; the contraction factor depends on the splitting.
 
-        The latter is the Lipschitz constant of the reflected resolvent of an m-strongly monotone
-        and L-Lipschitz map; proximal operators do not expand, nor do their reflections.
+        It is √(1 − 2am + a²L²) for forward-backward. For Peaceman-Rachford it is √(1 − 4am/(1 + 2am
+        + a²L²)), the Lipschitz constant of the reflected resolvent of an m-strongly monotone and
+        L-Lipschitz map. Proximal operators and their reflections are nonexpansive.
         """
         return StepBounds(lambda: self._contraction(context["a"], layout))
 
@@ -231,7 +245,7 @@ class MonDEQCell(Cell):
         return A, B, N
 
     def _within(self, A: Tensor, B: Tensor) -> Tensor:
-        """The kernel of mI + AᵀA − B + Bᵀ: of I − W_ii without N_iᵀN_i."""
+        """Return the kernel of mI + AᵀA − B + Bᵀ, which is I − W_ii − N_iᵀN_i."""
         gram = circular.gram_kernel(A)
         skew = F.pad(B - circular.transposed_kernel(B), (self.frame,) * 4)
         identity = torch.zeros_like(gram)
@@ -249,7 +263,7 @@ class MonDEQCell(Cell):
         return self.m / L.square() if self.splitting == "forward-backward" else 1 / L
 
     def _monotone(self, tiers: Sequence[Tensor], context: Context) -> list[Tensor]:
-        """(I − W)z."""
+        """Return (I − W)z."""
         within = context.weights("F")
         result = [
             circular.apply(circular.as_complex(f), z) for f, z in zip(within, tiers, strict=True)
@@ -257,47 +271,47 @@ class MonDEQCell(Cell):
         for tier in range(len(tiers) - 1):
             strided = self._strided(tier, tiers[tier], context)
             result[tier] = result[tier] + self._strided_transposed(tier, strided, context)
-            result[tier + 1] = result[tier + 1] + 2 * self._passed_on(tier, strided, context)
+            result[tier + 1] = result[tier + 1] + 2 * self._coupling(tier, strided, context)
         return result
 
     def _resolvent(self, tiers: Sequence[Tensor], context: Context) -> list[Tensor]:
-        """V r, tier by tier: I + a(I − W) is block triangular.
+        """Return V r by forward substitution: I + a(I − W) is block triangular.
 
-        Its blocks P + aNᵀN are inverted by the Woodbury identity,
+        Its diagonal blocks P + aNᵀN are inverted with the Woodbury identity,
         D − aDNᵀ(I + aNDNᵀ)⁻¹ND with D = P⁻¹.
         """
         D, H = context.weights("D"), context.weights("H")
         result: list[Tensor] = []
-        passed: Tensor | float = 0.0
+        coupling: Tensor | float = 0.0
         for tier, r in enumerate(tiers):
             a = context["a"].to(r.dtype)
             inverse = circular.as_complex(D[tier])
-            v = circular.apply(inverse, r - a * passed)
+            v = circular.apply(inverse, r - a * coupling)
             if tier < len(self.N):
                 small = circular.apply(
                     circular.as_complex(H[tier]), self._strided(tier, v, context)
                 )
                 spread = self._strided_transposed(tier, small, context)
                 v = v - a * circular.apply(inverse, spread)
-                passed = 2 * self._passed_on(tier, self._strided(tier, v, context), context)
+                coupling = 2 * self._coupling(tier, self._strided(tier, v, context), context)
             result.append(v)
         return result
 
     def _strided(self, tier: int, z: Tensor, context: Context) -> Tensor:
-        """N_i z."""
+        """Return N_i z."""
         return circular.apply(circular.as_complex(context.weights("N")[tier]), z)[..., ::2, ::2]
 
     def _strided_transposed(self, tier: int, y: Tensor, context: Context) -> Tensor:
-        """N_iᵀ y."""
+        """Return N_iᵀ y."""
         batch, channels, height, width = y.shape
         spread = F.pad(y[..., None, :, None], (0, 1, 0, 0, 0, 1))
         spread = spread.reshape(batch, channels, 2 * height, 2 * width)
         return circular.apply(circular.as_complex(context.weights("N")[tier]).mH, spread)
 
-    def _passed_on(self, tier: int, y: Tensor, context: Context) -> Tensor:
-        """A_{i+1}ᵀ y, y laid on the grid of tier i + 1, which is wider by one frame."""
-        laid = F.pad(y, (0, self.frame, 0, self.frame))
-        return circular.apply(circular.as_complex(context.weights("A")[tier]).mH, laid)
+    def _coupling(self, tier: int, y: Tensor, context: Context) -> Tensor:
+        """Return A_{i+1}ᵀ y, with y padded to the grid of tier i + 1."""
+        padded = F.pad(y, (0, self.frame, 0, self.frame))
+        return circular.apply(circular.as_complex(context.weights("A")[tier]).mH, padded)
 
     def _prox(self, u: Tensor, a: Tensor) -> Tensor:
         return F.pad(_scaled_prox(self.activation, self._inside(u), a), (self.frame,) * 4)
@@ -322,9 +336,14 @@ def mondeq(
     pool: int = 4,
     **options: Any,
 ) -> EquilibriumClassifier:
-    """A monDEQ classifier: a single convolution, or with a sequence of `channels` multi-tier.
+    """Build a monDEQ classifier, with a single convolution or several tiers.
 
-    U acts on what a stem makes of the images, or, as published, on the images (`stem_depth=0`).
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of each tier, the finest first; an int stands for a single tier.
+        stem_depth: Convolutions of the stem; with 0 the images enter the cell, as published.
+        pool: Side of the map that the head pools the feature to.
+        options: Options of `MonDEQCell` and `image_classifier`.
 
     Examples:
         >>> eq.models.mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
@@ -337,7 +356,7 @@ def mondeq(
 
 
 def _scaled_prox(activation: Activation, u: Tensor, a: Tensor) -> Tensor:
-    """prox_{af}(u) for the f with σ = prox_f."""
+    """Return prox_{af}(u) for σ = prox_f."""
     if isinstance(activation, ReLU | IdentityActivation):
         return activation(u)
     if isinstance(activation, LeakyReLU):
@@ -346,6 +365,6 @@ def _scaled_prox(activation: Activation, u: Tensor, a: Tensor) -> Tensor:
     if isinstance(activation, SoftThreshold):
         return u.sign() * torch.relu(u.abs() - a * activation.threshold)
     raise ValueError(
-        f"monDEQ needs an activation prox_f with a known prox_af: relu, leaky_relu, "
-        f"soft_threshold or identity, not {activation.name}"
+        f"monDEQ needs an activation prox_f with a known prox_af (relu, leaky_relu, "
+        f"soft_threshold or identity), got {activation.name}"
     )

@@ -1,7 +1,7 @@
-"""A restorer whose output minimizes an explicit objective: a data term and a learned prior.
+"""Image restorer whose output minimizes an explicit objective: a data term and a learned prior.
 
 After Gilton, Ongie, Willett, "Deep equilibrium architectures for inverse problems in imaging"
-(2021), whose network takes the place of a proximal operator; here it is one.
+(2021), where a network replaces a proximal operator. Here it is an exact proximal operator.
 """
 
 from __future__ import annotations
@@ -21,16 +21,25 @@ from equilibria.models.blocks import check_images
 from equilibria.operators import AveragePool, Conv2d
 from equilibria.registry import check_positive
 
-LEAST_SIDE = 17
-"""Of maps on which a norm is bounded for all sizes: by the symbol, as that of still smaller ones is
-not, and no less than three kernels wide, so that it can be little larger elsewhere."""
+MIN_SIDE = 17
+"""Smallest side of the maps on which ‖W‖ is bounded for images of all sizes, in pixels.
+
+From this side on the bound comes from the Fourier symbol. The side is also at least three kernels,
+so that ‖W‖ is at most slightly larger on other maps.
+"""
 
 
 class DataTerm(Energy):
-    """(weight/2)·‖A z − ŷ‖² with z = Wᵀy, less the constant ‖ŷ‖²; A: a mask, then a mean of blocks.
+    """Data term (weight/2)·‖A Wᵀy − ŷ‖² without the constant ‖ŷ‖².
 
-    Its inputs are Aᵀŷ and the mask of what is known. With `side`, the norm of W is that on maps of
-    side×side, whatever the size of z: W is then the same for all pictures.
+    A multiplies by a mask and averages blocks of pixels. The inputs are Aᵀŷ and the mask.
+
+    Args:
+        W: Convolution from images to codes.
+        weight: Weight of the term.
+        factor: Side of the blocks that are averaged.
+        side: Side of the maps on which ‖W‖ is normalized, which makes W the same for images of all
+            sizes. By default ‖W‖ is normalized on maps of the size of z.
     """
 
     def __init__(self, W: Conv2d, weight: float, factor: int = 1, side: int | None = None) -> None:
@@ -55,16 +64,16 @@ class DataTerm(Energy):
 
     def value(self, state: State, context: Context) -> Tensor:
         z = self.W.adjoint(one_tensor(state, self), context.weights("W"))
-        seen = self.pool(z * context["known"])
+        measured = self.pool(z * context["known"])
         return self.weight * (
-            0.5 * sum_per_sample(seen.square()) - sum_per_sample(z * context["pulled"])
+            0.5 * sum_per_sample(measured.square()) - sum_per_sample(z * context["pulled"])
         )
 
     def descent(self, state: State, context: Context) -> State:
         weights = context.weights("W")
         z = self.W.adjoint(one_tensor(state, self), weights)
-        seen = self.pool.adjoint(self.pool(z * context["known"])) * context["known"]
-        descent: Tensor = self.weight * self.W(context["pulled"] - seen, weights)
+        projected = self.pool.adjoint(self.pool(z * context["known"])) * context["known"]
+        descent: Tensor = self.weight * self.W(context["pulled"] - projected, weights)
         return descent
 
     @property
@@ -74,10 +83,10 @@ class DataTerm(Energy):
 
     @property
     def growth(self) -> float:
-        """By how much the curvature may exceed its limit on maps larger than `side`.
+        """Factor by which the curvature may exceed its limit on maps larger than `side`.
 
-        The symbol of W is a trigonometric polynomial of degree d, half the kernel, whose bound on
-        N points a side is at most cos(πd/N)⁻² below its maximum (Ehlich and Zeller, 1964).
+        The symbol of W is a trigonometric polynomial of degree d, half the kernel. Its maximum is
+        at most cos(πd/N)⁻² times that on a grid of N×N points (Ehlich and Zeller, 1964).
         """
         if self.side is None:
             return 1.0
@@ -87,19 +96,26 @@ class DataTerm(Energy):
 
 
 class RestoringCell(EnergyCell):
-    """The proximal gradient step of length 1/(1 + L) on a strongly convex objective.
+    """Proximal gradient step of length 1/(1 + L) on a strongly convex objective.
 
-    L bounds the curvature of the data term, the only one there is. The step contracts by
-    L/(1 + L), so that the minimizer is unique and is reached, however much the data weigh. On maps
-    larger than the data term's `side` that stays so as long as the curvature is at most 2L.
+    L bounds the curvature of the data term, the only smooth term but ½‖y‖². The step is a
+    contraction with factor L/(1 + L) for every weight of the data term, so the iteration converges
+    to the unique minimizer. On maps larger than the data term's `side` this holds as long as the
+    curvature is at most 2L.
+
+    Args:
+        data: Data term; ‖W‖ must be bounded by construction.
+        prior: The linear term −⟨Up + b, y⟩.
     """
 
     def __init__(self, data: DataTerm, prior: Input) -> None:
         limit = data.limits.curvature
         if limit is None:
-            raise ValueError("W needs a norm that is bounded by construction: norm='bound'")
+            raise ValueError("W needs a norm that is bounded by construction; set norm='bound'")
         if data.growth > 2:
-            raise ValueError(f"maps of {data.side} pixels a side are too small to bound W on")
+            raise ValueError(
+                f"side={data.side} is too small to bound the norm of W on larger maps; raise it"
+            )
         super().__init__(prior + data, "relu", damping=1 / (1 + limit))
         self.limit = limit
 
@@ -118,13 +134,13 @@ class RestoringCell(EnergyCell):
         return StepBounds(torch.tensor(self.limit / (1 + self.limit)))
 
     def output(self, state: State, context: Context) -> Tensor:
-        """The restored image z = Wᵀy."""
+        """Return the restored image z = Wᵀy."""
         weights = context.parts["data_term"].weights("W")
         return self.data.W.adjoint(one_tensor(state, self.data), weights)
 
 
 class MeasurementStem(nn.Module):
-    """Aᵀŷ and the mask of what is known, of a measurement ŷ and the operator that made it."""
+    """From a measurement ŷ and its operator A to the inputs of `DataTerm`: Aᵀŷ and the mask."""
 
     def __init__(self, in_channels: int, factor: int) -> None:
         super().__init__()
@@ -136,11 +152,13 @@ class MeasurementStem(nn.Module):
         factor = getattr(measurement, "scale", 1)
         if measurement is not None and factor != self.factor:
             raise ValueError(
-                f"the model restores images of {self.factor} times the resolution, but the "
-                f"measurement is one of {factor} times: set the model's option factor"
+                f"the model has factor={self.factor}, but the measurement reduces the resolution "
+                f"by {factor}; build the model with factor={factor}"
             )
         if hasattr(measurement, "width"):
-            raise ValueError("the model undoes noise, masks and a lower resolution, but no blur")
+            raise ValueError(
+                "the model cannot remove blur, only noise, masks and a reduced resolution"
+            )
         height, width = (size * self.factor for size in measured.shape[2:])
         known = getattr(measurement, "known", None)
         mask = measured.new_ones(()) if known is None else known.to(measured)
@@ -149,12 +167,18 @@ class MeasurementStem(nn.Module):
 
 
 class EquilibriumRestorer(EquilibriumModel):
-    """The image z = Wᵀy whose code y ≥ 0 minimizes ½‖y‖² − ⟨Up + b, y⟩ + (weight/2)‖Az − ŷ‖².
+    """Restorer z = Wᵀy whose code y ≥ 0 minimizes ½‖y‖² − ⟨Up + b, y⟩ + (weight/2)‖Az − ŷ‖².
 
-    p is the picture of the measurement ŷ. The objective is strongly convex: there is one restored
-    image, and `objective` tells its value. Called with a measurement alone it takes every pixel as
-    seen; a measurement operator may say which are (`known`), or how much coarser they are
-    (`scale`, which must be the model's factor).
+    ŷ is the measurement, A its operator and p = Aᵀŷ. The objective is strongly convex, so the
+    restored image is unique.
+
+    The model is called with ŷ and optionally A. The attribute `known` of A is the mask of measured
+    pixels (by default all), and `scale` the factor of the resolution, which must be the model's.
+
+    Args:
+        cell: Cell of the layer.
+        in_channels: Channels of the images.
+        solving: How the layer solves.
 
     Examples:
         >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
@@ -170,16 +194,22 @@ class EquilibriumRestorer(EquilibriumModel):
         super().__init__(MeasurementStem(in_channels, self.factor), layer, nn.Identity())
 
     def reach(self, accuracy: float) -> int:
-        """How far a restored pixel looks, in pixels of the restored image: beyond, `accuracy` of
-        what is there at the most counts.
+        """Return a radius of influence: the distance up to which a restored pixel depends on others.
 
-        Two equilibria whose surroundings differ by e differ by S^½ M⁻¹ S^½ e with 0 ≤ S ≤ 1
-        diagonal and M = I + S^½ H S^½, H the Hessian of the data term, in which a pixel reaches r
-        pixels far. The inverse of such a matrix decays (Demko, Moss, Smith, 1984):
+        Changes beyond it have an effect of at most `accuracy` times their size. Two equilibria
+        whose surroundings differ by e differ by S^½ M⁻¹ S^½ e with a diagonal 0 ≤ S ≤ 1 and
+        M = I + S^½ H S^½. H is the Hessian of the data term, a band matrix of bandwidth r. The
+        inverse of such a matrix decays (Demko, Moss, Smith, 1984):
 
             ‖M⁻¹ between sets more than kr apart‖ ≤ (1 + √κ)²/2κ · ρᵏ⁺¹,  ρ = (√κ − 1)/(√κ + 1)
 
-        with κ = 1 + L the condition of M.
+        with κ = 1 + L the condition number of M.
+
+        Args:
+            accuracy: Largest relative effect of pixels outside the radius.
+
+        Returns:
+            The radius, in pixels of the restored image.
         """
         check_positive(accuracy=accuracy)
         cell = self.layer.cell
@@ -188,12 +218,13 @@ class EquilibriumRestorer(EquilibriumModel):
         root = math.sqrt(1 + cell.limit * cell.data.growth)
         decay, constant = (root - 1) / (root + 1), (1 + root) ** 2 / (2 * root**2)
         steps = max(1, math.ceil(math.log(accuracy / constant) / math.log(decay)))
-        # What differs outside enters r pixels deep, and the image is half a kernel from its code.
+        # Changes outside enter up to r pixels deep; an image pixel depends on codes half a kernel
+        # away.
         return half + steps * (2 * half + self.factor - 1) + 1
 
 
 class _Prior(Input):
-    """−⟨Up + b, y⟩, of the picture alone."""
+    """The linear term −⟨Up + b, y⟩, which does not depend on the mask."""
 
     def inject(self, picture: Tensor, known: Tensor) -> Context:  # type: ignore[override]
         return super().inject(picture)
@@ -209,20 +240,26 @@ def deq_restorer(
     image_size: int | None = None,
     solving: Solving | None = None,
 ) -> EquilibriumRestorer:
-    """A convolutional code of `channels` maps, fitted to what was measured; of any size.
+    """Build a restorer with a convolutional code, for images of any size.
 
-    weight: of the data term against ½‖y‖²; high for little noise. factor: of a lower resolution.
-    image_size: of the images it is trained on, on which the norm of W is bounded; W is then the
-        same for pictures of all sizes. If None, the norm is bounded for each size anew.
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of the code.
+        kernel_size: Side of the kernels of W and U.
+        weight: Weight of the data term relative to ½‖y‖²; larger for less noise.
+        factor: Factor by which measurements reduce the resolution.
+        image_size: Side of the training images. ‖W‖ is then bounded on maps of this side, and W is
+            the same for images of all sizes. By default ‖W‖ is bounded separately for each size.
+        solving: How the layer solves.
 
     Examples:
         >>> restorer = eq.models.deq_restorer(channels=4, kernel_size=3)
-        >>> seen = eq.restoration.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
-        >>> eq.restoration.answer(restorer, seen).shape
+        >>> noisy = eq.restoration.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
+        >>> eq.restoration.answer(restorer, noisy).shape
         torch.Size([1, 1, 9, 7])
     """
     W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)
     prior = _Prior(Conv2d(in_channels, channels, kernel_size), bias=True)
-    side = None if image_size is None else max(image_size, 3 * kernel_size, LEAST_SIDE)
+    side = None if image_size is None else max(image_size, 3 * kernel_size, MIN_SIDE)
     cell = RestoringCell(DataTerm(W, weight, factor, side), prior)
     return EquilibriumRestorer(cell, in_channels, solving)

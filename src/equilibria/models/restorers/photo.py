@@ -1,6 +1,6 @@
-"""The learned prior of photographs: its gradient step, the denoiser it is trained in, its file.
+"""The learned prior of photographs: its gradient step, the denoiser that trains it, and its file.
 
-`equilibria.restoration.PhotoRestorer` restores with it.
+`equilibria.restoration.PhotoRestorer` uses the prior.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ from equilibria.registry import check_positive_pixels
 
 
 class PhotoCell(EnergyCell):
-    """A gradient step on G = data + prior, of length 1/L, m ≤ ∇²G ≤ L.
+    """Gradient step of length 1/L on G = data + prior with m ≤ ∇²G ≤ L.
 
-    It contracts by q = 1 − m/L where m > 0. m is −∞ where it is not known.
+    If m > 0, the step is a contraction with factor 1 − m/L.
+
+    Args:
+        data: Data term.
+        prior: Prior term.
+        curvature: L.
+        convexity: m; −∞ if it is not known.
     """
 
     def __init__(
@@ -50,7 +56,7 @@ class PhotoCell(EnergyCell):
 
 
 def photo_prior() -> OpponentPrior:
-    """The trained prior that comes with the package.
+    """Load the trained prior shipped with the package.
 
     Examples:
         >>> prior = eq.models.photo_prior()
@@ -62,7 +68,12 @@ def photo_prior() -> OpponentPrior:
 
 
 def save_prior(prior: OpponentPrior, file: Path) -> None:
-    """Write a prior with what it is made of; `load_prior` reads it."""
+    """Write the weights and options of a prior to a safetensors file.
+
+    Args:
+        prior: The prior.
+        file: Path of the file; `load_prior` reads it.
+    """
     part = prior.luminance
     options = {
         "channels": len(part.log_scales),
@@ -75,6 +86,7 @@ def save_prior(prior: OpponentPrior, file: Path) -> None:
 
 
 def load_prior(file: Path) -> OpponentPrior:
+    """Load a prior that `save_prior` wrote, in evaluation mode and without gradients."""
     with safe_open(file, framework="pt") as weights:
         options = json.loads(weights.metadata()["options"])
         prior = photo_denoiser(**options).prior
@@ -83,7 +95,12 @@ def load_prior(file: Path) -> OpponentPrior:
 
 
 class NoiseStem(nn.Module):
-    """The picture, and the noise of each: that which is given, or one for all."""
+    """Return the images and the standard deviation of the noise of each image.
+
+    Args:
+        in_channels: Channels of the images.
+        noise: Standard deviation if the model is called without one, for pixels in [0, 1].
+    """
 
     def __init__(self, in_channels: int, noise: float) -> None:
         super().__init__()
@@ -100,18 +117,23 @@ class NoiseStem(nn.Module):
 
 
 class PhotoDenoiser(EquilibriumModel):
-    """argmin ½‖y − x‖² + R_σ(y), from pictures x and their noise σ: what the prior is trained in.
+    """Denoiser argmin_y ½‖y − x‖² + R_σ(y) of images x with noise σ, for training the prior R.
 
-    A solve starts at x itself.
+    Solves start at x.
+
+    Args:
+        prior: The prior R.
+        stem: Passes on the images and their noise.
+        solving: How the layer solves.
     """
 
     def __init__(self, prior: OpponentPrior, stem: NoiseStem, solving: Solving | None) -> None:
-        steepest = prior.limits.curvature
-        assert steepest is not None
+        curvature = prior.limits.curvature
+        assert curvature is not None
         cell = PhotoCell(
             DataFidelity(),
             prior,
-            1 + steepest,
+            1 + curvature,
             1 - max(prior.luminance.concavity, prior.colors.concavity),
         )
         super().__init__(stem, EquilibriumLayer(cell, solving=solving), nn.Identity())
@@ -127,9 +149,9 @@ class PhotoDenoiser(EquilibriumModel):
         return prior
 
     def features(self, *inputs: Any, start: State | None = None) -> Tensor:
-        picture, noise = self.stem(*inputs)
-        begin = picture.detach() if start is None else start
-        feature: Tensor = self.layer((picture, noise), begin)
+        images, noise = self.stem(*inputs)
+        initial = images.detach() if start is None else start
+        feature: Tensor = self.layer((images, noise), initial)
         return feature
 
 
@@ -144,11 +166,18 @@ def photo_denoiser(
     noise: float = 25 / 255,
     solving: Solving | None = None,
 ) -> PhotoDenoiser:
-    """A denoiser whose prior then undoes any damage.
+    """Build a denoiser whose trained prior can restore other kinds of damage too.
 
-    channels, kernel_size: of the filters of the luminance; those of the colors are half as many,
-        and two pixels smaller. concavity, steepness, knots: see `RidgePrior`. noise: of pictures
-        that are given without one.
+    Args:
+        in_channels: Channels of the images.
+        channels: Number of luminance filters; there are half as many color filters.
+        kernel_size: Side of the luminance filters; color filters are two pixels smaller.
+        concavity: Option of `RidgePrior`.
+        steepness: Option of `RidgePrior`.
+        knots: Option of `RidgePrior`.
+        noise: Standard deviation of the noise if the model is called without one, for pixels in
+            [0, 1].
+        solving: How the layer solves.
 
     Examples:
         >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
