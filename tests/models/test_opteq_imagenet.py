@@ -229,7 +229,7 @@ def test_a_copy_is_the_same() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="each layer needs a width and a kernel size, not 5 and 3"):
+    with pytest.raises(ValueError, match="must have the same length, got 5 and 3"):
         opteq_imagenet(kernel_sizes=(3, 3, 3))
     with pytest.raises(ValueError, match="add a batch dimension"):
         tiny()(torch.randn(3, 32, 32))

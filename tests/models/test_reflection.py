@@ -245,11 +245,11 @@ def test_normalization_counts() -> None:
 
 
 def test_bad_input_gets_a_sentence() -> None:
-    with pytest.raises(ValueError, match="at least so many channels"):
+    with pytest.raises(ValueError, match="channels must be at least"):
         reflection_network(channels=2, downsample=2)
-    with pytest.raises(ValueError, match="needs filters, units, or both"):
+    with pytest.raises(ValueError, match="filters and units are both empty"):
         reflection_network(units=())
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(ValueError, match="must be divisible by"):
         reflection_network(image_size=28, downsample=3)
     model = network()
     with pytest.raises(ValueError, match="image_size"):

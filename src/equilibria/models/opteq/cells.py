@@ -1,4 +1,4 @@
-"""OptEq and Deep OptEq: equilibria of proximal operators, z = f_L∘…∘f_1(z, x).
+"""The cells of OptEq and Deep OptEq: equilibria of proximal operators, z = f_L∘…∘f_1(z, x).
 
 Xie et al., "Optimization Induced Equilibrium Networks", TPAMI 2022, Sections 3.2, 3.3 and 4.
 """
@@ -38,12 +38,20 @@ FirstIterate = Literal["zero", "input"]
 
 
 class OptEqCell(EnergyCell):
-    """OptEq in y-space: y = σ(WWᵀy/μ + Ux + b), with the feature z = Wᵀy/μ.
+    """OptEq's cell in y-space: y = σ(WWᵀy/μ + Ux + b), with the feature z = Wᵀy/μ.
 
-    y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, and z* the convex φ of Theorem 1, with
-    φ(z) = G(y)/μ at every output of the map: no inverse of W is needed, so W may be a convolution,
-    rectangular or singular. `alpha` < 1 is the skip connection of Table 1, row 2, which leaves the
-    fixed points where they are.
+    y* minimizes G(y) = 1ᵀS*(y) − ⟨Ux + b, y⟩ − ‖Wᵀy‖²/2μ, and z* minimizes the convex φ of Theorem
+    1. φ(z) = G(y)/μ at every output of the map, so no inverse of W is needed: W may be a
+    convolution, rectangular or singular.
+
+    Args:
+        W: Operator from z to y.
+        U: Operator from x to y.
+        bias: The bias b, or whether there is a trainable one.
+        activation: σ.
+        mu: μ, positive.
+        alpha: Weight of the new iterate. Below 1 it is the skip connection of Table 1, row 2, which
+            has the same fixed points.
 
     Examples:
         >>> cell = eq.models.OptEqCell(eq.Dense(3, 4, norm="bound"), eq.Dense(2, 4))
@@ -74,23 +82,31 @@ class OptEqCell(EnergyCell):
     output_form = "linear"
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z = Wᵀy/μ."""
+        """Return z = Wᵀy/μ."""
         assert isinstance(state, Tensor)
         return self.W.adjoint(state, context.parts["quadratic"].weights("W")) / self.mu
 
     def objective(self, context: Context) -> Objective:
-        """φ = G/μ (Theorem 1)."""
+        """Return φ = G/μ (Theorem 1)."""
         return EnergyObjective(
             self.energy, self.activation, context, scale=1 / self.mu, relaxed=self.alpha < 1
         )
 
 
 class UnitLayer(nn.Module):
-    """f(z, x) = (α/μ) Wᵀσ(Wz + Ux + b) + (1 − α) z (Eq. 6): the proximal operator of α M_φ^{1−α}.
+    """Unit layer f(z, x) = (α/μ) Wᵀσ(Wz + Ux + b) + (1 − α) z (Eq. 6) of a Deep OptEq.
 
-    α is fixed, or learnable with that start. A learnable α is kept in [0.01, 1] by reflection at
-    both ends, which, unlike a sigmoid, can start at and reach 1 and, unlike clamping, never gets
-    stuck.
+    It is the proximal operator of α M_φ^{1−α}, M the Moreau envelope.
+
+    Args:
+        W: Operator from z to y.
+        U: Operator from x to y.
+        bias: The bias b, or whether there is a trainable one.
+        activation: σ.
+        mu: μ, positive.
+        alpha: α in (0, 1], the initial value if it is learnable.
+        learnable_alpha: Whether α is trained. Reflection at both ends keeps it in [0.01, 1]. Unlike
+            a sigmoid, reflection can reach 1; unlike clamping, its gradient is never zero.
 
     Examples:
         >>> layer = eq.models.UnitLayer(eq.Dense(3, 4, norm="bound"), eq.Dense(2, 4), alpha=0.8)
@@ -122,6 +138,7 @@ class UnitLayer(nn.Module):
 
     @property
     def alpha(self) -> Tensor | float:
+        """α; a tensor if it is learnable."""
         raw = self.raw_alpha
         if not isinstance(raw, Tensor):
             return raw
@@ -130,10 +147,11 @@ class UnitLayer(nn.Module):
         return 1 - torch.where(below_one <= span, below_one, 2 * span - below_one)
 
     def inject(self, x: Tensor) -> Context:
-        """c = Ux + b."""
+        """Return a context with c = Ux + b."""
         return self.input.inject(x)
 
     def prepare(self, layout: Layout) -> dict[str, Any]:
+        """Return the shared context entries: the weights of W, and α if it is learnable."""
         alpha = self.alpha
         prepared: dict[str, Any] = {"W": self.W.weights(layout[0])}
         if isinstance(alpha, Tensor):
@@ -141,11 +159,11 @@ class UnitLayer(nn.Module):
         return prepared
 
     def lift(self, z: Tensor, context: Context) -> Tensor:
-        """y = σ(Wz + Ux + b)."""
+        """Return y = σ(Wz + Ux + b)."""
         return self.activation(self.W(z, context.weights("W")) + context["c"])
 
     def lower(self, y: Tensor, context: Context) -> Tensor:
-        """p = Wᵀy/μ."""
+        """Return p = Wᵀy/μ."""
         p = self.W.adjoint(y, context.weights("W"))
         return p if self.mu == 1 else p / self.mu
 
@@ -157,66 +175,80 @@ class UnitLayer(nn.Module):
         return z + alpha * (p - z)
 
     def step_size(self, context: Context) -> Tensor | float:
-        """α, as the context holds it."""
+        """Return α; from the context if it is learnable."""
         return context["alpha"] if "alpha" in context.shared else self.alpha
 
     def phi(self, y: Tensor, context: Context) -> Tensor:
-        """φ(p) of Theorem 1 at p = Wᵀy/μ, exact for y an output of σ (SPEC: φ(p) = Q(y))."""
+        """Return φ(p) of Theorem 1 per sample at p = Wᵀy/μ, exact for every output y of σ."""
         z = self.W.adjoint(y, context.weights("W"))
         linear = sum_per_sample(self.activation.conjugate(y) - context["c"] * y)
         return linear / self.mu - sum_per_sample(z.square()) / (2 * self.mu**2)
 
     @property
     def lipschitz_limit(self) -> float | None:
-        """The bound below that holds by construction: ‖W‖ ≤ ζ, and α is a number."""
+        """Lipschitz bound by construction (‖W‖ ≤ ζ); None if there is none or α is learnable."""
         norm = self.W.norm_limit
         if norm is None or isinstance(self.raw_alpha, Tensor):
             return None
         return 1 - self.raw_alpha + self.raw_alpha * self.activation.lipschitz * norm**2 / self.mu
 
     def lipschitz_bound(self, context: Context, layout: Layout) -> Tensor:
-        """1 − α + α L_σ‖W‖²/μ."""
+        """Return the Lipschitz bound 1 − α + α L_σ‖W‖²/μ for the current weights."""
         alpha = self.step_size(context)
         square = self.W.norm_bound(layout[0]).square()
         return 1 - alpha + alpha * self.activation.lipschitz * square / self.mu
 
     def slope_along(self, g: Tensor, context: Context, layout: Layout) -> Tensor:
-        """How fast ⟨g, f(z)⟩ can change with z, for each of some g, from above.
+        """Return Lipschitz bounds on z ↦ ⟨g, f(z)⟩ for several directions g.
 
-        The derivative (1 − α)I + (α/μ)WᵀDW lies between those of D = 0 and D = L_σ: with M halfway
-        |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖, where ‖g‖ times the Lipschitz constant of f
-        knows nothing of the direction of g.
+        The derivative (1 − α)I + (α/μ)WᵀDW lies between those for D = 0 and D = L_σ. With M their
+        mean, |⟨g, df⟩| ≤ (‖Mg‖ + ½(α/μ)L_σ‖Wg‖‖W‖)‖dz‖. Unlike ‖g‖ times the Lipschitz constant of
+        f, this depends on the direction of g.
+
+        Args:
+            g: Directions, shape (N, ...) with the shape of z.
+            context: Context of the layer.
+            layout: Shape of z.
+
+        Returns:
+            Bounds, shape (N,).
         """
-        alpha, steepest = self.step_size(context), self.activation.lipschitz / self.mu
+        alpha, slope = self.step_size(context), self.activation.lipschitz / self.mu
         lifted = self.W(g, context.weights("W"))
-        middle = (1 - alpha) * g + 0.5 * alpha * steepest * self.W.adjoint(
-            lifted, context.weights("W")
+        mean = (1 - alpha) * g + 0.5 * alpha * slope * self.W.adjoint(lifted, context.weights("W"))
+        radius = 0.5 * alpha * slope * self.W.norm_bound(layout[0])
+        mean_norm, lifted_norm = (
+            torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (mean, lifted)
         )
-        across = 0.5 * alpha * steepest * self.W.norm_bound(layout[0])
-        lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (middle, lifted)]
-        along: Tensor = lengths[0] + across * lengths[1]
-        return along
+        bound: Tensor = mean_norm + radius * lifted_norm
+        return bound
 
 
 class DeepOptEqCell(Cell):
-    """z = f_L∘…∘f_1(z, x) (Eq. 5). With one layer it is OptEq in z-space.
+    """Deep OptEq's cell z = f_L∘…∘f_1(z, x) (Eq. 5); with one layer it is OptEq in z-space.
 
-    One layer has the symmetric Jacobian αWᵀDW/μ + (1−α)I; a product of several has none.
+    The Jacobian αWᵀDW/μ + (1−α)I of one layer is symmetric; that of several layers is not.
 
-    A `regularizer` R with weight `gamma` enters by its step T_R, the proximal operator or a
-    gradient step (Section 5.1). placement="exact": z ← f_L(f_{L−1}∘…∘f_1(z) + T_R(z) − z), whose
-    equilibrium is stationary for Φ + γR(z_L). placement="paper": z ← f_L∘…∘f_1(T_R(z)) as printed,
-    which for L ≥ 2 is not (it misses by γ∇R in two blocks); for L = 1 both are Theorem 4.
+    A regularizer R enters by its step T_R, its proximal operator or a gradient step (Section 5.1):
 
-    The feature is prox_{γR}(z*) where R has a proximal operator: of L1, it is the sparse one. With
-    placement="paper" it is T_R(z*) for every R: the equilibrium w = T_R∘f_L∘…∘f_1(w) of the network
-    with "one layer appended after deep OptEq" (Section 5.1). z* itself knows next to nothing of R:
-    the layers after T_R contract what it did, at α = 0.8 and L = 5 to (1 − α)^L = 3e-4 where W is
-    small, and training with γ = 0.1 left decorrelation where it was with γ = 0.
+        "exact":  z ← f_L(f_{L−1}∘…∘f_1(z) + T_R(z) − z), with the feature prox_{γR}(z*) if R has a
+            proximal operator, and z* otherwise. The equilibrium is stationary for Φ + γR(z_L).
+        "paper":  z ← f_L∘…∘f_1(T_R(z)) as printed, with the feature T_R(z*). For L = 1 this is the
+            same (Theorem 4). For L ≥ 2 the equilibrium is not stationary: the gradient is off by
+            γ∇R in two blocks.
 
-    z0: where the iteration starts: at zero, or at the input x itself (Algorithm 1), which matters
-    where it is cut short: after K plain steps of L layers (1 − α)^(KL) of z₀ is left, 37 % at
-    α = 0.01, K = 20, L = 5.
+    The feature of "paper" is the equilibrium w = T_R∘f_L∘…∘f_1(w) of the network with "one layer
+    appended after deep OptEq" (Section 5.1). z* itself hardly depends on R, because the layers
+    after T_R contract its effect: to (1 − α)^L = 3e-4 for small W at α = 0.8 and L = 5.
+
+    Args:
+        layers: Unit layers f_1, …, f_L.
+        regularizer: R, its name, or a mapping with "name" and options.
+        gamma: γ, the weight of R.
+        placement: "exact" or "paper".
+        z0: Initial state: "zero", or "input" for x (Algorithm 1). It matters if the iteration is
+            truncated: after K Picard steps (1 − α)^(KL) of it remains, 37 % at α = 0.01, K = 20,
+            L = 5.
 
     Examples:
         >>> W = [eq.Dense(3, 4, norm="bound") for _ in range(2)]
@@ -250,11 +282,10 @@ class DeepOptEqCell(Cell):
         if self.couples_batch:
             self.remedy = (
                 f"a gradient step on {type(self.regularizer).__name__} of length gamma = {gamma:g} "
-                "overshoots, or has nowhere to go, where gamma exceeds the regularizer's epsilon: "
-                "raise epsilon to gamma or lower gamma"
+                "overshoots if gamma exceeds the regularizer's epsilon: raise epsilon to gamma or "
+                "lower gamma"
             )
-        symmetric = len(layers) == 1 and regularizer is None
-        self._is_symmetric = symmetric
+        self._is_symmetric = len(layers) == 1 and regularizer is None
 
     @property
     def symmetry(self) -> Symmetry:  # type: ignore[override]
@@ -265,6 +296,7 @@ class DeepOptEqCell(Cell):
         return self._is_symmetric
 
     def units(self) -> list[UnitLayer]:
+        """Return the unit layers f_1, …, f_L."""
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
 
     def inject(self, x: Tensor) -> Context:
@@ -281,8 +313,8 @@ class DeepOptEqCell(Cell):
             return injected.new_zeros(injected.shape[0], *shape)
         if x.shape[1:] != shape:
             raise ValueError(
-                f"z0='input' starts at the input, of shape {tuple(x.shape[1:])}, but z has "
-                f"{tuple(shape)}: give both as many channels, or use z0='zero'"
+                f"z0='input' needs an input of the shape {tuple(shape)} of z, got "
+                f"{tuple(x.shape[1:])}; use z0='zero', or the same number of channels for both"
             )
         return x.to(injected.dtype).clone()
 
@@ -295,12 +327,12 @@ class DeepOptEqCell(Cell):
         return z
 
     def pulls(self, z: Tensor) -> list[Tensor | None]:
-        """What the regularizer adds to the input of each layer: T_R(z) − z at its place."""
+        """Return the regularizer's summand T_R(z) − z of one layer's input, and None for others."""
         count = len(self.layers)
         pulls: list[Tensor | None] = [None] * count
         if self.regularizer is not None:
-            place = 0 if self.placement == "paper" else count - 1
-            pulls[place] = self.regularizer.step(z, self.gamma) - z
+            index = 0 if self.placement == "paper" else count - 1
+            pulls[index] = self.regularizer.step(z, self.gamma) - z
         return pulls
 
     @property
@@ -308,18 +340,18 @@ class DeepOptEqCell(Cell):
         return "linear" if self.regularizer is None else "other"
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z*, prox_{γR}(z*) or T_R(z*)."""
+        """Return z*, prox_{γR}(z*) or T_R(z*)."""
         assert isinstance(state, Tensor)
         if self.regularizer is None:
             return state
         if self.placement == "paper":
             return self.regularizer.step(state, self.gamma)
-        near = self.regularizer.proximal(state, self.gamma)
-        return state if near is None else near
+        proximal = self.regularizer.proximal(state, self.gamma)
+        return state if proximal is None else proximal
 
     @property
     def is_stationary(self) -> bool:
-        """Whether the regularizer, if there is one, is where it belongs (see `placement`)."""
+        """Whether the equilibrium is stationary for Φ + γR(z_L)."""
         regularized = self.regularizer is not None and self.gamma > 0
         return not (regularized and self.placement == "paper" and len(self.layers) > 1)
 
@@ -347,7 +379,7 @@ class DeepOptEqCell(Cell):
         return StepBounds(math.prod(known))
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """The product of the layers' Lipschitz constants; unknown with a regularizer."""
+        """Return the product of the layers' Lipschitz bounds; unknown with a regularizer."""
         if self.regularizer is not None:
             return StepBounds()
         pairs = [*zip(self.units(), context.parts.values(), strict=True)]
@@ -356,65 +388,79 @@ class DeepOptEqCell(Cell):
             bounds = [layer.lipschitz_bound(part, layout) for layer, part in pairs]
             return torch.stack([torch.as_tensor(bound) for bound in bounds]).prod()
 
-        def steepness() -> Tensor | None:
-            """Σ_l (Π_{m>l} q_m) α_l L_σ‖W_l‖‖U_l‖/μ_l."""
+        def input_bound() -> Tensor | None:
+            """Return Σ_l (Π_{m>l} q_m) α_l L_σ‖W_l‖‖U_l‖/μ_l."""
             total: Tensor | None = None
             for layer, part in pairs:
-                own = layer.input.bounds(part, layout).input
-                assert own is not None
-                steepness = layer.step_size(part) * layer.activation.lipschitz / layer.mu
-                kept = 0.0 if total is None else total * layer.lipschitz_bound(part, layout)
-                total = kept + steepness * (own * layer.W.norm_bound(layout[0]))
+                input_norm = layer.input.bounds(part, layout).input
+                assert input_norm is not None
+                slope = layer.step_size(part) * layer.activation.lipschitz / layer.mu
+                previous = 0.0 if total is None else total * layer.lipschitz_bound(part, layout)
+                total = previous + slope * (input_norm * layer.W.norm_bound(layout[0]))
             return total
 
-        return StepBounds(contraction, steepness)
+        return StepBounds(contraction, input_bound)
 
     def slopes_along(self, rows: Tensor, context: Context, layout: Layout) -> Tensor | None:
-        """How fast ⟨g, T(z)⟩ can change with z, for g the differences of rows, (rows, rows)."""
+        """Return Lipschitz bounds on z ↦ ⟨g, T(z)⟩ for the differences g of rows.
+
+        Args:
+            rows: Rows of a linear head, shape (N, ...) with the shape of z.
+            context: Context of the cell.
+            layout: Shape of z.
+
+        Returns:
+            Bounds, shape (N, N), or None with a regularizer.
+        """
         if self.regularizer is not None:
             return None
-        *before, last = zip(self.units(), context.parts.values(), strict=True)
+        *previous, last = zip(self.units(), context.parts.values(), strict=True)
         pairs = (rows[:, None] - rows[None]).flatten(0, 1)
         slopes = last[0].slope_along(pairs, last[1], layout)
-        for layer, part in before:
+        for layer, part in previous:
             slopes = slopes * layer.lipschitz_bound(part, layout)
         return slopes.view(len(rows), len(rows))
 
     def rounding(
         self, exact: Cell, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """The error of each layer and what the next ones make of it, where every σ is ReLU."""
+        """Return a bound on the rounding error, propagated through the layers.
+
+        It is None unless every σ is ReLU and there is no regularizer.
+        """
         assert isinstance(exact, DeepOptEqCell)
         if self.regularizer is not None or any(
             type(u.activation) is not ReLU for u in self.units()
         ):
             return None
-        # Of z: its size, and the error of what was computed in its place.
+        # Bounds on ‖z‖ and on the error of the computed z, layer by layer.
         size, error = Rounding(state=1.0), Rounding()
         triples = zip(self.units(), exact.units(), context.parts.values(), strict=True)
-        for layer, meant, part in triples:
-            own = application_rounding(layer.W, meant.W, layout[0], unit)
-            injected = layer.input.rounding(meant.input, part, layout, unit)
-            if own is None or injected is None:
+        for layer, exact_layer, part in triples:
+            applied = application_rounding(layer.W, exact_layer.W, layout[0], unit)
+            injected = layer.input.rounding(exact_layer.input, part, layout, unit)
+            if applied is None or injected is None:
                 return None
-            norm, alpha = upper_norm(meant.W, layout[0]), float(meant.step_size(part))
-            lifted = size * norm + Rounding(injected=1.0)
-            in_y = error * norm + size * (own + 4 * unit * norm) + injected
-            in_p = (in_y * (norm + own) + lifted * (own + 4 * unit * norm)) * (1 / layer.mu)
-            image = lifted * (norm / layer.mu)
-            error = error * (1 - alpha) + in_p * alpha + (size + image) * (8 * unit)
-            size = size * (1 - alpha) + image * alpha
+            norm = upper_norm(exact_layer.W, layout[0])
+            alpha = float(exact_layer.step_size(part))
+            y_size = size * norm + Rounding(injected=1.0)
+            y_error = error * norm + size * (applied + 4 * unit * norm) + injected
+            p_size = y_size * (norm / layer.mu)
+            p_error = y_error * (norm + applied) + y_size * (applied + 4 * unit * norm)
+            p_error = p_error * (1 / layer.mu)
+            error = error * (1 - alpha) + p_error * alpha + (size + p_size) * (8 * unit)
+            size = size * (1 - alpha) + p_size * alpha
         return error
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
-        """That of OptEq in y-space, for one layer."""
+        """Return the form in y-space for a single layer without a regularizer, else None."""
         if len(self.layers) > 1 or self.regularizer is not None:
             return None
         (layer,), (part,) = self.units(), context.parts.values()
         assert isinstance(state, Tensor)
-        given = layer.input
-        bias = False if given.bias is None else given.bias
-        cell = OptEqCell(layer.W, given.U, bias=bias, activation=layer.activation, mu=layer.mu)
+        term = layer.input
+        bias = False if term.bias is None else term.bias
+        cell = OptEqCell(layer.W, term.U, bias=bias, activation=layer.activation, mu=layer.mu)
         injected = Context(sample={"c": part["c"]})
         quadratic = Context(shared={"W": part.shared["W"]})
         lifted = Context(parts={"input": injected, "quadratic": quadratic})
@@ -425,29 +471,35 @@ class DeepOptEqCell(Cell):
 
 
 class Block(NamedTuple):
-    """What one layer does to its input v: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v)."""
+    """Input and output of a layer: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v).
+
+    Attributes:
+        v: Input.
+        z: Output.
+        envelope: α M_φ^{1−α}(z) per sample.
+    """
 
     v: Tensor
     z: Tensor
     envelope: Tensor
-    """α M_φ^{1−α}(z) of each sample."""
 
 
 class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
-    """What the equilibrium of a Deep OptEq minimizes, or, for L > 2, the inclusion it solves.
+    """Objective of a Deep OptEq's equilibrium; for L > 2 layers the inclusion that it solves.
 
-    Everything is evaluated at the blocks z_1 = f_1(z_0), …, z_L = f_L(z_{L−1}) that one application
-    of the map makes of a state z_0, because outputs are where the Moreau envelopes are exact:
+    All is evaluated at the blocks z_1 = f_1(z_0), …, z_L = f_L(z_{L−1}) of one application of the
+    map to a state z_0. At outputs of a layer the Moreau envelopes are exact:
     M_φ^{1−α}(z) = φ(p) + (1−α)/2 ‖v − p‖² and ∇(α M)(z) = v − z.
 
-    L = 1: α M_φ^{1−α}, which has φ's minimizers (Theorem 1, Table 1).
-    L = 2: Corollary 1's α M₁(z_1) + α M₂(z_2) + ½‖z_1 − z_2‖²; falls along a Picard iteration.
-    With a regularizer γR(z_L) is added to each (γ times its Moreau envelope where its proximal
-    operator is used).
+        L = 1:  α M_φ^{1−α}(z), which has the same minimizers as φ (Theorem 1, Table 1).
+        L = 2:  α M₁(z_1) + α M₂(z_2) + ½‖z_1 − z_2‖² (Corollary 1), which decreases in every Picard
+            step.
+        L > 2:  There is no objective. `value` is Φ(z̃) = Σ α M_i(z_i), which may increase.
+            `gradient` and `residual` are those of the inclusion 0 = ∇Φ(z̃) + (I − P) z̃,
+            (P z̃)_i = z_{i−1}, of Theorem 2 (Eq. 8, with Eq. 7 corrected: P is inside σ, and W̃ has
+            no identity block).
 
-    L > 2: no objective exists; `value` is Φ(z̃) = Σ α M_i(z_i), which need not fall, and `gradient`
-        and `residual` are those of Theorem 2's inclusion 0 = ∇Φ(z̃) + (I − P) z̃, (P z̃)_i = z_{i−1}
-        (Eq. 8, with Eq. 7 corrected: P stands inside σ, and W̃ has no identity block).
+    A regularizer adds γR(z_L), or γ times its Moreau envelope if its proximal operator is used.
     """
 
     @property
@@ -455,6 +507,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
         return self.cell.is_stationary and len(self.cell.units()) <= 2
 
     def blocks(self, state: State) -> list[Block]:
+        """Apply the map to a state, and return the input and output of each layer."""
         assert isinstance(state, Tensor)
         blocks = []
         z = state
@@ -482,19 +535,22 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
         if regularizer.couples_batch:
             total = total.sum()
         last = blocks[-1].z
-        near = regularizer.proximal(last, gamma)
-        if near is None:
+        proximal = regularizer.proximal(last, gamma)
+        if proximal is None:
             return total + gamma * regularizer.value(last)
-        distance = sum_per_sample((last - near).square())
-        return total + gamma * regularizer.value(near) + 0.5 * distance
+        distance = sum_per_sample((last - proximal).square())
+        return total + gamma * regularizer.value(proximal) + 0.5 * distance
 
     def gradient(self, state: State) -> tuple[Tensor, ...]:
-        """∇Φ(z̃) + (I − P) z̃ (+ γ∇R at z_L), block by block (that of `value` for L ≤ 2)."""
+        """Return ∇Φ(z̃) + (I − P) z̃ (+ γ∇R at z_L), one tensor per block.
+
+        For L ≤ 2 it is the gradient of `value`.
+        """
         blocks = self.blocks(state)
-        previous = [blocks[-1], *blocks[:-1]]
+        shifted = [blocks[-1], *blocks[:-1]]
         gradients = [
-            (block.v - block.z) + (block.z - before.z)
-            for block, before in zip(blocks, previous, strict=True)
+            (block.v - block.z) + (block.z - previous.z)
+            for block, previous in zip(blocks, shifted, strict=True)
         ]
         regularizer = self.cell.regularizer
         if regularizer is not None:

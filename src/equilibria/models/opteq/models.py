@@ -45,9 +45,25 @@ def opteq(
     init_scale: float = 0.5,
     **image: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional OptEq classifier; `width` is the middle width, the rows of W.
+    """Build a convolutional OptEq classifier.
 
-    `space="auto"` iterates in y-space, or in z-space where the middle width is the larger.
+    Args:
+        channels: Channels of the feature z.
+        width: Middle width, the channels of y.
+        kernel_size: Side of W's kernel.
+        input_kernel_size: Side of U's kernel.
+        activation: σ.
+        mu: μ.
+        alpha: Weight of the new iterate in a step, in (0, 1].
+        bias: Whether there is a bias b.
+        space: Space of the state: "y", "z", or "auto" for the smaller one.
+        norm: How ‖W‖ is controlled: "bound" (proven), "estimate", or None.
+        zeta: Upper bound on ‖W‖.
+        init_scale: Factor of W's initial weights.
+        image: Options of `image_classifier`.
+
+    Raises:
+        ValueError: If mu is too small for Theorem 1.
 
     Examples:
         >>> eq.models.opteq(channels=8, width=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
@@ -56,8 +72,8 @@ def opteq(
     check_choice(("auto", "y", "z"), space=space)
     if norm is not None and mu < get_activation(activation).lipschitz * zeta**2:
         raise ValueError(
-            f"Theorem 1 needs mu >= L‖W‖² = {get_activation(activation).lipschitz * zeta**2:.3g}, "
-            f"but mu = {mu}: raise mu or lower zeta"
+            f"mu must be at least L‖W‖² = {get_activation(activation).lipschitz * zeta**2:.3g} "
+            f"(Theorem 1), got {mu}; raise mu or lower zeta"
         )
     W = small(Conv2d(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
     U = Conv2d(channels, width, input_kernel_size)
@@ -87,14 +103,27 @@ def deep_opteq_cell(
     init_scale: float = 0.5,
     **options: Any,
 ) -> DeepOptEqCell:
-    """Layers whose W and U are made by `make`; sizes: of each, its width, W's kernel and U's."""
-    own = take_options(options, UnitLayer)
+    """Build the cell of a Deep OptEq.
+
+    Args:
+        make: Makes W and U, like `Conv2d`.
+        channels: Channels of z.
+        input_channels: Channels of x.
+        sizes: Per layer, its middle width and the sides of the kernels of W and U.
+        alpha: Initial α of every layer.
+        bias: Whether layers have a bias.
+        norm: How ‖W‖ is controlled: "bound" (proven), "estimate", or None.
+        zeta: Upper bound on ‖W‖.
+        init_scale: Factor of W's initial weights.
+        options: Options of `UnitLayer` and `DeepOptEqCell`.
+    """
+    layer_options = take_options(options, UnitLayer)
     layers = []
     for width, kernel_size, input_kernel_size in sizes:
         W = small(make(channels, width, kernel_size, norm=norm, zeta=zeta), init_scale)
         U = make(input_channels, width, input_kernel_size)
         offset = torch.zeros(width, 1, 1) if bias else False
-        layers.append(UnitLayer(W, U, bias=offset, alpha=alpha, **own))
+        layers.append(UnitLayer(W, U, bias=offset, alpha=alpha, **layer_options))
     return DeepOptEqCell(layers, **options)
 
 
@@ -107,7 +136,15 @@ def deep_opteq(
     input_kernel_size: int = 1,
     **options: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers.
+    """Build a convolutional Deep OptEq classifier.
+
+    Args:
+        channels: Channels of z.
+        widths: Middle widths, one per layer.
+        kernel_size: Side of W's kernels.
+        input_kernel_size: Side of U's kernels.
+        options: Options of `UnitLayer`, `DeepOptEqCell` and `image_classifier`, and alpha, bias,
+            norm, zeta and init_scale.
 
     Examples:
         >>> model = eq.models.deep_opteq(channels=8, widths=(4, 8), in_channels=1)
@@ -115,8 +152,8 @@ def deep_opteq(
         torch.Size([1, 10])
     """
     sizes = [(width, kernel_size, input_kernel_size) for width in widths]
-    own = take_options(options, deep_opteq_cell)
-    cell = deep_opteq_cell(Conv2d, channels, channels, sizes, **own)
+    cell_options = take_options(options, deep_opteq_cell)
+    cell = deep_opteq_cell(Conv2d, channels, channels, sizes, **cell_options)
     return image_classifier(cell, channels, **options)
 
 
@@ -128,10 +165,17 @@ def separable(
     norm: str | None = None,
     zeta: float = 0.95,
 ) -> LinearOperator:
-    """A separable convolution whose filters are on the wider side.
+    """Build a separable convolution with its spatial filters on the side with more channels.
 
-    Where it widens, it is the transpose of one that narrows: that is how Table 6's "5×5×1, 1024,
-    1×1×1024, 512" is a W from 512 channels of z to a middle width of 1024.
+    If out_channels > in_channels it is a transposed convolution. In this way "5×5×1, 1024,
+    1×1×1024, 512" of Table 6 is a W from 512 channels of z to a middle width of 1024.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Side of the spatial filters.
+        norm: How the norm is controlled: "bound", "estimate", or None.
+        zeta: Upper bound on the norm.
     """
     if in_channels >= out_channels:
         return SeparableConv2d(in_channels, out_channels, kernel_size, norm=norm, zeta=zeta)
@@ -158,23 +202,41 @@ def opteq_imagenet(
     solving: Solving | None = None,
     **layers: Any,
 ) -> EquilibriumClassifier:
-    """Deep OptEq with depthwise-separable W_l and U_l on the features of a truncated ResNet.
+    """Build a Deep OptEq classifier on the features of a truncated ResNet, for images of any size.
 
-    The defaults are OptEq-Small: ResNet-50's first two stages, five layers of 3×3 filters. For
-    OptEq-Middle: extractor_widening=2, widths=(1024, 512) * 3, kernel_sizes=(5, 3) * 3, which reads
-    Table 6's block as two unit layers, because its two pairs of kernels fit no single W. "Two
-    depthwise separable convolution kernels" a layer are W_l and U_l. The paper's setting is
-    gradient=Unrolled(steps=5), regularizer=Decorrelation() with a gamma it does not state, and
-    placement="paper"; a Decorrelation makes predictions depend on the batch.
+    The defaults are OptEq-Small. OptEq-Middle has extractor_widening=2, widths=(1024, 512) * 3 and
+    kernel_sizes=(5, 3) * 3: each block of Table 6 is two unit layers, because its two pairs of
+    kernels fit no single W. The paper trains with gradient=Unrolled(steps=5), placement="paper" and
+    regularizer=Decorrelation(), whose gamma it does not state; a Decorrelation makes predictions
+    depend on the batch.
 
-    The paper's sizes cannot be met: what it describes has 8.8 M (not 18 M) and 13.7 M (not 40 M)
-    parameters for 1000 classes, its extractors 1.4 M (not 8 M) and 4.1 M (not 24 M).
+    Notes:
+        The parameter counts of the paper cannot be reproduced. The networks it describes have 8.8 M
+        (not 18 M) and 13.7 M (not 40 M) parameters for 1000 classes, and their extractors 1.4 M
+        (not 8 M) and 4.1 M (not 24 M).
 
-    depthwise=False makes W_l and U_l plain convolutions ("w/o dw-conv" of Table 9).
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        extractor_depth: Depth of the ResNet.
+        extractor_widening: Factor of the inner widths of the ResNet's bottlenecks.
+        extractor_stages: Number of stages of the ResNet that are used.
+        extractor_channels: Channels of the ResNet's first stage.
+        extractor_form: Stem of the ResNet, "imagenet" or "cifar".
+        channels: Channels of z.
+        widths: Middle widths, one per layer.
+        kernel_sizes: Sides of the kernels of W_l and U_l, one per layer.
+        depthwise: Use depthwise-separable W_l and U_l; False is "w/o dw-conv" of Table 9.
+        head_widths: Channels of the head's convolutions.
+        learnable_alpha: Whether α is trained.
+        norm: How ‖W_l‖ is controlled. The proven "bound" takes 7 s (3×3, 512 channels) or 12 s
+            (5×5, 1024) per W_l on 28×28 maps after every parameter update, on one processor core;
+            "estimate" takes 0.05 s or 0.1 s. `contraction_bound` always computes a proven bound.
+        solving: How the layer solves.
+        layers: Further options of `deep_opteq`'s layers.
 
-    `norm="estimate"`, because the rigorous bound takes, after every parameter update and for each
-    W_l on 28×28 maps, 7 s (3×3, 512) or 12 s (5×5, 1024) of one processor core, the estimate 0.05 s
-    or 0.1 s. `contraction_bound` computes the rigorous one on request. Images may have any size.
+    Raises:
+        ValueError: If widths and kernel_sizes have different lengths.
 
     Examples:
         >>> small = {"extractor_channels": 4, "channels": 8, "widths": (8,), "kernel_sizes": (3,)}
@@ -184,7 +246,8 @@ def opteq_imagenet(
     """
     if len(widths) != len(kernel_sizes):
         raise ValueError(
-            f"each layer needs a width and a kernel size, not {len(widths)} and {len(kernel_sizes)}"
+            f"widths and kernel_sizes must have the same length, got {len(widths)} and "
+            f"{len(kernel_sizes)}"
         )
     stem = resnet_extractor(
         in_channels=in_channels,
@@ -206,10 +269,16 @@ def opteq_imagenet(
 
 
 class EquilibriumSegmenter(EquilibriumClassifier):
-    """logits = head(z*), one vector of logits a pixel: an equilibrium layer as an FCN's backbone.
+    """Segmentation network: an FCN with an equilibrium layer as its backbone.
 
-    Images may have any size. The stem repeats their right and lower edges until they fit, and so
-    for `features`, `solve`, `objective` and `contraction_bound`; the logits are cut back.
+    Images may have any size. The stem replicates their right and lower edges until the stride
+    divides the sides, also in `features`, `solve`, `objective` and `contraction_bound`. The logits
+    are cropped to the image.
+
+    Args:
+        stem: A `SegmentationStem`.
+        layer: The equilibrium layer.
+        head: From the feature z* to logits for each pixel, (B, classes, H, W).
 
     Examples:
         >>> model = eq.models.deep_opteq_segmentation(num_classes=3, widths=(4, 4, 4)).eval()
@@ -237,11 +306,20 @@ def equilibrium_segmenter(
     dropout: float = 0.1,
     solving: Solving | None = None,
 ) -> EquilibriumSegmenter:
-    """Any cell as the backbone of a segmenter, e.g. `mopteq(channels=32).layer.cell`.
+    """Build a segmentation network around any cell, such as `mopteq(channels=32).layer.cell`.
 
-    channels: of the input that the cell takes; feature_channels: of its output, if different.
-    multiple: what the sides of the cell's maps must be divisible by: the largest of its `scales`,
-        where it has branches of several.
+    Args:
+        cell: Cell of the equilibrium layer.
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Channels of the cell's input.
+        feature_channels: Channels of the cell's output; by default `channels`.
+        multiple: Required divisor of the sides of the cell's maps, such as the largest of `scales`.
+        stem_depth: Convolutions of the stem; by default one per halving of the resolution.
+        stride: Factor from the maps of the cell to the image, a power of 2.
+        head_width: Channels of the head.
+        dropout: Dropout rate of the head.
+        solving: How the layer solves.
 
     Examples:
         >>> cell = eq.models.mopteq(channels=8).layer.cell
@@ -269,11 +347,16 @@ def equilibrium_segmenter(
 def deep_opteq_segmentation(
     *, channels: int = 32, widths: Sequence[int] = (16, 32, 32), **options: Any
 ) -> EquilibriumSegmenter:
-    """A Deep OptEq of three layers as the backbone of an FCN, at 1/`stride` of the resolution.
+    """Build a segmentation network with a Deep OptEq of three layers as its backbone.
 
-    The defaults are the paper's shape an eighth or a sixteenth as wide, for images of about 90×120
-    on a laptop. Its size is widths=(256, 512, 512), with channels=512, stride=8, head_width=128 and
-    norm="estimate"; it states the widths alone. The other options are those of `deep_opteq`.
+    The defaults have an eighth or a sixteenth of the paper's widths and suit images of about 90×120
+    on a laptop. The paper's widths are (256, 512, 512); the preset for Cityscapes adds
+    channels=512, stride=8, head_width=128 and norm="estimate".
+
+    Args:
+        channels: Channels of z.
+        widths: Middle widths, one per layer.
+        options: Options of `deep_opteq` and `equilibrium_segmenter`.
 
     Examples:
         >>> model = eq.models.deep_opteq_segmentation(num_classes=4, widths=(8, 8, 8)).eval()

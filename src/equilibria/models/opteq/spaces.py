@@ -1,4 +1,4 @@
-"""The two spaces that OptEq can be iterated in."""
+"""OptEq in y-space and in z-space."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from equilibria.operators import LinearOperator
 
 
 def optimal_space(channels: int, width: int) -> Literal["y", "z"]:
-    """The smaller of the two spaces: y has the middle width, z the channels of the feature."""
+    """Return the space with the smaller state.
+
+    Args:
+        channels: Channels of z.
+        width: Channels of y.
+    """
     return "z" if width > channels else "y"
 
 
 def opteq_cell(
     W: LinearOperator, U: LinearOperator, *, space: Literal["y", "z"] = "y", **options: Any
 ) -> Cell:
-    """OptEq's cell in the space where it is iterated; both have the same feature z*.
+    """Build OptEq's cell in y-space or z-space; the feature z* is the same.
 
-    Its options are those of `OptEqCell`.
+    Args:
+        W: Operator from z to y.
+        U: Operator from x to y.
+        space: Space of the state, "y" or "z".
+        options: Options of `OptEqCell`.
 
     Examples:
         >>> W, U = eq.Dense(3, 4, norm="bound"), eq.Dense(2, 4)
-        >>> in_y, in_z = (eq.models.opteq_cell(W, U, space=space) for space in ("y", "z"))
-        >>> features = [eq.EquilibriumLayer(cell=cell)(torch.ones(1, 2)) for cell in (in_y, in_z)]
+        >>> cells = [eq.models.opteq_cell(W, U, space=space) for space in ("y", "z")]
+        >>> features = [eq.EquilibriumLayer(cell=cell)(torch.ones(1, 2)) for cell in cells]
         >>> torch.allclose(*features, atol=1e-3)
         True
     """

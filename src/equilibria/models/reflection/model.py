@@ -1,19 +1,20 @@
-"""Reflection networks: equilibria whose reflections compose to a 1-Lipschitz classifier.
+"""Reflection networks: 1-Lipschitz classifiers composed of reflections of equilibria.
 
 The proximal operator of a convex potential, prox(u) = argmin_z ½‖z − u‖² + 1ᵀS(Wz + b), is firmly
-nonexpansive, so that its reflection R(u) = 2 prox(u) − u is nonexpansive,
+nonexpansive. Its reflection R(u) = 2 prox(u) − u is therefore nonexpansive:
 
-    ‖R(u) − R(v)‖ ≤ ‖u − v‖    for every W and b,
+    ‖R(u) − R(v)‖ ≤ ‖u − v‖    for every W and b.
 
-and, unlike an average or a ReLU, can keep distances: for one unit of norm ‖w‖ it mirrors the half
-space w·u + b > 0 with the factor (1 − ‖w‖²)/(1 + ‖w‖²), which is −1 for large ‖w‖. Reflections of
-several potentials one after the other, on an isometric embedding of the image, and a linear
-classifier with rows of length 1 have margins w_k − w_j that are ‖h_k − h_j‖-Lipschitz in the image:
-a margin divided by that is a radius within which no image has another class. Nothing has to be
-kept small, in training or after it.
+Unlike an average or a ReLU, a reflection can preserve distances: a unit of norm ‖w‖ mirrors the
+half space w·u + b > 0 with the factor (1 − ‖w‖²)/(1 + ‖w‖²), which tends to −1 for large ‖w‖.
 
-An explicit gradient step in place of the proximal operator is the convex potential layer of
-Meunier et al. (ICML 2022), which has to be scaled by 1/‖W‖².
+The network composes an isometric embedding of the image, reflections of several potentials, and a
+linear classifier whose rows h_k have norm 1. Its margins w_k − w_j are ‖h_k − h_j‖-Lipschitz in the
+image. A margin divided by this constant is a radius within which the prediction cannot change. The
+norms of the weights need no constraint, in training or afterwards.
+
+With an explicit gradient step instead of the proximal operator this is the convex potential layer
+of Meunier et al. (ICML 2022), which must be scaled by 1/‖W‖².
 """
 
 from __future__ import annotations
@@ -39,10 +40,15 @@ from equilibria.registry import check_at_least_one, check_positive
 
 
 class ReflectionCell(EnergyCell):
-    """z = u − Wᵀσ(Wz + b), the proximal operator of a convex potential; its output is 2z − u.
+    """Reflection 2z − u at z = u − Wᵀσ(Wz + b), the proximal operator of a convex potential.
 
-    Solved by z ← z − s∇G(z), s = 2/(2 + ζ²) where ‖W‖ ≤ ζ: G is 1-strongly convex and its gradient
-    (1 + ζ²)-Lipschitz, so that the map contracts by ζ²/(2 + ζ²).
+    The step is z ← z − s∇G(z) with s = 2/(2 + ζ²), ‖W‖ ≤ ζ. G is 1-strongly convex and its gradient
+    is (1 + ζ²)-Lipschitz, so the step is a contraction with factor ζ²/(2 + ζ²).
+
+    Args:
+        W: Operator of the potential.
+        bias: The bias b, or whether there is a trainable one.
+        zeta: ζ; by default the bound on ‖W‖ by construction. If there is none, s = 1.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(cell=eq.models.ReflectionCell(eq.Dense(3, 3), zeta=1.0))
@@ -62,7 +68,7 @@ class ReflectionCell(EnergyCell):
     output_form = "affine"
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
-        """u, which is where the potential vanishes."""
+        """Return u, the solution for a potential of zero."""
         return x
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -95,13 +101,19 @@ class ReflectionCell(EnergyCell):
 
 
 class Isometry(nn.Module):
-    """Images as maps of `channels` channels at 1/`downsample` of the resolution, or as vectors.
+    """Isometric embedding of images as maps with more channels, or as vectors.
 
-    Pixels of a square become channels, and channels of zeros fill up: distances stay as they are.
-    `center` is taken off every pixel first: what all images have in common is far longer than what
-    tells them apart, and a classifier would have to learn to overlook it. With `pool` the mean of
-    each square of pixels, times its side, is all that is kept: distances are then no longer kept,
-    but none grows.
+    The pixels of a square become channels, and channels of zeros are added.
+
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of the maps; by default in_channels · downsample².
+        downsample: Side of the squares.
+        flatten: Whether to return vectors.
+        center: Number subtracted from every pixel first. The common part of all images is much
+            larger than their differences, and a classifier would have to learn to ignore it.
+        pool: Side of squares of pixels of which only the mean (times the side) is kept. With
+            pool > 1 the map is nonexpansive instead of isometric.
     """
 
     def __init__(
@@ -115,15 +127,15 @@ class Isometry(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least_one(downsample=downsample, pool=pool)
-        own = in_channels * downsample**2
-        if channels is not None and channels < own:
+        required = in_channels * downsample**2
+        if channels is not None and channels < required:
             raise ValueError(
-                f"{in_channels} channels at 1/{downsample} of the resolution are {own}: give at "
-                f"least so many channels, not {channels}"
+                f"channels must be at least {required} (in_channels={in_channels}, "
+                f"downsample={downsample}), got {channels}"
             )
         self.in_channels = in_channels
         self.downsample = downsample
-        self.added = 0 if channels is None else channels - own
+        self.added = 0 if channels is None else channels - required
         self.flatten = flatten
         self.center = center
         self.pool = pool
@@ -132,8 +144,9 @@ class Isometry(nn.Module):
         check_images(images, self.in_channels)
         if any(side % (self.pool * self.downsample) for side in images.shape[2:]):
             raise ValueError(
-                f"pool={self.pool} and downsample={self.downsample} need sides that they divide, "
-                f"not {images.shape[2]}×{images.shape[3]}"
+                f"the sides of images must be divisible by {self.pool * self.downsample} "
+                f"(pool={self.pool}, downsample={self.downsample}), got "
+                f"{images.shape[2]}×{images.shape[3]}"
             )
         maps = images - self.center
         maps = self.pool * F.avg_pool2d(maps, self.pool) if self.pool > 1 else maps
@@ -142,14 +155,27 @@ class Isometry(nn.Module):
         return maps.flatten(1) if self.flatten else maps
 
     def rounding(self, images: Tensor, unit: float) -> Tensor:
-        """How far `forward` may be from what it is in exact arithmetic, of each image."""
+        """Return an upper bound on the rounding error of `forward` per image.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+            unit: Unit roundoff of the arithmetic.
+
+        Returns:
+            Bounds in the L2 norm, shape (B,).
+        """
         sizes: Tensor = torch.linalg.vector_norm(images.flatten(1), dim=1)
         sizes = sizes + abs(self.center) * math.sqrt(images[0].numel())
         return sizes * accumulated(self.pool**2 + 8, unit)
 
 
 class UnitHead(nn.Module):
-    """Logits ⟨h_k, z⟩ + b_k of the flattened feature, ‖h_k‖ = 1."""
+    """Linear classifier ⟨h_k, z⟩ + b_k of the flattened feature with ‖h_k‖ = 1.
+
+    Args:
+        features: Length of the flattened feature.
+        num_classes: Number of classes.
+    """
 
     is_affine = True
 
@@ -160,20 +186,26 @@ class UnitHead(nn.Module):
 
     @property
     def rows(self) -> Tensor:
+        """The rows h_k, shape (classes, features)."""
         return F.normalize(self.direction, dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
         flat = features.flatten(1)
         if flat.shape[1] != self.direction.shape[1]:
             raise ValueError(
-                f"the classifier was made for {self.direction.shape[1]} features, not for "
-                f"{flat.shape[1]}: give the model the side of its images as image_size"
+                f"expected {self.direction.shape[1]} features, got {flat.shape[1]}; build the model "
+                "with image_size, the side of its images"
             )
         return F.linear(flat, self.rows, self.bias)
 
 
 class ReflectionNetwork(EquilibriumClassifier):
-    """logits = head(R_L∘…∘R_1(embedding of the image)).
+    """1-Lipschitz classifier logits = head(R_L∘…∘R_1(embedding of the image)).
+
+    Args:
+        stem: An `Isometry`, followed by all reflections but the last.
+        layer: The last reflection.
+        head: A `UnitHead`.
 
     Examples:
         >>> model = eq.load("digits-certified")
@@ -183,12 +215,16 @@ class ReflectionNetwork(EquilibriumClassifier):
     """
 
     def reflections(self) -> list[EquilibriumLayer]:
-        """In the order in which they are applied."""
+        """Return the reflections R_1, …, R_L."""
         assert isinstance(self.stem, nn.Sequential)
         return [m for m in (*self.stem, self.layer) if isinstance(m, EquilibriumLayer)]
 
     def margin_slopes(self) -> Tensor:
-        """How steep w_k − w_j can be in the pixels, (classes, classes); in the graph."""
+        """Return the Lipschitz constants of the margins w_k − w_j in the pixels.
+
+        Returns:
+            Shape (classes, classes), differentiable.
+        """
         assert isinstance(self.head, UnitHead)
         rows = self.head.rows
         slopes: Tensor = torch.linalg.vector_norm(rows[:, None] - rows[None], dim=2)
@@ -212,14 +248,25 @@ def reflection_network(
     in_channels: int = 3,
     solving: Solving | None = None,
 ) -> ReflectionNetwork:
-    """A 1-Lipschitz classifier of reflections: convolutions first, then matrices.
+    """Build a 1-Lipschitz classifier of convolutional reflections, followed by dense ones.
 
-    image_size: the side of the images, which matrices and the classifier depend on.
-    filters, units: the rows of W of each convolution, and of each matrix.
-    channels, downsample: of the maps that the convolutions see (`Isometry`).
-    center: what is taken off every pixel, their mean. pool: of squares this wide the mean is kept.
-    zeta: ‖W‖ at most. Large norms reflect almost fully, and take longer to solve.
-    norm: how ‖W‖ is kept there: "estimate" or "bound". No certificate depends on it.
+    Args:
+        image_size: Side of the images.
+        filters: Output channels of W, one number per convolutional reflection.
+        units: Rows of W, one number per dense reflection.
+        kernel_size: Side of the convolution kernels.
+        channels: Channels of the maps (see `Isometry`).
+        downsample: Side of the squares of pixels that become channels (see `Isometry`).
+        center: Number subtracted from every pixel, such as the mean of all pixels.
+        pool: Side of the squares of pixels that are averaged (see `Isometry`).
+        zeta: Upper bound on ‖W‖. Larger norms reflect more completely and take longer to solve.
+        norm: How ‖W‖ is controlled: "estimate" or "bound". Certificates do not depend on it.
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        solving: How the layers solve.
+
+    Raises:
+        ValueError: If sizes do not fit each other, or there is no reflection.
 
     Examples:
         >>> model = eq.models.reflection_network(image_size=8, units=(16,), in_channels=1)
@@ -231,10 +278,11 @@ def reflection_network(
         image_size=image_size, pool=pool, downsample=downsample, kernel_size=kernel_size
     )
     if not filters and not units:
-        raise ValueError("a reflection network needs filters, units, or both")
+        raise ValueError("filters and units are both empty; a reflection network needs one of them")
     if image_size % (pool * downsample):
         raise ValueError(
-            f"pool={pool} and downsample={downsample} do not divide image_size={image_size}"
+            f"image_size must be divisible by {pool * downsample} (pool={pool}, "
+            f"downsample={downsample}), got {image_size}"
         )
     width = channels or in_channels * downsample**2
     side = image_size // (pool * downsample)
@@ -247,8 +295,8 @@ def reflection_network(
         W = Conv2d(width, count, kernel_size, padding=padding, **control)  # type: ignore[arg-type]
         _scale_to(W, zeta, (width, side, side))
         layers.append(EquilibriumLayer(ReflectionCell(W, zeta=zeta), solving=solving))
-    for place, count in enumerate(units):
-        if filters and not place:
+    for index, count in enumerate(units):
+        if filters and index == 0:
             layers.append(nn.Flatten())
         dense = Dense(features, count, **control)  # type: ignore[arg-type]
         _scale_to(dense, zeta, (features,))
@@ -260,6 +308,6 @@ def reflection_network(
 
 @torch.no_grad()
 def _scale_to(W: KernelOperator, zeta: float, input_shape: tuple[int, ...]) -> None:
-    """Begin at ‖W‖ = ζ: small weights reflect nothing."""
+    """Scale W to norm ζ, because with small weights a reflection is almost the identity."""
     if not W.kernels[0].is_meta:
         W.kernels[0].mul_(zeta / float(W._bound(input_shape)))
