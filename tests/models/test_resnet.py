@@ -150,11 +150,11 @@ def test_the_small_network(size: int, channels: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depth": 20}, "depth must be one of 18, 34, 50, 101, not 20"),
+        ({"depth": 20}, "depth must be one of 18, 34, 50, 101, got 20"),
         ({"form": "mnist"}, "form must be one of imagenet, cifar"),
         ({"stages": 5}, "stages must be between 1 and 4"),
         ({"stages": 0}, "stages must be between 1 and 4"),
-        ({"depth": 18, "widening": 2}, "only bottlenecks can be widened"),
+        ({"depth": 18, "widening": 2}, "basic blocks cannot be widened"),
         ({"channels": 0}, "positive width"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What the papers compare with: networks without an equilibrium."""
+"""Baselines of the papers: networks without an equilibrium layer."""

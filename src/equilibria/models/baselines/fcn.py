@@ -1,4 +1,4 @@
-"""Fully convolutional networks: the head that gives every pixel a class, and the plain baseline.
+"""Fully convolutional networks for segmentation: stem, head, and the plain baseline.
 
 Shelhamer, Long and Darrell, "Fully Convolutional Networks for Semantic Segmentation", TPAMI 2017;
 the baseline of OptEq's Section 7.5.
@@ -20,11 +20,17 @@ from equilibria.registry import check_at_least_one, check_below_one
 
 
 class SegmentationStem(ImageStem):
-    """An `ImageStem` of 1/`stride` of the resolution, for images of any size.
+    """An `ImageStem` with 1/stride of the resolution, for images of any size.
 
-    The right and lower edges are repeated until both sides are multiples of `stride` · `multiple`,
-    so that the logits, upsampled by `stride`, cover the image exactly; `crop_to` takes off what was
-    added. `multiple` is what the maps behind the stem must be divisible by.
+    It replicates the right and lower edges until both sides are multiples of stride · multiple, so
+    that the upsampled logits cover the image. `crop_to` removes the padding.
+
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of the output.
+        stride: Factor from the output to the image, a power of 2.
+        depth: Number of convolutions; by default one per halving of the resolution.
+        multiple: Required divisor of the sides of the output.
     """
 
     def __init__(
@@ -38,7 +44,7 @@ class SegmentationStem(ImageStem):
     ) -> None:
         halvings = stride.bit_length() - 1
         if stride < 1 or stride != 2**halvings:
-            raise ValueError(f"stride must be a power of 2, not {stride}")
+            raise ValueError(f"stride must be a power of 2, got {stride}")
         check_at_least_one(multiple=multiple)
         depth = max(halvings, 1) if depth is None else depth
         super().__init__(in_channels, channels, depth=depth, strides=halvings)
@@ -55,7 +61,15 @@ class SegmentationStem(ImageStem):
 
 
 class FCNHead(nn.Module):
-    """3×3 convolution, BatchNorm, ReLU, dropout, 1×1 convolution; upsampled by `stride`."""
+    """FCN's head: 3×3 convolution, BatchNorm, ReLU, dropout, 1×1 convolution, upsampling.
+
+    Args:
+        channels: Channels of the feature.
+        width: Channels of the 3×3 convolution.
+        num_classes: Number of classes.
+        stride: Factor of the upsampling.
+        dropout: Dropout rate.
+    """
 
     def __init__(
         self, channels: int, width: int, num_classes: int, *, stride: int, dropout: float = 0.1
@@ -77,12 +91,17 @@ class FCNHead(nn.Module):
 
 
 def crop_to(logits: Tensor, images: Tensor) -> Tensor:
-    """The logits of the image's own pixels: without those that a `SegmentationStem` added."""
+    """Remove the logits of pixels that a `SegmentationStem` padded.
+
+    Args:
+        logits: Logits, shape (B, classes, H', W').
+        images: Images, shape (B, C, H, W).
+    """
     return logits[:, :, : images.shape[2], : images.shape[3]]
 
 
 class FCN(nn.Module):
-    """logits = head(backbone(stem(image))), one vector of logits a pixel."""
+    """Segmentation network logits = head(backbone(stem(image))), one vector of logits per pixel."""
 
     def __init__(self, stem: SegmentationStem, backbone: nn.Module, head: FCNHead) -> None:
         super().__init__()
@@ -94,6 +113,7 @@ class FCN(nn.Module):
         return crop_to(self.head(self.features(images)), images)
 
     def features(self, images: Tensor) -> Tensor:
+        """Return the feature map of the backbone."""
         features: Tensor = self.backbone(self.stem(images))
         return features
 
@@ -111,14 +131,25 @@ def fcn(
     dropout: float = 0.1,
     parameters: int | None = None,
 ) -> FCN:
-    """A plain convolutional segmenter: a layer with BatchNorm and ReLU for each of `widths`.
+    """Build a plain convolutional segmentation network.
 
-    Stem and head are those of `deep_opteq_segmentation`. With `parameters`, all of `widths` are
-    scaled by one factor so that the count comes nearest to it: the baseline "with a similar number
-    of parameters" of a given equilibrium model.
+    Stem and head are those of `deep_opteq_segmentation`.
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Channels of the stem.
+        widths: Channels of the layers of the backbone, each with BatchNorm and ReLU.
+        kernel_size: Side of the kernels of the backbone.
+        stem_depth: Convolutions of the stem; by default one per halving of the resolution.
+        stride: Factor from the maps of the backbone to the image, a power of 2.
+        head_width: Channels of the head.
+        dropout: Dropout rate of the head.
+        parameters: Target number of parameters. `widths` are scaled by one factor to come as near
+            as possible, for a baseline "with a similar number of parameters".
     """
     if not widths:
-        raise ValueError("an FCN needs at least one layer")
+        raise ValueError("widths is empty; an FCN needs at least one layer")
     check_odd(kernel_size=kernel_size)
 
     def network(sizes: Sequence[int]) -> FCN:
@@ -132,7 +163,7 @@ def fcn(
     if parameters is None:
         return network(widths)
 
-    # In steps of one channel of the widest layer.
+    # The search is over the number of channels of the widest layer.
     def scaled(widest: int) -> list[int]:
         return [max(1, round(widest * width / max(widths))) for width in widths]
 
@@ -140,5 +171,5 @@ def fcn(
         with torch.device("meta"):
             return parameter_count(network(scaled(widest)))
 
-    remedy = "take fewer layers, channels or a smaller head_width"
+    remedy = "use fewer layers or channels, or a smaller head_width"
     return network(scaled(nearest_width(count, parameters, remedy=remedy)))

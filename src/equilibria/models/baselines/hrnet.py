@@ -1,4 +1,4 @@
-"""HRNet for classification: parallel branches of several resolutions that keep exchanging features.
+"""HRNet for classification: branches of several resolutions that repeatedly exchange features.
 
 Wang, Sun et al., "Deep High-Resolution Representation Learning for Visual Recognition", TPAMI 2021.
 """
@@ -16,15 +16,20 @@ from equilibria.models.baselines.resnet import ResidualBlock, initialize_he
 from equilibria.models.blocks import ImageLayers, PooledLinearHead, conv_norm, conv_norm_relu
 
 BLOCKS = 4
-"""Residual blocks of stage 1, and of each branch of a module of the later stages."""
+"""Number of residual blocks of stage 1, and of each branch of a module in later stages."""
 
 
 class Fuse(nn.Module):
-    """What a branch takes over from another: the same, upsampled, or downsampled.
+    """Map from one branch to another.
 
-    From a branch `steps` > 0 levels coarser: a 1×1 convolution and nearest-neighbor upsampling;
-    from a finer one: |steps| 3×3 convolutions of stride 2, only the last of which changes the width
-    and has no ReLU.
+    From a coarser branch it is a 1×1 convolution and nearest-neighbor upsampling; from a finer one
+    it is a sequence of 3×3 convolutions of stride 2, of which the last changes the number of
+    channels and has no ReLU.
+
+    Args:
+        source: Channels of the source.
+        target: Channels of the target.
+        steps: Number of levels by which the source is coarser; negative if it is finer.
     """
 
     def __init__(self, source: int, target: int, steps: int) -> None:
@@ -44,7 +49,12 @@ class Fuse(nn.Module):
 
 
 class HighResolutionModule(nn.Module):
-    """Residual blocks in each branch, then every branch takes the sum over all branches."""
+    """Residual blocks in each branch, then a fusion in which each branch sums over all branches.
+
+    Args:
+        widths: Channels of each branch, the finest first.
+        blocks: Residual blocks per branch.
+    """
 
     def __init__(self, widths: Sequence[int], blocks: int = BLOCKS) -> None:
         super().__init__()
@@ -68,26 +78,34 @@ class HighResolutionModule(nn.Module):
 
 
 class Transition(nn.Module):
-    """Into a stage with one branch more: a new one of half the resolution, from the coarsest."""
+    """Map to a stage with one more branch, which has half the resolution of the coarsest one.
 
-    def __init__(self, before: Sequence[int], widths: Sequence[int]) -> None:
+    Args:
+        sources: Channels of each branch of the previous stage.
+        widths: Channels of each branch of the next stage.
+    """
+
+    def __init__(self, sources: Sequence[int], widths: Sequence[int]) -> None:
         super().__init__()
         self.kept = nn.ModuleList(
             nn.Identity() if source == target else conv_norm_relu(source, target, 3)
-            for source, target in zip(before, widths, strict=False)
+            for source, target in zip(sources, widths, strict=False)
         )
-        self.new = conv_norm_relu(before[-1], widths[-1], 3, stride=2)
+        self.new = conv_norm_relu(sources[-1], widths[-1], 3, stride=2)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        kept = [layer(x) for layer, x in zip(self.kept, maps, strict=True)]
-        return [*kept, self.new(maps[-1])]
+        converted = [layer(x) for layer, x in zip(self.kept, maps, strict=True)]
+        return [*converted, self.new(maps[-1])]
 
 
 class ClassificationNeck(nn.Module):
-    """Widen every branch by a bottleneck, gather them from fine to coarse, widen once more.
+    """Neck from all branches to one map: bottlenecks, a sum from fine to coarse, a 1×1 convolution.
 
-    The branches get 4·`width`, 8·`width`, … channels; the sum runs down through 3×3 convolutions of
-    stride 2; a 1×1 convolution makes the `features` that are pooled.
+    Args:
+        branches: Channels of each branch, the finest first.
+        width: Width of the first bottleneck, which doubles from branch to branch; the outputs have
+            four times as many channels.
+        features: Channels of the output.
     """
 
     def __init__(self, branches: Sequence[int], *, width: int, features: int) -> None:
@@ -104,19 +122,27 @@ class ClassificationNeck(nn.Module):
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         widened = [widen(x) for widen, x in zip(self.widen, maps, strict=True)]
-        gathered: Tensor = widened[0]
+        total: Tensor = widened[0]
         for down, x in zip(self.down, widened[1:], strict=True):
-            gathered = x + down(gathered)
-        features: Tensor = self.final(gathered)
+            total = x + down(total)
+        features: Tensor = self.final(total)
         return features
 
 
 class HRNet(nn.Module):
-    """Stem, stage 1 of bottlenecks, later stages of ever more branches, neck, linear classifier.
+    """HRNet classifier; the defaults are HRNet-W18.
 
-    HRNet-W18 and its like: `width` is that of the finest branch, doubled from one to the next.
-    `modules` are the numbers of modules of stages 2, 3, 4, each with a branch more than the last.
-    Images may have any size; the published network is meant for multiples of 32.
+    Images may have any size; the published network is for sides that are multiples of 32.
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        width: Channels of the finest branch; they double from branch to branch.
+        modules: Number of modules of stages 2, 3, …; each stage has one more branch.
+        blocks: Residual blocks of stage 1, and of each branch of a module.
+        stem_channels: Channels of the stem.
+        head_width: Width of the neck's first bottleneck.
+        features: Channels of the pooled map.
     """
 
     def __init__(
@@ -133,7 +159,11 @@ class HRNet(nn.Module):
     ) -> None:
         super().__init__()
         if min(width, blocks, stem_channels, head_width, features, *modules) < 1 or not modules:
-            raise ValueError("widths and numbers of blocks and modules must be positive")
+            raise ValueError(
+                "widths and numbers of blocks and modules must be positive, got "
+                f"width={width}, modules={tuple(modules)}, blocks={blocks}, "
+                f"stem_channels={stem_channels}, head_width={head_width}, features={features}"
+            )
         halvings = (
             conv_norm_relu(width, stem_channels, 3, stride=2)
             for width in (in_channels, stem_channels)
@@ -145,16 +175,16 @@ class HRNet(nn.Module):
             block = ResidualBlock(channels, stem_channels, kind="bottleneck")
             self.stage_1.append(block)
             channels = block.out_channels
-        before = [channels]
+        sources = [channels]
         self.stages = nn.Sequential()
         for level, count in enumerate(modules):
             widths = [width * 2**branch for branch in range(level + 2)]
-            transition = Transition(before, widths)
+            transition = Transition(sources, widths)
             exchange = nn.Sequential(*(HighResolutionModule(widths, blocks) for _ in range(count)))
             stage = OrderedDict[str, nn.Module](transition=transition, exchange=exchange)
             self.stages.append(nn.Sequential(stage))
-            before = widths
-        self.neck = ClassificationNeck(before, width=head_width, features=features)
+            sources = widths
+        self.neck = ClassificationNeck(sources, width=head_width, features=features)
         self.head = PooledLinearHead(features, num_classes)
         initialize_he(self)
 
@@ -163,11 +193,11 @@ class HRNet(nn.Module):
         return logits
 
     def branches(self, images: Tensor) -> list[Tensor]:
-        """The feature map of every resolution, the finest (a quarter of the image) first."""
+        """Return the map of every branch, the finest (1/4 of the image's sides) first."""
         maps: list[Tensor] = self.stages([self.stage_1(self.stem(images))])
         return maps
 
     def features(self, images: Tensor) -> Tensor:
-        """The feature map that is pooled, at the coarsest resolution."""
+        """Return the map that is pooled, at the coarsest resolution."""
         features: Tensor = self.neck(self.branches(images))
         return features

@@ -1,5 +1,4 @@
-"""Inception-V2, an explicit baseline: GoogLeNet with two 3×3 convolutions for a 5×5 and with batch
-norms (BN-Inception).
+"""Inception-V2 (BN-Inception): GoogLeNet with batch norms and two 3×3 convolutions for each 5×5.
 
 Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
 Covariate Shift", ICML 2015, Figure 5.
@@ -17,10 +16,14 @@ from equilibria.models.blocks import ImageLayers, PooledLinearHead, conv_norm_re
 from equilibria.registry import check_at_least_one
 
 FIRST_WIDTH = 64
+"""Channels of the first convolution in the paper."""
 
 
 class Widths(NamedTuple):
-    """A line of Figure 5; a module without a 1×1 convolution and a projection halves the map."""
+    """Channels of an inception module, a row of Figure 5.
+
+    A module with `one` = `projection` = 0 halves the resolution.
+    """
 
     one: int
     three_reduce: int
@@ -43,12 +46,15 @@ MODULES = (
     Widths(352, 192, 320, 160, 224, 128),
     Widths(352, 192, 320, 192, 224, 128, "max"),
 )
-"""3a to 3c, 4a to 4e, 5a and 5b. Lines 4c and 4d make 608 channels, where the figure says 576;
-these are the widths that it prints, and those of published weights."""
+"""Modules 3a to 3c, 4a to 4e, 5a and 5b.
+
+The widths are those of Figure 5 and of published weights. Rows 4c and 4d sum to 608 channels,
+although the figure states 576.
+"""
 
 
 class InceptionModule(nn.Module):
-    """Four ways side by side: 1×1; 1×1, 3×3; 1×1, 3×3, 3×3; pooling, 1×1. Their maps are joined."""
+    """Concatenation of four paths: 1×1; 1×1, 3×3; 1×1, 3×3, 3×3; pooling, 1×1."""
 
     def __init__(self, in_channels: int, widths: Widths) -> None:
         super().__init__()
@@ -77,13 +83,16 @@ class InceptionModule(nn.Module):
         self.out_channels = one + three + double + (in_channels if halves else projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([way(x) for way in self.ways], dim=1)
+        return torch.cat([path(x) for path in self.ways], dim=1)
 
 
 class Inception(nn.Module):
-    """Inception-V2 for images of about 224×224, of which the last map is a 32nd.
+    """Inception-V2 classifier for images of about 224×224; its last map has 1/32 of their sides.
 
-    channels: the width of the first convolution, 64 in the paper; all others are in proportion.
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Channels of the first convolution (64 in the paper); all others scale with it.
     """
 
     def __init__(
@@ -119,6 +128,6 @@ class Inception(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """The map of the last module."""
+        """Return the map of the last module."""
         features: Tensor = self.inceptions(self.stem(images))
         return features

@@ -1,7 +1,7 @@
-"""Neural ODEs for images, plain and augmented: z(1) of dz/dt = f(t, z), z(0) = image.
+"""Neural ODEs for images, plain and augmented: z(1) for dz/dt = f(t, z), z(0) = image.
 
 Chen et al., "Neural Ordinary Differential Equations", NeurIPS 2018; Dupont et al., "Augmented
-Neural ODEs", NeurIPS 2019. The solver is torchdiffeq's, an optional dependency.
+Neural ODEs", NeurIPS 2019. The solver is from torchdiffeq, an optional dependency.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from equilibria.registry import check_at_least_one, check_not_negative, check_po
 
 
 class VectorField(nn.Module):
-    """f(t, z): 1×1, 3×3 and 1×1 convolutions with an activation between them.
+    """Vector field f(t, z): 1×1, 3×3 and 1×1 convolutions with an activation between them.
 
-    With `time_dependent`, t is one more input channel of each convolution, constant over the image.
+    Args:
+        channels: Channels of z.
+        filters: Channels of the inner maps.
+        time_dependent: Add t as an input channel of each convolution.
+        activation: Activation.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class VectorField(nn.Module):
         y = z.to(self.expand.weight.dtype)
         y = self.activation(self.expand(self._with_time(t, y)))
         y = self.activation(self.mix(self._with_time(t, y)))
-        # The solver computes in one type, also where autocast chose another.
+        # The solver needs the dtype of z, and autocast may have changed it.
         velocity: Tensor = self.reduce(self._with_time(t, y)).to(z.dtype)
         return velocity
 
@@ -57,18 +61,27 @@ class VectorField(nn.Module):
 
 
 class NeuralODE(nn.Module):
-    """logits = head(z(1)), z(0) = the image with `augment` more channels of zeros.
+    """Neural ODE classifier logits = head(z(1)), z(0) = the image with added channels of zeros.
 
-    Plain on the pixels, with augment > 0 an augmented one. The head averages z(1) to `pool` ×
-    `pool` pixels; for images of that size it is the linear layer on all of z(1) that Dupont et al.
-    use. `adjoint` solves a second ODE for the gradient, whose error the tolerances control, with
-    memory that does not grow with the steps; without it, autograd goes through the steps. At most
-    `max_steps` steps are taken, forward and backward. The ODE of the adjoint jumps wherever ReLU
-    has a kink, so tight tolerances make its steps many: activation="softplus" has none.
+    The solver, dopri5, uses **one step size for the whole batch**, from an error norm over all
+    samples. Outputs therefore depend on the rest of the batch, within the tolerances, and one stiff
+    sample slows down all others.
 
-    dopri5 chooses **one step size for the whole batch**, from an error norm over all samples: the
-    answer for a sample depends on what else is in the batch, by as much as the tolerances allow,
-    and a sample that is hard to integrate makes all of them slow.
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        filters: Channels of the inner maps of f.
+        augment: Number of channels of zeros; more than 0 makes an augmented Neural ODE.
+        time_dependent: Whether f depends on t.
+        activation: Activation of f. The derivative of ReLU is discontinuous, so the adjoint ODE
+            needs many steps for small tolerances; "softplus" is smooth.
+        pool: Side of the map that the head pools z(1) to. For images of this side the head is the
+            linear layer on z(1) of Dupont et al.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+        adjoint: Solve a second ODE for the gradient, with memory independent of the number of
+            steps. Otherwise autograd differentiates the steps.
+        max_steps: Largest number of steps of a forward or backward solve.
     """
 
     def __init__(
@@ -102,16 +115,16 @@ class NeuralODE(nn.Module):
         self.adjoint = adjoint
         self.max_steps = max_steps
         self.last_evaluations: int | None = None
-        """How often the last forward solve evaluated f."""
+        """Number of evaluations of f in the last forward solve; None before the first."""
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """z(1), in the type of the images."""
+        """Return z(1) in the dtype of the images."""
         check_images(images, self.in_channels)
-        # Steps shrink towards the resolution of t: half precision would end them early.
+        # In half precision t has too few digits for small steps.
         start = images.to(torch.promote_types(images.dtype, torch.float32))
         if self.augment:
             start = F.pad(start, (0, 0, 0, 0, 0, self.augment))
@@ -121,7 +134,7 @@ class NeuralODE(nn.Module):
         finite = finite_samples(start)
         if bool(finite.all()):
             return self._flow(start).to(images.dtype)
-        # The step size is that of the whole batch: a sample that is not finite would end it.
+        # A sample that is not finite would stop the solve of the whole batch.
         features = torch.full_like(start, torch.nan)
         if bool(finite.any()):
             features = features.index_put((finite,), self._flow(start[finite]))
@@ -137,7 +150,7 @@ class NeuralODE(nn.Module):
             ) from error
         calls = 0
 
-        def counted(t: Tensor, z: Tensor) -> Tensor:
+        def counted_field(t: Tensor, z: Tensor) -> Tensor:
             nonlocal calls
             calls += 1
             velocity: Tensor = self.field(t, z)
@@ -155,11 +168,11 @@ class NeuralODE(nn.Module):
             solve = torchdiffeq.odeint_adjoint
             options["adjoint_params"] = tuple(self.field.parameters())
         try:
-            path = solve(counted, start, times, **options)
+            path = solve(counted_field, start, times, **options)
         except AssertionError as error:
             reason = str(error).split(":")[0]
             raise RuntimeError(
-                f"the ODE could not be solved ({reason}): raise rtol and atol, or raise max_steps"
+                f"the ODE could not be solved ({reason}); raise rtol and atol, or max_steps"
             ) from error
         self.last_evaluations = calls
         final: Tensor = path[-1]

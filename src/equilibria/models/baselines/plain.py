@@ -1,11 +1,11 @@
-"""Plain convolutional networks that equilibrium models are compared with.
+"""Plain convolutional networks as baselines.
 
-- The weight-untied network that OptEq starts from: Xie et al., "Optimization Induced Equilibrium
-  Networks", TPAMI 2022, Eq. 1 and Table 3 ("Acc-DNN").
-- The four convolutions that few-shot learners adapt: Vinyals et al. 2016; with strides and a mean
-  at the end, as for Omniglot in Finn, Abbeel, Levine, "Model-Agnostic Meta-Learning for Fast
-  Adaptation of Deep Networks", ICML 2017.
-- DnCNN, which predicts the noise of an image: Zhang, Zuo, Chen, Meng, Zhang, "Beyond a Gaussian
+- `PlainNetwork`, the weight-untied counterpart of Deep OptEq: Xie et al., "Optimization Induced
+  Equilibrium Networks", TPAMI 2022, Eq. 1 and Table 3 ("Acc-DNN").
+- `Conv4`, a standard network of few-shot learning: Vinyals et al. 2016, with strides and mean
+  pooling as for Omniglot in Finn, Abbeel, Levine, "Model-Agnostic Meta-Learning for Fast Adaptation
+  of Deep Networks", ICML 2017.
+- `DnCNN`, which predicts the noise of an image: Zhang, Zuo, Chen, Meng, Zhang, "Beyond a Gaussian
   Denoiser: Residual Learning of Deep CNN for Image Denoising", IEEE TIP 26(7), 2017.
 """
 
@@ -32,11 +32,21 @@ DnCNNNorm = Literal["batch", "none"]
 
 
 class PlainLayer(nn.Module):
-    """z_{k+1} = σ(W_k z_k + U_k x + b_k) (Eq. 1); the first layer, without z, has no W."""
+    """Layer z_{k+1} = σ(W_k z_k + U_k x + b_k) (Eq. 1); the first layer has no W.
+
+    Args:
+        previous: Channels of z_k; None for the first layer.
+        width: Channels of z_{k+1}.
+        inputs: Channels of x.
+        kernel_size: Side of W's kernel.
+        input_kernel_size: Side of U's kernel.
+        bias: Whether there is a bias b.
+        activation: σ.
+    """
 
     def __init__(
         self,
-        before: int | None,
+        previous: int | None,
         width: int,
         inputs: int,
         *,
@@ -48,13 +58,15 @@ class PlainLayer(nn.Module):
         super().__init__()
         padding = kernel_size // 2
         self.W = (
-            nn.Conv2d(before, width, kernel_size, padding=padding, bias=False) if before else None
+            nn.Conv2d(previous, width, kernel_size, padding=padding, bias=False)
+            if previous
+            else None
         )
         self.U = nn.Conv2d(
             inputs, width, input_kernel_size, padding=input_kernel_size // 2, bias=bias
         )
         self.activation = activation
-        # [W U] acts on z and x together: He's variance 2 ÷ fan-in, with the fan-in of both.
+        # He initialization with the total fan-in of W and U.
         kernels = [self.U.weight] if self.W is None else [self.W.weight, self.U.weight]
         fan_in = sum(kernel[0].numel() for kernel in kernels)
         for kernel in kernels:
@@ -70,12 +82,26 @@ class PlainLayer(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """y = W_{L+1} z_L with z_0 = 0, x = g(image); g and the last layer are those of Deep OptEq.
+    """Weight-untied network of Eq. 1 with the stem and the head of `deep_opteq`.
 
-    The weight-untied network of Eq. 1, with the options of `deep_opteq` that apply to it.
-    `channels` is the width of x. With the widths 16, 32, 64, 128, 128 the kernels W_k of
-    n_k × n_{k−1} alone have 244 224 entries, more than the 199 k that Table 3 states for network
-    and Deep OptEq alike: the same widths and the same size exclude each other.
+    Notes:
+        Table 3 states 199 k parameters for this network and for Deep OptEq with widths 16, 32, 64,
+        128, 128. With these widths, the kernels W_k alone have 244,224 entries, so either the
+        widths or the size must differ.
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Channels of x.
+        widths: Channels of each layer.
+        kernel_size: Side of the kernels W_k.
+        input_kernel_size: Side of the kernels U_k.
+        stem_depth: Number of 3×3 convolutions of the stem.
+        stem_strides: How many of the first convolutions have stride 2.
+        downsample: Side of the average pooling after the stem.
+        pool: Side of the map that the head pools the feature to.
+        activation: σ.
+        bias: Whether layers have a bias.
     """
 
     def __init__(
@@ -96,12 +122,12 @@ class PlainNetwork(nn.Module):
     ) -> None:
         super().__init__()
         if not widths:
-            raise ValueError("a plain network needs at least one layer")
+            raise ValueError("widths is empty; a plain network needs at least one layer")
         check_at_least_one(channels=channels)
         check_odd(kernel_size=kernel_size, input_kernel_size=input_kernel_size)
         layers = [
             PlainLayer(
-                before,
+                previous,
                 width,
                 channels,
                 kernel_size=kernel_size,
@@ -109,7 +135,7 @@ class PlainNetwork(nn.Module):
                 bias=bias,
                 activation=get_activation(activation),
             )
-            for before, width in zip([None, *widths], widths, strict=False)
+            for previous, width in zip([None, *widths], widths, strict=False)
         ]
         self.stem = ImageStem(
             in_channels, channels, depth=stem_depth, downsample=downsample, strides=stem_strides
@@ -122,7 +148,7 @@ class PlainNetwork(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """z_L."""
+        """Return z_L."""
         x: Tensor = self.stem(images)
         z: Tensor | None = None
         for layer in self.layers:
@@ -132,7 +158,7 @@ class PlainNetwork(nn.Module):
 
 
 def norm_of_images(norm: Conv4Norm, channels: int, groups: int) -> nn.Module:
-    """By the batch at hand, also in evaluation, as MAML does; or by each image alone."""
+    """Build a norm: "batch" uses batch statistics in evaluation too (as MAML), "group" none."""
     check_choice(get_args(Conv4Norm), norm=norm)
     if norm == "batch":
         return nn.BatchNorm2d(channels, track_running_stats=False)
@@ -140,7 +166,15 @@ def norm_of_images(norm: Conv4Norm, channels: int, groups: int) -> nn.Module:
 
 
 class StridedBlocks(ImageLayers):
-    """`depth` times a convolution that halves the resolution, a norm, ReLU."""
+    """Blocks of a 3×3 convolution of stride 2, a norm and a ReLU.
+
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of each block.
+        depth: Number of blocks.
+        norm: "batch" or "group".
+        groups: Largest number of groups of a group norm.
+    """
 
     def __init__(
         self, in_channels: int, channels: int, depth: int, *, norm: Conv4Norm, groups: int
@@ -157,9 +191,14 @@ class StridedBlocks(ImageLayers):
 
 
 class Conv4(nn.Module):
-    """Four times convolution (stride 2), norm, ReLU; the mean over pixels; a linear classifier.
+    """Few-shot classifier of MAML, Reptile and iMAML: four strided blocks, mean pooling, linear.
 
-    The explicit network of MAML, Reptile and iMAML; norm="group" keeps samples apart.
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Channels of each block.
+        norm: "batch", or "group", which makes samples independent.
+        groups: Largest number of groups of a group norm.
     """
 
     def __init__(
@@ -177,16 +216,26 @@ class Conv4(nn.Module):
         self.classifier = nn.Linear(channels, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits; episodes, shape `(B, samples, C, H, W)`, are taken as B · samples images."""
+        """Return the logits of images (B, C, H, W) or of episodes (B, samples, C, H, W).
+
+        Episodes count as B · samples images.
+        """
         features = self.features(images.flatten(0, -4))
         logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
         return logits
 
 
 class DnCNN(nn.Module):
-    """x̂ = ŷ − f(ŷ), with f a chain of `depth` convolutions and ReLUs between them.
+    """DnCNN restorer x̂ = ŷ − f(ŷ) with a plain convolutional network f.
 
-    The defaults are the paper's network for noise of a known strength.
+    The defaults are the paper's network for noise of a known level.
+
+    Args:
+        in_channels: Channels of the images.
+        channels: Channels of the inner layers.
+        depth: Number of convolutions.
+        kernel_size: Side of the kernels.
+        norm: Norm of the inner layers, "batch" or "none".
     """
 
     def __init__(
@@ -221,5 +270,9 @@ class DnCNN(nn.Module):
         return restored
 
     def reach(self, accuracy: float) -> int:
-        """How far a restored pixel looks, in pixels; exactly, whatever the accuracy."""
+        """Return the radius of the receptive field, in pixels.
+
+        Args:
+            accuracy: Not used: pixels outside the radius have no effect.
+        """
         return self.depth * (self.kernel_size // 2)

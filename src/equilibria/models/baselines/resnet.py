@@ -1,7 +1,7 @@
-"""Residual networks: explicit baselines, and the extractors of OptEq's ImageNet models.
+"""Residual networks, as baselines and as extractors of OptEq's ImageNet models.
 
 He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; Zagoruyko and Komodakis,
-"Wide Residual Networks", BMVC 2016. Bottlenecks stride in their 3×3 convolution (version 1.5).
+"Wide Residual Networks", BMVC 2016. The stride of a bottleneck is in its 3×3 convolution (v1.5).
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ LAYOUTS: dict[int, tuple[Kind, tuple[int, ...]]] = {
     50: ("bottleneck", (3, 4, 6, 3)),
     101: ("bottleneck", (3, 4, 23, 3)),
 }
-"""The blocks of each stage, by depth."""
+"""Kind of block and number of blocks of each stage, by depth."""
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + residual(x)); the shortcut is a 1×1 convolution where the shape changes.
+    """Residual block relu(shortcut(x) + residual(x)).
 
-    kind="basic": 3×3, 3×3. kind="bottleneck": 1×1, 3×3, 1×1 with four times as many outputs, its
-    inner convolutions `widening` times as wide.
+    The shortcut is a 1×1 convolution if the shape changes, and the identity otherwise.
+
+    Args:
+        in_channels: Channels of the input.
+        width: Channels of the convolutions.
+        kind: "basic" (3×3, 3×3) or "bottleneck" (1×1, 3×3, 1×1 with 4 · width outputs).
+        stride: Stride of the block.
+        widening: Factor of the inner width of a bottleneck.
     """
 
     def __init__(
@@ -76,11 +82,20 @@ class ResidualBlock(nn.Module):
 
 
 class ResNetTrunk(nn.Module):
-    """A stem and stages of residual blocks: images to the feature map of the last stage.
+    """Stem and stages of residual blocks, from images to the feature map of the last stage.
 
-    form="imagenet": a 7×7 stem of stride 2 and max-pooling; form="cifar": `stem_depth` 3×3
-    convolutions, of which the first `stem_strides` halve the resolution. Every stage but the first
-    halves it again.
+    Every stage but the first halves the resolution.
+
+    Args:
+        in_channels: Channels of the images.
+        kind: Kind of block, "basic" or "bottleneck".
+        widths: Width of the blocks, one number per stage.
+        blocks: Number of blocks, one number per stage.
+        form: Stem: "imagenet" (7×7 convolution of stride 2 and max-pooling) or "cifar" (3×3
+            convolutions).
+        widening: Factor of the inner width of bottlenecks.
+        stem_depth: Number of convolutions of a "cifar" stem.
+        stem_strides: How many of the first convolutions of a "cifar" stem have stride 2.
     """
 
     def __init__(
@@ -98,11 +113,11 @@ class ResNetTrunk(nn.Module):
         super().__init__()
         check_choice(get_args(Form), form=form)
         if kind == "basic" and widening != 1:
-            raise ValueError(f"only bottlenecks can be widened, not basic blocks by {widening}")
+            raise ValueError(f"basic blocks cannot be widened; set widening=1, got {widening}")
         if not widths or len(widths) != len(blocks) or min(*widths, *blocks, widening) < 1:
             raise ValueError(
-                "each stage needs a positive width and number of blocks, "
-                f"not {tuple(widths)}, {tuple(blocks)}, widened by {widening}"
+                "each stage needs a positive width and number of blocks, got "
+                f"{tuple(widths)} and {tuple(blocks)} with widening={widening}"
             )
         channels = widths[0]
         if form == "imagenet":
@@ -131,7 +146,11 @@ class ResNetTrunk(nn.Module):
 
 
 class ResNet(nn.Module):
-    """logits = head(trunk(images)).
+    """Residual classifier logits = head(trunk(images)).
+
+    Args:
+        trunk: From images to features.
+        head: From features to logits.
 
     Examples:
         >>> model = eq.create_model("resnet-small", in_channels=1)
@@ -149,13 +168,13 @@ class ResNet(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """The feature map of the last stage."""
+        """Return the feature map of the last stage."""
         features: Tensor = self.trunk(images)
         return features
 
 
 def initialize_he(module: nn.Module) -> None:
-    """Convolutions of variance 2 ÷ fan-out (He et al. 2015)."""
+    """Initialize convolutions in place with variance 2 / fan-out (He et al. 2015)."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
@@ -172,16 +191,23 @@ def resnet_extractor(
     widening: int = 1,
     form: Form = "imagenet",
 ) -> ResNetTrunk:
-    """The first `stages` stages of a residual network, as a feature extractor.
+    """Build the first stages of a residual network as a feature extractor.
 
-    Two stages of ResNet-50 or Wide-ResNet-50 take 224×224×3 to 28×28×512 (OptEq Section 7.3.2).
-    `channels` is the width of the first stage.
+    Two stages of ResNet-50 or Wide-ResNet-50 map 224×224×3 to 28×28×512 (OptEq Section 7.3.2).
+
+    Args:
+        in_channels: Channels of the images.
+        depth: Depth of the full network: 18, 34, 50 or 101.
+        stages: Number of stages.
+        channels: Width of the first stage; it doubles from stage to stage.
+        widening: Factor of the inner width of bottlenecks.
+        form: Stem, "imagenet" or "cifar".
     """
     if depth not in LAYOUTS:
-        raise ValueError(f"depth must be one of {', '.join(map(str, LAYOUTS))}, not {depth}")
+        raise ValueError(f"depth must be one of {', '.join(map(str, LAYOUTS))}, got {depth}")
     kind, blocks = LAYOUTS[depth]
     if not 1 <= stages <= len(blocks):
-        raise ValueError(f"stages must be between 1 and {len(blocks)}, not {stages}")
+        raise ValueError(f"stages must be between 1 and {len(blocks)}, got {stages}")
     return ResNetTrunk(
         in_channels,
         kind=kind,
@@ -202,10 +228,16 @@ def resnet(
     head_widths: Sequence[int] | None = None,
     **extractor: Any,
 ) -> ResNet:
-    """ResNet-18, -34, -50 or -101; depth=50 with widening=2 is Wide-ResNet-50-2.
+    """Build a ResNet-18, -34, -50 or -101; depth=50 with widening=2 is Wide-ResNet-50-2.
 
-    With fewer `stages` it is a truncated network: an extractor and a linear classifier, or with
-    `head_widths` that of `opteq_imagenet`, which makes Table 7's "Extr. + Cls.".
+    Args:
+        num_classes: Number of classes.
+        depth: Depth of the full network.
+        form: Stem, "imagenet" or "cifar".
+        stages: Number of stages, at most 4.
+        head_widths: Widths of a `ConvolutionalHead`, as in "Extr. + Cls." of Table 7; by default
+            the head is linear.
+        extractor: Options of `resnet_extractor`.
     """
     trunk = resnet_extractor(depth=depth, form=form, stages=stages, **extractor)
     if head_widths is not None:
@@ -222,7 +254,14 @@ def resnet_small(
     blocks: Sequence[int] = (1, 1, 1),
     **stem: Any,
 ) -> ResNet:
-    """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32.
+    """Build a CIFAR-style network of basic blocks, for images of 8×8 to 32×32.
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        channels: Width of the blocks, one number per stage.
+        blocks: Number of blocks, one number per stage.
+        stem: Options stem_depth and stem_strides of `ResNetTrunk`.
 
     Examples:
         >>> eq.models.resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
@@ -235,16 +274,22 @@ def resnet_small(
 
 
 class ConvolutionalHead(nn.Module):
-    """Table 6's "cls. layer": 1×1 convolutions, each with ReLU and MaxPool; AvgPool; linear."""
+    """OptEq's "cls. layer" (Table 6): 1×1 convolutions with ReLU and MaxPool, AvgPool, linear.
+
+    Args:
+        channels: Channels of the feature.
+        widths: Channels of the convolutions.
+        num_classes: Number of classes.
+    """
 
     def __init__(self, channels: int, widths: Sequence[int], num_classes: int) -> None:
         super().__init__()
         sizes = [channels, *widths]
         self.layers = nn.Sequential()
-        for before, width in pairwise(sizes):
-            self.layers.append(nn.Conv2d(before, width, 1))
+        for inputs, width in pairwise(sizes):
+            self.layers.append(nn.Conv2d(inputs, width, 1))
             self.layers.append(nn.ReLU(inplace=True))
-            # ceil_mode: a map of one pixel stays one.
+            # ceil_mode accepts maps of one pixel.
             self.layers.append(nn.MaxPool2d(2, ceil_mode=True))
         initialize_he(self.layers)
         self.classifier = PooledLinearHead(sizes[-1], num_classes)

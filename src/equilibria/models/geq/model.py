@@ -21,7 +21,7 @@ from equilibria.energies.kernel_scale import KernelScale
 from equilibria.energies.kernels import Form, PolynomialKernel, SigmoidKernel
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import small
-from equilibria.models.mopteq.branches import BranchCell, branch_input, checked_branches
+from equilibria.models.mopteq.branches import BranchCell, branch_input, check_branches
 from equilibria.models.registry import with_options_of
 from equilibria.operators import Conv2d, Dense
 from equilibria.registry import check_choice
@@ -139,7 +139,7 @@ def geq(
         torch.Size([1, 10])
     """
     _check_kernel_options(kernel, locals())
-    checked_branches(widths, scales)
+    check_branches(widths, scales)
 
     if kernel == "gaussian" and hidden is not None and patch is None:
         raise ValueError(

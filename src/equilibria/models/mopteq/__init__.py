@@ -1,1 +1,1 @@
-"""POptEqs and MOptEqs (Li et al.): branches, cells, networks, named models."""
+"""POptEqs and MOptEqs, equilibrium models with several branches (Li et al.)."""

@@ -1,4 +1,4 @@
-"""Models of several branches: their cell, the fusion of their features, their head; POptEqs.
+"""POptEqs, and the parts of all models with several branches: cell, fusion and head.
 
 Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Appendix A.1.
 """
@@ -26,10 +26,15 @@ Fusion = Literal["average", "sum", "none"]
 
 
 class BranchCell(EnergyCell):
-    """The joint equilibrium of several branches, and the one feature that they give the head.
+    """Joint equilibrium of several branches whose features are fused into one.
 
-    Features are upsampled (nearest neighbor) to the finest resolution and averaged, summed, or,
-    with fusion="none", concatenated.
+    Args:
+        energy: Energy of the branches.
+        activation: σ.
+        fusion: How features, upsampled to the finest resolution (nearest neighbor), are joined:
+            "average", "sum", or "none" (concatenated).
+        alpha: Weight of the new iterate in a step, in (0, 1].
+        damping: Length of the proximal gradient step, in (0, 1].
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class BranchCell(EnergyCell):
         self.fusion = fusion
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
-        """The feature of each branch, at its own resolution: the state itself unless overridden."""
+        """Return the feature of each branch at its resolution; by default the state."""
         return state_tensors(state)
 
     output_form = "linear"
@@ -55,19 +60,29 @@ class BranchCell(EnergyCell):
         return self.fuse(self.features(state, context))
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        """Upsample the features of all branches to the finest resolution and join them."""
         finest = max(feature.shape[2] for feature in features)
         aligned = (upsample(feature, finest // feature.shape[2]) for feature in features)
         if self.fusion == "none":
             return torch.cat(list(aligned), dim=1)
-        # One by one: all of them at the finest resolution are as large as a training step.
+        # One at a time, because all maps at the finest resolution need as much memory as a step of
+        # training.
         total = reduce(torch.add, aligned)
         return total if self.fusion == "sum" else total / len(features)
 
 
 class POptEqCell(BranchCell):
-    """zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ) for each branch (Eq. 10), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
+    """POptEqs' cell zᵢ = Wᵢᵀσ(Wᵢzᵢ + Uᵢg(x) + bᵢ) per branch (Eq. 10), in terms of yᵢ, zᵢ = Wᵢᵀyᵢ.
 
-    The branches together minimize Eq. 11, a sum of OptEq's objectives.
+    The equilibrium minimizes Eq. 11, the sum of OptEq's objectives.
+
+    Args:
+        W: Operators Wᵢ, one per branch.
+        U: Operators Uᵢ, one per branch.
+        bias: Whether there are biases bᵢ.
+        activation: σ.
+        fusion: How features are joined (see `BranchCell`).
+        alpha: Weight of the new iterate in a step, in (0, 1].
 
     Examples:
         >>> W = [eq.Dense(3, 4, norm="bound"), eq.Dense(3, 5, norm="bound")]
@@ -86,7 +101,7 @@ class POptEqCell(BranchCell):
         fusion: Fusion = "average",
         alpha: float = 1.0,
     ) -> None:
-        operators = [as_operator(one) for one in W]
+        operators = [as_operator(Wi) for Wi in W]
         pairs = zip(operators, U, strict=True)
         energy = Branches([Input(Ui, bias) + Quadratic(Wi) for Wi, Ui in pairs])
         super().__init__(energy, activation, fusion=fusion, alpha=alpha)
@@ -96,18 +111,24 @@ class POptEqCell(BranchCell):
         return [term.W for term in self.energy.modules() if isinstance(term, Quadratic)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
-        """zᵢ = Wᵢᵀyᵢ."""
+        """Return zᵢ = Wᵢᵀyᵢ."""
         triples = zip(self.W, state_tensors(state), context.parts.values(), strict=True)
         return [W.adjoint(y, part.parts["quadratic"].weights("W")) for W, y, part in triples]
 
 
 class FusedPOptEqCell(Cell):
-    """zᵢ = Wᵢᵀσ(Wᵢhᵢ + Uᵢg(x) + bᵢ) with (h₁ … h_L) = F(z₁ … z_L): the fusion inside the map.
+    """POptEqs' cell with the fusion F inside the map, in the place of HH&D in MOptEqs.
 
-    It stands where HH&D stands in MOptEqs. F is the sum or the average of the branches, the same
-    for all, or a 3×3 convolution over them side by side, of norm at most 1. The state holds the
-    branches side by side, all of one resolution; the feature is their average. No objective is
-    minimized, as F need not be symmetric. The map contracts with ‖F‖·max‖Wᵢ‖²; ‖F‖ is L for "sum".
+    The equilibrium is zᵢ = Wᵢᵀσ(Wᵢhᵢ + Uᵢg(x) + bᵢ) with (h₁ … h_L) = F(z₁ … z_L). The state is
+    the concatenation of the branches, all of one resolution; the feature is their average. There is
+    no objective, because F need not be symmetric. The contraction factor is at most ‖F‖·max‖Wᵢ‖²,
+    with ‖F‖ = L for "sum".
+
+    Args:
+        layers: Unit layers, one per branch.
+        channels: Channels of each zᵢ.
+        fusion: F: "average" or "sum" of the branches, or "conv", a 3×3 convolution of norm at most
+            1 over their concatenation.
     """
 
     def __init__(
@@ -138,11 +159,12 @@ class FusedPOptEqCell(Cell):
         return context.with_shared({"F": self.mixing.weights(shape)})
 
     def units(self) -> list[UnitLayer]:
+        """Return the unit layers, one per branch."""
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
 
     def initial_state(self, x: Tensor, context: Context) -> Tensor:
-        like = context.parts["0"]["c"]
-        return like.new_zeros(len(like), self.channels * len(self.layers), *like.shape[2:])
+        c = context.parts["0"]["c"]
+        return c.new_zeros(len(c), self.channels * len(self.layers), *c.shape[2:])
 
     def step(self, state: State, context: Context) -> State:
         assert isinstance(state, Tensor)
@@ -164,7 +186,14 @@ class FusedPOptEqCell(Cell):
 
 
 class ConvolutionFusionHead(nn.Module):
-    """Concatenated branches through a 3×3 convolution, averaged over branches, and classified."""
+    """Head for concatenated branches: a 3×3 convolution, the mean over branches, a classifier.
+
+    Args:
+        channels: Channels of each branch.
+        branches: Number of branches.
+        num_classes: Number of classes.
+        pool: Side of the map that the feature is pooled to.
+    """
 
     def __init__(self, channels: int, branches: int, num_classes: int, *, pool: int = 1) -> None:
         super().__init__()
@@ -191,7 +220,15 @@ def branch_head(
     *,
     pool: int = 1,
 ) -> nn.Module:
-    """The classifier that belongs to a fusion."""
+    """Build the classifier for a kind of fusion.
+
+    Args:
+        fusion: Kind of fusion.
+        branches: Number of branches.
+        channels: Channels of each branch.
+        num_classes: Number of classes.
+        pool: Side of the map that the feature is pooled to.
+    """
     if fusion == "conv":
         return ConvolutionFusionHead(channels, branches, num_classes, pool=pool)
     width = channels * branches if fusion == "none" else channels
@@ -199,21 +236,22 @@ def branch_head(
 
 
 def branch_input(channels: int, width: int, kernel_size: int, scale: int) -> LinearOperator:
-    """U of a branch: a convolution, after pooling the input to the branch's resolution."""
+    """Build U of a branch: average pooling by `scale`, then a convolution."""
     convolution = Conv2d(channels, width, kernel_size)
     return convolution if scale == 1 else convolution @ AveragePool(scale)
 
 
-def checked_branches(widths: Sequence[int], scales: Sequence[int]) -> None:
-    """A clear error where widths and scales do not belong together."""
+def check_branches(widths: Sequence[int], scales: Sequence[int]) -> None:
+    """Raise a ValueError unless there is one scale per width and the smallest scale is 1."""
     if len(widths) != len(scales) or not widths:
         raise ValueError(
-            f"give one scale a branch: there are {len(widths)} widths and {len(scales)} scales"
+            f"widths and scales need one number per branch each, got {len(widths)} widths and "
+            f"{len(scales)} scales"
         )
     if min(scales) != 1:
-        raise ValueError(f"scales are relative to the finest branch: one must be 1, not {scales}")
+        raise ValueError(f"the smallest of scales (the finest branch) must be 1, got {scales}")
 
 
 def upsample(feature: Tensor, scale: int) -> Tensor:
-    """Nearest-neighbor upsampling."""
+    """Upsample by `scale` to the nearest neighbor."""
     return feature if scale == 1 else F.interpolate(feature, scale_factor=scale, mode="nearest")

@@ -1,4 +1,4 @@
-"""MOptEqs' equilibrium: branches joined by heritage and diversity, and the PE strategy.
+"""MOptEqs' cells: branches coupled by heritage and diversity, and the PE strategy.
 
 Li et al., "Optimization Inspired Multi-Branch Equilibrium Models": the architecture (Section 2.1)
 and the Perturbation Enhanced strategy, PE (Section 2.2, Algorithm 2).
@@ -28,15 +28,23 @@ Perturb = Literal["train", "always", "off"]
 
 
 class MOptEqCell(BranchCell):
-    """z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (Eq. 6), in the variables yᵢ, zᵢ = Wᵢᵀyᵢ.
+    """MOptEqs' cell z̃ = W̃ᵀσ(W̃h(z̃) + Ũg(x) + b̃) (Eq. 6), in terms of yᵢ, zᵢ = Wᵢᵀyᵢ.
 
-    `inputs` is how g(x) enters each branch (`Input`, or a kernel of GEQ's Table 5), `coupling` the
-    terms H and D between neighbors. An equilibrium is a stationary point of Eq. 5.
+    An equilibrium is a stationary point of Eq. 5.
 
-    PE: branch i sees g(x) − δᵢ₋₁, where δᵢ = ε sign(Uᵢᵀyᵢ) (δ₀ = 0) is the perturbation that raises
-    the objective of branch i most. pe="train": in training only; "always"; "off". A δ that changed
-    at every step would make the iteration chatter: it is renewed in the first `perturb_for`
-    iterations and then kept, so that the solve converges.
+    With PE, the input of branch i is g(x) − δᵢ₋₁ with δ₀ = 0. δᵢ = ε sign(Uᵢᵀyᵢ) is the
+    perturbation that increases the objective of branch i most.
+
+    Args:
+        inputs: Term by which g(x) enters each branch: `Input`, or a kernel of GEQ's Table 5.
+        coupling: Terms H and D between neighboring branches.
+        activation: σ.
+        fusion: How features are joined (see `BranchCell`).
+        alpha: Weight of the new iterate in a step, in (0, 1].
+        pe: When PE is used: "train" (in training mode), "always" or "off".
+        epsilon: ε.
+        perturb_for: Number of first iterations that update δ. It is constant afterwards, because
+            with a new δ at every step the iteration would not converge.
 
     Examples:
         >>> model = eq.models.mopteq(channels=4, in_channels=1)
@@ -61,19 +69,22 @@ class MOptEqCell(BranchCell):
         check_not_negative(epsilon=epsilon)
         check_at_least_one(perturb_for=perturb_for)
         if pe != "off" and not all(isinstance(term, Input) for term in inputs):
-            raise ValueError("PE perturbs −⟨Ux + b, y⟩: use kernel='linear', or pe='off'")
+            raise ValueError(
+                f"pe={pe!r} needs linear inputs −⟨Ux + b, y⟩; set kernel='linear' or pe='off'"
+            )
         super().__init__(Branches(inputs) + coupling, activation, fusion=fusion, alpha=alpha)
         self.pe = pe
         self.epsilon = epsilon
         self.perturb_for = perturb_for
         if coupling.coupling.diversity and coupling.coupling.sign == "hard":
             self.remedy = (
-                "the signs of the diversity term chatter at its kinks: use sign='smooth' or "
-                "'freeze', or a smaller diversity"
+                "the signs of the diversity term alternate at its kinks: set sign='smooth' or "
+                "'freeze', or use a smaller diversity"
             )
 
     @property
     def perturbs(self) -> bool:
+        """Whether PE is used in the current mode."""
         return self.pe == "always" or (self.pe == "train" and self.training)
 
     @property
@@ -88,58 +99,55 @@ class MOptEqCell(BranchCell):
         return term
 
     def inputs(self) -> list[Input]:
-        """The terms by which g(x) enters each branch (those for which PE is defined)."""
+        """Return the linear terms by which g(x) enters the branches."""
         assert isinstance(self.energy, Sum)
         branches = self.energy["branches"]
         assert isinstance(branches, Branches)
         return [term for term in branches.branches() if isinstance(term, Input)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:
-        """zᵢ = Wᵢᵀyᵢ."""
+        """Return zᵢ = Wᵢᵀyᵢ."""
         return self.heritage_diversity.features(state, context.parts["heritage_diversity"])
 
     def inject(self, *inputs: Tensor) -> Context:
-        return self.keep_clean(super().inject(*inputs))
+        return self.with_clean_inputs(super().inject(*inputs))
 
-    def keep_clean(self, context: Context) -> Context:
-        """For PE: what δ is subtracted from, beside `c`, which is what the branch sees.
-
-        With it how often signs and perturbations have been renewed: each has its own time.
-        """
+    def with_clean_inputs(self, context: Context) -> Context:
+        """Add what PE needs: a copy of each input c without δ, and the number of refreshes."""
         if not self.perturbs:
             return context
-        context = context.with_shared({"renewals": torch.zeros((), device="cpu")})
+        context = context.with_shared({"refreshes": torch.zeros((), device="cpu")})
         parts = context.parts["branches"].parts.values()
-        kept = Context(parts=numbered(part.with_sample(clean=part["c"]) for part in parts))
-        return context.with_part("branches", kept)
+        branches = Context(parts=numbered(part.with_sample(clean=part["c"]) for part in parts))
+        return context.with_part("branches", branches)
 
     def simplify(self, context: Context) -> Context:
-        """Without the gradient of t, which is a per mille of all and a tenth of the cost."""
+        """Detach the entries of the coupling: 0.1 % of the gradient and 10 % of its cost."""
         coupling = context.parts["heritage_diversity"]
-        kept = {name: coupling[name].detach() for name in coupling.sample}
-        return context.with_part("heritage_diversity", coupling.with_sample(**kept))
+        detached = {name: coupling[name].detach() for name in coupling.sample}
+        return context.with_part("heritage_diversity", coupling.with_sample(**detached))
 
     def refresh(self, state: State, context: Context) -> Context:
-        """Signs and perturbations at a state."""
-        return self.renewed(self.features(state, context), lambda _: state, context)
+        """Return the context with signs and perturbations for `state`."""
+        return self.with_refreshed(self.features(state, context), lambda _: state, context)
 
-    def renewed(
+    def with_refreshed(
         self, features: Sequence[Tensor], lift: Callable[[Context], State], context: Context
     ) -> Context:
-        """`context` with the signs of these features, and δ of the state that `lift` then gives."""
+        """Update the signs for `features`, then δ for the state that `lift` returns."""
         term = self.heritage_diversity
-        count = int(context["renewals"]) if self.perturbs else 0
+        count = int(context["refreshes"]) if self.perturbs else 0
         if count < term.facts.refresh_until:
-            kept = context.parts["heritage_diversity"].with_sample(**term.coupling.signs(features))
-            context = context.with_part("heritage_diversity", kept)
+            part = context.parts["heritage_diversity"].with_sample(**term.coupling.signs(features))
+            context = context.with_part("heritage_diversity", part)
         if not self.perturbs:
             return context
         if count < self.perturb_for:
             context = self.perturb(lift(context), context)
-        return context.with_shared({"renewals": context["renewals"] + 1})
+        return context.with_shared({"refreshes": context["refreshes"] + 1})
 
     def perturb(self, state: State, context: Context) -> Context:
-        """The context in which branch i sees g(x) − δᵢ₋₁, δ of the state."""
+        """Return the context with inputs g(x) − δᵢ₋₁, δ computed at `state`."""
         deltas = reconstructed_perturbations(self, state, self.epsilon)
         first, *rest = context.parts["branches"].parts.values()
         perturbed = [
@@ -153,27 +161,38 @@ class MOptEqCell(BranchCell):
 def reconstructed_perturbations(
     cell: MOptEqCell, state: State, epsilon: float
 ) -> tuple[Tensor, ...]:
-    """δᵢ = ε sign(Uᵢᵀyᵢ) of every branch, in the space of g(x).
+    """Return δᵢ = ε sign(Uᵢᵀyᵢ) for every branch.
 
-    g(x) − δᵢ is the feature of this distance at which the objective of branch i is largest
-    (Section 2.2). Uᵢᵀ includes the transpose of the branch's pooling.
+    Among features within ε (in the maximum norm), g(x) − δᵢ has the largest objective of branch i
+    (Section 2.2). Uᵢᵀ includes the transpose of the pooling.
+
+    Args:
+        cell: The cell.
+        state: State y.
+        epsilon: ε.
+
+    Returns:
+        One tensor per branch, with the shape of g(x).
     """
     pairs = zip(cell.inputs(), state_tensors(state), strict=True)
     return tuple(epsilon * term.U.adjoint(y).sign() for term, y in pairs)
 
 
 class MOptEqFeatureCell(Cell):
-    """The same equilibrium, iterated in the features: zᵢ ← Wᵢᵀσ(Wᵢhᵢ(z̃) + Uᵢg(x) + bᵢ) (Eq. 6).
+    """MOptEqs' cell in z-space: zᵢ ← Wᵢᵀσ(Wᵢhᵢ(z̃) + Uᵢg(x) + bᵢ) (Eq. 6).
 
-    Cheaper than `cell`, the form in y, where the middle widths are not small: the state is smaller,
-    and it is the feature. Its Jacobian WᵀσʹW·∂h is symmetric only in an inner product that is as
-    costly as the map, so backward solves use GMRES.
+    It has the same equilibrium as the cell in y-space and a smaller state unless the middle widths
+    are small. Its Jacobian WᵀσʹW·∂h is symmetric only in an inner product as expensive as the map,
+    so backward solves use GMRES.
+
+    Args:
+        cell: The cell in y-space, with linear inputs.
     """
 
     def __init__(self, cell: MOptEqCell) -> None:
         super().__init__()
         if len(cell.inputs()) < len(cell.heritage_diversity.W):
-            raise ValueError("kernels act on y: iterate them in y-space (space='y')")
+            raise ValueError("kernels are functions of y, so they need y-space; set space='y'")
         self.lifted = cell
         self.remedy = cell.remedy
 
@@ -196,8 +215,8 @@ class MOptEqFeatureCell(Cell):
         first = [self.lifted.activation(part["c"]) for part in parts]
         features = term.features(tuple(first), coupling)
         coupling = term.calibrate_features(features, coupling)
-        context = self.lifted.keep_clean(context.with_part("heritage_diversity", coupling))
-        # T(0), which the scales were taken at, is where the solve starts.
+        context = self.lifted.with_clean_inputs(context.with_part("heritage_diversity", coupling))
+        # The solve starts at T(0), which was also used to calibrate the scales.
         return context.with_sample(start=tuple(z.detach() for z in features))
 
     def initial_state(self, x: Tensor, context: Context) -> State:
@@ -209,16 +228,13 @@ class MOptEqFeatureCell(Cell):
         return context.sample["start"]
 
     def lift(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """yᵢ = σ(Wᵢhᵢ + cᵢ)."""
+        """Return yᵢ = σ(Wᵢhᵢ + cᵢ)."""
         return tuple(y for y, _, _ in self._lifted(state, context))
 
     def _lifted(
         self, state: State, context: Context
     ) -> Iterator[tuple[Tensor, LinearOperator, Weights]]:
-        """yᵢ, Wᵢ and its weights, branch by branch.
-
-        One after the other: a branch and its derivative then use the memory of the one before.
-        """
+        """Yield yᵢ, Wᵢ and its weights per branch, so that branches can reuse memory."""
         branches, coupling = context.parts["branches"], context.parts["heritage_diversity"]
         term = self.lifted.heritage_diversity
         messages = term.coupling.messages(state_tensors(state), coupling.sample)
@@ -226,7 +242,7 @@ class MOptEqFeatureCell(Cell):
         for i, (W, h, part) in enumerate(triples):
             weights, c = coupling.weights(f"W{i}"), part["c"]
             image: Tensor = W(h, weights)
-            # A kernel's image is new memory, larger than the state, and of no other use.
+            # The output of a convolution is new memory that can be overwritten.
             if isinstance(W, KernelOperator) and image.dtype == c.dtype:
                 yield self.lifted.activation.overwrite(image.add_(c)), W, weights
             else:
@@ -241,7 +257,7 @@ class MOptEqFeatureCell(Cell):
 
     def refresh(self, state: State, context: Context) -> Context:
         lift = torch.no_grad()(partial(self.lift, state))
-        return self.lifted.renewed(state_tensors(state), lift, context)
+        return self.lifted.with_refreshed(state_tensors(state), lift, context)
 
     def simplify(self, context: Context) -> Context:
         return self.lifted.simplify(context)
@@ -270,7 +286,7 @@ class MOptEqFeatureCell(Cell):
 
 
 class LiftedObjective(MapObjective[MOptEqFeatureCell]):
-    """Eq. 5 at the y that a state of features is lifted to."""
+    """Eq. 5 at the y for a state of features."""
 
     def __init__(self, cell: MOptEqFeatureCell, context: Context) -> None:
         super().__init__(cell, context)
@@ -284,7 +300,13 @@ class LiftedObjective(MapObjective[MOptEqFeatureCell]):
 
 
 def features_are_large(channels: int, widths: Sequence[int], scales: Sequence[int]) -> bool:
-    """Whether z-space is so much larger than y-space that y is cheaper to iterate."""
+    """Whether z-space is so much larger than y-space that iterating in y is cheaper.
+
+    Args:
+        channels: Channels of each zᵢ.
+        widths: Channels of yᵢ, one number per branch.
+        scales: Pooling, one number per branch.
+    """
     z = sum(channels / scale**2 for scale in scales)
     y = sum(width / scale**2 for width, scale in zip(widths, scales, strict=True))
     return z > 1.25 * y

@@ -1,4 +1,4 @@
-"""POptEqs and MOptEqs as image classifiers, and what their paper measures on them.
+"""POptEqs and MOptEqs as image classifiers, and the measurements of their paper.
 
 Li et al., "Optimization Inspired Multi-Branch Equilibrium Models".
 """
@@ -32,7 +32,7 @@ from equilibria.models.mopteq.branches import (
     POptEqCell,
     branch_head,
     branch_input,
-    checked_branches,
+    check_branches,
 )
 from equilibria.models.mopteq.cells import (
     MOptEqCell,
@@ -50,7 +50,7 @@ INPUT_TERMS: dict[str, Callable[..., Energy]] = {
     "polynomial": PolynomialKernel,
     "sigmoid": SigmoidKernel,
 }
-"""How g(x) enters a branch, by the name of its kernel."""
+"""Term by which g(x) enters a branch, by the name of its kernel."""
 Direction = Literal["reconstructed", "binomial", "uniform"]
 
 
@@ -69,12 +69,23 @@ def branch_classifier(
     init_scale: float = 0.5,
     **image: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional classifier of several branches: a middle width and a scale for each.
+    """Build a convolutional classifier with several branches.
 
-    fusion: "average" or "sum" of the branches; "conv", a 3×3 convolution over all of them; "none",
-    the classifier sees them side by side.
+    Args:
+        make_cell: Called with the operators W and U of all branches and the fusion.
+        channels: Channels of each zᵢ.
+        widths: Middle widths (channels of yᵢ), one per branch.
+        scales: Pooling of the input, one number per branch.
+        kernel_size: Side of W's kernels.
+        input_kernel_size: Side of U's kernels.
+        fusion: How branches are joined: "average", "sum", "conv" (3×3 convolution over all
+            branches) or "none" (concatenation).
+        norm: How ‖Wᵢ‖ is controlled: "bound" (proven), "estimate", or None.
+        zeta: Upper bound on ‖Wᵢ‖.
+        init_scale: Factor of Wᵢ's initial weights.
+        image: Options of `image_classifier`.
     """
-    checked_branches(widths, scales)
+    check_branches(widths, scales)
     W: list[LinearOperator] = []
     U: list[LinearOperator] = []
     for width, scale in zip(widths, scales, strict=True):
@@ -89,13 +100,19 @@ def branch_classifier(
 def popteq(
     *, bias: bool = True, fused: Literal["output", "map"] = "output", **options: Any
 ) -> EquilibriumClassifier:
-    """A convolutional POptEqs classifier; further options are those of its cell and branches.
+    """Build a convolutional POptEqs classifier.
 
-    fused: where the `fusion` stands, which the paper leaves open. "output": of the equilibria
-    (Appendix A.1). "map": inside the map, where HH&D stands in MOptEqs, single-view. Its Table 1
-    has 276 K parameters with a convolution, 83 K more than without: that is one from 96 channels to
-    96, as many as go in. Inside the map it has to be so; of the equilibria, 96 to 32 would do, and
-    give 222 K. Both places with 96 to 96 have 278 K: the count fits either.
+    Notes:
+        The paper leaves open where the fusion is. The 276 K parameters in Table 1 fit both places
+        (278 K) with a convolution from 96 to 96 channels. A convolution of the equilibria from 96
+        to 32 channels would have 222 K.
+
+    Args:
+        bias: Whether there are biases bᵢ.
+        fused: Place of the fusion: "output" joins the equilibria (Appendix A.1); "map" is inside
+            the map, in the place of HH&D in MOptEqs, for branches of one resolution.
+        options: Options of `branch_classifier`, `image_classifier` and `POptEqCell`, such as
+            channels, widths, scales and fusion.
 
     Examples:
         >>> model = eq.models.popteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
@@ -114,12 +131,13 @@ def popteq(
 
 
 def _fused_popteq(*, bias: bool, branches: dict[str, Any], **options: Any) -> EquilibriumClassifier:
-    """With the fusion inside the map."""
+    """Build a POptEqs classifier with the fusion inside the map."""
     defaults = inspect.signature(branch_classifier).parameters
-    channels, fusion = (branches.get(n, defaults[n].default) for n in ("channels", "fusion"))
+    names = ("channels", "fusion")
+    channels, fusion = (branches.get(name, defaults[name].default) for name in names)
     scales = branches.get("scales", defaults["scales"].default)
     if any(scale != 1 for scale in scales):
-        raise ValueError(f"fused='map' needs branches of one resolution, not scales {scales}")
+        raise ValueError(f"fused='map' needs scales of 1 only, got {tuple(scales)}")
 
     def cell(W: list[LinearOperator], U: list[LinearOperator], _: Fusion) -> Cell:
         layers = [UnitLayer(Wi, Ui, bias=bias, **options) for Wi, Ui in zip(W, U, strict=True)]
@@ -137,9 +155,21 @@ def perturbed_logits(
     direction: Direction = "reconstructed",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The logits at g(x) − δ, ‖δ‖∞ ≤ ε (Figure 3a).
+    """Compute logits for perturbed features g(x) − δ with ‖δ‖∞ ≤ ε (Figure 3a).
 
-    δ is reconstructed from the equilibrium of one branch, ±ε by chance ("binomial"), or uniform.
+    Args:
+        model: MOptEqs classifier; for "binomial" and "uniform" any classifier.
+        images: Images, shape (B, C, H, W).
+        epsilon: ε.
+        branch: Branch from whose equilibrium δ is reconstructed.
+        direction: "reconstructed", or random: "binomial" (±ε) or "uniform".
+        generator: Random generator.
+
+    Returns:
+        Logits, shape (B, classes).
+
+    Raises:
+        TypeError: If the direction is "reconstructed" and the model is not a MOptEqs.
 
     Examples:
         >>> model = eq.create_model("mopteq-small", in_channels=1)
@@ -151,9 +181,8 @@ def perturbed_logits(
     if direction == "reconstructed":
         delta = _reconstructed(model, feature, epsilon)[branch]
     else:
-        chance = torch.rand(feature.shape, generator=generator).to(feature)
-        signed = 2 * chance - 1
-        delta = epsilon * (signed if direction == "uniform" else signed.sign())
+        uniform = 2 * torch.rand(feature.shape, generator=generator).to(feature) - 1
+        delta = epsilon * (uniform if direction == "uniform" else uniform.sign())
     logits: Tensor = model.head(model.layer(feature - delta))
     return logits
 
@@ -163,7 +192,9 @@ def _reconstructed(
 ) -> tuple[Tensor, ...]:
     cell = model.layer.cell
     if not isinstance(cell, MOptEqCell | MOptEqFeatureCell):
-        raise TypeError("reconstructed perturbations are those of a MOptEqs model")
+        raise TypeError(
+            f"direction='reconstructed' needs a MOptEqs model, got the cell {type(cell).__name__}"
+        )
     solution = model.layer.solve(feature)
     y = solution.state
     if isinstance(cell, MOptEqFeatureCell):
@@ -172,12 +203,24 @@ def _reconstructed(
 
 
 def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
-    """zᵢ of every branch at an equilibrium, each at its own resolution.
+    """Return the feature zᵢ of every branch, at the resolution of the branch.
+
+    Args:
+        cell: Cell of a POptEqs, MOptEqs or GEQ model.
+        state: State of the cell.
+        context: Context of the cell.
+
+    Returns:
+        One tensor per branch, shape (B, channels, H/scale, W/scale).
+
+    Raises:
+        TypeError: If the cell has no branches.
 
     Examples:
         >>> model = eq.create_model("mopteq-small", in_channels=1)
-        >>> found = model.solve(torch.rand(1, 1, 8, 8))
-        >>> branches = eq.models.branch_features(model.layer.cell, found.state, found.context)
+        >>> solution = model.solve(torch.rand(1, 1, 8, 8))
+        >>> cell, context = model.layer.cell, solution.context
+        >>> branches = eq.models.branch_features(cell, solution.state, context)
         >>> [tuple(z.shape[2:]) for z in branches]
         [(8, 8), (8, 8), (8, 8)]
     """
@@ -185,15 +228,22 @@ def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
         return list(state_tensors(state))
     if isinstance(cell, BranchCell):
         return list(cell.features(state, context))
-    raise TypeError(f"{type(cell).__name__} has no branches: take a POptEqs or MOptEqs model")
+    raise TypeError(f"{type(cell).__name__} has no branches; use a POptEqs, MOptEqs or GEQ model")
 
 
 def heritage_diversity_loss(features: Sequence[Tensor], strength: float) -> Tensor:
-    """λD − H over the loop of branches, per sample: the loss that may stand in for HH&D.
+    """Compute the training loss λD − H over the cycle of branches, an alternative to HH&D.
 
-    Section 3.2 adds γ times it to the training loss of a model without HH&D, instead of putting it
-    into the objective (the printed sign, γ(H − λD), would reward what it should penalize).
-    `features` are those of the branches, as `branch_features` gives them.
+    Section 3.2 adds γ times this loss to the training loss of a model without HH&D, instead of
+    including it in the objective. The printed sign, γ(H − λD), would reward what it should
+    penalize.
+
+    Args:
+        features: Features of the branches, as `branch_features` returns them.
+        strength: λ, the weight of the diversity D.
+
+    Returns:
+        The loss per sample, shape (B,).
 
     Examples:
         >>> features = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
@@ -218,12 +268,21 @@ def mopteq(
     space: Literal["auto", "y", "z"] = "auto",
     **options: Any,
 ) -> EquilibriumClassifier:
-    """A convolutional MOptEqs classifier; further options are those of its cell and branches.
+    """Build a convolutional MOptEqs classifier.
 
-    scales=(1, 1, 1) is the single-view model; (1, 2, 4, 8) has branches of full to an eighth of the
-    resolution (32/16/8/4 for CIFAR). `diversity` is λ, to be kept around 1/channels or below.
-    Ablations: −D is diversity=0, −H is heritage=False. `space="auto"` iterates in z-space unless
-    the features are much larger than the middle widths, or a kernel needs y.
+    Args:
+        channels: Channels of each zᵢ.
+        widths: Middle widths (channels of yᵢ), one per branch.
+        scales: Pooling of the input, one number per branch. (1, 1, 1) is the single-view model;
+            (1, 2, 4, 8) has maps of 32, 16, 8 and 4 pixels a side for CIFAR.
+        bias: Whether there are biases bᵢ.
+        kernel: How g(x) enters a branch: "linear", "polynomial" or "sigmoid".
+        diversity: λ, at most about 1/channels; 0 is the ablation −D.
+        fusion: How branches are joined: "average", "sum", "conv" or "none".
+        space: Space of the state: "y", "z", or "auto": z unless it is much larger than y or the
+            kernel needs y.
+        options: Options of `HeritageDiversity` (heritage=False is the ablation −H), `MOptEqCell`,
+            `branch_classifier` and `image_classifier`.
 
     Examples:
         >>> model = eq.models.mopteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)

@@ -193,8 +193,8 @@ class UnitHead(nn.Module):
         flat = features.flatten(1)
         if flat.shape[1] != self.direction.shape[1]:
             raise ValueError(
-                f"expected {self.direction.shape[1]} features, got {flat.shape[1]}; build the model "
-                "with image_size, the side of its images"
+                f"expected {self.direction.shape[1]} features, got {flat.shape[1]}; set the model's "
+                "image_size to the side of the images"
             )
         return F.linear(flat, self.rows, self.bias)
 
