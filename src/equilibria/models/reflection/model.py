@@ -193,7 +193,7 @@ class UnitHead(nn.Module):
         flat = features.flatten(1)
         if flat.shape[1] != self.direction.shape[1]:
             raise ValueError(
-                f"expected {self.direction.shape[1]} features, got {flat.shape[1]}; set the model's "
+                f"expected {self.direction.shape[1]} features, got {flat.shape[1]}; set "
                 "image_size to the side of the images"
             )
         return F.linear(flat, self.rows, self.bias)

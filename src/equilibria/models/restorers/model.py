@@ -194,7 +194,7 @@ class EquilibriumRestorer(EquilibriumModel):
         super().__init__(MeasurementStem(in_channels, self.factor), layer, nn.Identity())
 
     def reach(self, accuracy: float) -> int:
-        """Return a radius of influence: the distance up to which a restored pixel depends on others.
+        """Return the distance up to which restored pixels depend on other pixels.
 
         Changes beyond it have an effect of at most `accuracy` times their size. Two equilibria
         whose surroundings differ by e differ by S^½ M⁻¹ S^½ e with a diagonal 0 ≤ S ≤ 1 and
