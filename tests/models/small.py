@@ -1,7 +1,6 @@
-"""Every kind of equilibrium model, shrunk so that all of them can be tested exhaustively.
+"""Small versions of all kinds of equilibrium models.
 
-Sizes are found by the names of the options; a later model with an option of another name adds a
-line to `SHRUNK`.
+`SHRUNK` reduces sizes by option name; a model with a new size option adds a line.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ SHRUNK: dict[str, Callable[[Any], Any]] = {
     "widths": lambda widths: tuple(2 + i % 3 for i, _ in enumerate(widths)),
     "channel_split": lambda _: 1,
     "hidden": lambda _: 5,
-    # Batch norms over two small images put kinks of ReLU within every difference quotient's reach.
+    # With batch norms over two small images, finite differences would cross kinks of ReLU.
     "outer_norm": lambda _: "group",
 }
 
 
 def equilibrium_models() -> list[str]:
-    """One name a kind: the presets of other sizes are made by the same functions."""
+    """Return one name per kind; presets of other sizes have the same factories."""
     small = [n for n in eq.list_models() if n.endswith("-small") and "imagenet" not in n]
     kinds = [n for n in small if isinstance(eq.models.model_outline(n), EquilibriumClassifier)]
     return [*kinds, "deep-opteq-199k"]
 
 
 def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
-    """A small version of a registered model with tight tolerances, on 3 classes."""
+    """Build a small version of a named model with 3 classes and small tolerances."""
     options = eq.models.model_options(name)
     shrunk = {key: SHRUNK[key](value) for key, value in options.items() if key in SHRUNK}
     defaults = {"num_classes": 3, "in_channels": 2, "tolerance": 1e-12, "max_iterations": 2000}
@@ -52,10 +51,10 @@ def small_model(name: str, **overrides: Any) -> EquilibriumClassifier:
 
 
 def with_solving(options: dict[str, Any]) -> dict[str, Any]:
-    """Options for a factory: those of how to solve as one `Solving`."""
-    single = {f.name for f in fields(eq.Solving)} & options.keys()
-    others = {name: value for name, value in options.items() if name not in single}
-    return {**others, "solving": eq.Solving(**{name: options[name] for name in single})}
+    """Move options that are fields of `Solving` into one option `solving`."""
+    names = {f.name for f in fields(eq.Solving)} & options.keys()
+    others = {name: value for name, value in options.items() if name not in names}
+    return {**others, "solving": eq.Solving(**{name: options[name] for name in names})}
 
 
 def images(batch: int = 3, size: int = 6, channels: int = 2) -> Tensor:
@@ -64,7 +63,7 @@ def images(batch: int = 3, size: int = 6, channels: int = 2) -> Tensor:
 
 
 def settled(model: EquilibriumClassifier) -> EquilibriumClassifier:
-    """The model in evaluation mode, its running statistics those of some images."""
+    """Set the running statistics from some images; return the model in evaluation mode."""
     model.train()
     with torch.no_grad():
         for _ in range(50):
@@ -78,7 +77,7 @@ def has_objective(model: EquilibriumClassifier) -> bool:
 
 
 def always_contracts(model: EquilibriumClassifier) -> bool:
-    """Whether a bound q < 1 is promised for every input."""
+    """Whether the contraction factor is below 1 by construction."""
     limit = model.layer.cell.limits.contraction
     return limit is not None and limit < 1
 

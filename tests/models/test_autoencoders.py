@@ -1,4 +1,4 @@
-"""Autoencoders, convolutional and MDEQ's."""
+"""Convolutional and MDEQ autoencoders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small_autoencoder(name: str, **options: Any) -> Autoencoder:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("size", "channels"), [(16, 3), (28, 1), (32, 3), (64, 1)])
-def test_encodes_and_draws_images(name: str, size: int, channels: int) -> None:
+def test_images_are_encoded_and_decoded(name: str, size: int, channels: int) -> None:
     model = small_autoencoder(name, image_size=size, in_channels=channels).eval()
     images = torch.rand(2, channels, size, size)
     with torch.no_grad():
@@ -35,7 +35,7 @@ def test_encodes_and_draws_images(name: str, size: int, channels: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_learns(name: str) -> None:
+def test_every_parameter_has_a_gradient(name: str) -> None:
     model = small_autoencoder(name)
     images = torch.rand(4, 1, 16, 16)
     mean, log_variance = model.posterior(images)
@@ -45,7 +45,7 @@ def test_every_parameter_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_a_variational_model_has_a_spread(name: str) -> None:
+def test_posterior_variance_is_zero_unless_variational(name: str) -> None:
     model = small_autoencoder(name).eval()
     assert model.variational == name.endswith(("vae", "vae-conv"))
     _, log_variance = model.posterior(torch.rand(2, 1, 16, 16))
@@ -60,6 +60,6 @@ def test_mdeq_autoencoders_have_an_equilibrium_decoder() -> None:
     assert small_autoencoder("ae-conv").last_solution is None
 
 
-def test_odd_images_are_refused() -> None:
+def test_odd_image_sizes_raise() -> None:
     with pytest.raises(ValueError, match="image_size must be even and at least 8"):
         small_autoencoder("ae-conv", image_size=27)

@@ -1,4 +1,4 @@
-"""The parts around an equilibrium."""
+"""Layers before and after an equilibrium layer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 from equilibria.models.blocks import ImageStem
 
 
-def test_a_recomputed_stem_learns_and_counts_as_one_that_keeps_everything() -> None:
+def test_recomputed_stem_has_the_same_gradients_and_running_statistics() -> None:
     torch.manual_seed(0)
-    kept = ImageStem(3, 4, depth=2, strides=1).double().train()
-    again = ImageStem(3, 4, depth=2, strides=1, recompute=True).double().train()
-    again.load_state_dict(kept.state_dict())
+    plain = ImageStem(3, 4, depth=2, strides=1).double().train()
+    recomputed = ImageStem(3, 4, depth=2, strides=1, recompute=True).double().train()
+    recomputed.load_state_dict(plain.state_dict())
     images = torch.randn(5, 3, 8, 8, dtype=torch.float64)
-    for stem in (kept, again):
+    for stem in (plain, recomputed):
         stem(images).square().mul(torch.linspace(0, 1, 4)[:, None]).sum().backward()
-    for one, other in zip(kept.parameters(), again.parameters(), strict=True):
+    for one, other in zip(plain.parameters(), recomputed.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
-    for one, other in zip(kept.buffers(), again.buffers(), strict=True):
+    for one, other in zip(plain.buffers(), recomputed.buffers(), strict=True):
         torch.testing.assert_close(one, other)
-    assert int(again[1].num_batches_tracked) == 1
+    assert int(recomputed[1].num_batches_tracked) == 1

@@ -1,7 +1,6 @@
-"""What a model says of itself, for every preset and option, against a search for the contrary.
+"""Searches for counterexamples to what models claim, for every preset and option.
 
-A bound of the contraction factor, uniqueness, an objective, its gradient: each is asked for, and
-states are looked for that refute it.
+Claims are the bound on the contraction factor, uniqueness, the objective and its gradient.
 """
 
 from __future__ import annotations
@@ -98,16 +97,16 @@ cases = pytest.mark.parametrize(
 )
 
 
-def made(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Tensor, ...]]:
-    """A small model in double precision, in training mode, and what its layer takes."""
+def small_model(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Tensor, ...]]:
+    """Build a small model in double precision and training mode, and inputs of its layer."""
     known = eq.models.model_options(name)
-    given = {key: value for key, value in known.items() if value is not None}
-    shrunk = {key: SHRUNK[key](value) for key, value in given.items() if key in SHRUNK}
+    defaults = {key: value for key, value in known.items() if value is not None}
+    shrunk = {key: SHRUNK[key](value) for key, value in defaults.items() if key in SHRUNK}
     if name.startswith("reflection"):
         shrunk = {"units": (5,), "zeta": 2.0} | ({"filters": (5,)} if known["filters"] else {})
     shrunk |= {key: 2 for key in ("head_channels", "final_channels") if key in known}
     if "kernel" in options and name.startswith("geq"):
-        del shrunk["channel_split"], shrunk["hidden"]  # belong to the Gaussian one
+        del shrunk["channel_split"], shrunk["hidden"]  # options of the Gaussian kernel only
     if "init_scale" in known:
         shrunk["init_scale"] = 1.5
     if name == "few-shot-opteq":
@@ -122,11 +121,11 @@ def made(name: str, options: dict[str, Any]) -> tuple[EquilibriumModel, tuple[Te
     shape = (model.latent_dim,) if "decoder" in name else (known["in_channels"], size, size)
     inputs = model.injected(torch.randn(3, *shape, dtype=torch.float64))
     inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
-    return model, tuple(one.detach() for one in inputs)
+    return model, tuple(tensor.detach() for tensor in inputs)
 
 
 class Map:
-    """The map of a solved layer, on packed states: one row a sample, or one for a coupled batch."""
+    """Map of a solved layer on packed states: one row per sample, or one for a coupled batch."""
 
     def __init__(self, model: EquilibriumModel, inputs: tuple[Tensor, ...]) -> None:
         self.cell = model.layer.cell
@@ -145,72 +144,73 @@ class Map:
         return scale * torch.randn(like.shape, generator=self.generator, dtype=like.dtype)
 
     def expansion(self, a: Tensor, change: Tensor) -> Tensor:
-        """‖T(a + change) − T(a)‖ ÷ ‖change‖ of each row."""
+        """Return ‖T(a + change) − T(a)‖ / ‖change‖ per row."""
         return (self(a + change) - self(a)).norm(dim=1) / change.norm(dim=1)
 
     def largest_expansion(self, steps: int) -> Tensor:
-        """By a climb from states of several sizes, in steps that grow while they help.
+        """Maximize the expansion by a random search from states of several sizes.
 
-        By turns the direction is replaced by what the map makes of it, which is the power method
-        where the Jacobian is symmetric, the state is moved, and the direction is shaken.
+        Each step tries one of three proposals in turn: the image of the direction (the power method
+        if the Jacobian is symmetric), another state, or a perturbed direction. The step size of
+        states grows after a success and shrinks after a failure.
         """
         best = torch.zeros_like(self.equilibrium[:, 0])
         for size in (0.1, 1.0, 10.0):
-            a, change = self.equilibrium + self.random(size), of_length(self.random(1.0))
-            found, reach = self.expansion(a, change), torch.full_like(best, size)
-            for turn in range(steps):
-                other, direction = a, change
-                if turn % 3 == 0:
-                    direction = of_length(self(a + change) - self(a))
-                elif turn % 3 == 1:
-                    other = a + reach[:, None] * of_length(self.random(1.0), 1.0)
+            a, change = self.equilibrium + self.random(size), with_norm(self.random(1.0))
+            largest, step_size = self.expansion(a, change), torch.full_like(best, size)
+            for step in range(steps):
+                state, direction = a, change
+                if step % 3 == 0:
+                    direction = with_norm(self(a + change) - self(a))
+                elif step % 3 == 1:
+                    state = a + step_size[:, None] * with_norm(self.random(1.0), 1.0)
                 else:
-                    direction = of_length(change + of_length(self.random(1.0)))
-                there = self.expansion(other, direction)
-                better = there > found
-                a = other.where(better[:, None], a)
+                    direction = with_norm(change + with_norm(self.random(1.0)))
+                proposed = self.expansion(state, direction)
+                better = proposed > largest
+                a = state.where(better[:, None], a)
                 change = direction.where(better[:, None], change)
-                found = torch.where(better, there, found)
-                if turn % 3 == 1:
-                    reach = torch.where(better, 1.5 * reach, 0.9 * reach)
-            best = torch.maximum(best, found)
+                largest = torch.where(better, proposed, largest)
+                if step % 3 == 1:
+                    step_size = torch.where(better, 1.5 * step_size, 0.9 * step_size)
+            best = torch.maximum(best, largest)
         return best
 
 
-def of_length(rows: Tensor, length: float = 1e-4) -> Tensor:
+def with_norm(rows: Tensor, length: float = 1e-4) -> Tensor:
     return length * rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
 
 @cases
 @pytest.mark.parametrize("steps", [60, pytest.param(200, marks=pytest.mark.slow)])
-def test_no_pair_of_states_refutes_the_contraction_bound(
+def test_no_pair_of_states_violates_the_contraction_bound(
     name: str, options: dict[str, Any], steps: int
 ) -> None:
-    model, inputs = made(name, options)
+    model, inputs = small_model(name, options)
     bound, limit = model.layer.contraction_bound(inputs), model.layer.cell.limits.contraction
     if bound is None:
         assert limit is None
         return
-    found = Map(model, inputs).largest_expansion(steps)
-    assert (found <= bound * (1 + 1e-9) + 1e-9).all(), f"{found} > {bound}"
+    expansion = Map(model, inputs).largest_expansion(steps)
+    assert (expansion <= bound * (1 + 1e-9) + 1e-9).all(), f"{expansion} > {bound}"
     assert limit is None or (bound <= limit * (1 + 1e-9) + 1e-9).all()
 
 
 @cases
-def test_no_start_refutes_uniqueness(name: str, options: dict[str, Any]) -> None:
-    model, inputs = made(name, options)
+def test_unique_equilibria_do_not_depend_on_the_start(name: str, options: dict[str, Any]) -> None:
+    model, inputs = small_model(name, options)
     if "unique" not in (guarantee(model.layer.cell) or ""):
         return
-    found = Map(model, inputs)
-    assert found.solution.converged.all()
+    step = Map(model, inputs)
+    assert step.solution.converged.all()
     for size in (1.0, 30.0):
-        start = found.packing.unpack(found.random(size))
-        other = found.packing.pack(model.layer.solve(inputs, start).state)
-        torch.testing.assert_close(other, found.equilibrium, rtol=1e-8, atol=1e-8)
+        start = step.packing.unpack(step.random(size))
+        other = step.packing.pack(model.layer.solve(inputs, start).state)
+        torch.testing.assert_close(other, step.equilibrium, rtol=1e-8, atol=1e-8)
 
 
 def points(objective: Objective, state: State) -> tuple[Tensor, ...]:
-    """What `gradient` differentiates `value` by, as functions of the state."""
+    """Return the variables of `objective.gradient` as functions of the state."""
     if isinstance(objective, DeepOptEqObjective):
         return tuple(block.z for block in objective.blocks(state))
     if isinstance(objective, LiftedObjective):
@@ -219,59 +219,57 @@ def points(objective: Objective, state: State) -> tuple[Tensor, ...]:
 
 
 @cases
-def test_the_gradient_is_that_of_the_value(name: str, options: dict[str, Any]) -> None:
-    """At an image of the map, where the value is finite, along what keeps it there.
-
-    Against autograd, and against a difference: what is detached inside misleads autograd.
-    """
-    model, inputs = made(name, options)
+def test_gradient_is_the_derivative_of_the_value(name: str, options: dict[str, Any]) -> None:
+    """Compare at an image of the map with autograd, and with a difference (for detached parts)."""
+    model, inputs = small_model(name, options)
     try:
         objective = model.layer.objective(inputs)
     except NoObjectiveError:
         assert formula(model.layer.cell) is None
         return
     if not objective.is_minimized:
-        written = formula(model.layer.cell)
-        assert written is None or "∈" in written
+        text = formula(model.layer.cell)
+        assert text is None or "∈" in text
         return
     assert formula(model.layer.cell) is not None
-    found = Map(model, inputs)
-    rows = found(found.equilibrium + found.random(0.3)).requires_grad_()
-    state = found.packing.unpack(rows)
+    step = Map(model, inputs)
+    rows = step(step.equilibrium + step.random(0.3)).requires_grad_()
+    state = step.packing.unpack(rows)
     (slope,) = torch.autograd.grad(objective.value(state).sum(), rows)
-    given = state_tensors(objective.gradient(state))
-    pairs = zip(points(objective, state), given, strict=True)
+    gradients = state_tensors(objective.gradient(state))
+    pairs = zip(points(objective, state), gradients, strict=True)
     inner = sum((point * gradient.detach()).sum() for point, gradient in pairs)
     assert isinstance(inner, Tensor)
     (expected,) = torch.autograd.grad(inner, rows)
-    # At a kink of the penalty `gradient` is the least of several; no kink is left by a lift.
-    whole = isinstance(objective, DeepOptEqObjective | LiftedObjective)
-    inside = (rows.detach() != 0) | whole
+    # At a kink of the penalty `gradient` is the subgradient of least norm. Objectives of lifted
+    # states have no kinks.
+    smooth = isinstance(objective, DeepOptEqObjective | LiftedObjective)
+    inside = (rows.detach() != 0) | smooth
     torch.testing.assert_close(slope[inside], expected[inside], rtol=1e-6, atol=1e-8)
     rows = rows.detach()
-    far = (rows.abs() > 1e-5) | whole  # from the end of the penalty's domain
-    direction = torch.where(far, of_length(found.random(1.0), 1.0), 0.0)
+    far = (rows.abs() > 1e-5) | smooth  # from the boundary of the penalty's domain
+    direction = torch.where(far, with_norm(step.random(1.0), 1.0), 0.0)
     up, down = (
-        objective.value(found.packing.unpack(rows + h * direction)).sum() for h in (1e-6, -1e-6)
+        objective.value(step.packing.unpack(rows + h * direction)).sum() for h in (1e-6, -1e-6)
     )
-    # A unit that crosses a kink between the two changes the difference by its share.
+    # Units that cross a kink contribute to the difference.
     allowed = 1e-3 * expected.norm() * direction.norm() + 1e-8 * (1 + up.abs())
     assert ((up - down) / 2e-6 - (expected * direction).sum()).abs() < allowed
 
 
 @cases
-def test_the_equilibrium_is_stationary_and_no_state_has_a_lower_value(
+def test_equilibrium_is_stationary_and_has_the_least_value_if_unique(
     name: str, options: dict[str, Any]
 ) -> None:
-    model, inputs = made(name, options)
-    found = Map(model, inputs)
+    model, inputs = small_model(name, options)
+    step = Map(model, inputs)
     try:
         objective = model.layer.objective(inputs)
     except NoObjectiveError:
         return
-    if not (objective.is_minimized and found.solution.converged.all()):
+    if not (objective.is_minimized and step.solution.converged.all()):
         return
-    state = found.solution.state
+    state = step.solution.state
     assert (objective.residual(state) < 1e-8).all()
     assert all((part.abs() < 1e-7).all() for part in state_tensors(objective.gradient(state)))
     if "unique" not in (guarantee(model.layer.cell) or ""):
@@ -279,5 +277,5 @@ def test_the_equilibrium_is_stationary_and_no_state_has_a_lower_value(
     least = objective.value(state)
     for size in (1e-3, 0.03, 1.0, 30.0):
         for _ in range(5):
-            other = found.packing.unpack(found(found.equilibrium + found.random(size)))
+            other = step.packing.unpack(step(step.equilibrium + step.random(size)))
             assert (objective.value(other) >= least - 1e-9 * (1 + least.abs())).all()

@@ -1,4 +1,4 @@
-"""What every equilibrium model does, over the registry: a new kind inherits all of it."""
+"""The contract of all equilibrium models in the registry."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: flo
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 32])
-def test_takes_images_of_all_kinds(
+def test_images_of_all_channels_and_sizes(
     name: str, channels: int, size: int, device: torch.device
 ) -> None:
     model = small_model(name, in_channels=channels, tolerance=1e-4).float().to(device).eval()
@@ -73,13 +73,13 @@ def test_takes_images_of_all_kinds(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("training", [True, False])
 def test_derivatives_against_finite_differences(name: str, training: bool) -> None:
-    """Random directions in all parameters and the image; those that cross a kink are rejected.
+    """Compare along random directions in all parameters and the image.
 
-    Across a kink (a change of the active set) two step sizes give different difference quotients.
+    Directions that cross a kink, where two step sizes give different quotients, are skipped.
     """
     model = settled(small_model(name)).train(training)
     batch = images(2, size=4)
-    # Training moves running statistics, and a map may depend on them (GEQ's γ).
+    # Training updates running statistics, and a map may depend on them (GEQ's γ).
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     accepted = seed = 0
     while accepted < 4 and seed < 24:
@@ -126,8 +126,7 @@ def test_implicit_agrees_with_unrolling(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_second_derivatives(name: str) -> None:
-    """A gradient penalty trains: its derivative agrees with finite differences."""
+def test_second_derivatives_against_finite_differences(name: str) -> None:
     # monDEQ takes only activations with a known scaled proximal operator.
     smooth = "leaky_relu" if name.startswith("mondeq") else "softplus"
     takes = "activation" in eq.models.model_options(name)
@@ -154,7 +153,7 @@ def test_second_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_copy_is_the_same_and_independent(name: str) -> None:
+def test_copies_are_equal_and_independent(name: str) -> None:
     model = settled(small_model(name))
     before = model(images())
     gradients(model, images())
@@ -171,7 +170,7 @@ def test_a_copy_is_the_same_and_independent(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
-def test_a_saved_and_loaded_model_is_the_same(name: str, norm: str, tmp_path: Path) -> None:
+def test_saved_and_loaded_models_are_equal(name: str, norm: str, tmp_path: Path) -> None:
     if eq.models.model_options(name).get("norm") not in ("bound", "estimate"):
         pytest.skip("has no norm control")
     model = small_model(name, norm=norm)
@@ -199,7 +198,7 @@ def test_single_and_double_precision_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
+def test_samples_do_not_depend_on_the_batch(name: str) -> None:
     model = settled(small_model(name, tolerance=1e-5))
     batch = images(5)
     batch[3] *= 40
@@ -212,7 +211,7 @@ def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_image_marks_only_itself(name: str, bad: float) -> None:
+def test_non_finite_image_does_not_affect_other_samples(name: str, bad: float) -> None:
     model = settled(small_model(name, tolerance=1e-6))
     clean = model(images())
     batch = images()
@@ -231,7 +230,7 @@ def test_a_bad_image_marks_only_itself(name: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_backwards_through_one_graph(name: str) -> None:
+def test_two_backward_passes_through_one_graph(name: str) -> None:
     model = settled(small_model(name))
     once = gradients(model, images())
     model.zero_grad()
@@ -243,7 +242,7 @@ def test_two_backwards_through_one_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_used_twice_in_one_forward(name: str) -> None:
+def test_two_forward_passes_in_one_graph(name: str) -> None:
     model = settled(small_model(name))
     first, second = images()[:1], images()[1:2]
     model.zero_grad()
@@ -259,7 +258,7 @@ def test_used_twice_in_one_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_evaluation_without_gradients(name: str) -> None:
+def test_no_grad_and_inference_mode_have_the_same_outputs(name: str) -> None:
     model = settled(small_model(name))
     expected = model(images()).detach()
     with torch.no_grad():
@@ -274,7 +273,7 @@ def test_evaluation_without_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_frozen_parameters(name: str) -> None:
+def test_frozen_parameters_have_no_gradient(name: str) -> None:
     model = settled(small_model(name))
     full = gradients(model, images())
     frozen = [n for n, _ in model.named_parameters()][1::2]
@@ -296,7 +295,9 @@ def test_frozen_parameters(name: str) -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("gradient", eq.gradients.list_gradients())
 @pytest.mark.filterwarnings("ignore::equilibria.ConvergenceWarning")  # 20 unrolled steps
-def test_activation_checkpointing(name: str, reentrant: bool, gradient: str) -> None:
+def test_activation_checkpointing_has_the_same_gradients(
+    name: str, reentrant: bool, gradient: str
+) -> None:
     model = settled(small_model(name, gradient=gradient))
 
     class Checkpointed(nn.Module):
@@ -313,31 +314,30 @@ def test_activation_checkpointing(name: str, reentrant: bool, gradient: str) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_autocast(name: str, device: torch.device) -> None:
-    """Forward and backward run in half precision, and the gradient points the same way."""
+def test_autocast_runs_both_passes_in_half_precision(name: str, device: torch.device) -> None:
     model = settled(small_model(name, tolerance=2e-2, gradient=eq.Implicit())).float().to(device)
     batch = images().float().to(device)
     full = gradients(model, batch)
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     step = model.layer.cell.step
 
-    def spy(state: eq.State, context: eq.Context) -> eq.State:
+    def recorded_step(state: eq.State, context: eq.Context) -> eq.State:
         result = step(state, context)
-        seen.append(state_tensors(result)[0].dtype)
+        dtypes.append(state_tensors(result)[0].dtype)
         return result
 
-    model.layer.cell.step = spy  # type: ignore[method-assign]
+    model.layer.cell.step = recorded_step  # type: ignore[method-assign]
     model.zero_grad()
     with torch.autocast(device.type, dtype=torch.bfloat16):
         loss = loss_of(model, batch)
         assert model.last_solution is not None
         assert model.last_solution.converged.all()
         assert model.last_solution.residual.dtype == torch.float32
-    forward = len(seen)
+    forward_steps = len(dtypes)
     loss.backward()  # outside of autocast, as usual
-    # With a skip connection the state stays in single precision; the images of the layers do not.
-    assert len(seen) > forward
-    assert len(set(seen)) == 1, "the backward pass computes in another type than the forward pass"
+    # With a skip connection the state stays in single precision; outputs of layers do not.
+    assert len(dtypes) > forward_steps
+    assert len(set(dtypes)) == 1, "forward and backward pass have different dtypes"
     half = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     a = torch.cat([g.flatten() for g in full.values()])
     b = torch.cat([half[n].flatten() for n in full])
@@ -345,12 +345,12 @@ def test_autocast(name: str, device: torch.device) -> None:
     assert F.cosine_similarity(a, b, dim=0) > 0.97
 
 
-# The compiler hides this warning of its own by a way that a filter "error" overrides.
+# The compiler suppresses this warning, but pytest's filter "error" overrides that.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(
     "name", [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])]
 )
-def test_a_compiled_model_has_the_same_gradients(name: str) -> None:
+def test_compiled_models_have_the_same_gradients(name: str) -> None:
     model = settled(small_model(name))
     expected = gradients(model, images())
     torch._dynamo.reset()
@@ -382,7 +382,7 @@ def test_training_reduces_the_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bad_images_are_refused(name: str) -> None:
+def test_invalid_images_raise(name: str) -> None:
     model = small_model(name)
     with pytest.raises(ValueError, match=r"expected images of shape \(batch, 2, height, width\)"):
         model(images()[:, :1])
@@ -393,7 +393,7 @@ def test_bad_images_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_options(name: str) -> None:
+def test_options_set_the_layer_and_the_head(name: str) -> None:
     with pytest.raises(TypeError, match=r"no option 'tolerence'; did you mean 'tolerance'\?"):
         eq.create_model(name, tolerence=1e-3)
     limited = eq.create_model(name, solver=eq.Picard(max_iterations=9), tolerance=1e-3)

@@ -1,4 +1,4 @@
-"""What pulled a decision: derivatives against differences of solved models, and what adds up."""
+"""Attribution of decisions to terms: derivatives against finite differences, and sums."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def smoothness(y: Tensor, x: Tensor) -> Tensor:
     return (1 + (y[:, 1:] - y[:, :-1]).square()).log().sum(dim=1)
 
 
-def with_own_term(activation: str = "relu") -> EquilibriumModel:
-    """A hidden objective as a user writes it, with a term of no degree."""
+def with_custom_term(activation: str = "relu") -> EquilibriumModel:
+    """Build a model with a custom, non-homogeneous term in its hidden objective."""
     torch.manual_seed(0)
     energy = eq.Input(eq.Dense(6, 9)) + eq.Quadratic(eq.Dense(5, 9, norm="bound", zeta=0.7))
     layer = eq.EquilibriumLayer(
@@ -44,7 +44,7 @@ def with_own_term(activation: str = "relu") -> EquilibriumModel:
 
 
 def prepared(name: str, **options: Any) -> EquilibriumClassifier:
-    """Biases are drawn, so that none of them says nothing."""
+    """Build a small model with random biases."""
     model = small_model(name, solver="auto", **options)
     model.train()(images())
     for term in model.modules():
@@ -55,7 +55,7 @@ def prepared(name: str, **options: Any) -> EquilibriumClassifier:
 
 
 def reflection() -> EquilibriumModel:
-    """The input also passes by the equilibrium: its feature is 2z − u."""
+    """Build a reflection network, whose feature 2z − u depends on the input directly too."""
     torch.manual_seed(0)
     side = images().shape[-1]
     model = reflection_network(
@@ -66,22 +66,22 @@ def reflection() -> EquilibriumModel:
     return model.double().eval()
 
 
-def scaled(term: str, place: str | None = None) -> Change:
-    """Multiplies a term of the sum, or of a branch, by 1 + h."""
+def scaled(term: str, branch: str | None = None) -> Change:
+    """Return a change that multiplies a term of the sum, or of a branch, by 1 + h."""
 
     def change(model: EquilibriumModel, h: float) -> None:
         energy: Any = model.layer.cell.energy
-        terms = energy.terms if place is None else energy.terms[place].terms
+        terms = energy.terms if branch is None else energy.terms[branch].terms
         terms[term] = (1 + h) * terms[term]
 
     return change
 
 
-def kernel_of_branch(place: int) -> Change:
+def kernel_of_branch(branch: int) -> Change:
     def change(model: EquilibriumModel, h: float) -> None:
         energy: Any = model.layer.cell.energy
         assert isinstance(energy, Branches)
-        energy.terms[str(place)] = (1 + h) * energy.terms[str(place)]
+        energy.terms[str(branch)] = (1 + h) * energy.terms[str(branch)]
 
     return change
 
@@ -90,17 +90,17 @@ def inputs_of(model: EquilibriumModel) -> list[Input]:
     return [term for term in model.modules() if isinstance(term, Input)]
 
 
-def input_of(place: int) -> Change:
+def input_of(index: int) -> Change:
     def change(model: EquilibriumModel, h: float) -> None:
-        for parameter in inputs_of(model)[place].U.parameters():
+        for parameter in inputs_of(model)[index].U.parameters():
             parameter.data *= 1 + h
 
     return change
 
 
-def bias_of(place: int) -> Change:
+def bias_of(index: int) -> Change:
     def change(model: EquilibriumModel, h: float) -> None:
-        bias = inputs_of(model)[place].bias
+        bias = inputs_of(model)[index].bias
         assert bias is not None
         bias.data *= 1 + h
 
@@ -113,7 +113,7 @@ def diversity(model: EquilibriumModel, h: float) -> None:
             term.coupling.diversity *= 1 + h
 
 
-def all_of_the_coupling(model: EquilibriumModel, h: float) -> None:
+def coupling(model: EquilibriumModel, h: float) -> None:
     (term,) = (t for t in model.modules() if isinstance(t, HeritageDiversity))
     plain = term.descent
     term.descent = lambda y, c: map_state(lambda d: (1 + h) * d, plain(y, c))  # type: ignore[method-assign]
@@ -151,11 +151,11 @@ CASES: dict[str, tuple[Callable[[], EquilibriumModel], dict[str, list[Change]]]]
     ),
     "MOptEqs": (
         lambda: prepared("mopteq-small", diversity=0.0, **MOPTEQ),
-        {"bias of branch 1": [bias_of(0)], "heritage": [all_of_the_coupling]},
+        {"bias of branch 1": [bias_of(0)], "heritage": [coupling]},
     ),
     "MOptEqs, diverse": (
         lambda: prepared("mopteq-small", diversity=0.2, **MOPTEQ),
-        {"diversity": [diversity], "heritage+diversity": [all_of_the_coupling]},
+        {"diversity": [diversity], "heritage+diversity": [coupling]},
     ),
     "GEQ": (
         lambda: prepared("geq-small", widths=(4, 4), scales=(1, 2), zeta=1.2),
@@ -180,30 +180,30 @@ CASES: dict[str, tuple[Callable[[], EquilibriumModel], dict[str, list[Change]]]]
         reflection,
         {"convex potential": [scaled("convex_potential")]},
     ),
-    "own term": (with_own_term, {"smoothness": [scaled("smoothness")], "input": [input_of(0)]}),
-    "own term, tanh": (
-        lambda: with_own_term("tanh"),
+    "custom": (with_custom_term, {"smoothness": [scaled("smoothness")], "input": [input_of(0)]}),
+    "custom, tanh": (
+        lambda: with_custom_term("tanh"),
         {"smoothness": [scaled("smoothness")], "quadratic": [scaled("quadratic")]},
     ),
 }
 
 
-def asked(model: EquilibriumModel) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, the class of each, and the second best."""
-    pictures = (
+def two_best_classes(model: EquilibriumModel) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images and the best and the second best class of each."""
+    batch = (
         torch.rand(3, 6, dtype=torch.float64)
         if isinstance(model.stem, nn.Identity)
         else images().double()
     )
     with torch.no_grad():
-        best = model(pictures).topk(2, dim=1).indices
-    return pictures, best[:, 0], best[:, 1]
+        best = model(batch).topk(2, dim=1).indices
+    return batch, best[:, 0], best[:, 1]
 
 
 @torch.no_grad()
-def margins(model: EquilibriumModel, pictures: Tensor, classes: Tensor, rivals: Tensor) -> Tensor:
+def margins(model: EquilibriumModel, batch: Tensor, classes: Tensor, rivals: Tensor) -> Tensor:
     with eq.solving(model, tolerance=1e-13, max_iterations=5000):
-        logits: Tensor = model(pictures)
+        logits: Tensor = model(batch)
     return (logits.gather(1, classes[:, None]) - logits.gather(1, rivals[:, None]))[:, 0]
 
 
@@ -211,46 +211,46 @@ def margins(model: EquilibriumModel, pictures: Tensor, classes: Tensor, rivals: 
 def test_pulls_are_derivatives_of_the_margin(case: str) -> None:
     make, changes = CASES[case]
     model = make()
-    question = asked(model)
-    found = contributions(model, *question)
-    torch.testing.assert_close(found.margin, margins(model, *question), rtol=1e-7, atol=1e-9)
-    pulls = dict(zip(found.terms, found.pull.unbind(dim=1), strict=True))
-    for name, ways in changes.items():
+    arguments = two_best_classes(model)
+    result = contributions(model, *arguments)
+    torch.testing.assert_close(result.margin, margins(model, *arguments), rtol=1e-7, atol=1e-9)
+    pulls = dict(zip(result.terms, result.pull.unbind(dim=1), strict=True))
+    for name, named_changes in changes.items():
         expected = sum(pulls[part] for part in name.split("+"))
         assert isinstance(expected, Tensor)
-        for change in ways:
+        for change in named_changes:
             ends = []
             for h in (STEP, -STEP):
                 other = copy.deepcopy(model)
                 change(other, h)
-                ends.append(margins(other, *question))
+                ends.append(margins(other, *arguments))
             difference = (ends[0] - ends[1]) / (2 * STEP)
             scale = float(difference.abs().max())
-            assert scale > 1e-6, f"{name} has no influence: nothing was tested"
+            assert scale > 1e-6, f"{name} has no influence, so the test is void"
             torch.testing.assert_close(expected, difference, rtol=1e-5, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sources_add_up_to_the_margin_where_that_is_said(case: str) -> None:
+def test_sources_sum_to_the_margin_unless_a_reason_is_given(case: str) -> None:
     model = CASES[case][0]()
-    found = contributions(model, *asked(model))
-    assert bool(found.why_not_sum) == ("tanh" in case)
-    left = float((found.remainder.abs() / found.margin.abs().clamp_min(1e-3)).max())
-    assert left > 1e-3 if found.why_not_sum else left < 1e-6
+    result = contributions(model, *two_best_classes(model))
+    assert bool(result.why_not_sum) == ("tanh" in case)
+    remainder = float((result.remainder.abs() / result.margin.abs().clamp_min(1e-3)).max())
+    assert remainder > 1e-3 if result.why_not_sum else remainder < 1e-6
 
 
 @pytest.mark.parametrize("case", ["OptEq", "OptEq in z", "POptEqs", "MOptEqs", "Deep OptEq"])
-def test_pulls_of_linear_terms_are_the_margin_and_quadratic_ones_bring_nothing(case: str) -> None:
+def test_linear_terms_sum_to_the_margin_and_quadratic_terms_have_no_source(case: str) -> None:
     model = CASES[case][0]()
-    found = contributions(model, *asked(model))
-    linear = torch.tensor([name.startswith(("input", "bias")) for name in found.terms])
-    torch.testing.assert_close(found.source[:, linear], found.pull[:, linear])
-    assert float(found.source[:, ~linear].abs().sum()) < 1e-9
-    total = found.head + found.pull[:, linear].sum(dim=1)
-    torch.testing.assert_close(total, found.margin, rtol=1e-6, atol=1e-9)
+    result = contributions(model, *two_best_classes(model))
+    linear = torch.tensor([name.startswith(("input", "bias")) for name in result.terms])
+    torch.testing.assert_close(result.source[:, linear], result.pull[:, linear])
+    assert float(result.source[:, ~linear].abs().sum()) < 1e-9
+    total = result.head + result.pull[:, linear].sum(dim=1)
+    torch.testing.assert_close(total, result.margin, rtol=1e-6, atol=1e-9)
 
 
-def test_models_of_which_no_terms_are_known_are_refused() -> None:
+def test_models_without_terms_raise() -> None:
     model = small_model("mdeq-small")
     classes = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(NoContributionsError, match="no hidden objective"):

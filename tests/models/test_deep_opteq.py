@@ -35,7 +35,7 @@ def deep(
     return DeepOptEqCell(layers).double(), torch.randn(2, 3, dtype=torch.float64)
 
 
-def solved(cell: DeepOptEqCell, x: Tensor) -> tuple[Tensor, DeepOptEqObjective]:
+def solve(cell: DeepOptEqCell, x: Tensor) -> tuple[Tensor, DeepOptEqObjective]:
     layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER, strict=True)
     with torch.no_grad():
         state = layer.solve(x).state
@@ -49,7 +49,7 @@ def solved(cell: DeepOptEqCell, x: Tensor) -> tuple[Tensor, DeepOptEqObjective]:
     ("name", "count"),
     [("deep-opteq-199k", 199_162), ("deep-opteq-162k", 161_878), ("deep-opteq-1m", 1_417_866)],
 )
-def test_parameter_counts_are_the_papers(name: str, count: int) -> None:
+def test_parameter_counts_of_the_paper(name: str, count: int) -> None:
     model = eq.create_model(name)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
@@ -57,20 +57,20 @@ def test_parameter_counts_are_the_papers(name: str, count: int) -> None:
 @pytest.mark.parametrize("alpha", [1.0, 0.7])
 @pytest.mark.parametrize("activation", ["relu", "tanh", "softplus"])
 @pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6), (4, 4, 4, 4)])
-def test_theorem_2s_inclusion_holds_at_the_equilibrium(
+def test_equilibrium_solves_the_inclusion_of_theorem_2(
     widths: tuple[int, ...], activation: str, alpha: float
 ) -> None:
     cell, x = deep(widths, alpha, activation)
-    state, objective = solved(cell, x)
+    state, objective = solve(cell, x)
     assert (objective.residual(state) < 1e-9).all()
     assert len(objective.gradient(state)) == len(widths)
     assert objective.is_minimized == (len(widths) <= 2)
-    elsewhere = state + 0.1 * torch.randn_like(state)
-    assert (objective.residual(elsewhere) > 1e-3).all()
+    perturbed = state + 0.1 * torch.randn_like(state)
+    assert (objective.residual(perturbed) > 1e-3).all()
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_the_envelope_and_its_gradient_against_numerical_minimization(activation: str) -> None:
+def test_envelope_and_its_gradient_against_numerical_minimization(activation: str) -> None:
     """α M_φ^{1−α}(z) = α min_u φ(u) + ‖z − u‖²/2(1−α), with W invertible so that φ is known."""
     alpha = 0.6
     cell, x = deep((4,), alpha, activation)
@@ -109,11 +109,11 @@ def test_the_envelope_and_its_gradient_against_numerical_minimization(activation
         assert numerical == pytest.approx(gradient[i].item(), abs=1e-6)
 
 
-def test_corollary_1_the_equilibrium_of_two_layers_minimizes_an_objective() -> None:
-    """Against a numerical minimizer over the free variables (y₁, y₂), W invertible, α = 1."""
+def test_equilibrium_of_two_layers_minimizes_the_objective_of_corollary_1() -> None:
+    """Compare with a numerical minimizer over (y₁, y₂) for invertible W and α = 1."""
     cell, x = deep((4, 4), 1.0, "tanh")
     x = x[:1]
-    state, objective = solved(cell, x)
+    state, objective = solve(cell, x)
     with torch.no_grad():
         context = cell.inject(x)
     weights = [part.weights("W")[0].detach() for part in context.parts.values()]
@@ -129,18 +129,18 @@ def test_corollary_1_the_equilibrium_of_two_layers_minimizes_an_objective() -> N
         (gradient,) = torch.autograd.grad(value, ys)
         return value.item(), gradient.flatten().numpy()
 
-    found = minimize(
+    result = minimize(
         function, np.full(8, 0.1), jac=True, method="L-BFGS-B",
         bounds=[(-1 + 1e-9, 1 - 1e-9)] * 8, options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 9999},
     )  # fmt: skip
-    assert found.fun == pytest.approx(objective.value(state).item(), abs=1e-9)
-    z = torch.from_numpy(found.x).view(2, 1, 4)[1] @ weights[1]
+    assert result.fun == pytest.approx(objective.value(state).item(), abs=1e-9)
+    z = torch.from_numpy(result.x).view(2, 1, 4)[1] @ weights[1]
     torch.testing.assert_close(z, state, rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
 @given(seed=st.integers(0, 2**16), alpha=st.floats(0.1, 1.0), layers=st.integers(1, 2))
-def test_the_objective_of_one_or_two_layers_falls_along_picard(
+def test_objective_of_one_or_two_layers_decreases_in_picard_steps(
     seed: int, alpha: float, layers: int
 ) -> None:
     cell, x = deep((5, 3)[:layers], alpha, "relu", seed, zeta=0.99)
@@ -154,8 +154,8 @@ def test_the_objective_of_one_or_two_layers_falls_along_picard(
     assert (values.diff(dim=0) <= 1e-12 * values.abs().max()).all()
 
 
-def test_theorem_3_deep_and_thin_tends_to_wide_and_shallow() -> None:
-    """α → 0: all blocks meet at y with L·y = Σ W_iᵀσ(W_i y + c_i)."""
+def test_equilibrium_tends_to_that_of_a_wide_layer_for_small_alpha() -> None:
+    """Theorem 3: for α → 0 all blocks tend to y with L·y = Σ W_iᵀσ(W_i y + c_i)."""
     distances = []
     for alpha in (0.5, 0.1, 0.01):
         cell, x = deep((5, 3, 4), alpha)
@@ -179,8 +179,7 @@ def test_theorem_3_deep_and_thin_tends_to_wide_and_shallow() -> None:
 
 
 @pytest.mark.parametrize("raw", [-7.3, -1.0, 0.0, 0.005, 0.5, 1.0, 1.4, 1.9995, 3.0, 12.2])
-def test_a_learnable_alpha_never_leaves_its_range_nor_gets_stuck(raw: float) -> None:
-    """Outside of (0, 2) it had no gradient, and stayed where it was."""
+def test_learnable_alpha_stays_in_its_range_with_a_non_zero_gradient(raw: float) -> None:
     layer = UnitLayer(torch.eye(2), torch.eye(2), learnable_alpha=True)
     assert isinstance(layer.raw_alpha, nn.Parameter)
     with torch.no_grad():
@@ -196,7 +195,7 @@ def test_a_learnable_alpha_never_leaves_its_range_nor_gets_stuck(raw: float) -> 
 
 @pytest.mark.parametrize("goal", [0.05, 0.7, 1.0])
 @pytest.mark.parametrize("raw", [-3.0, 0.0, 1.0, 2.5])
-def test_a_learnable_alpha_reaches_its_goal_from_anywhere(raw: float, goal: float) -> None:
+def test_learnable_alpha_converges_to_its_target(raw: float, goal: float) -> None:
     layer = UnitLayer(torch.eye(2), torch.eye(2), learnable_alpha=True)
     assert isinstance(layer.raw_alpha, nn.Parameter)
     with torch.no_grad():
@@ -209,7 +208,7 @@ def test_a_learnable_alpha_reaches_its_goal_from_anywhere(raw: float, goal: floa
     assert abs(torch.as_tensor(layer.alpha).item() - goal) < 1e-3
 
 
-def test_learnable_alpha() -> None:
+def test_alpha_is_a_parameter_only_if_learnable() -> None:
     model = eq.create_model("deep-opteq-small", learnable_alpha=True, alpha=1.0)
     units = model.layer.cell.units()
     assert [torch.as_tensor(unit.alpha).item() for unit in units] == [1.0, 1.0]
@@ -217,7 +216,7 @@ def test_learnable_alpha() -> None:
     assert isinstance(raw, torch.nn.Parameter)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert raw.grad is not None
-    assert raw.grad != 0, "alpha = 1 must be able to leave"
+    assert raw.grad != 0, "no gradient at alpha = 1"
     with torch.no_grad():
         for value, alpha in ((0.3, 0.3), (1.2, 0.8)):
             raw.fill_(value)
@@ -228,7 +227,7 @@ def test_learnable_alpha() -> None:
         eq.create_model("deep-opteq-small", alpha=0.0)
 
 
-def test_initial_weights_are_small() -> None:
+def test_init_scale_scales_the_initial_norm() -> None:
     norms = []
     for scale in (0.1, 0.5):
         torch.manual_seed(0)
@@ -238,7 +237,7 @@ def test_initial_weights_are_small() -> None:
     assert norms[0] == pytest.approx(norms[1] / 5, rel=1e-4)
 
 
-def test_no_layers_is_an_error() -> None:
+def test_no_layers_raise() -> None:
     with pytest.raises(ValueError, match="at least one layer"):
         DeepOptEqCell([])
 
@@ -269,35 +268,35 @@ REGULARIZERS = [
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("widths", [(5,), (5, 3), (5, 3, 6)])
-def test_the_exact_placement_is_stationary_and_the_papers_is_not(
+def test_only_the_exact_placement_is_stationary(
     widths: tuple[int, ...], regularizer: Regularizer
 ) -> None:
     residuals = {}
     for placement in ("exact", "paper"):
         cell, x = regularized(widths, regularizer, placement)
-        state, objective = solved(cell, x)
+        state, objective = solve(cell, x)
         residuals[placement] = objective.residual(state)
         last = objective.blocks(state)[-1].z
-        missed = (last - regularizer.step(last, 0.1)).flatten(1).norm(dim=1)
+        error = (last - regularizer.step(last, 0.1)).flatten(1).norm(dim=1)
         if placement == "exact" or len(widths) == 1:
             assert (residuals[placement] < 1e-8).all()
         else:
-            # The gradient is (−γ∇R, …, +γ∇R): the paper's map misses in the first and last block.
-            torch.testing.assert_close(residuals[placement], 2**0.5 * missed, rtol=1e-6, atol=1e-8)
+            # The gradient is (−γ∇R, …, +γ∇R), non-zero in the first and the last block.
+            torch.testing.assert_close(residuals[placement], 2**0.5 * error, rtol=1e-6, atol=1e-8)
 
 
-def test_the_objective_with_a_regularizer_is_least_at_the_equilibrium() -> None:
-    """L = 2, convex R: Corollary 1's objective plus γR, against other outputs of the map."""
+def test_equilibrium_minimizes_the_objective_with_a_convex_regularizer() -> None:
+    """L = 2: Corollary 1's objective plus γR, compared with other outputs of the map."""
     for regularizer in (L2(), L1()):
         cell, x = regularized((5, 3), regularizer, "exact")
-        state, objective = solved(cell, x)
+        state, objective = solve(cell, x)
         least = objective.value(state)
         for _ in range(50):
             other = state + 0.3 * torch.randn_like(state)
             assert (objective.value(other) >= least - 1e-10).all()
 
 
-def test_the_feature_is_the_proximal_point() -> None:
+def test_feature_is_the_proximal_point() -> None:
     cell, x = regularized((5, 3), L1(), "exact", gamma=0.3)
     layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER)
     with torch.no_grad():
@@ -310,10 +309,10 @@ def test_the_feature_is_the_proximal_point() -> None:
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=str)
-def test_the_papers_feature_is_that_of_a_layer_appended_to_the_network(
+def test_feature_of_the_papers_placement_is_that_of_an_appended_layer(
     regularizer: Regularizer,
 ) -> None:
-    """w = T_R∘f_L∘…∘f_1(w): of the map as printed, the equilibrium one layer later."""
+    """w = T_R∘f_L∘…∘f_1(w)."""
     cell, x = regularized((5, 3, 6), regularizer, "paper")
     plain = DeepOptEqCell(cell.units())
     layer = eq.EquilibriumLayer(cell=cell, solver=SOLVER)
@@ -322,12 +321,12 @@ def test_the_papers_feature_is_that_of_a_layer_appended_to_the_network(
         mapped = plain.step(w, plain.inject(x))
         assert isinstance(mapped, Tensor)
         torch.testing.assert_close(regularizer.step(mapped, 0.1), w, rtol=1e-8, atol=1e-9)
-        # R is lower there than at z*, from which the appended layer steps.
+        # The appended layer decreases R.
         before, after = (regularizer.value(z).sum() for z in (layer.solve(x).state, w))  # type: ignore[arg-type]
         assert after < before
 
 
-def test_a_regularized_model_trains() -> None:
+def test_regularized_model_has_finite_gradients() -> None:
     model = eq.create_model(
         "deep-opteq-small", channels=6, widths=(4, 5), regularizer=L2(), gamma=0.05
     ).double()
@@ -339,7 +338,7 @@ def test_a_regularized_model_trains() -> None:
 def steep(
     regularizer: Regularizer, form: str, dtype: torch.dtype, gamma: float = 0.1
 ) -> tuple[eq.EquilibriumLayer, Tensor]:
-    """A layer near its norm bound with weak features, and five inputs for it."""
+    """Build a layer near its norm bound with weak features, and five inputs."""
     torch.manual_seed(0)
 
     def operator(width: int) -> eq.Conv2d:
@@ -363,10 +362,7 @@ def steep(
 
 @pytest.mark.parametrize("regularizer", [Decorrelation(), HSIC()], ids=str)
 @pytest.mark.parametrize("form", ["y", "exact", "paper"])
-def test_five_samples_have_an_equilibrium_and_its_gradient(
-    regularizer: Regularizer, form: str
-) -> None:
-    """γ = 0.1 with few samples ran out of iterations while the step had no bound."""
+def test_small_batches_converge_with_exact_gradients(regularizer: Regularizer, form: str) -> None:
     layer, x = steep(regularizer, form, torch.float32)
     assert layer.solve(x).converged.all()
     layer, x = steep(regularizer, form, torch.float64)
@@ -381,10 +377,8 @@ def test_five_samples_have_an_equilibrium_and_its_gradient(
 
 
 @pytest.mark.parametrize("kind", [Decorrelation, HSIC])
-def test_without_a_floor_a_solve_fails_and_says_what_helps(
-    kind: type[Decorrelation | HSIC],
-) -> None:
-    """A channel's force grows like one over its size: the weaker it is, the further it is flung."""
+def test_solve_without_epsilon_fails_with_advice(kind: type[Decorrelation | HSIC]) -> None:
+    """The force on a channel grows like one over its size."""
     for epsilon in (0.0, 0.1):
         layer, x = steep(kind(epsilon=epsilon), "exact", torch.float32)
         with eq.solving(layer, strict=True):
@@ -395,8 +389,8 @@ def test_without_a_floor_a_solve_fails_and_says_what_helps(
                 layer.train().solve(x)
 
 
-def test_the_iteration_can_start_at_the_input() -> None:
-    """Algorithm 1: z₀ = x. At small α much of it is left after K steps."""
+def test_iteration_can_start_at_the_input() -> None:
+    """Algorithm 1: z₀ = x, of which much remains after K steps if α is small."""
     torch.manual_seed(0)
     make = {"channels": 4, "widths": (4, 4), "in_channels": 1, "alpha": 0.01, "pool": 2}
     rule = {"name": "unrolled", "steps": 3}
@@ -409,15 +403,13 @@ def test_the_iteration_can_start_at_the_input() -> None:
         z = model.layer.cell.step(z, context)
     torch.testing.assert_close(model.features(images), z)
     (gradient,) = torch.autograd.grad(model.layer(x).sum(), x)
-    assert float(gradient.abs().mean()) > 0.5, "by way of z₀"
+    assert float(gradient.abs().mean()) > 0.5, "the gradient through z₀ is missing"
     with pytest.raises(ValueError, match="z0 must be one of zero, input"):
         eq.create_model("deep-opteq-small", z0="one")
 
 
 @given(seed=st.integers(0, 2**31), alpha=st.floats(0.1, 1), mu=st.floats(1, 3))
-def test_a_layer_is_no_steeper_along_a_direction_than_it_says(
-    seed: int, alpha: float, mu: float
-) -> None:
+def test_slope_along_a_direction_is_an_upper_bound(seed: int, alpha: float, mu: float) -> None:
     torch.manual_seed(seed)
     W, U = torch.randn(6, 4).double(), torch.randn(6, 3).double()
     layer = UnitLayer(W, U, alpha=alpha, mu=mu).double()
@@ -426,9 +418,9 @@ def test_a_layer_is_no_steeper_along_a_direction_than_it_says(
     g, one, other = torch.randn(3, 16, 4).double()
     with torch.no_grad():
         slope = layer.slope_along(g, context, shapes)
-        near = one + 1e-3 * (other - one)  # as steep as it is here, and over a way
+        near = one + 1e-3 * (other - one)  # the local slope as well as a secant
         for end in (other, near):
             moved = (g * (layer(one, context) - layer(end, context))).sum(dim=1).abs()
             assert (moved <= slope * (one - end).norm(dim=1) * (1 + 1e-9)).all()
-        whole = layer.lipschitz_bound(context, shapes) * g.norm(dim=1)
-    assert (slope <= whole * (1 + 1e-9)).all()
+        bound = layer.lipschitz_bound(context, shapes) * g.norm(dim=1)
+    assert (slope <= bound * (1 + 1e-9)).all()

@@ -1,4 +1,4 @@
-"""DnCNN: what it subtracts, its size, its errors, and that it learns to denoise."""
+"""DnCNN: residual, parameter count, training and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import equilibria as eq
 
 
-def test_the_noise_is_subtracted(device: torch.device) -> None:
+def test_output_is_the_image_minus_the_predicted_noise(device: torch.device) -> None:
     model = eq.create_model("dncnn", in_channels=3, channels=8, depth=4).to(device)
     images = torch.rand(2, 3, 9, 12, device=device)
     assert torch.equal(model(images), images - model.noise(images))
@@ -20,14 +20,14 @@ def test_the_noise_is_subtracted(device: torch.device) -> None:
     assert torch.equal(model(images), images)
 
 
-def test_size_of_the_paper() -> None:
-    """Seventeen layers of 64 channels; fifteen of them with batch norms instead of biases."""
+def test_parameter_count_of_the_paper() -> None:
+    """17 layers of 64 channels, 15 of them with batch norms instead of biases."""
     model = eq.create_model("dncnn")
     middle = 15 * (64 * 64 * 9 + 2 * 64)
     assert sum(p.numel() for p in model.parameters()) == (9 * 64 + 64) + middle + (64 * 9 + 1)
 
 
-def test_it_learns_to_denoise() -> None:
+def test_training_halves_the_error() -> None:
     torch.manual_seed(0)
     model = eq.create_model("dncnn", channels=8, depth=3, norm="none")
     clean = torch.rand(32, 1, 3, 3).repeat_interleave(4, 2).repeat_interleave(4, 3)
@@ -42,18 +42,18 @@ def test_it_learns_to_denoise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"depth": 1}, "depth must be at least 2"),
         ({"norm": "group"}, "norm must be one of batch, none"),
         ({"kernel_size": 4}, "kernel_size must be odd"),
     ],
 )
-def test_wrong_options(options: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_raise(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         eq.create_model("dncnn", **options)
 
 
-def test_wrong_images() -> None:
+def test_images_without_a_batch_dimension_raise() -> None:
     with pytest.raises(ValueError, match=r"images\[None\]"):
         eq.create_model("dncnn", channels=4, depth=2)(torch.zeros(1, 8, 8))

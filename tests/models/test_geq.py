@@ -1,4 +1,4 @@
-"""GEQ: its parameter counts, convergence, hidden objective, attention and options."""
+"""GEQ: parameter counts, convergence, hidden objective, attention and options."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ IMAGENET = {"stem_depth": 4, "stem_strides": 2, "hidden": 128, "num_classes": 10
     ],
 )
 def test_parameter_counts_of_the_paper(count: int, options: dict[str, Any]) -> None:
-    """27C + 9kC² + 18CΣwidths + 6·32·hidden + the classifier, k + 1 convolutions in the stem."""
+    """27C + 9kC² + 18CΣwidths + 6·32·hidden + classifier, with k + 1 convolutions in the stem."""
     with torch.device("meta"):
         model = geq(scales=SIX_SCALES, pool=1, bias=False, **options)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
@@ -82,7 +82,7 @@ def test_parameter_counts_of_the_paper(count: int, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 28, 32])
 @pytest.mark.parametrize("kernel", ["gaussian", "polynomial", "sigmoid"])
-def test_the_small_model_takes_images_of_all_kinds(channels: int, size: int, kernel: str) -> None:
+def test_images_of_all_channels_and_sizes(channels: int, size: int, kernel: str) -> None:
     model = geq(in_channels=channels, kernel=kernel, solving=eq.Solving(tolerance=1e-4)).eval()  # type: ignore[arg-type]
     batch = torch.randn(2, channels, size, size)
     assert model(batch).shape == (2, 10)
@@ -96,8 +96,7 @@ def test_the_small_model_takes_images_of_all_kinds(channels: int, size: int, ker
     assert ((bound > 0) & (bound < 1)).all()
 
 
-def test_coarse_branches_of_small_images() -> None:
-    """Maps of 8×8 down to 1×1, where a patch is larger than the map."""
+def test_patches_may_be_larger_than_the_map_of_a_branch() -> None:
     model = small(widths=(6,) * 6, scales=SIX_SCALES).eval()
     solution = model.solve(images(2, size=8))
     assert solution.converged.all()
@@ -121,7 +120,7 @@ def test_converges_from_random_weights(size: int, gamma: str | float, init_scale
 
 
 def expanding_cell(damping: float, product: float = 2.7) -> tuple[GEQCell, Tensor]:
-    """‖W‖‖W_h‖ = `product` exactly, without norm control."""
+    """Build a cell with ‖W‖‖W_h‖ = product and without norm control, and an input."""
     torch.manual_seed(0)
     W, W_h = torch.randn(8, 8, dtype=torch.float64), torch.randn(16, 8, dtype=torch.float64)
     W = math.sqrt(product) * W / torch.linalg.matrix_norm(W, 2)
@@ -133,7 +132,7 @@ def expanding_cell(damping: float, product: float = 2.7) -> tuple[GEQCell, Tenso
     return GEQCell(energy, damping=damping), torch.randn(4, 3, 4, 4, dtype=torch.float64)
 
 
-def test_the_damped_step_converges_where_the_plain_one_does_not() -> None:
+def test_damped_step_converges_if_the_plain_step_does_not() -> None:
     picard = eq.Picard(tolerance=1e-8, max_iterations=2000)
     cell, x = expanding_cell(1.0)
     layer = eq.EquilibriumLayer(cell, solver=picard).eval()
@@ -149,7 +148,7 @@ def test_the_damped_step_converges_where_the_plain_one_does_not() -> None:
     assert bound.item() == pytest.approx(2.7**2, rel=1e-6)
 
 
-def test_every_damped_step_lowers_the_objective() -> None:
+def test_damped_steps_decrease_the_objective() -> None:
     cell, x = expanding_cell(1 / (1 + 2.7**2))
     with torch.no_grad():
         context = cell.inject(x)
@@ -166,8 +165,8 @@ def test_every_damped_step_lowers_the_objective() -> None:
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.5])
-def test_the_equilibrium_is_the_minimizer_of_the_objective(damping: float) -> None:
-    """‖W‖‖W_h‖ < 1: G is strongly convex, and scipy finds the same point over y ≥ 0."""
+def test_equilibrium_minimizes_the_objective(damping: float) -> None:
+    """For ‖W‖‖W_h‖ < 1, G is strongly convex; compare with scipy's minimizer over y ≥ 0."""
     torch.manual_seed(0)
     energy = GaussianKernel(
         eq.Conv2d(2, 4, 1),
@@ -189,17 +188,17 @@ def test_the_equilibrium_is_the_minimizer_of_the_objective(damping: float) -> No
         (gradient,) = torch.autograd.grad(G, y)
         return G.item(), gradient.flatten().numpy()
 
-    found = minimize(
+    expected = minimize(
         value_and_gradient, np.ones(36), jac=True, method="L-BFGS-B", bounds=[(0, None)] * 36,
         options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 5000},
     )  # fmt: skip
-    assert found.x.max() > 0.01
-    np.testing.assert_allclose(solution.state.flatten().numpy(), found.x, atol=1e-7)
+    assert expected.x.max() > 0.01
+    np.testing.assert_allclose(solution.state.flatten().numpy(), expected.x, atol=1e-7)
     value = layer.objective(x).value(solution.state).item()
-    assert value == pytest.approx(found.fun, abs=1e-12)
+    assert value == pytest.approx(expected.fun, abs=1e-12)
 
 
-def test_attention_is_the_weight_of_every_patch() -> None:
+def test_attention_has_one_weight_per_patch() -> None:
     model = small(channel_split=5, hidden=None, patch=2, widths=(10, 5), gamma=0.3).eval()
     cell, x = cell_of(model), model.stem(images())
     context = cell.inject(x)
@@ -217,18 +216,17 @@ def test_attention_is_the_weight_of_every_patch() -> None:
     (beta,) = cell_of(one).attention(alone.state, alone.context)
     assert beta.shape == (3, 2, 3, 3)
     assert ((beta > 0) & (beta <= 1)).all()
-    with pytest.raises(TypeError, match="takes a GaussianKernel"):
+    with pytest.raises(TypeError, match="needs a GaussianKernel or Branches of them, got Input"):
         GEQCell(eq.Input(eq.Dense(2, 3))).kernels()
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("gamma", ["running", "per-sample"])
 @pytest.mark.parametrize("kernel", ["gaussian", "polynomial", "sigmoid"])
-def test_derivatives_of_the_model(training: bool, gamma: str, kernel: str) -> None:
-    """In training too: γ is a constant of a forward pass, or part of its graph."""
-    own = {"gamma": gamma} if kernel == "gaussian" else {}
+def test_derivatives_against_finite_differences(training: bool, gamma: str, kernel: str) -> None:
+    options = {"gamma": gamma} if kernel == "gaussian" else {}
     model = small(
-        kernel=kernel, activation="softplus", gradient=eq.Implicit(tolerance=1e-12), **own
+        kernel=kernel, activation="softplus", gradient=eq.Implicit(tolerance=1e-12), **options
     )
     for _ in range(3):
         model.stem(images(8))
@@ -254,7 +252,7 @@ def test_derivatives_of_the_model(training: bool, gamma: str, kernel: str) -> No
 
 
 @pytest.mark.parametrize("gamma", ["running", "per-sample", 0.3])
-def test_a_sample_does_not_depend_on_its_batch(gamma: str | float) -> None:
+def test_samples_do_not_depend_on_the_batch(gamma: str | float) -> None:
     model = small(gamma=gamma, tolerance=1e-6).eval()
     batch = images(4)
     batch[2] *= 40
@@ -263,7 +261,7 @@ def test_a_sample_does_not_depend_on_its_batch(gamma: str | float) -> None:
         torch.testing.assert_close(model(batch[i : i + 1])[0], together[i], rtol=1e-9, atol=1e-9)
 
 
-def test_printed_gamma_couples_the_batch() -> None:
+def test_gamma_of_the_paper_couples_the_batch() -> None:
     model = small(gamma="paper").eval()
     assert model.layer.cell.couples_batch
     with pytest.warns(BatchCouplingWarning, match="depends on the others in its batch"):
@@ -284,8 +282,7 @@ def test_printed_gamma_couples_the_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore::equilibria.ConvergenceWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_bad_images_do_not_poison_the_statistic(bad: float) -> None:
-    """Neither in a fresh model nor later, and the other samples of the batch are solved."""
+def test_non_finite_images_do_not_change_the_statistics(bad: float) -> None:
     model = small().eval()
     batch = images()
     batch[1, 0, 2, 3] = bad
@@ -296,11 +293,10 @@ def test_bad_images_do_not_poison_the_statistic(bad: float) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_in_training(reentrant: bool) -> None:
-    """Recomputing a forward pass neither moves γ nor counts a batch twice."""
+def test_checkpointing_updates_gamma_once(reentrant: bool) -> None:
     plain = small()
     with torch.no_grad():
-        plain(2 * images(5, size=4))  # γ is set, and differs from that of the next batch
+        plain(2 * images(5, size=4))  # sets a γ that differs from that of the next batch
     wrapped = copy.deepcopy(plain)
     x = plain.stem(images()).detach().requires_grad_()
     plain.layer(x).sin().sum().backward()
@@ -312,7 +308,7 @@ def test_checkpointing_in_training(reentrant: bool) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_a_saved_and_loaded_model_is_the_same() -> None:
+def test_saved_and_loaded_models_are_equal() -> None:
     model = small()
     model(images()).sum().backward()
     model.eval()
@@ -337,7 +333,7 @@ def test_training_reduces_the_loss(kernel: str) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_autocast() -> None:
+def test_autocast_has_nearly_the_same_outputs() -> None:
     model = small(tolerance=2e-2).float().eval()
     batch = images().float()
     full = model(batch)
@@ -348,7 +344,7 @@ def test_autocast() -> None:
     torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.02)
 
 
-def test_options() -> None:
+def test_options_are_validated_and_applied() -> None:
     with pytest.raises(ValueError, match="2 widths and 3 scales"):
         geq(scales=(1, 2, 4))
     with pytest.raises(ValueError, match=r"kernel must be one of gaussian, .* not 'linear'"):
@@ -359,7 +355,7 @@ def test_options() -> None:
         geq(degree=3)
     with pytest.raises(ValueError, match="rho belongs to kernel='polynomial' or 'sigmoid'"):
         geq(rho=0.2)
-    with pytest.raises(ValueError, match="hidden needs patches"):
+    with pytest.raises(ValueError, match="hidden=64 needs patches"):
         geq(patch=None)
     whole = small(patch=None, hidden=None).eval()
     assert whole(images()).shape == (3, 3)

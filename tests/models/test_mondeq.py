@@ -23,7 +23,7 @@ M = 0.8
 SIZE = 4
 
 
-def made(channels: Any, splitting: str = SPLITTINGS[1], **options: Any) -> MonDEQCell:
+def random_cell(channels: Any, splitting: str = SPLITTINGS[1], **options: Any) -> MonDEQCell:
     torch.manual_seed(0)
     options = {"m": M, "splitting": splitting, **options}
     cell = MonDEQCell(2, channels, **options)
@@ -46,7 +46,7 @@ def layer_of(cell: MonDEQCell, **options: Any) -> eq.EquilibriumLayer:
 
 
 def circular_matrix(kernel: Tensor, side: int, stride: int = 1) -> Tensor:
-    """The matrix of a circular convolution, pixel by pixel."""
+    """Return the dense matrix of a circular convolution."""
     size = kernel.shape[1] * side**2
     basis = torch.eye(size, dtype=kernel.dtype).view(size, kernel.shape[1], side, side)
     padded = F.pad(basis, (kernel.shape[-1] // 2,) * 4, mode="circular")
@@ -54,7 +54,7 @@ def circular_matrix(kernel: Tensor, side: int, stride: int = 1) -> Tensor:
 
 
 def dense_w(cell: MonDEQCell, size: int = SIZE) -> Tensor:
-    """W = (1−m)I − AᵀA + B − Bᵀ of all tiers on their whole grids, from its definition."""
+    """Return the dense W = (1−m)I − AᵀA + B − Bᵀ of all tiers, including margins."""
     sides = [size // 2**i + 2 for i in range(len(cell.channels))]
     counts = [c * side**2 for c, side in zip(cell.channels, sides, strict=True)]
     offsets = [sum(counts[:i]) for i in range(len(counts) + 1)]
@@ -68,8 +68,8 @@ def dense_w(cell: MonDEQCell, size: int = SIZE) -> Tensor:
             after = slice(offsets[i + 1], offsets[i + 2])
             strided = circular_matrix(cell.N[i](), side, stride=2)
             # The next grid is one pixel wider, and that pixel is zero.
-            laid = strided.view(-1, side // 2, side // 2, counts[i])
-            A[after, block] = F.pad(laid, (0, 0, 0, 1, 0, 1)).reshape(counts[i + 1], counts[i])
+            maps = strided.view(-1, side // 2, side // 2, counts[i])
+            A[after, block] = F.pad(maps, (0, 0, 0, 1, 0, 1)).reshape(counts[i + 1], counts[i])
     for i in range(len(sides) - 1):
         block, after = slice(offsets[i], offsets[i + 1]), slice(offsets[i + 1], offsets[i + 2])
         B[after, block] = -A[after, after].T @ A[after, block]
@@ -77,7 +77,7 @@ def dense_w(cell: MonDEQCell, size: int = SIZE) -> Tensor:
 
 
 def inside(cell: MonDEQCell, size: int = SIZE) -> Tensor:
-    """Which entries of the packed state are not on a frame."""
+    """Return a mask of the entries of the packed state outside of margins."""
     masks = []
     for i, channels in enumerate(cell.channels):
         side = size // 2**i
@@ -87,9 +87,9 @@ def inside(cell: MonDEQCell, size: int = SIZE) -> Tensor:
 
 @pytest.mark.parametrize("channels", TIERS)
 @torch.no_grad()
-def test_w_is_what_the_paper_defines_and_monotone(channels: Any) -> None:
-    # With σ = id and a = 1 a step is Wz + Ux + b, zero on the frame.
-    cell = made(channels, SPLITTINGS[0], activation="identity", step_size=1.0)
+def test_w_is_that_of_the_paper_and_i_minus_w_is_monotone(channels: Any) -> None:
+    # With σ = id and a = 1 a step is Wz + Ux + b, zero on the margin.
+    cell = random_cell(channels, SPLITTINGS[0], activation="identity", step_size=1.0)
     context = cell.inject(inputs(1))
     packing = Packing.of(cell.initial_state(inputs(1), context))
     W, free = dense_w(cell), inside(cell)
@@ -121,10 +121,10 @@ def test_w_is_what_the_paper_defines_and_monotone(channels: Any) -> None:
 )
 @torch.no_grad()
 def test_both_splittings_solve_the_equation(channels: Any, activation: Any) -> None:
-    """z = σ(Wz + Ux + b) to 1e-10, in the last tier and in all others."""
+    """z = σ(Wz + Ux + b) holds to 1e-10 in all tiers."""
     x = inputs()
     for splitting in SPLITTINGS:
-        cell = made(channels, splitting, activation=activation)
+        cell = random_cell(channels, splitting, activation=activation)
         solution = layer_of(cell).solve(x)
         tiers = cell.tiers(solution.state, solution.context)
         z = torch.cat([tier.flatten(1) for tier in tiers], dim=1)
@@ -142,15 +142,15 @@ def test_both_splittings_solve_the_equation(channels: Any, activation: Any) -> N
 @pytest.mark.parametrize("splitting", SPLITTINGS)
 @pytest.mark.parametrize("step_size", [None, 0.5])
 @torch.no_grad()
-def test_the_contraction_bound_holds(
+def test_steps_satisfy_the_contraction_bound(
     channels: Any, splitting: str, step_size: float | None
 ) -> None:
-    cell = made(channels, splitting, step_size=step_size)
+    cell = random_cell(channels, splitting, step_size=step_size)
     layer = layer_of(cell)
     bound = layer.contraction_bound(inputs(1))
     assert bound is not None
     if step_size is None or splitting == "peaceman-rachford":
-        assert bound < 1  # for a given step size, Peaceman-Rachford contracts whatever it is
+        assert bound < 1  # Peaceman-Rachford is a contraction for every step size
     context = cell.inject(inputs(1)).keep(torch.zeros(64, dtype=torch.long))
     start = cell.initial_state(inputs(1), context)
     y, v = (map_state(lambda t: torch.randn_like(t), start) for _ in range(2))
@@ -159,15 +159,15 @@ def test_the_contraction_bound_holds(
         pairs = zip(state_tensors(one), state_tensors(other), strict=True)
         return torch.stack([(a - b).flatten(1).square().sum(1) for a, b in pairs]).sum(0).sqrt()
 
-    for _ in range(5):  # the first steps leave random directions, which hardly stretch
+    for _ in range(5):  # random directions are hardly stretched, so iterate first
         before = distance(y, v)
         y, v = cell.step(y, context), cell.step(v, context)
         assert (distance(y, v) <= bound * before * (1 + 1e-12)).all()
 
 
-def test_the_contraction_bound_is_attained_up_to_its_slack() -> None:
-    """m = L (A = B = 0) is the extreme case: one Peaceman-Rachford step with a = 1/m solves it."""
-    cell = made(2)
+def test_one_step_solves_the_equation_without_a_and_b() -> None:
+    """For A = B = 0, m = L and one Peaceman-Rachford step with a = 1/m is exact."""
+    cell = random_cell(2)
     with torch.no_grad():
         for module in cell.modules():
             if isinstance(module, UnitKernel):
@@ -180,7 +180,7 @@ def test_the_contraction_bound_is_attained_up_to_its_slack() -> None:
 @pytest.mark.parametrize("channels", [3, (2, 3)])
 @pytest.mark.parametrize("splitting", SPLITTINGS)
 def test_derivatives_against_finite_differences(channels: Any, splitting: str) -> None:
-    cell = made(channels, splitting, m=1.0)
+    cell = random_cell(channels, splitting, m=1.0)
     layer, x = layer_of(cell), inputs(2).requires_grad_()
     weight = torch.randn_like(layer(x))
     variables = [*cell.parameters(), x]
@@ -202,7 +202,7 @@ def test_derivatives_against_finite_differences(channels: Any, splitting: str) -
 
 @pytest.mark.parametrize("splitting", SPLITTINGS)
 def test_gradcheck_in_the_input(splitting: str) -> None:
-    layer = layer_of(made((2, 2), splitting, m=1.0, activation="leaky_relu"))
+    layer = layer_of(random_cell((2, 2), splitting, m=1.0, activation="leaky_relu"))
     x = inputs(1, size=2).requires_grad_()
     assert torch.autograd.gradcheck(layer, x, atol=1e-7, rtol=1e-6, fast_mode=True)
     if splitting == "peaceman-rachford":
@@ -211,25 +211,24 @@ def test_gradcheck_in_the_input(splitting: str) -> None:
         )
 
 
-def test_gradients_of_all_routes_agree() -> None:
-    """Both splittings, differentiated implicitly and through the iterations."""
-    found = []
+def test_implicit_and_unrolled_gradients_of_both_splittings_agree() -> None:
+    results = []
     for splitting in SPLITTINGS:
-        for gradient in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=450)):
-            cell = made((2, 3), splitting, m=1.0)
-            layer = layer_of(cell, gradient=gradient, strict=False)
+        for rule in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=450)):
+            cell = random_cell((2, 3), splitting, m=1.0)
+            layer = layer_of(cell, gradient=rule, strict=False)
             layer(inputs()).square().sum().backward()
-            found.append({n: p.grad for n, p in cell.named_parameters()})
-    for other in found[1:]:
-        for name, gradient in found[0].items():
+            results.append({n: p.grad for n, p in cell.named_parameters()})
+    for other in results[1:]:
+        for name, gradient in results[0].items():
             torch.testing.assert_close(other[name], gradient, rtol=1e-7, atol=1e-8, msg=name)
 
 
 @pytest.mark.parametrize("channels", [3, (2, 3)])
 @pytest.mark.parametrize("splitting", SPLITTINGS)
 @torch.no_grad()
-def test_samples_are_independent(channels: Any, splitting: str) -> None:
-    layer = layer_of(made(channels, splitting), strict=False)
+def test_samples_do_not_depend_on_the_batch(channels: Any, splitting: str) -> None:
+    layer = layer_of(random_cell(channels, splitting), strict=False)
     batch = inputs(4)
     batch[2] *= 30
     alone = torch.cat([layer(sample[None]) for sample in batch])
@@ -237,12 +236,12 @@ def test_samples_are_independent(channels: Any, splitting: str) -> None:
     assert layer(batch[:0]).shape == (0, *alone.shape[1:])
     batch[1, 0, 0, 0] = float("nan")
     with pytest.warns(eq.ConvergenceWarning, match="1 of 4 samples"):
-        spoilt = layer(batch)
-    torch.testing.assert_close(spoilt[[0, 2, 3]], alone[[0, 2, 3]], rtol=1e-10, atol=1e-10)
+        output = layer(batch)
+    torch.testing.assert_close(output[[0, 2, 3]], alone[[0, 2, 3]], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_precisions(dtype: torch.dtype) -> None:
+def test_lower_precisions_have_nearly_the_same_outputs(dtype: torch.dtype) -> None:
     exact = mondeq(channels=(4, 6), solving=eq.Solving(tolerance=1e-10)).double().eval()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     model = copy.deepcopy(exact).to(dtype)
@@ -255,7 +254,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("channels", "splitting"), list(zip([8, (8, 8)], SPLITTINGS, strict=True)))
-def test_it_trains_and_still_contracts(channels: Any, splitting: str) -> None:
+def test_training_reduces_the_loss_and_keeps_the_contraction(channels: Any, splitting: str) -> None:
     torch.manual_seed(0)
     model = mondeq(
         channels=channels, num_classes=3, splitting=splitting, solving=eq.Solving(strict=True)
@@ -276,8 +275,8 @@ def test_it_trains_and_still_contracts(channels: Any, splitting: str) -> None:
     assert model.solve(images).converged.all()
 
 
-def test_published_sizes() -> None:
-    """172 k and 854 k are the published counts; 1 M counts 46 080 weights of a frame of zeros."""
+def test_parameter_counts_of_the_paper() -> None:
+    """The paper's 1 M includes 46,080 weights for a margin of zeros."""
 
     def count(**options: Any) -> int:
         with torch.device("meta"):
@@ -304,15 +303,15 @@ def test_circular_operators_against_matrices() -> None:
         torch.testing.assert_close(circular.norm(kernel, (6, 6), stride), norm)
     odd = torch.randn(1, 2, 5, 3, dtype=torch.float64)
     padded = F.pad(odd, (1, 1, 1, 1), mode="circular")
-    found = circular.apply(circular.symbol(kernel, (5, 3)), odd)
-    torch.testing.assert_close(found, F.conv2d(padded, kernel))
+    result = circular.apply(circular.symbol(kernel, (5, 3)), odd)
+    torch.testing.assert_close(result, F.conv2d(padded, kernel))
     assert circular.norm(0 * kernel, (6, 6)) == 0
 
 
-def test_errors_say_what_to_do() -> None:
+def test_invalid_options_and_inputs_raise() -> None:
     with pytest.raises(ValueError, match="relu, leaky_relu, soft_threshold or identity"):
         MonDEQCell(2, 3, activation="softplus")
-    with pytest.raises(ValueError, match="W would not be monotone"):
+    with pytest.raises(ValueError, match="I − W is not monotone"):
         MonDEQCell(2, 3, m=0.0)
     with pytest.raises(ValueError, match="splitting must be one of"):
         MonDEQCell(2, 3, splitting="douglas-rachford")  # type: ignore[arg-type]
@@ -324,7 +323,7 @@ def test_errors_say_what_to_do() -> None:
         MonDEQCell(2, ())
     with pytest.raises(ValueError, match="set stem_depth"):
         mondeq(stem_depth=0, downsample=2)
-    with pytest.raises(ValueError, match="divisible by 4, not 6×6"):
+    with pytest.raises(ValueError, match="divisible by 4, got 6×6"):
         mondeq(channels=(4, 4, 4))(torch.randn(1, 3, 6, 6))
     with pytest.raises(eq.equilibrium.NoObjectiveError):
         mondeq(channels=4).objective(torch.randn(1, 3, 4, 4))

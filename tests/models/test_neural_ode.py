@@ -1,4 +1,4 @@
-"""Neural ODEs: closed-form flows, both gradients, published sizes."""
+"""Neural ODEs: closed-form flows, both gradients, parameter counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def images(batch: int = 3, size: int = 4) -> Tensor:
 
 @torch.no_grad()
 def linear_field(model: NeuralODE, rate: float, drift: float) -> NeuralODE:
-    """f(t, z) = rate · z + drift · t, exact for z ≥ 0: the first filters pass z through."""
+    """Set f(t, z) = rate · z + drift · t for z ≥ 0."""
     for parameter in model.field.parameters():
         parameter.zero_()
     for channel in range(2):
@@ -51,8 +51,8 @@ def linear_field(model: NeuralODE, rate: float, drift: float) -> NeuralODE:
 
 @pytest.mark.parametrize("adjoint", [True, False])
 @pytest.mark.parametrize(("rate", "drift"), [(0.7, 0.0), (0.0, 1.0), (0.5, 2.0)])
-def test_the_flow_of_a_linear_field(adjoint: bool, rate: float, drift: float) -> None:
-    """dz/dt = az + bt has z(1) = eᵃz(0) + b(eᵃ − 1 − a)/a²."""
+def test_flow_of_a_linear_field_is_exact(adjoint: bool, rate: float, drift: float) -> None:
+    """The solution of dz/dt = az + bt is z(1) = eᵃz(0) + b(eᵃ − 1 − a)/a²."""
     model = linear_field(tiny(adjoint=adjoint, activation="relu"), rate, drift)
     start = images().abs()
     forced = drift * ((math.exp(rate) - 1 - rate) / rate**2 if rate else 0.5)
@@ -99,13 +99,13 @@ def test_augmentation_adds_zero_channels() -> None:
     ],
 )
 def test_parameter_counts(options: dict[str, int], parameters: int) -> None:
-    """172 k in both papers' tables, plain and augmented."""
+    """Both papers state 172 k, plain and augmented."""
     with torch.device("meta"):
         model = NeuralODE(**options)  # type: ignore[arg-type]
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-def test_the_head_of_the_published_size_sees_every_pixel() -> None:
+def test_head_with_the_size_of_the_map_is_linear_in_all_pixels() -> None:
     model = NeuralODE(filters=2, pool=8)
     assert isinstance(model.head, nn.Module)
     features = torch.randn(2, 3, 8, 8)
@@ -129,13 +129,15 @@ def test_evaluations_are_counted() -> None:
     assert counts[0] < counts[1]
     before = tight.last_evaluations
     tight(batch).sum().backward()
-    assert tight.last_evaluations == before, "the backward solve is not counted"
+    assert tight.last_evaluations == before, "the backward solve was counted"
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 12])
 @pytest.mark.parametrize("augment", [0, 2])
-def test_images_of_all_kinds(channels: int, size: int, augment: int, device: torch.device) -> None:
+def test_images_of_all_channels_and_sizes(
+    channels: int, size: int, augment: int, device: torch.device
+) -> None:
     model = NeuralODE(in_channels=channels, filters=4, augment=augment).to(device)
     batch = torch.randn(2, channels, size, size, device=device)
     logits = model(batch)
@@ -145,8 +147,7 @@ def test_images_of_all_kinds(channels: int, size: int, augment: int, device: tor
     assert model(batch[:0]).shape == (0, 10)
 
 
-def test_samples_share_a_step_size_and_no_more() -> None:
-    """With tight tolerances the rest of the batch does not matter."""
+def test_samples_do_not_depend_on_the_batch_for_small_tolerances() -> None:
     model = tiny()
     batch = images()
     batch[1] *= 5
@@ -155,7 +156,7 @@ def test_samples_share_a_step_size_and_no_more() -> None:
         torch.testing.assert_close(model(batch[i : i + 1])[0], together[i], rtol=1e-6, atol=1e-6)
 
 
-def test_half_precision() -> None:
+def test_half_precision_has_nearly_the_same_outputs() -> None:
     model = tiny(tolerance=1e-3).float()
     batch = images().float()
     exact = model(batch)
@@ -167,7 +168,7 @@ def test_half_precision() -> None:
     torch.testing.assert_close(half.float(), exact, rtol=0.1, atol=0.1)
 
 
-def test_a_copy_is_the_same() -> None:
+def test_copies_are_equal() -> None:
     model = tiny(augment=1)
     batch = images()
     expected = model(batch)
@@ -175,13 +176,13 @@ def test_a_copy_is_the_same() -> None:
         assert torch.equal(twin(batch), expected)
 
 
-def test_a_solve_that_fails_says_why() -> None:
+def test_failed_solve_raises_with_advice() -> None:
     model = NeuralODE(in_channels=2, filters=4, max_steps=1, rtol=1e-9, atol=1e-9).double()
-    with pytest.raises(RuntimeError, match="raise max_steps"):
+    with pytest.raises(RuntimeError, match="raise rtol and atol, or max_steps"):
         model(images())
 
 
-def test_an_image_that_is_not_finite_gives_nan_for_itself_alone() -> None:
+def test_non_finite_image_does_not_affect_other_samples() -> None:
     batch, model = images(), tiny()
     clean = model(batch[1:])
     batch[0, 0, 0, 0] = float("nan")
@@ -190,7 +191,7 @@ def test_an_image_that_is_not_finite_gives_nan_for_itself_alone() -> None:
     torch.testing.assert_close(outputs[1:], clean)
 
 
-def test_without_torchdiffeq_the_error_says_what_to_install(
+def test_missing_torchdiffeq_raises_with_the_command_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny()
@@ -199,7 +200,7 @@ def test_without_torchdiffeq_the_error_says_what_to_install(
         model(images())
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="augment must not be negative"):
         NeuralODE(augment=-1)
     with pytest.raises(ValueError, match="unknown activation"):

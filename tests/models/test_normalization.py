@@ -1,4 +1,4 @@
-"""The first layer of models that normalize."""
+"""Normalization as the first layer of models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.3, 0.1)
 MODELS = ("opteq-small", "mdeq-small", "resnet-small", "node-small", "dnn-small")
 
 
-def test_each_channel_gets_mean_zero_and_deviation_one() -> None:
+def test_normalized_channels_have_mean_zero_and_deviation_one() -> None:
     images = torch.rand(10, 3, 8, 8, dtype=torch.float64)
     mean = images.mean(dim=(0, 2, 3)).tolist()
     std = images.std(dim=(0, 2, 3), correction=0).tolist()
@@ -25,7 +25,7 @@ def test_each_channel_gets_mean_zero_and_deviation_one() -> None:
 
 
 def pair(name: str) -> tuple[nn.Module, nn.Module]:
-    """A model, and the same one with a normalization before it."""
+    """Build a model without and with normalization, with the same weights."""
     plain = eq.create_model(name, in_channels=3).double().eval()
     model = eq.create_model(name, in_channels=3, normalize=(MEAN, STD)).double().eval()
     assert set(model.state_dict()) - set(plain.state_dict()) == {"normalize.mean", "normalize.std"}
@@ -39,7 +39,7 @@ def normalized(images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_normalizes_takes_pixels(name: str) -> None:
+def test_normalizing_model_takes_pixels(name: str) -> None:
     plain, model = pair(name)
     images = torch.rand(2, 3, 8, 8).double()
     expected = plain(normalized(images))
@@ -47,14 +47,14 @@ def test_a_model_that_normalizes_takes_pixels(name: str) -> None:
     torch.testing.assert_close(copy.deepcopy(model)(images), expected)
 
 
-def test_its_stem_and_its_solves_normalize_too() -> None:
+def test_stem_and_solve_include_the_normalization() -> None:
     plain, model = pair("opteq-small")
     images = torch.rand(2, 3, 8, 8).double()
     torch.testing.assert_close(model.stem(images), plain.stem(normalized(images)))
     torch.testing.assert_close(model.solve(images).state, plain.solve(normalized(images)).state)
 
 
-def test_a_copy_has_its_own_constants() -> None:
+def test_copies_have_independent_constants() -> None:
     _, model = pair("opteq-small")
     images = torch.rand(2, 3, 8, 8).double()
     before = model(images)
@@ -64,10 +64,10 @@ def test_a_copy_has_its_own_constants() -> None:
     assert not torch.equal(other(images), before)
 
 
-def test_what_does_not_fit_is_an_error() -> None:
+def test_invalid_constants_and_images_raise() -> None:
     with pytest.raises(ValueError, match="std must be positive"):
         Normalize((0.5,), (0.0,))
-    with pytest.raises(ValueError, match="for each channel"):
+    with pytest.raises(ValueError, match="one value per channel each, got 2 and 1"):
         Normalize((0.5, 0.5), (0.1,))
     with pytest.raises(ValueError, match="1 channels"):
         Normalize((0.5,), (0.1,))(torch.rand(1, 3, 2, 2))

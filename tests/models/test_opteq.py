@@ -49,8 +49,7 @@ def test_both_spaces_have_the_same_equilibrium_objective_and_gradient(
         outputs.append(z)
         gradients.append(torch.autograd.grad(z.square().sum(), parameters))
         with torch.no_grad():
-            # In z-space the objective is that of the layer with its skip connection, α M_φ^{1−α},
-            # whose least value is α times that of φ.
+            # In z-space the objective is α M_φ^{1−α}, with α times the minimum of φ.
             values.append(layer.objective(x).value(layer.solve(x).state))
         bounds.append(layer.contraction_bound(x))
         assert layer.last_backward is not None
@@ -64,8 +63,8 @@ def test_both_spaces_have_the_same_equilibrium_objective_and_gradient(
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_the_fixed_point_equation_of_the_paper(alpha: float) -> None:
-    """z* = (1/μ) Wᵀσ(Wz* + Ux + b), Eq. 3 with Theorem 1's μ; a skip does not move it."""
+def test_feature_satisfies_the_equation_of_the_paper(alpha: float) -> None:
+    """z* = (1/μ) Wᵀσ(Wz* + Ux + b) (Eq. 3 with μ of Theorem 1), also with a skip connection."""
     W, U, x = operators(conv=False, mu=1.5)
     bias = torch.randn(5, dtype=torch.float64)
     cell = OptEqCell(W, U, bias=bias, mu=1.5, alpha=alpha)
@@ -76,7 +75,7 @@ def test_the_fixed_point_equation_of_the_paper(alpha: float) -> None:
     torch.testing.assert_close(z, again, rtol=1e-10, atol=1e-10)
 
 
-def test_the_space_is_the_smaller_one() -> None:
+def test_space_is_the_smaller_one_by_default() -> None:
     assert optimal_space(32, 32) == "y"
     assert optimal_space(32, 16) == "y"
     assert optimal_space(16, 32) == "z"
@@ -89,7 +88,7 @@ def test_the_space_is_the_smaller_one() -> None:
         eq.create_model("opteq-small", space="x")
 
 
-def test_mu_must_dominate_the_norm() -> None:
+def test_invalid_mu_and_alpha_raise() -> None:
     with pytest.raises(ValueError, match="raise mu or lower zeta"):
         eq.create_model("opteq-small", mu=0.5, zeta=0.9)
     with pytest.raises(ValueError, match="mu must be positive"):

@@ -1,4 +1,4 @@
-"""OptEq's Eq. 1 as a network."""
+"""The weight-untied network of OptEq's Eq. 1."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_parameter_counts_beside_deep_opteq() -> None:
-    """Deep OptEq's widths give 285 k; 199 k, its size, takes narrower layers."""
+def test_parameter_counts_against_deep_opteq() -> None:
+    """With the widths of Deep OptEq it has 285 k parameters; 199 k need narrower layers."""
     shared = {"channels": 48, "stem_depth": 2, "pool": 1, "bias": False}
     with torch.device("meta"):
         deep_opteq = eq.create_model("deep-opteq-199k")
@@ -36,7 +36,7 @@ def test_parameter_counts_beside_deep_opteq() -> None:
     assert count(same_widths.stem) == count(deep_opteq.stem)  # type: ignore[arg-type]
 
 
-def test_the_equation() -> None:
+def test_layers_satisfy_eq_1() -> None:
     model = PlainNetwork(channels=4, widths=(3, 5, 2), activation="tanh").double().eval()
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     x = model.stem(images)
@@ -55,7 +55,7 @@ def test_the_equation() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 32])
-def test_forward_and_backward(channels: int, size: int, device: torch.device) -> None:
+def test_every_parameter_has_a_gradient(channels: int, size: int, device: torch.device) -> None:
     model = PlainNetwork(num_classes=3, in_channels=channels, channels=4, widths=(3, 5)).to(device)
     images = torch.randn(3, channels, size, size, device=device)
     F.cross_entropy(model(images), torch.tensor([0, 1, 2], device=device)).backward()
@@ -65,7 +65,7 @@ def test_forward_and_backward(channels: int, size: int, device: torch.device) ->
     assert model.eval()(images[:0]).shape == (0, 3)
 
 
-def test_he_initialization_for_both_inputs_together() -> None:
+def test_he_initialization_uses_the_total_fan_in() -> None:
     first, second = PlainNetwork(channels=32, widths=(64, 96)).layers
     assert first.U.weight.std().item() == pytest.approx(math.sqrt(2 / 32), rel=0.06)  # type: ignore
     for kernel in (second.W.weight, second.U.weight):  # type: ignore[union-attr]
@@ -83,7 +83,7 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
         torch.testing.assert_close(model(images[i : i + 1])[0], together[i])
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="at least one layer"):
         PlainNetwork(widths=())
     with pytest.raises(ValueError, match="must be odd"):

@@ -1,4 +1,4 @@
-"""The named models: their sizes, what they promise, and that the page about them is true."""
+"""Named models: parameter counts, descriptions, gradients and their table in the documentation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_parameter_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 8), (1, 28), (3, 32)])
-def test_small_models_take_small_images(name: str, channels: int, size: int) -> None:
+def test_small_models_accept_small_images(name: str, channels: int, size: int) -> None:
     torch.manual_seed(0)
     model = eq.create_model(name, in_channels=channels, num_classes=4).eval()
     assert eq.models.parameter_count(model) < 150_000
@@ -64,12 +64,12 @@ def test_small_models_take_small_images(name: str, channels: int, size: int) -> 
 
 
 @pytest.mark.parametrize("name", eq.list_models())
-def test_a_model_is_described_without_being_built(name: str) -> None:
-    found = describe_model(name)
-    assert found.parameters > 0
-    assert found.card.summary
-    assert found.card.paper
-    assert sum(part.parameters for part in found.parts) == found.parameters
+def test_models_are_described_without_being_built(name: str) -> None:
+    description = describe_model(name)
+    assert description.parameters > 0
+    assert description.card.summary
+    assert description.card.paper
+    assert sum(part.parameters for part in description.parts) == description.parameters
     outline = eq.models.model_outline(name)
     assert all(parameter.is_meta for parameter in outline.parameters())
 
@@ -82,20 +82,20 @@ CLASSIFIERS = [
 
 
 def fraction(name: str) -> torch.nn.Module:
-    """The structure of a preset, with few channels."""
+    """Build a preset with few channels."""
     options = eq.models.model_options(name)
-    given = {key: value for key, value in options.items() if value is not None}
-    shrink = {key: SHRUNK[key](value) for key, value in given.items() if key in SHRUNK}
+    defaults = {key: value for key, value in options.items() if value is not None}
+    shrunk = {key: SHRUNK[key](value) for key, value in defaults.items() if key in SHRUNK}
     if name.startswith(("resnet", "node", "anode", "conv4", "dncnn", "deq-restorer")):
-        shrink = {"channels": 4} if "depth" in options else {}
+        shrunk = {"channels": 4} if "depth" in options else {}
     if name.startswith("reflection"):
-        shrink = {key: (5,) * len(options[key]) for key in ("filters", "units")}
+        shrunk = {key: (5,) * len(options[key]) for key in ("filters", "units")}
     if "final_channels" in options:
-        shrink |= {"final_channels": 8, "head_channels": 2}
+        shrunk |= {"final_channels": 8, "head_channels": 2}
     if "num_classes" in options:
-        shrink |= {"num_classes": 3}
+        shrunk |= {"num_classes": 3}
     torch.manual_seed(0)
-    return eq.create_model(name, **shrink)
+    return eq.create_model(name, **shrunk)
 
 
 def assert_finite_gradients(model: torch.nn.Module) -> None:
@@ -103,8 +103,7 @@ def assert_finite_gradients(model: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in CLASSIFIERS if "imagenet" not in n])
-def test_all_presets_run_at_a_fraction_of_their_width(name: str) -> None:
-    """One forward and one backward pass."""
+def test_narrow_presets_have_finite_gradients(name: str) -> None:
     model, options = fraction(name), eq.models.model_options(name)
     size = options.get("image_size") or 32
     model(torch.randn(2, options["in_channels"], size, size)).square().sum().backward()
@@ -113,11 +112,10 @@ def test_all_presets_run_at_a_fraction_of_their_width(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in eq.list_models() if "imagenet" not in n])
 @pytest.mark.parametrize("training", [True, False])
-def test_blank_inputs_leave_gradients_finite(name: str, training: bool) -> None:
-    """A black image, a constant one and faint ones beside one of noise, in single precision.
+def test_gradients_are_finite_for_blank_inputs(name: str, training: bool) -> None:
+    """A batch of noise, black, constant and faint images in single precision.
 
-    In evaluation a black image makes every feature of some models zero: MOptEqs' smooth signs then
-    had NaN as gradients, though every solve converged, and one step spoiled all weights.
+    In evaluation mode a black image can make all features zero.
     """
     options = eq.models.model_options(name)
     model = fraction(name).train(training)
@@ -130,13 +128,13 @@ def test_blank_inputs_leave_gradients_finite(name: str, training: bool) -> None:
     ones = [1] * len(shape)
     batch = levels.view(-1, *ones) + strengths.view(-1, *ones) * noise
     with warnings.catch_warnings():
-        # A solve may stop early for a faint image; what it says of itself is tested elsewhere.
+        # A solve may stop early for a faint image.
         warnings.simplefilter("ignore", eq.ConvergenceWarning)
         model(batch).square().sum().backward()
     assert_finite_gradients(model)
 
 
-def test_the_page_of_models_is_up_to_date() -> None:
+def test_table_of_models_in_the_documentation_is_current() -> None:
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     table = invoke("models", "--markdown").output
     assert table in page, "run `equilibria models --markdown` and paste the table"

@@ -1,4 +1,4 @@
-"""Trained models that come with the package do what their cards say."""
+"""Trained models shipped with the package: cards, figures and commands."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from tests.program import invoke
 from tools.ship import MOST_BYTES
 
 CARDS = pretrained_cards()
-HERE = [name for name, card in CARDS.items() if card.data == "digits"]
-"""Whose data come with the package."""
+ON_DIGITS = [name for name, card in CARDS.items() if card.data == "digits"]
+"""Models whose data are in the package."""
 
 
-def test_every_model_has_a_card_and_all_are_small() -> None:
+def test_every_model_has_a_card_and_the_total_size_is_limited() -> None:
     files = {path.stem for path in SHIPPED.glob("*.safetensors")}
     assert files == set(CARDS)
     assert {"digits-opteq", "digits-certified", "photo-prior"} <= files
     assert sum(card.file.stat().st_size for card in CARDS.values()) <= MOST_BYTES
     for card in CARDS.values():
         assert card.recipe in eq.training.list_recipes()
-        told = (card.summary, card.command, card.data, card.figures, card.measured_by, card.use)
-        assert all(told)
+        required = (card.summary, card.command, card.data, card.figures, card.measured_by, card.use)
+        assert all(required)
         assert card.certificate, card.name
         assert card.command.startswith(f"equilibria train {card.recipe} ")
         assert card.model in eq.list_models()
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_figures_are_measured_again(name: str) -> None:
-    found = eq.evaluate(name).figures
-    said = CARDS[name].figures
-    assert round(found["accuracy"], 4) == pytest.approx(said["accuracy"], abs=1 / 450)
-    if "mean_radius" in said:
-        assert found["mean_radius"] == pytest.approx(said["mean_radius"], abs=0.01)
+@pytest.mark.parametrize("name", ON_DIGITS)
+def test_figures_of_the_card_are_reproduced(name: str) -> None:
+    figures = eq.evaluate(name).figures
+    expected = CARDS[name].figures
+    assert round(figures["accuracy"], 4) == pytest.approx(expected["accuracy"], abs=1 / 450)
+    if "mean_radius" in expected:
+        assert figures["mean_radius"] == pytest.approx(expected["mean_radius"], abs=0.01)
 
 
 @torch.no_grad()
-def test_the_generator_has_one_equilibrium_for_every_latent() -> None:
+def test_card_of_the_generator_states_its_contraction_bound() -> None:
     decoder = eq.load("mnist-generator")
     bound = float(decoder.contraction_bound(torch.randn(3, 24)).max())
     assert f"q ≤ {bound:.2g}" in CARDS["mnist-generator"].certificate["equilibrium"]
 
 
 @torch.no_grad()
-def test_a_trained_model_by_name() -> None:
+def test_trained_models_load_by_name() -> None:
     model = eq.create_model("digits-opteq", pretrained=True, tolerance=1e-6)
     images, labels = load_dataset("digits").test.fetch(torch.arange(20))
     assert (model(images).argmax(dim=1) == labels).sum() >= 19
@@ -65,7 +65,7 @@ def test_a_trained_model_by_name() -> None:
     )
 
 
-def test_what_is_not_there_is_an_error() -> None:
+def test_unknown_models_and_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="did you mean 'digits-opteq'"):
         eq.create_model("digit-opteq", pretrained=True)
     with pytest.raises(ValueError, match="cannot change its option channels"):
@@ -78,58 +78,56 @@ def test_what_is_not_there_is_an_error() -> None:
         eq.load("mnist-certfied")
 
 
-def test_the_program_takes_a_model_by_name(tmp_path: Path) -> None:
+def test_commands_accept_trained_models_by_name(tmp_path: Path) -> None:
     images, labels = load_dataset("digits").test.fetch(torch.arange(1))
     digit = tmp_path / "digit.png"
     Image.fromarray((images[0, 0] * 255).byte().numpy()).save(digit)
-    said = invoke("predict", "--model", "digits-opteq", digit, "--json")
-    assert said.exit_code == 0, said.output
-    assert json.loads(said.output)[0]["label"] == str(int(labels[0]))
-    found = invoke("certify", "--model=digits-certified", digit, "--json")
-    assert found.exit_code == 0, found.output
-    assert "radius" in found.output
+    predicted = invoke("predict", "--model", "digits-opteq", digit, "--json")
+    assert predicted.exit_code == 0, predicted.output
+    assert json.loads(predicted.output)[0]["label"] == str(int(labels[0]))
+    certified = invoke("certify", "--model=digits-certified", digit, "--json")
+    assert certified.exit_code == 0, certified.output
+    assert "radius" in certified.output
     assert invoke("predict", "--model").exit_code == 2
     listed = json.loads(invoke("models", "--pretrained", "--json").output)
     assert [card["name"] for card in listed] == list(CARDS)
     assert "certified_accuracy" in invoke("models", "digits-certified", "--pretrained").output
 
 
-def test_the_generator_draws_digits_without_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As bright as MNIST's images, and of most classes, as the model that reads them says."""
+def test_generator_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples are as bright as MNIST and a classifier assigns them to most classes."""
     monkeypatch.setenv("EQUILIBRIA_DATA", str(tmp_path))
     output = tmp_path / "samples.png"
-    drawn = invoke("generate", "--model", "mnist-generator", "--output", output, "--json")
-    assert drawn.exit_code == 0, drawn.output
+    result = invoke("generate", "--model", "mnist-generator", "--output", output, "--json")
+    assert result.exit_code == 0, result.output
     assert output.stat().st_size > 1000
     latents = eq.training.kept_latents("mnist-generator")
     assert latents is not None
-    own = eq.training.trained_model("mnist-generator").recipe.task.options["density"]
-    density = fit_density(own, latents, seed=0)
+    options = eq.training.trained_model("mnist-generator").recipe.task.options["density"]
+    density = fit_density(options, latents, seed=0)
     generator = eq.create_model("mnist-generator", pretrained=True)
     images = eq.inputs.decode(generator, density.sample(64, seed=0))
     assert 0.1 < float(images.mean()) < 0.16
-    reader = eq.load("mnist-certified")
-    classes = reader(images).argmax(dim=1)
+    classifier = eq.load("mnist-certified")
+    classes = classifier(images).argmax(dim=1)
     assert len(classes.unique()) >= 8
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         (("certify", "--model", "mnist-generator", "x.png"), "needs a run that classifies images"),
         (("generate", "--model", "digits-opteq"), "draws no images"),
-        (("export", "--model", "photo-prior", "--format", "onnx"), "no network of its own"),
+        (("export", "--model", "photo-prior", "--format", "onnx"), "which cannot run alone"),
         (("restore", "digits-opteq", "x.png"), "digits-opteq is a trained model, not an image"),
         (("predict", "--model", "digit-opteq", "x.png"), "did you mean 'digits-opteq'"),
     ],
 )
-def test_a_model_for_something_else_is_refused_in_a_sentence(
-    command: tuple[str, ...], says: str, tmp_path: Path
+def test_models_of_another_task_are_rejected_without_a_traceback(
+    command: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
-    said = invoke(*(tmp_path / part if part == "x.png" else part for part in command))
-    assert said.exit_code == 2
-    assert says in said.output
-    assert "Traceback" not in said.output
+    result = invoke(*(tmp_path / part if part == "x.png" else part for part in command))
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output

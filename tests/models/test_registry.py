@@ -1,4 +1,4 @@
-"""Models by name."""
+"""The registry of models."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def _clean_registry() -> Any:
         registry._cards.pop(name, None)
 
 
-def test_the_names_are_there() -> None:
+def test_models_are_listed_in_order() -> None:
     expected = {"opteq-small", "deep-opteq-small"}
     expected |= {"deep-opteq-162k", "deep-opteq-199k", "deep-opteq-1m"}
     assert expected <= set(eq.list_models())
     assert eq.list_models() == sorted(eq.list_models())
 
 
-def test_an_unknown_name_names_the_nearest() -> None:
+def test_unknown_name_raises_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"unknown model 'opteq-smal'; did you mean 'opteq-small'"):
         eq.create_model("opteq-smal")
-    # A name that could be several is refused, not guessed.
+    # An ambiguous prefix raises too.
     with pytest.raises(ValueError, match=r"There are: .*deep-opteq-162k"):
         eq.create_model("deep-opteq")
 
 
-def test_options_are_listed_with_the_presets_values() -> None:
+def test_options_have_the_values_of_the_preset() -> None:
     options = eq.models.model_options("deep-opteq-199k")
     assert options["channels"] == 48
     assert options["alpha"] == 0.8
@@ -42,7 +42,7 @@ def test_options_are_listed_with_the_presets_values() -> None:
 
 
 @pytest.mark.usefixtures("_clean_registry")
-def test_a_user_registers_a_model() -> None:
+def test_users_can_register_models() -> None:
     def tiny(*, num_classes: int = 10, in_channels: int = 3, width: int = 2) -> nn.Module:
         return nn.Linear(in_channels * width, num_classes)
 
@@ -65,6 +65,6 @@ def test_a_user_registers_a_model() -> None:
 @pytest.mark.parametrize("name", ["opteq-small", "mdeq-small", "resnet-small", "conv4"])
 @pytest.mark.parametrize("option", ["num_classes", "in_channels"])
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "3", None, True])
-def test_a_count_that_is_none_is_refused_in_a_sentence(name: str, option: str, bad: object) -> None:
+def test_invalid_counts_raise(name: str, option: str, bad: object) -> None:
     with pytest.raises(ValueError, match=f"{option} must be an integer of at least 1, got "):
         eq.create_model(name, **{option: bad})

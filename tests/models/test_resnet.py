@@ -1,4 +1,4 @@
-"""Residual networks: published sizes, structure, and the baseline of a given size."""
+"""Residual networks: parameter counts, structure and options."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_parameter_counts_of_cifar(depth: int, published: int) -> None:
 
 
 @pytest.mark.parametrize(("widening", "parameters"), [(1, 1_444_928), (2, 4_126_528)])
-def test_the_extractor_of_opteq(widening: int, parameters: int) -> None:
-    """The first two stages map 224×224×3 to 28×28×512 (OptEq Section 7.3.2)."""
+def test_two_stages_map_to_28x28x512(widening: int, parameters: int) -> None:
+    """OptEq Section 7.3.2."""
     with torch.device("meta"):
         trunk = resnet_extractor(depth=50, stages=2, widening=widening)
         assert trunk(torch.empty(2, 3, 224, 224)).shape == (2, 512, 28, 28)
@@ -65,7 +65,7 @@ def test_the_extractor_of_opteq(widening: int, parameters: int) -> None:
     assert count(whole) == parameters + 512 * 10 + 10
 
 
-def test_resolutions() -> None:
+def test_resolution_of_the_features() -> None:
     with torch.device("meta"):
         imagenet = resnet(depth=18, form="imagenet")
         cifar = resnet(depth=18, form="cifar")
@@ -75,7 +75,9 @@ def test_resolutions() -> None:
 
 @pytest.mark.parametrize("options", TINY)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_forward_and_backward(options: dict[str, Any], channels: int, device: torch.device) -> None:
+def test_every_parameter_has_a_finite_gradient(
+    options: dict[str, Any], channels: int, device: torch.device
+) -> None:
     model = resnet(num_classes=4, in_channels=channels, **options).to(device)
     images = torch.randn(4, channels, 33, 40, device=device)
     logits = model(images)
@@ -92,7 +94,7 @@ def test_forward_and_backward(options: dict[str, Any], channels: int, device: to
 def test_evaluation_does_not_depend_on_the_batch(options: dict[str, Any]) -> None:
     model = resnet(**options).double()
     images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
-    model(images)  # running statistics that are not the initial ones
+    model(images)  # changes the running statistics
     model.eval()
     images[3] *= 40
     together = model(images)
@@ -100,8 +102,8 @@ def test_evaluation_does_not_depend_on_the_batch(options: dict[str, Any]) -> Non
         torch.testing.assert_close(model(images[i : i + 1])[0], together[i])
 
 
-def test_a_block_is_its_formula() -> None:
-    """v1.5: the 3×3 convolution of a bottleneck has the stride, and only it."""
+def test_residual_block_satisfies_its_formula() -> None:
+    """Version 1.5: only the 3×3 convolution of a bottleneck has the stride."""
     block = ResidualBlock(8, 3, kind="bottleneck", stride=2, widening=2).double().eval()
     assert [m.stride for m in block.residual.modules() if isinstance(m, nn.Conv2d)] == [
         (1, 1),
@@ -117,7 +119,7 @@ def test_a_block_is_its_formula() -> None:
     before = x.clone()
     y = block(x)
     torch.testing.assert_close(y, (block.shortcut(x) + block.residual(x)).relu())
-    assert torch.equal(x, before), "the input is not changed"
+    assert torch.equal(x, before), "the block changed its input"
     same = ResidualBlock(8, 8).double().eval()
     assert isinstance(same.shortcut, nn.Identity)
     torch.testing.assert_close(same(x), (x + same.residual(x)).relu())
@@ -131,7 +133,7 @@ def test_he_initialization() -> None:
             assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.05)
 
 
-def test_a_copy_is_the_same() -> None:
+def test_copies_are_equal() -> None:
     model = resnet(**TINY[0]).eval()
     images = torch.randn(2, 3, 16, 16)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -140,7 +142,7 @@ def test_a_copy_is_the_same() -> None:
 
 @pytest.mark.parametrize("size", [8, 32])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_small_network(size: int, channels: int) -> None:
+def test_small_network_has_the_requested_stages(size: int, channels: int) -> None:
     model = resnet_small(in_channels=channels, channels=(3, 5, 6), blocks=(1, 2, 1))
     assert [len(stage) for stage in model.trunk.stages] == [1, 2, 1]
     features = model.features(torch.randn(2, channels, size, size))
@@ -158,17 +160,17 @@ def test_the_small_network(size: int, channels: int) -> None:
         ({"channels": 0}, "positive width"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resnet(**options)
 
 
-def test_bad_sizes_are_refused() -> None:
+def test_stages_of_different_lengths_raise() -> None:
     with pytest.raises(ValueError, match="each stage needs"):
         resnet_small(channels=(4, 8), blocks=(1,))
 
 
-def test_bad_images_are_refused() -> None:
+def test_invalid_images_raise() -> None:
     model = resnet_small(channels=(2,), blocks=(1,))
     with pytest.raises(ValueError, match="add a batch dimension"):
         model(torch.randn(3, 8, 8))

@@ -1,4 +1,4 @@
-"""Segmenters: any image size, exact sizes, true gradients, and that they learn."""
+"""Segmentation networks: image sizes, parameter counts, gradients and training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FACTORIES: list[Factory] = [*EQUILIBRIA, small_fcn]
 
 
 def settled(model: nn.Module) -> nn.Module:
-    """In float64 and evaluation mode, with the running statistics of some images."""
+    """Set the running statistics from some images; return the model in float64 and eval mode."""
     model.double().train()
     with torch.no_grad():
         for _ in range(30):
@@ -60,7 +60,7 @@ def settled(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("make", FACTORIES)
 @pytest.mark.parametrize("stride", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(16, 16), (13, 18), (9, 7), (1, 3)])
-def test_every_pixel_gets_logits_whatever_the_size(
+def test_logits_have_the_size_of_the_image(
     make: Factory, stride: int, size: tuple[int, int]
 ) -> None:
     model = make(stride=stride).eval()
@@ -70,7 +70,7 @@ def test_every_pixel_gets_logits_whatever_the_size(
 
 
 @pytest.mark.parametrize("make", FACTORIES)
-def test_images_are_extended_to_the_right_and_below_by_their_edge(make: Factory) -> None:
+def test_images_are_padded_by_their_right_and_lower_edges(make: Factory) -> None:
     model = settled(make(stride=4))
     images = torch.rand(2, 3, 13, 22, dtype=torch.float64)
     extended = F.pad(images, (0, 2, 0, 3), mode="replicate")
@@ -78,17 +78,16 @@ def test_images_are_extended_to_the_right_and_below_by_their_edge(make: Factory)
         torch.testing.assert_close(model(images), model(extended)[:, :, :13, :22])
 
 
-def test_logits_move_with_the_image() -> None:
-    """A stem that strides and a head that upsamples must agree on where a pixel is."""
+def test_logits_are_equivariant_to_shifts_by_the_stride() -> None:
     model = settled(small_fcn(stride=4))
     images = torch.rand(1, 3, 96, 96, dtype=torch.float64)
     with torch.no_grad():
-        here, moved = model(images), model(images.roll((4, 8), dims=(2, 3)))
+        plain, shifted = model(images), model(images.roll((4, 8), dims=(2, 3)))
     inner = slice(40, 56)
-    torch.testing.assert_close(here[:, :, inner, inner], moved[:, :, 44:60, 48:64])
+    torch.testing.assert_close(plain[:, :, inner, inner], shifted[:, :, 44:60, 48:64])
 
 
-def test_the_head_upsamples_between_pixel_centres() -> None:
+def test_head_interpolates_between_pixel_centers() -> None:
     head = FCNHead(1, 1, 1, stride=4, dropout=0.0).double().eval()
     with torch.no_grad():
         for parameter in head.parameters():
@@ -103,7 +102,7 @@ def test_the_head_upsamples_between_pixel_centres() -> None:
 
 
 @pytest.mark.parametrize("make", FACTORIES)
-def test_images_do_not_influence_one_another(make: Factory) -> None:
+def test_samples_do_not_depend_on_the_batch(make: Factory) -> None:
     model = settled(make())
     images = torch.rand(3, 3, 14, 17, dtype=torch.float64)
     with torch.no_grad():
@@ -113,7 +112,7 @@ def test_images_do_not_influence_one_another(make: Factory) -> None:
 
 
 @pytest.mark.parametrize("make", EQUILIBRIA)
-def test_the_gradient_is_that_of_the_equilibrium(make: Factory) -> None:
+def test_gradient_against_finite_differences(make: Factory) -> None:
     model = settled(
         make(tolerance=1e-13, max_iterations=2000, gradient=eq.Implicit(tolerance=1e-13))
     )
@@ -136,7 +135,7 @@ def test_the_gradient_is_that_of_the_equilibrium(make: Factory) -> None:
 
 
 @pytest.mark.parametrize("make", EQUILIBRIA)
-def test_what_equilibrium_models_offer_works_at_any_size(make: Factory) -> None:
+def test_solve_objective_and_bound_accept_any_size(make: Factory) -> None:
     model = settled(make(tolerance=1e-10, max_iterations=500))
     images = torch.rand(2, 3, 9, 14, dtype=torch.float64)
     with torch.no_grad():
@@ -150,7 +149,7 @@ def test_what_equilibrium_models_offer_works_at_any_size(make: Factory) -> None:
     assert bool(model.last_solution.converged.all())
 
 
-def test_sizes_are_those_of_the_formula() -> None:
+def test_parameter_counts_follow_the_formula() -> None:
     m, widths, head, classes = 8, (4, 6, 6), 5, 7
     stem = 9 * 3 * m + 9 * m * m
     layers = sum(9 * m * n + m * n + n for n in widths)
@@ -167,13 +166,13 @@ def test_sizes_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("parameters", [30_000, 45_403, 200_000])
-def test_the_baseline_meets_a_given_size(parameters: int) -> None:
+def test_baseline_has_about_the_requested_parameters(parameters: int) -> None:
     with torch.device("meta"):
         count = parameter_count(fcn(num_classes=11, parameters=parameters))
     assert abs(count - parameters) < 0.03 * parameters
 
 
-def test_the_size_of_the_paper_can_be_built() -> None:
+def test_parameter_count_with_the_widths_of_the_paper() -> None:
     with torch.device("meta"):
         model = deep_opteq_segmentation(
             num_classes=19,
@@ -188,7 +187,7 @@ def test_the_size_of_the_paper_can_be_built() -> None:
 
 
 @pytest.mark.parametrize("make", FACTORIES)
-def test_copies_are_the_same_model(make: Factory) -> None:
+def test_copies_are_equal(make: Factory) -> None:
     model = settled(make())
     images = torch.rand(2, 3, 9, 14, dtype=torch.float64)
     other = settled(make())
@@ -200,7 +199,7 @@ def test_copies_are_the_same_model(make: Factory) -> None:
 
 
 @pytest.mark.parametrize("make", FACTORIES)
-def test_training_under_autocast(make: Factory, device: torch.device) -> None:
+def test_gradients_are_finite_under_autocast(make: Factory, device: torch.device) -> None:
     model = make().to(device)
     images = torch.rand(4, 3, 12, 15, device=device)
     labels = torch.randint(0, 3, (4, 12, 15), device=device)
@@ -210,7 +209,7 @@ def test_training_under_autocast(make: Factory, device: torch.device) -> None:
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
 
 
-def test_dropout_and_options_are_heard() -> None:
+def test_dropout_stride_and_stem_depth_are_applied() -> None:
     images = torch.rand(2, 3, 16, 16)
     for make in FACTORIES:
         model = make(dropout=0.5).train()
@@ -220,7 +219,7 @@ def test_dropout_and_options_are_heard() -> None:
     assert len([m for m in small_fcn(stem_depth=4).stem if isinstance(m, nn.Conv2d)]) == 4
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="power of 2"):
         SegmentationStem(3, 4, stride=3)
     with pytest.raises(ValueError, match="multiple"):
@@ -229,20 +228,20 @@ def test_bad_options_are_refused() -> None:
         fcn(widths=())
     with pytest.raises(ValueError, match="odd"):
         fcn(kernel_size=2)
-    with pytest.raises(ValueError, match="smallest network"):
+    with pytest.raises(ValueError, match="a network of width 1 has .* use fewer layers"):
         fcn(parameters=100)
     with pytest.raises(ValueError, match="batch dimension"):
         small_deep_opteq()(torch.rand(3, 8, 8))
 
 
-def rectangles(samples: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Noise with a red, a green and a blue rectangle, each over the last; the labels say which."""
+def rectangles(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return noise with a red, a green and a blue rectangle, and the color of each pixel."""
     height, width = 32, 40
-    images = 0.5 * torch.rand(samples, 3, height, width, generator=chance)
+    images = 0.5 * torch.rand(samples, 3, height, width, generator=generator)
     labels = torch.zeros(samples, height, width, dtype=torch.long)
     for color in range(3):
-        sides = torch.randint(10, 18, (samples, 2), generator=chance)
-        corner = torch.rand(samples, 2, generator=chance)
+        sides = torch.randint(10, 18, (samples, 2), generator=generator)
+        corner = torch.rand(samples, 2, generator=generator)
         for index in range(samples):
             tall, wide = sides[index].tolist()
             top = int(corner[index, 0] * (height - tall))
@@ -264,13 +263,13 @@ def rectangles(samples: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
     ],
     ids=["fcn", "deep-opteq"],
 )
-def test_sixty_steps_teach_to_tell_rectangles(make: Factory) -> None:
-    chance = torch.Generator().manual_seed(0)
+def test_sixty_steps_learn_to_segment_rectangles(make: Factory) -> None:
+    generator = torch.Generator().manual_seed(0)
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    held_out = [rectangles(16, chance), rectangles(5, chance)]
+    held_out = [rectangles(16, generator), rectangles(5, generator)]
     for _ in range(60):
-        step = Segmentation().training_step(model, *rectangles(8, chance))
+        step = Segmentation().training_step(model, *rectangles(8, generator))
         optimizer.zero_grad()
         step.loss.backward()
         optimizer.step()
