@@ -1,4 +1,4 @@
-"""Equilibrium decoders: from a latent vector to an image, and back by JIIO."""
+"""Equilibrium decoders: images from latents, and latents from images with JIIO."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def small_decoder(kind: str, **options: Any) -> EquilibriumDecoder:
     torch.manual_seed(0)
-    given = {"image_size": 16, "latent_dim": 5, "tolerance": 1e-5, "max_iterations": 300}
-    decoder = FACTORIES[kind](**with_solving({**SMALL[kind], **given, **options}))
+    defaults = {"image_size": 16, "latent_dim": 5, "tolerance": 1e-5, "max_iterations": 300}
+    decoder = FACTORIES[kind](**with_solving({**SMALL[kind], **defaults, **options}))
     assert isinstance(decoder, EquilibriumDecoder)
     return decoder
 
 
 @pytest.mark.parametrize("kind", list(FACTORIES))
 @pytest.mark.parametrize(("size", "channels"), [(16, 3), (28, 1), (32, 3), (64, 3)])
-def test_draws_images_of_the_size_asked_for(kind: str, size: int, channels: int) -> None:
+def test_images_have_the_requested_size_and_range(kind: str, size: int, channels: int) -> None:
     decoder = small_decoder(kind, image_size=size, in_channels=channels).eval()
     assert decoder.latent_dim == 5
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_draws_images_of_the_size_asked_for(kind: str, size: int, channels: int)
 
 
 @pytest.mark.parametrize("kind", list(FACTORIES))
-def test_a_fresh_decoder_converges_and_every_parameter_learns(kind: str) -> None:
+def test_untrained_decoder_converges_with_finite_gradients(kind: str) -> None:
     decoder = small_decoder(kind)
     latents = torch.randn(4, 5)
     assert decoder.solve(latents).converged.all()
@@ -53,7 +53,7 @@ def test_a_fresh_decoder_converges_and_every_parameter_learns(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", list(FACTORIES))
-def test_jiio_finds_the_latent_of_an_image_that_the_decoder_drew(kind: str) -> None:
+def test_jiio_reconstructs_images_of_the_decoder(kind: str) -> None:
     decoder = small_decoder(kind).eval()
     with torch.no_grad():
         decoder.head.draw.weight.mul_(5)  # type: ignore[union-attr, operator]
@@ -62,15 +62,15 @@ def test_jiio_finds_the_latent_of_an_image_that_the_decoder_drew(kind: str) -> N
     def loss(outputs: Tensor) -> Tensor:
         return (outputs - images).square().flatten(1).sum(dim=1)
 
-    found = optimize_input(decoder, loss, torch.zeros(4, 5), iterations=60)
-    assert (found.loss < 0.5 * found.initial_loss).all()
-    assert found.loss.median() < 0.2 * found.initial_loss.median()
-    optimal_value(found).mean().backward()
+    result = optimize_input(decoder, loss, torch.zeros(4, 5), iterations=60)
+    assert (result.loss < 0.5 * result.initial_loss).all()
+    assert result.loss.median() < 0.2 * result.initial_loss.median()
+    optimal_value(result).mean().backward()
     assert all(p.grad is not None for p in decoder.parameters())
 
 
-def test_every_branch_has_an_injection_of_its_own() -> None:
-    """Without the finest injection the latent still reaches the image through the coarser one."""
+def test_every_branch_has_a_separate_injection() -> None:
+    """Without the finest injection the state still depends on the latent."""
     decoder = small_decoder("mdeq").eval()
     with torch.no_grad():
         decoder.stem.maps[0].weight.zero_()  # type: ignore[index, union-attr, operator]
@@ -86,7 +86,7 @@ def test_every_branch_has_an_injection_of_its_own() -> None:
     assert fine > 1e-3
 
 
-def test_an_opteq_decoder_contracts_whatever_its_weights() -> None:
+def test_opteq_decoder_contracts_for_large_weights() -> None:
     decoder = small_decoder("opteq").eval()
     with torch.no_grad():
         for parameter in decoder.layer.cell.parameters():
@@ -105,36 +105,36 @@ def test_an_opteq_decoder_contracts_whatever_its_weights() -> None:
         ({"latent_dim": 0}, "latent_dim must be at least 1"),
     ],
 )
-def test_wrong_sizes_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_sizes_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small_decoder("mdeq", **options)
 
 
-def test_wrong_latents_are_refused() -> None:
+def test_latents_of_the_wrong_shape_raise() -> None:
     with pytest.raises(ValueError, match=r"expected latents of shape \(batch, 5\)"):
         small_decoder("opteq")(torch.zeros(2, 1, 16, 16))
 
 
 @pytest.mark.parametrize("name", ["mdeq-decoder", "opteq-decoder"])
-def test_decoders_by_name(name: str) -> None:
+def test_decoders_are_created_by_name(name: str) -> None:
     decoder = eq.create_model(name, image_size=16, in_channels=3, latent_dim=7)
     assert decoder(torch.zeros(1, 7)).shape == (1, 3, 16, 16)
 
 
 @pytest.mark.parametrize("kind", list(FACTORIES))
 @pytest.mark.parametrize("downsample", [2, 4])
-def test_transposed_convolutions_draw_the_image_too(kind: str, downsample: int) -> None:
+def test_deconvolution_readout_has_images_and_gradients(kind: str, downsample: int) -> None:
     options = {"downsample": downsample, "in_channels": 3, "readout": "deconvolution"}
     decoder = small_decoder(kind, **options)
     images = decoder(torch.randn(2, 5))
     assert images.shape == (2, 3, 16, 16)
-    shown = images.detach()
-    assert 0 <= float(shown.min()) <= float(shown.max()) <= 1
+    pixels = images.detach()
+    assert 0 <= float(pixels.min()) <= float(pixels.max()) <= 1
     images.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in decoder.parameters())
 
 
-def test_a_readout_that_cannot_be_is_refused() -> None:
+def test_invalid_readouts_raise() -> None:
     with pytest.raises(ValueError, match="readout='deconvolution' needs downsample=2 or 4"):
         small_decoder("opteq", downsample=1, readout="deconvolution")
     with pytest.raises(ValueError, match="readout must be one of shuffle, deconvolution"):
@@ -143,8 +143,8 @@ def test_a_readout_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("readout", ["shuffle", "deconvolution"])
 @pytest.mark.parametrize("kind", list(FACTORIES))
-def test_a_gain_multiplies_what_the_sigmoid_sees(kind: str, readout: str) -> None:
-    """logit(image) = gain · (Wh) + b: affine in the gain, whatever the latent."""
+def test_head_gain_scales_the_logits_of_pixels(kind: str, readout: str) -> None:
+    """logit(image) = gain · (Wh) + b is affine in the gain."""
     latents = torch.randn(2, 5)
     logits = []
     for gain in (1.0, 2.0, 3.0):
@@ -155,6 +155,6 @@ def test_a_gain_multiplies_what_the_sigmoid_sees(kind: str, readout: str) -> Non
     torch.testing.assert_close(logits[2] - logits[1], logits[1] - logits[0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_gain_that_is_not_positive_is_refused() -> None:
+def test_gain_that_is_not_positive_raises() -> None:
     with pytest.raises(ValueError, match="head_gain must be positive"):
         small_decoder("opteq", head_gain=0.0)

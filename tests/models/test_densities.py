@@ -1,4 +1,4 @@
-"""Densities on latents: they learn where the latents are, and draw there."""
+"""Densities of latents: samples, likelihoods and options."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gmm": {},
     "vae-gmm": {"hidden": 64, "codes": 8, "steps": 500},
 }
-CENTRES = torch.tensor([[5.0, 0.0, 0.0], [0.0, -5.0, 0.0]])
+CENTERS = torch.tensor([[5.0, 0.0, 0.0], [0.0, -5.0, 0.0]])
 
 
 def two_clusters(count: int = 600) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     which = torch.randint(2, (count,), generator=generator)
-    return CENTRES[which] + 0.3 * torch.randn(count, 3, generator=generator)
+    return CENTERS[which] + 0.3 * torch.randn(count, 3, generator=generator)
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_samples_lie_where_the_latents_do(name: str) -> None:
+def test_samples_are_near_the_latents(name: str) -> None:
     density = fit_density(name, two_clusters(), components=4, **OPTIONS[name])
-    drawn = density.sample(300)
-    assert drawn.shape == (300, 3)
-    assert drawn.dtype == torch.float32
-    nearest = torch.cdist(drawn, CENTRES).min(dim=1)
+    samples = density.sample(300)
+    assert samples.shape == (300, 3)
+    assert samples.dtype == torch.float32
+    nearest = torch.cdist(samples, CENTERS).min(dim=1)
     assert nearest.values.median() < 1.0
     share = nearest.indices.float().mean()
     assert 0.35 < share < 0.65
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_the_likelihood_tells_latents_from_others(name: str) -> None:
+def test_likelihood_is_higher_for_latents_than_for_others(name: str) -> None:
     latents = two_clusters()
     density = fit_density(name, latents, components=4, **OPTIONS[name])
     assert density.log_likelihood(latents).mean() > density.log_likelihood(latents + 3).mean() + 5
 
 
-def test_the_likelihood_of_one_gaussian_is_that_of_the_formula() -> None:
+def test_likelihood_of_one_gaussian_is_exact() -> None:
     latents = 3 * torch.randn(5000, 2, dtype=torch.float64)
     density = fit_density("gmm", latents, components=1)
     exact = torch.distributions.MultivariateNormal(latents.mean(dim=0), latents.T.cov())
@@ -52,7 +52,7 @@ def test_the_likelihood_of_one_gaussian_is_that_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_the_same_seed_draws_the_same(name: str) -> None:
+def test_samples_are_deterministic_for_a_seed(name: str) -> None:
     latents = two_clusters(200)
     state = torch.random.get_rng_state()
     one, other = (
@@ -63,11 +63,11 @@ def test_the_same_seed_draws_the_same(name: str) -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_few_latents_get_fewer_components() -> None:
+def test_components_are_limited_by_the_number_of_latents() -> None:
     assert fit_density("gmm", torch.randn(5, 2), components=20).sample(3).shape == (3, 2)
 
 
-def test_what_cannot_be_fitted_is_refused() -> None:
+def test_invalid_densities_and_latents_raise() -> None:
     with pytest.raises(ValueError, match="density must be one of gmm, vae-gmm"):
         fit_density("kde", torch.randn(10, 2))
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -76,8 +76,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit_density("gmm", torch.randn(1, 2))
 
 
-def test_the_likelihood_of_a_mixture_is_the_sum_over_its_parts_and_differentiable() -> None:
-    """By torch's own distributions, in units that are not those of the fit."""
+def test_likelihood_of_a_mixture_against_torch_distributions() -> None:
     latents = 7 * two_clusters(300).double() + 2
     density = fit_density("gmm", latents, components=3, ridge=0.05)
     mixture, shift, unit = density.mixture, density.mean, density.spread  # type: ignore[attr-defined]
@@ -89,25 +88,25 @@ def test_the_likelihood_of_a_mixture_is_the_sum_over_its_parts_and_differentiabl
         ),
     )
     points = latents[:6].clone().requires_grad_()
-    found = density.log_likelihood(points)
-    torch.testing.assert_close(found, parts.log_prob(points))
-    (slope,) = torch.autograd.grad(found.sum(), points)
+    likelihood = density.log_likelihood(points)
+    torch.testing.assert_close(likelihood, parts.log_prob(points))
+    (slope,) = torch.autograd.grad(likelihood.sum(), points)
     (exact,) = torch.autograd.grad(parts.log_prob(points).sum(), points)
     torch.testing.assert_close(slope, exact)
 
 
-def test_a_temperature_shrinks_what_is_drawn_toward_the_means_and_keeps_the_likelihood() -> None:
-    """Of one Gaussian: deviations from its mean by the root of the temperature."""
+def test_temperature_scales_samples_and_not_the_likelihood() -> None:
+    """Deviations from the mean scale with the root of the temperature."""
     latents = two_clusters().double()
-    usual, cold = (fit_density("gmm", latents, components=1, temperature=t) for t in (1.0, 0.25))
+    plain, cold = (fit_density("gmm", latents, components=1, temperature=t) for t in (1.0, 0.25))
     mean = latents.mean(dim=0)
-    torch.testing.assert_close(cold.sample(50) - mean, (usual.sample(50) - mean) / 2)
-    torch.testing.assert_close(cold.log_likelihood(latents), usual.log_likelihood(latents))
+    torch.testing.assert_close(cold.sample(50) - mean, (plain.sample(50) - mean) / 2)
+    torch.testing.assert_close(cold.log_likelihood(latents), plain.log_likelihood(latents))
     with pytest.raises(ValueError, match="temperature must be positive"):
         fit_density("gmm", latents, temperature=0.0)
 
 
-def test_a_ridge_widens_every_component() -> None:
+def test_ridge_widens_components() -> None:
     latents = two_clusters().double()
     narrow, wide = (fit_density("gmm", latents, components=2, ridge=r) for r in (1e-4, 0.5))
     far = latents + 1.0

@@ -1,4 +1,4 @@
-"""Few-shot models: what the task vector does, and that nothing else leaks into an answer."""
+"""Few-shot classifiers: the task vector, independence of samples, gradients and optimization."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def small(kind: str, **overrides: Any) -> FewShotClassifier:
     gradient = eq.Implicit(tolerance=1e-12)
     model = make(**with_solving({**options, "gradient": gradient, **overrides})).double()
     with torch.no_grad():
-        # A fresh FiLM of OptEq has no shift: here everything takes part.
+        # The shift of OptEq's FiLM is initially zero.
         for parameter in model.conditioning.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
@@ -68,7 +68,7 @@ def vectors(count: int, seed: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_answer_is_that_of_an_image_and_its_own_task(kind: str) -> None:
+def test_logits_depend_on_an_image_and_its_task_only(kind: str) -> None:
     model, images, tasks = small(kind), drawings(4), vectors(4)
     together = model(images, tasks)
     assert together.shape == (4, 3)
@@ -82,19 +82,18 @@ def test_the_answer_is_that_of_an_image_and_its_own_task(kind: str) -> None:
     assert model(images[:0]).shape == (0, 3)
 
 
-def test_classes_that_share_their_weights_may_be_exchanged() -> None:
-    """With the parts of the task vector the logits are exchanged, and nothing else happens."""
+def test_shared_weights_make_logits_equivariant_to_the_order_of_classes() -> None:
+    """Permuting the parts of the task vector permutes the logits."""
     model, images, tasks = small("opteq-shared"), drawings(4), vectors(4)
     order = torch.tensor([2, 0, 1])
-    exchanged = tasks.unflatten(1, (3, 2))[:, order].flatten(1)
-    torch.testing.assert_close(model(images, exchanged), model(images, tasks)[:, order])
+    permuted = tasks.unflatten(1, (3, 2))[:, order].flatten(1)
+    torch.testing.assert_close(model(images, permuted), model(images, tasks)[:, order])
     assert float(model(images).detach().std(dim=1).max()) < 1e-12
-    with pytest.raises(ValueError, match="make task_size a multiple of 3"):
+    with pytest.raises(ValueError, match="task_size must be a multiple of the 3 classes"):
         small("opteq-shared", task_size=7)
 
 
 def test_batch_statistics_are_those_of_an_episode() -> None:
-    """An episode is read alike alone and in a batch of them, but its images hang together."""
     model, images, tasks = small("opteq", norm="batch"), drawings(6), vectors(6)
     together = model(images.unflatten(0, (2, 3)), tasks)
     alone = torch.cat([model(images[i : i + 3], tasks[i : i + 3]) for i in (0, 3)])
@@ -110,13 +109,13 @@ def test_gradients_in_weights_and_tasks_against_finite_differences(kind: str) ->
     model, images, tasks = small(kind, activation="softplus"), drawings(3), vectors(3)
     labels = torch.tensor([0, 2, 1])
     variables = [*model.parameters(), tasks.requires_grad_()]
-    found = torch.autograd.grad(F.cross_entropy(model(images, tasks), labels), variables)
-    assert all(bool((gradient != 0).any()) for gradient in found)
+    gradients = torch.autograd.grad(F.cross_entropy(model(images, tasks), labels), variables)
+    assert all(bool((gradient != 0).any()) for gradient in gradients)
     direction = [torch.randn_like(variable) for variable in variables]
-    exact = sum((g * d).sum() for g, d in zip(found, direction, strict=True))
+    exact = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True))
     losses = []
     with torch.no_grad():
-        # Short, because kinks of the stem and the head, whose ReLUs stay, lie close.
+        # Short steps, because kinks of the ReLUs of the stem and the head are near.
         for step in (1e-7, -2e-7):
             for variable, change in zip(variables, direction, strict=True):
                 variable.add_(step * change)
@@ -136,9 +135,9 @@ def ridge(x: Tensor) -> Tensor:
     return 0.05 * x.square().sum(dim=1)
 
 
-def test_input_optimization_finds_the_best_task_vector() -> None:
+def test_optimized_task_vectors_are_stationary() -> None:
     model, images = small("opteq", activation="softplus"), drawings(6)
-    found = optimize_input(
+    result = optimize_input(
         model.for_images(images),
         support_loss,
         model.no_tasks(2, images),
@@ -148,20 +147,19 @@ def test_input_optimization_finds_the_best_task_vector() -> None:
         iterations=400,
         settings=SearchSettings(tolerance=1e-8),
     )
-    assert found.converged.all(), found.summary()
-    x = found.x.clone().requires_grad_()
+    assert result.converged.all(), result.summary()
+    x = result.x.clone().requires_grad_()
     total = support_loss(model(images, x[GROUPS])).sum() + ridge(x).sum()
-    torch.testing.assert_close(total.detach(), found.loss.sum())
+    torch.testing.assert_close(total.detach(), result.loss.sum())
     (gradient,) = torch.autograd.grad(total, x)
     assert float(gradient.norm()) < 1e-6
-    assert float(found.x.norm()) > 1e-2
+    assert float(result.x.norm()) > 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_optimum_reaches_every_weight(kind: str) -> None:
-    """By the envelope theorem, through stem, FiLM, cell and head."""
+def test_every_weight_has_a_gradient_of_the_optimal_value(kind: str) -> None:
     model, images = small(kind), drawings(6)
-    found = optimize_input(
+    result = optimize_input(
         model.for_images(images),
         support_loss,
         model.no_tasks(2, images),
@@ -169,20 +167,20 @@ def test_the_optimum_reaches_every_weight(kind: str) -> None:
         penalty=ridge,
         iterations=5,
     )
-    assert bool((found.loss < found.initial_loss).all())
-    value = optimal_value(found)
-    torch.testing.assert_close(value.detach(), found.loss)
-    reached = torch.autograd.grad(value.sum(), list(model.parameters()), allow_unused=True)
-    assert all(gradient is not None for gradient in reached)
+    assert bool((result.loss < result.initial_loss).all())
+    value = optimal_value(result)
+    torch.testing.assert_close(value.detach(), result.loss)
+    gradients = torch.autograd.grad(value.sum(), list(model.parameters()), allow_unused=True)
+    assert all(gradient is not None for gradient in gradients)
 
 
-def test_film_by_hand() -> None:
+def test_modulation_by_known_values() -> None:
     features = torch.tensor([[1.0, 2.0]])[..., None, None]
     film = torch.tensor([[0.5, -1.0, 10.0, 20.0]])
     assert modulate(features, film).flatten().tolist() == [11.5, 20.0]
 
 
-def test_a_film_cell_without_modulation_is_mdeqs_cell() -> None:
+def test_film_cell_without_modulation_is_mdeqs_cell() -> None:
     torch.manual_seed(0)
     plain = MDEQCell((4, 4), expansion=2, init_gain=0.5).double()
     torch.manual_seed(0)
@@ -191,18 +189,18 @@ def test_a_film_cell_without_modulation_is_mdeqs_cell() -> None:
     features = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     condition = BranchesFiLM(3, filmed.sizes).double()
     nn.init.zeros_(condition.film.bias)
-    still, moving = torch.zeros(2, 3).double(), torch.ones(2, 3).double()
+    zeros, ones = torch.zeros(2, 3).double(), torch.ones(2, 3).double()
     states = (torch.randn(2, 4, 6, 6).double(), torch.randn(2, 4, 3, 3).double())
     expected = plain.step(states, plain.inject(features))
-    for tasks, same in ((still, True), (moving, False)):
+    for tasks, same in ((zeros, True), (ones, False)):
         context = filmed.inject(*condition(features, tasks))
         for one, other in zip(filmed.step(states, context), expected, strict=True):
             assert torch.allclose(one, other) is same
-    with pytest.raises(ValueError, match="make them with BranchesFiLM"):
+    with pytest.raises(ValueError, match="compute them with BranchesFiLM"):
         filmed.inject(features)
 
 
-def test_an_opteq_converges_whatever_the_task_vector() -> None:
+def test_opteq_converges_for_large_weights_and_task_vectors() -> None:
     model = small("opteq", tolerance=1e-6)
     with torch.no_grad():
         for parameter in model.layer.parameters():
@@ -212,15 +210,15 @@ def test_an_opteq_converges_whatever_the_task_vector() -> None:
     assert model.last_solution.converged.all()
 
 
-def test_tasks_and_images_of_the_wrong_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="a task vector of 6 numbers for each of the 4 images"):
+def test_tasks_and_images_of_the_wrong_size_raise() -> None:
+    with pytest.raises(ValueError, match="one task vector of 6 numbers for each of the 4 images"):
         small("opteq")(drawings(4), vectors(3))
     with pytest.raises(ValueError, match=r"expected images of shape \(batch, 1, height, width\)"):
         small("opteq")(drawings(4).repeat(1, 3, 1, 1))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_the_network_of_maml(norm: Any) -> None:
+def test_conv4_normalizes_batches_or_images(norm: Any) -> None:
     model = Conv4(channels=8, norm=norm, num_classes=3, in_channels=1)
     images = torch.rand(4, 1, 28, 28)
     logits = model(images)
@@ -228,13 +226,13 @@ def test_the_network_of_maml(norm: Any) -> None:
     assert model(images[:0]).shape == (0, 3)
     torch.testing.assert_close(logits, model.eval()(images))
     torch.testing.assert_close(logits, model(images.unflatten(0, (2, 2))))
-    apart = torch.allclose(logits[:2], model(images[:2]), rtol=1e-4, atol=1e-6)
-    assert apart is (norm == "group")
+    independent = torch.allclose(logits[:2], model(images[:2]), rtol=1e-4, atol=1e-6)
+    assert independent is (norm == "group")
     with pytest.raises(ValueError, match="norm must be one of batch, group"):
         Conv4(norm="layer")  # type: ignore[arg-type]
 
 
-def test_the_papers_sizes() -> None:
+def test_sizes_of_the_paper() -> None:
     model = eq.models.model_outline("few-shot-mdeq")
     assert isinstance(model, FewShotClassifier)
     assert isinstance(model.layer.cell, FiLMCell)

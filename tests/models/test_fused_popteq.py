@@ -1,4 +1,4 @@
-"""POptEqs with the fusion inside the map, beside the fusion of equilibria."""
+"""POptEqs with the fusion inside the map."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from equilibria.models import parameter_count
 def model(fusion: str, **options: Any) -> eq.models.EquilibriumClassifier:
     torch.manual_seed(0)
     small = {"channels": 4, "widths": (3, 5, 6), "in_channels": 1, "pool": 2}
-    made = eq.create_model("popteq-small", fused="map", fusion=fusion, **small, **options)
-    return made.double().eval()
+    network = eq.create_model("popteq-small", fused="map", fusion=fusion, **small, **options)
+    return network.double().eval()
 
 
 @pytest.mark.parametrize("fusion", ["average", "conv"])
-def test_every_branch_sees_what_was_fused(fusion: str) -> None:
+def test_equilibrium_satisfies_its_equation(fusion: str) -> None:
     network = model(fusion)
     images = torch.rand(2, 1, 8, 8, dtype=torch.float64)
     with eq.solving(network, tolerance=1e-10, strict=True):
@@ -29,14 +29,14 @@ def test_every_branch_sees_what_was_fused(fusion: str) -> None:
     h = cell.mixing(z).chunk(3, dim=1) if fusion == "conv" else [sum(z.chunk(3, dim=1)) / 3] * 3
     x = network.injected(images)
     expected = []
-    for layer, seen in zip(cell.layers, h, strict=True):
+    for layer, fused in zip(cell.layers, h, strict=True):
         c = layer.input.inject(x)["c"]
-        expected.append(layer.W.adjoint(torch.relu(layer.W(seen) + c)))
+        expected.append(layer.W.adjoint(torch.relu(layer.W(fused) + c)))
     torch.testing.assert_close(z, torch.cat(expected, dim=1), rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(feature, torch.stack(expected).mean(dim=0), rtol=1e-7, atol=1e-9)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_against_finite_differences() -> None:
     network = model("conv", tolerance=1e-12, gradient={"name": "implicit", "tolerance": 1e-12})
     images = torch.rand(1, 1, 8, 8, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(network(images).square().sum(), images)
@@ -48,8 +48,8 @@ def test_gradients_are_those_of_finite_differences() -> None:
     )
 
 
-def test_the_counts_of_both_readings_are_the_papers() -> None:
-    """276 K are printed: 96 → 96 channels, inside or outside; 96 → 32 would have 222 K."""
+def test_parameter_counts_of_both_places_fit_the_paper() -> None:
+    """The paper states 276 K; a convolution from 96 to 32 channels would have 222 K."""
     outside = eq.create_model("popteq-conv-276k")
     inside = eq.create_model("popteq-conv-276k", fused="map")
     assert parameter_count(outside) == parameter_count(inside) == 277_674
@@ -59,6 +59,6 @@ def test_the_counts_of_both_readings_are_the_papers() -> None:
     assert parameter_count(eq.create_model("popteq-sum-193k", fused="map")) == plain
 
 
-def test_branches_of_several_resolutions_are_refused() -> None:
-    with pytest.raises(ValueError, match="one resolution"):
+def test_branches_of_several_resolutions_raise() -> None:
+    with pytest.raises(ValueError, match="needs scales of 1 only"):
         eq.create_model("popteq-small", fused="map", scales=(1, 2, 2))

@@ -1,4 +1,4 @@
-"""HRNet: the published size, the branches, and what they exchange."""
+"""HRNet: parameter count, branches and their exchange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tiny(num_classes: int = 4, in_channels: int = 3) -> HRNet:
     )
 
 
-def test_parameter_count() -> None:
+def test_parameter_count_and_shapes_of_branches() -> None:
     with torch.device("meta"):
         model = HRNet(num_classes=1000)
         assert sum(parameter.numel() for parameter in model.parameters()) == 21_299_004
@@ -39,7 +39,9 @@ def test_parameter_count() -> None:
 
 
 @pytest.mark.parametrize(("channels", "size"), [(3, (32, 32)), (1, (37, 50))])
-def test_forward_and_backward(channels: int, size: tuple[int, int], device: torch.device) -> None:
+def test_every_parameter_has_a_finite_gradient(
+    channels: int, size: tuple[int, int], device: torch.device
+) -> None:
     model = tiny(in_channels=channels).to(device)
     logits = model(torch.randn(4, channels, *size, device=device))
     assert logits.shape == (4, 4)
@@ -62,8 +64,7 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
     assert model(images[:0]).shape == (0, 4)
 
 
-def test_every_branch_sees_every_other() -> None:
-    """After one module a change of any branch reaches all of them."""
+def test_each_output_of_a_module_depends_on_all_branches() -> None:
     stage = tiny().double().eval().stages[-1]
     module = stage.exchange[0]  # type: ignore[index, union-attr]
     maps = [
@@ -76,7 +77,7 @@ def test_every_branch_sees_every_other() -> None:
         assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def test_fusing_between_resolutions() -> None:
+def test_fuse_upsamples_and_downsamples() -> None:
     x = torch.randn(2, 4, 3, 3)
     up = Fuse(4, 2, steps=2).eval()
     like = torch.empty(2, 2, 12, 12)
@@ -94,7 +95,7 @@ def test_fusing_between_resolutions() -> None:
     assert torch.equal(Fuse(4, 4, steps=0)(x, x), x)
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         HRNet(width=0)
     with pytest.raises(ValueError, match="must be positive"):

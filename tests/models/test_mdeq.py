@@ -1,4 +1,4 @@
-"""MDEQ: the cell's formula, norms that keep a step pure, dropout, derivatives, sizes."""
+"""MDEQ: formula of the cell, norms, dropout, derivatives and parameter counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.models.small import with_solving
 
 BRANCHES = [4, (4, 8)]
 NORMS = ("group", "batch")
-STEP = 2e-7  # of finite differences: short, because kinks of ReLU lie close
+STEP = 2e-7  # step of finite differences: short, because kinks of ReLU are near
 LABELS = torch.tensor([0, 2, 1])
 
 
-def made(channels: Any = (4, 8), **options: Any) -> EquilibriumClassifier:
+def small_mdeq(channels: Any = (4, 8), **options: Any) -> EquilibriumClassifier:
     torch.manual_seed(0)
     defaults: dict[str, Any] = {
         "num_classes": 3,
@@ -50,8 +50,8 @@ def gradients(model: EquilibriumClassifier, batch: Tensor) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def noisy(cell: MDEQCell) -> MDEQCell:
-    """All parameters random, so that none is at a value that hides a mistake."""
+def randomized(cell: MDEQCell) -> MDEQCell:
+    """Set all parameters at random, because initial zeros and ones would hide errors."""
     with torch.no_grad():
         for parameter in cell.parameters():
             parameter.normal_()
@@ -68,10 +68,11 @@ def random_state(cell: MDEQCell, x: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("weight_norm", [True, False])
 @torch.no_grad()
-def test_a_step_is_the_papers_formula(weight_norm: bool) -> None:
-    """Three branches against the formula written out; the injection enters the first only."""
+def test_step_satisfies_the_formula_of_the_paper(weight_norm: bool) -> None:
+    """The injection enters the first of three branches only."""
     torch.manual_seed(0)
-    cell = noisy(MDEQCell((8, 4, 12), expansion=2, groups=2, weight_norm=weight_norm).double())
+    cell = MDEQCell((8, 4, 12), expansion=2, groups=2, weight_norm=weight_norm).double()
+    randomized(cell)
     x = torch.randn(2, 8, 8, 8, dtype=torch.float64)
     state = random_state(cell, x)
 
@@ -101,22 +102,21 @@ def test_a_step_is_the_papers_formula(weight_norm: bool) -> None:
                 total += z.repeat_interleave(2 ** (j - i), 2).repeat_interleave(2 ** (j - i), 3)
                 continue
             assert len(path.convolutions) == i - j
-            for k, (convolution, its_norm) in enumerate(
-                zip(path.convolutions, path.norms, strict=True)
-            ):
-                z = norm(its_norm, conv(convolution, z.relu() if k else z))
+            pairs = zip(path.convolutions, path.norms, strict=True)
+            for k, (convolution, norm_layer) in enumerate(pairs):
+                z = norm(norm_layer, conv(convolution, z.relu() if k else z))
             total += z
         expected.append(norm(mixer.norm, conv(mixer.convolution, total.relu())))
-    found = cell.step(state, cell.inject(x))
-    for a, b in zip(found, expected, strict=True):
+    images = cell.step(state, cell.inject(x))
+    for a, b in zip(images, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-    assert [tuple(t.shape[1:]) for t in found] == [(8, 8, 8), (4, 4, 4), (12, 2, 2)]
+    assert [tuple(t.shape[1:]) for t in images] == [(8, 8, 8), (4, 4, 4), (12, 2, 2)]
 
 
 @torch.no_grad()
-def test_one_branch_has_no_fusion() -> None:
-    cell = noisy(MDEQCell(8).double())
-    x = torch.randn(2, 8, 5, 7, dtype=torch.float64)  # and any size of the maps
+def test_single_branch_has_no_fusion() -> None:
+    cell = randomized(MDEQCell(8).double())
+    x = torch.randn(2, 8, 5, 7, dtype=torch.float64)  # maps of any size
     (z,) = random_state(cell, x)
     image = cell.step(z, cell.inject(x))
     assert isinstance(image, Tensor)
@@ -128,7 +128,7 @@ def test_one_branch_has_no_fusion() -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("training", [True, False])
 def test_derivatives_against_finite_differences(channels: Any, norm: str, training: bool) -> None:
-    model = made(channels, norm=norm)
+    model = small_mdeq(channels, norm=norm)
     batch = images(size=8).requires_grad_()
     with torch.no_grad():
         for _ in range(3):
@@ -155,19 +155,20 @@ def test_derivatives_against_finite_differences(channels: Any, norm: str, traini
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("training", [True, False])
 def test_implicit_agrees_with_unrolling(channels: Any, norm: str, training: bool) -> None:
-    found = []
+    results = []
     for gradient in (eq.Implicit(tolerance=1e-12), eq.Unrolled(steps=80)):
-        model = made(channels, norm=norm, gradient=gradient, tolerance=1e-12).train(training)
-        found.append(gradients(model, images(size=8)))
+        model = small_mdeq(channels, norm=norm, gradient=gradient, tolerance=1e-12).train(training)
+        results.append(gradients(model, images(size=8)))
         assert model.last_solution is not None
         assert model.last_solution.residual.max() < 1e-12
-    assert found[0].keys() == found[1].keys()
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-8, atol=1e-9, msg=name)
+    implicit, unrolled = results
+    assert implicit.keys() == unrolled.keys()
+    for name in implicit:
+        torch.testing.assert_close(implicit[name], unrolled[name], rtol=1e-8, atol=1e-9, msg=name)
 
 
 def test_gradcheck_of_the_layer() -> None:
-    layer = made((4, 4), activation="softplus").layer
+    layer = small_mdeq((4, 4), activation="softplus").layer
     x = torch.randn(1, 4, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, x, atol=1e-7, rtol=1e-6)
     assert torch.autograd.gradgradcheck(layer, x, atol=1e-6, rtol=1e-5, fast_mode=True)
@@ -177,7 +178,7 @@ def test_gradcheck_of_the_layer() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @torch.no_grad()
 def test_group_norm_does_not_couple_samples(channels: Any, training: bool) -> None:
-    model = made(channels).train(training)
+    model = small_mdeq(channels).train(training)
     assert not model.layer.cell.couples_batch
     batch = images(4)
     batch[2] *= 30
@@ -188,7 +189,7 @@ def test_group_norm_does_not_couple_samples(channels: Any, training: bool) -> No
 
 @torch.no_grad()
 def test_batch_norm_couples_samples_in_training_only() -> None:
-    model = made(norm="batch")
+    model = small_mdeq(norm="batch")
     batch = images(4)
     cell = model.layer.cell
     assert cell.couples_batch
@@ -207,8 +208,8 @@ def test_batch_norm_couples_samples_in_training_only() -> None:
 
 
 @torch.no_grad()
-def test_running_statistics_move_once_a_solve_and_at_the_equilibrium() -> None:
-    model = made(norm="batch")
+def test_running_statistics_are_updated_once_per_solve_at_the_equilibrium() -> None:
+    model = small_mdeq(norm="batch")
     cell = model.layer.cell
     before = {n: b.clone() for n, b in cell.named_buffers()}
     context = cell.inject(model.stem(images()))
@@ -220,13 +221,13 @@ def test_running_statistics_move_once_a_solve_and_at_the_equilibrium() -> None:
     model.features(images())
     norm = cell.blocks[1].output_norm
     assert isinstance(norm, CellNorm)
-    # What a norm meets at the equilibrium, from the outside: its output, unnormalized.
-    seen: list[Tensor] = []
-    hook = norm.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    # Record the input of a norm at the equilibrium.
+    inputs: list[Tensor] = []
+    hook = norm.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     cell.step(solution.state, solution.context)
     hook.remove()
-    torch.testing.assert_close(norm.mean, 0.1 * seen[0].mean(dim=(0, 2, 3)))
-    variance = seen[0].transpose(0, 1).flatten(1).var(dim=1)
+    torch.testing.assert_close(norm.mean, 0.1 * inputs[0].mean(dim=(0, 2, 3)))
+    variance = inputs[0].transpose(0, 1).flatten(1).var(dim=1)
     torch.testing.assert_close(norm.variance, 0.9 + 0.1 * variance)
     moved = {n: b.clone() for n, b in cell.named_buffers()}
     model.eval()(images())
@@ -234,17 +235,17 @@ def test_running_statistics_move_once_a_solve_and_at_the_equilibrium() -> None:
 
 
 @torch.no_grad()
-def test_evaluation_tends_to_training_on_the_same_batch() -> None:
-    model = made(norm="batch", tolerance=1e-5)
+def test_evaluation_is_close_to_training_after_many_equal_batches() -> None:
+    model = small_mdeq(norm="batch", tolerance=1e-5)
     for _ in range(60):
         expected = model(images(8))
-    # Running variances are unbiased, those of a batch are not: n/(n−1) apart, n = 32 at the least.
+    # Running variances are unbiased, those of a batch are not: a factor n/(n−1), n ≥ 32.
     torch.testing.assert_close(model.eval()(images(8)), expected, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_backward_pass_sees_the_mode_of_its_forward_pass(norm: str) -> None:
-    model = made(norm=norm, dropout=0.3)
+def test_backward_pass_uses_the_mode_of_its_forward_pass(norm: str) -> None:
+    model = small_mdeq(norm=norm, dropout=0.3)
     torch.manual_seed(3)
     expected = gradients(model, images())
     torch.manual_seed(3)
@@ -256,8 +257,8 @@ def test_a_backward_pass_sees_the_mode_of_its_forward_pass(norm: str) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-10)
 
 
-def test_dropout_masks_are_drawn_once_a_solve() -> None:
-    model = made(dropout=0.4)
+def test_dropout_masks_are_drawn_once_per_solve() -> None:
+    model = small_mdeq(dropout=0.4)
     cell, x = model.layer.cell, model.stem(images(64, size=2))
     context = cell.inject(x)
     masks = context.sample["masks"]
@@ -266,14 +267,14 @@ def test_dropout_masks_are_drawn_once_a_solve() -> None:
     state = random_state(cell, x)
     assert all(map(torch.equal, cell.step(state, context), cell.step(state, context)))
     assert not torch.equal(cell.inject(x).sample["masks"][0], masks[0])
-    kept = context.keep(torch.tensor([5, 7]))
-    part = cell.step(map_state(lambda z: z[[5, 7]], state), kept)
-    torch.testing.assert_close(part[0], cell.step(state, context)[0][[5, 7]])
+    subset = context.keep(torch.tensor([5, 7]))
+    images_of_subset = cell.step(map_state(lambda z: z[[5, 7]], state), subset)
+    torch.testing.assert_close(images_of_subset[0], cell.step(state, context)[0][[5, 7]])
     assert "masks" not in model.eval().layer.cell.inject(x).sample
     assert torch.equal(model(images()), model(images()))
 
 
-def test_weight_norm_is_computed_once_a_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_norm_is_computed_once_per_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[CellConv2d] = []
     original = CellConv2d.kernel
 
@@ -282,7 +283,7 @@ def test_weight_norm_is_computed_once_a_solve(monkeypatch: pytest.MonkeyPatch) -
         return original(self)
 
     monkeypatch.setattr(CellConv2d, "kernel", counted)
-    model = made()
+    model = small_mdeq()
     loss_of(model, images()).backward()
     convolutions = [m for m in model.modules() if isinstance(m, CellConv2d)]
     assert len(calls) == len(convolutions) == 8
@@ -293,14 +294,14 @@ def test_weight_norm_is_computed_once_a_solve(monkeypatch: pytest.MonkeyPatch) -
         for convolution in normalized:
             convolution.direction.mul_(7.0)
     torch.testing.assert_close(model(images()), expected)
-    assert not any("length" in n for n, _ in made(weight_norm=False).named_parameters())
+    assert not any("length" in n for n, _ in small_mdeq(weight_norm=False).named_parameters())
 
 
 @pytest.mark.parametrize("channels", [32, (16, 32), (8, 16, 24, 32)])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("outer_norm", NORMS)
 @torch.no_grad()
-def test_a_fresh_model_converges(channels: Any, norm: str, outer_norm: str) -> None:
+def test_untrained_models_converge(channels: Any, norm: str, outer_norm: str) -> None:
     torch.manual_seed(0)
     solving = eq.Solving(tolerance=1e-3)
     model = mdeq(channels=channels, norm=norm, outer_norm=outer_norm, solving=solving)  # type: ignore[arg-type]
@@ -313,8 +314,8 @@ def test_a_fresh_model_converges(channels: Any, norm: str, outer_norm: str) -> N
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("channels", [8, (8, 8)])
-def test_it_trains_and_evaluates(norm: str, channels: Any) -> None:
-    model = made(channels, norm=norm, tolerance=1e-4, dropout=0.1, gradient="auto").float()
+def test_training_reduces_the_loss_and_evaluation_converges(norm: str, channels: Any) -> None:
+    model = small_mdeq(channels, norm=norm, tolerance=1e-4, dropout=0.1, gradient="auto").float()
     batch, labels = torch.randn(6, 2, 8, 8), torch.arange(6) % 3
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
@@ -331,7 +332,7 @@ def test_it_trains_and_evaluates(norm: str, channels: Any) -> None:
 
 
 @torch.no_grad()
-def test_branches_pack_into_one_tensor() -> None:
+def test_packed_branches_unpack_to_the_same_tensors() -> None:
     for batch in (2, 0):
         shapes = [(3, 8, 12), (5, 4, 6), (1, 2, 3)]
         branches = [torch.randn(batch, *shape) for shape in shapes]
@@ -340,8 +341,8 @@ def test_branches_pack_into_one_tensor() -> None:
         assert all(map(torch.equal, unpack_branches(packed, (3, 5, 1)), branches))
 
 
-def test_published_sizes() -> None:
-    """Within what the published rounding and the authors' configurations leave open."""
+def test_parameter_counts_of_the_papers() -> None:
+    """The counts agree with the published ones up to their rounding."""
 
     def count(**options: Any) -> int:
         with torch.device("meta"):
@@ -356,23 +357,23 @@ def test_published_sizes() -> None:
     assert small == 18_614_456  # 18 M
 
 
-def test_errors_say_what_to_do() -> None:
+def test_invalid_options_and_inputs_raise() -> None:
     with pytest.raises(ValueError, match="divisible by 2, got 5×5; resize or pad"):
-        made()(images(size=5))
+        small_mdeq()(images(size=5))
     with pytest.raises(ValueError, match="norm must be one of group, batch"):
-        made(norm="layer")
+        small_mdeq(norm="layer")
     with pytest.raises(ValueError, match="dropout must be in"):
-        made(dropout=1.0)
+        small_mdeq(dropout=1.0)
     with pytest.raises(ValueError, match="downsample must be 1, 2 or 4"):
-        made(downsample=3)
+        small_mdeq(downsample=3)
     with pytest.raises(ValueError, match="one positive number per branch"):
-        made(())
+        small_mdeq(())
     with pytest.raises(ValueError, match="expansion must be"):
-        made(expansion=0)
+        small_mdeq(expansion=0)
     with pytest.raises(ValueError, match="groups must be"):
-        made(groups=0)
+        small_mdeq(groups=0)
     with pytest.raises(ValueError, match=r"expected images of shape \(batch, 2, height, width\)"):
-        made()(images()[:, :1])
+        small_mdeq()(images()[:, :1])
     with pytest.raises(eq.equilibrium.NoObjectiveError):
-        made().objective(images())
-    assert made().contraction_bound(images()) is None
+        small_mdeq().objective(images())
+    assert small_mdeq().contraction_bound(images()) is None

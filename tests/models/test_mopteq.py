@@ -1,4 +1,4 @@
-"""POptEqs and MOptEqs: the paper's equations, its ablations, PE, and that everything converges."""
+"""POptEqs and MOptEqs: the equations of the paper, ablations, PE and convergence."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def cell_of(
 ) -> tuple[MOptEqCell, Tensor]:
     torch.manual_seed(0)
     widths = [3 + i % 2 for i in range(len(scales))]
-    own = {k: options.pop(k) for k in ("pe", "epsilon", "perturb_for", "fusion") if k in options}
+    names = ("pe", "epsilon", "perturb_for", "fusion")
+    cell_options = {name: options.pop(name) for name in names if name in options}
     coupling = HeritageDiversity(operators(widths), scales=scales, **{"diversity": 0.05, **options})
     pairs = zip(widths, scales, strict=True)
     inputs = [eq.Input(eq.Conv2d(2, w, 3) @ eq.AveragePool(s)) for w, s in pairs]
-    cell = MOptEqCell(inputs, coupling, **own).double()
+    cell = MOptEqCell(inputs, coupling, **cell_options).double()
     return cell, torch.randn(2, 2, size, size, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("scales", [(1,), (1, 1), (1, 1, 1), (1, 2, 4), (1, 2, 2, 4)])
-def test_proposition_1(scales: tuple[int, ...]) -> None:
-    """The step is Eq. 6 with h as printed, written out channel by channel."""
+def test_step_is_eq_6_of_proposition_1(scales: tuple[int, ...]) -> None:
+    """Compare with h computed channel by channel."""
     lam = 0.3
     cell, x = cell_of(scales, sign="hard", diversity=lam)
     context = cell.inject(x)
@@ -83,7 +84,7 @@ def test_proposition_1(scales: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("fine", "coarse"), [(1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (2, 8)])
-def test_resampling_is_its_own_transpose(fine: int, coarse: int) -> None:
+def test_resampling_up_is_the_transpose_of_resampling_down(fine: int, coarse: int) -> None:
     down = resampling(fine, coarse)
     up = resampling(coarse, fine)
     small = torch.randn(2, 3, 8 // coarse, 8 // coarse, dtype=torch.float64)
@@ -95,7 +96,7 @@ def test_resampling_is_its_own_transpose(fine: int, coarse: int) -> None:
         resampling(2, 3)
 
 
-def test_resampling_keeps_the_layout_of_memory() -> None:
+def test_resampling_keeps_the_memory_format() -> None:
     z = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     for P in (eq.AveragePool(2), eq.AveragePool(2).T):
         assert P(z).is_contiguous(memory_format=torch.channels_last)
@@ -104,14 +105,14 @@ def test_resampling_keeps_the_layout_of_memory() -> None:
 def test_one_branch_without_diversity_is_opteq() -> None:
     cell, x = cell_of((1,), diversity=0.0)
     solver = eq.Anderson(tolerance=1e-13, max_iterations=500)
-    found = eq.EquilibriumLayer(cell=cell, solver=solver)(x)
+    feature = eq.EquilibriumLayer(cell=cell, solver=solver)(x)
     opteq = eq.models.OptEqCell(
         cell.heritage_diversity.operators()[0], cell.inputs()[0].U, bias=False
     )
-    torch.testing.assert_close(eq.EquilibriumLayer(cell=opteq, solver=solver)(x), found)
+    torch.testing.assert_close(eq.EquilibriumLayer(cell=opteq, solver=solver)(x), feature)
 
 
-def test_without_heritage_and_diversity_it_is_popteqs() -> None:
+def test_mopteqs_without_heritage_and_diversity_are_popteqs() -> None:
     scales = (1, 2)
     cell, x = cell_of(scales, diversity=0.0, heritage=False)
     solver = eq.Anderson(tolerance=1e-13, max_iterations=500)
@@ -122,7 +123,7 @@ def test_without_heritage_and_diversity_it_is_popteqs() -> None:
     torch.testing.assert_close(one(x), two(x))
     value = one.objective(x).value(one.solve(x).state)
     torch.testing.assert_close(value, two.objective(x).value(two.solve(x).state))
-    # Each branch is an OptEq of its own.
+    # Each branch is an independent OptEq.
     state = two.solve(x).state
     for W, term, y in zip(cell.heritage_diversity.operators(), cell.inputs(), state, strict=True):
         alone = eq.models.OptEqCell(W, term.U, bias=False)
@@ -137,27 +138,27 @@ def test_both_spaces_have_the_same_equilibrium(sign: str, scales: tuple[int, ...
     solver = eq.Anderson(tolerance=1e-13, max_iterations=999)
     rule = eq.Implicit(tolerance=1e-13)
     x.requires_grad_()
-    found = []
-    for one in (cell, MOptEqFeatureCell(cell)):
-        layer = eq.EquilibriumLayer(cell=one, solver=solver, gradient=rule, strict=True)
+    results = []
+    for form in (cell, MOptEqFeatureCell(cell)):
+        layer = eq.EquilibriumLayer(cell=form, solver=solver, gradient=rule, strict=True)
         output = layer(x)
         gradients = torch.autograd.grad(output.sin().sum(), [x, *cell.parameters()])
         solution = layer.solve(x)
-        objective = one.objective(solution.context)
+        objective = form.objective(solution.context)
         assert (objective.residual(solution.state) < 1e-11).all()
         for gradient in state_tensors(objective.gradient(solution.state)):
             assert gradient.abs().max() < 1e-11
-        found.append([output, *gradients, objective.value(solution.state)])
+        results.append([output, *gradients, objective.value(solution.state)])
         assert layer.contraction_bound(x) == pytest.approx(
             eq.EquilibriumLayer(cell=cell).contraction_bound(x)
         )
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("sign", ["smooth", "freeze"])
 @pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4)])
-def test_an_equilibrium_is_stationary(sign: str, scales: tuple[int, ...]) -> None:
+def test_equilibrium_is_stationary(sign: str, scales: tuple[int, ...]) -> None:
     cell, x = cell_of(scales, sign=sign)
     layer = eq.EquilibriumLayer(cell=cell, solver=eq.Anderson(tolerance=1e-13, max_iterations=999))
     solution = layer.solve(x)
@@ -171,7 +172,7 @@ def test_an_equilibrium_is_stationary(sign: str, scales: tuple[int, ...]) -> Non
     "options", [{"diversity": 0.0}, {"sign": "freeze"}, {"sign": "freeze", "heritage": False}]
 )
 @pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4), (1, 2)])
-def test_the_curvature_bound(scales: tuple[int, ...], options: dict[str, object]) -> None:
+def test_curvature_is_below_its_bound(scales: tuple[int, ...], options: dict[str, object]) -> None:
     cell, x = cell_of(scales, **options)
     x = x[:1]
     context = cell.inject(x)
@@ -188,7 +189,7 @@ def test_the_curvature_bound(scales: tuple[int, ...], options: dict[str, object]
     assert bound <= limit * (1 + 1e-6)
 
 
-def test_moving_signs_have_no_curvature_bound() -> None:
+def test_signs_that_depend_on_the_state_have_no_curvature_bound() -> None:
     for sign in ("smooth", "hard"):
         cell, x = cell_of(sign=sign)
         assert cell.limits.contraction is None
@@ -239,50 +240,50 @@ def test_pe_converges_for_all_samples(sign: str) -> None:
 
 
 def sign_flips(model: eq.models.EquilibriumClassifier, solution: eq.Solution) -> torch.Tensor:
-    """How many signs of M differ between a state and its image, per sample."""
+    """Return the number of signs of M that differ between a state and its image, per sample."""
     cell = model.layer.cell
     assert isinstance(cell, MOptEqFeatureCell)
-    images = (solution.state, cell.step(solution.state, solution.context))
+    states = (solution.state, cell.step(solution.state, solution.context))
     coupling = cell.lifted.heritage_diversity.coupling
-    now, then = (coupling.signs(state_tensors(image)) for image in images)
-    return torch.stack([(now[k] != then[k]).flatten(1).sum(dim=1) for k in now]).sum(dim=0)
+    before, after = (coupling.signs(state_tensors(state)) for state in states)
+    flips = [(before[k] != after[k]).flatten(1).sum(dim=1) for k in before]
+    return torch.stack(flips).sum(dim=0)
 
 
-def test_the_floor_of_hard_signs_is_reported() -> None:
+def test_hard_signs_do_not_converge_and_warn_with_advice() -> None:
     model, images = settled_model(widths=(64, 128, 128), sign="hard", diversity=1 / 32)
-    with pytest.warns(eq.ConvergenceWarning, match="signs of the diversity term chatter"):
+    with pytest.warns(eq.ConvergenceWarning, match="signs of the diversity term alternate"):
         solution = model.solve(images)
     assert (solution.status == eq.Status.OUT_OF_ITERATIONS).all()
     assert (solution.residual < 0.1).all()
     assert (sign_flips(model, solution) > 0).all()
     smooth, _ = settled_model(widths=(64, 128, 128), sign="smooth", diversity=1 / 32)
-    rest = smooth.solve(images)
-    assert sign_flips(smooth, rest).float().mean() < 1
+    smooth_solution = smooth.solve(images)
+    assert sign_flips(smooth, smooth_solution).float().mean() < 1
 
 
 @pytest.mark.parametrize("space", ["y", "z"])
 @pytest.mark.parametrize(("perturb_for", "freeze_after"), [(3, 12), (12, 3), (2, 2)])
-def test_signs_and_perturbations_are_each_renewed_for_their_time(
+def test_signs_and_perturbations_are_refreshed_for_separate_numbers_of_iterations(
     space: str, perturb_for: int, freeze_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both were renewed for the longer of the two."""
     lifted, x = cell_of(
         pe="always", perturb_for=perturb_for, sign="freeze", freeze_after=freeze_after
     )
     cell = lifted if space == "y" else MOptEqFeatureCell(lifted)
     assert cell.refresh_until == max(perturb_for, freeze_after)
-    renewals = {"perturb": 0, "signs": 0}
+    refreshes = {"perturb": 0, "signs": 0}
     for owner, name in ((lifted, "perturb"), (lifted.heritage_diversity.coupling, "signs")):
         original = getattr(owner, name)
 
         def counted(*args: Any, name: str = name, original: Any = original) -> Any:
-            renewals[name] += 1
+            refreshes[name] += 1
             return original(*args)
 
         monkeypatch.setattr(owner, name, counted)
     solution = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-12)).solve(x)
     assert solution.converged.all()
-    assert renewals == {"perturb": perturb_for, "signs": freeze_after + 1}  # one by `calibrate`
+    assert refreshes == {"perturb": perturb_for, "signs": freeze_after + 1}  # one by `calibrate`
 
 
 def test_frozen_signs_are_those_of_an_iterate() -> None:
@@ -302,7 +303,7 @@ def test_frozen_signs_are_those_of_an_iterate() -> None:
         )
 
 
-def test_perturbations_are_those_that_raise_the_objective_most() -> None:
+def test_reconstructed_perturbations_increase_the_objective_most() -> None:
     cell, x = cell_of((1, 2), pe="always", epsilon=0.2)
     state = eq.EquilibriumLayer(cell=cell, solver=eq.Picard(tolerance=1e-10)).solve(x).state
     deltas = reconstructed_perturbations(cell, state, 0.2)
@@ -328,16 +329,19 @@ def test_pe_perturbs_the_branches_after_the_first() -> None:
     assert cell.train().refresh_until == 4
     perturbed = layer.solve(x)
     assert perturbed.evaluations >= 4
-    seen = [part["c"] for part in perturbed.context.parts["branches"].parts.values()]
-    before = [part["c"] for part in clean.context.parts["branches"].parts.values()]
-    torch.testing.assert_close(seen[0], before[0])
-    assert all((a - b).abs().max() > 1e-3 for a, b in zip(seen[1:], before[1:], strict=True))
-    # Branch i sees U(g − δ): the difference is U applied to signs of size ε of the branch before.
+    inputs = [part["c"] for part in perturbed.context.parts["branches"].parts.values()]
+    clean_inputs = [part["c"] for part in clean.context.parts["branches"].parts.values()]
+    torch.testing.assert_close(inputs[0], clean_inputs[0])
+    pairs = zip(inputs[1:], clean_inputs[1:], strict=True)
+    assert all((a - b).abs().max() > 1e-3 for a, b in pairs)
+    # The input of branch i is U(g − δ) with δ of the previous branch.
     state = perturbed.state
     deltas = reconstructed_perturbations(cell, state, 0.3)
-    for term, delta, a, b in zip(cell.inputs()[1:], deltas, seen[1:], before[1:], strict=False):
+    for term, delta, a, b in zip(
+        cell.inputs()[1:], deltas, inputs[1:], clean_inputs[1:], strict=False
+    ):
         exact = b - term.U(delta)
-        # δ was kept from the fourth iteration: nearly all of its signs are still those of now.
+        # δ is that of the fourth iteration, whose signs are nearly all final.
         assert (a - exact).norm() < 0.3 * (a - b).norm()
 
 
@@ -352,8 +356,8 @@ def test_pe_has_no_effect_on_a_single_branch_and_is_off_by_default() -> None:
     )
 
 
-def test_gradients_with_pe_are_those_of_the_kept_perturbation() -> None:
-    """δ is constant almost everywhere: finite differences agree, and U gets both its parts."""
+def test_gradients_with_pe_against_finite_differences() -> None:
+    """δ is constant almost everywhere."""
     cell, x = cell_of((1, 2), pe="always", epsilon=0.1)
     layer = eq.EquilibriumLayer(
         cell=cell, solver=eq.Anderson(tolerance=1e-13), gradient=eq.Implicit(tolerance=1e-13)
@@ -375,7 +379,7 @@ def test_gradients_with_pe_are_those_of_the_kept_perturbation() -> None:
     torch.testing.assert_close(exact, (values[0] - values[1]) / 2e-6, rtol=1e-6, atol=1e-9)
 
 
-def test_unrolling_agrees_with_pe() -> None:
+def test_implicit_and_unrolled_gradients_with_pe_agree() -> None:
     cell, x = cell_of((1, 2), pe="always", epsilon=0.1)
     solver = eq.Picard(tolerance=1e-13, max_iterations=500)
     outputs = [
@@ -387,8 +391,8 @@ def test_unrolling_agrees_with_pe() -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
-def test_proposition_2() -> None:
-    """max{G(z'; g−δ) − G(z*; g), √N ε‖z' − z*‖} ≥ ½(ε‖Uᵀy*‖₁ − Nε²), on 300 random OptEqs."""
+def test_proposition_2_for_random_opteqs() -> None:
+    """max{G(z'; g−δ) − G(z*; g), √N ε‖z' − z*‖} ≥ ½(ε‖Uᵀy*‖₁ − Nε²)."""
     generator = torch.Generator().manual_seed(0)
     solver = eq.Anderson(tolerance=1e-12, max_iterations=1000)
     n = 6
@@ -402,19 +406,19 @@ def test_proposition_2() -> None:
         y = layer.solve(g).state
         delta = epsilon * (y @ U).sign()
         moved = layer.solve(g - delta).state
-        rise = layer.objective(g - delta).value(moved) - layer.objective(g).value(y)
+        increase = layer.objective(g - delta).value(moved) - layer.objective(g).value(y)
         distance = n**0.5 * epsilon * ((moved - y) @ W).norm()
-        left = max(float(rise), float(distance))
-        right = 0.5 * (epsilon * float((y @ U).abs().sum()) - n * epsilon**2)
-        assert left >= right - 1e-9
-        if right > 1e-6:
+        left_side = max(float(increase), float(distance))
+        right_side = 0.5 * (epsilon * float((y @ U).abs().sum()) - n * epsilon**2)
+        assert left_side >= right_side - 1e-9
+        if right_side > 1e-6:
             cases += 1
-            worst = min(worst, left / right)
+            worst = min(worst, left_side / right_side)
     assert cases > 200
     assert worst >= 1
 
 
-def test_the_augmented_loss() -> None:
+def test_heritage_diversity_loss_satisfies_its_formula() -> None:
     features = torch.randn(2, 6, 3, 3, dtype=torch.float64)
     z = features.unflatten(1, (3, 2))
     expected = torch.zeros(2, dtype=torch.float64)
@@ -427,7 +431,7 @@ def test_the_augmented_loss() -> None:
     torch.testing.assert_close(heritage_diversity_loss(z.unbind(dim=1), 0.1), expected)
 
 
-def test_it_trains_with_the_augmented_loss() -> None:
+def test_training_reduces_the_heritage_diversity_loss() -> None:
     torch.manual_seed(0)
     model = popteq(channels=4, widths=(3, 4), scales=(1, 1), fusion="none")
     images = torch.randn(4, 3, 8, 8)
@@ -445,7 +449,7 @@ def test_it_trains_with_the_augmented_loss() -> None:
 
 @pytest.mark.parametrize("fusion", ["average", "sum", "none", "conv"])
 @pytest.mark.parametrize("make", [popteq, mopteq])
-def test_fusions(fusion: str, make: object) -> None:
+def test_features_of_all_fusions(fusion: str, make: object) -> None:
     torch.manual_seed(0)
     model = make(channels=4, widths=(3, 4), scales=(1, 2), fusion=fusion, num_classes=5)  # type: ignore[operator]
     images = torch.randn(2, 3, 8, 8)
@@ -464,8 +468,8 @@ def test_fusions(fusion: str, make: object) -> None:
     torch.testing.assert_close(features, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_evaluation_of_a_perturbation() -> None:
-    """Logits at g − δ move further than at g − random signs of the same size (Figure 3a)."""
+def test_reconstructed_perturbations_change_logits_more_than_random_ones() -> None:
+    """Figure 3a."""
     model, images = settled_model(widths=(16, 32), scales=(1, 1))
     with torch.no_grad():
         clean = model(images)
@@ -484,10 +488,10 @@ def parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_bad_options_are_explained() -> None:
-    with pytest.raises(ValueError, match="one scale a branch"):
+def test_invalid_options_raise() -> None:
+    with pytest.raises(ValueError, match="one number per branch each, got 2 widths and 1 scales"):
         mopteq(widths=(3, 4), scales=(1,))
-    with pytest.raises(ValueError, match="one must be 1"):
+    with pytest.raises(ValueError, match=r"the smallest of scales .* must be 1"):
         popteq(widths=(3, 4), scales=(2, 4))
     with pytest.raises(ValueError, match="sign must be"):
         mopteq(sign="soft")  # type: ignore[arg-type]
@@ -511,34 +515,36 @@ def test_bad_options_are_explained() -> None:
 
 
 @pytest.mark.parametrize("space", ["y", "z"])
-def test_vanished_features_have_finite_derivatives_of_both_orders(space: str) -> None:
-    """In single precision, W = 0: the smooth signs' scale t is then at its floor, far below one."""
+def test_zero_features_have_finite_derivatives_of_both_orders(space: str) -> None:
+    """For W = 0 the scale t of smooth signs is at its lower limit."""
     torch.manual_seed(0)
     model = eq.create_model("mopteq-small", space=space, init_scale=0.0)
     with eq.solving(model, record="equilibria") as record:
         loss = model(torch.rand(3, 3, 8, 8)).square().sum()
-    (found,) = record.equilibria
-    penalty = eq.equilibrium.jacobian_penalty(model.layer.cell, found.state, found.context)
+    (equilibrium,) = record.equilibria
+    penalty = eq.equilibrium.jacobian_penalty(
+        model.layer.cell, equilibrium.state, equilibrium.context
+    )
     (loss + penalty.sum()).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("heritage", [True, False])
 @pytest.mark.parametrize("scales", [(1, 1, 1), (1, 2, 4), (2, 1), (1,)])
-def test_messages_are_differentiated_as_what_they_are_composed_of(
+def test_derivatives_of_messages_agree_with_those_of_composed_messages(
     scales: tuple[int, ...], heritage: bool
 ) -> None:
     coupling = BranchCoupling(scales, diversity=0.3, heritage=heritage)
 
-    def drawn(scale: int) -> Tensor:
+    def random_map(scale: int) -> Tensor:
         size = 4 // scale
         return torch.randn(2, 3, size, size, dtype=torch.float64)
 
-    z = [drawn(scale).requires_grad_() for scale in scales]
-    cotangents, directions = ([drawn(scale) for scale in scales] for _ in range(2))
+    z = [random_map(scale).requires_grad_() for scale in scales]
+    cotangents, directions = ([random_map(scale) for scale in scales] for _ in range(2))
 
     def derivatives(messages: Any) -> list[Tensor]:
-        # The scales depend on the features: a derivative in these must not run on through them.
+        # The scales depend on the features, and derivatives must not go through them.
         t = coupling.scales(z)
         h = messages(z, t)
         first = torch.autograd.grad(h, z, cotangents, retain_graph=True)
@@ -546,23 +552,23 @@ def test_messages_are_differentiated_as_what_they_are_composed_of(
         second = torch.autograd.grad(again, z, directions)
         return [*h, *first, *again, *second]
 
-    kept = [one.clone() for one in (*z, *cotangents)]
+    copies = [tensor.clone() for tensor in (*z, *cotangents)]
     pairs = zip(
         derivatives(coupling.messages), derivatives(coupling.composed_messages), strict=True
     )
-    for found, meant in pairs:
-        torch.testing.assert_close(found, meant, rtol=1e-12, atol=1e-12)
-    assert all(map(torch.equal, kept, (*z, *cotangents)))  # nothing of others is overwritten
+    for result, expected in pairs:
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    assert all(map(torch.equal, copies, (*z, *cotangents))), "an input was overwritten"
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode itself
-def test_messages_are_differentiated_forwards_too() -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # from forward mode itself
+def test_forward_and_backward_derivatives_of_messages_agree() -> None:
     coupling = BranchCoupling((1, 2), diversity=0.3)
     z = [torch.randn(2, 3, n, n, dtype=torch.float64).requires_grad_() for n in (4, 2)]
     t = {f"pair{i}": torch.rand(2, 3, 3, dtype=torch.float64) for i in range(2)}
-    backward = torch.autograd.grad(coupling.messages(z, t), z, [one.detach() for one in z])
+    backward = torch.autograd.grad(coupling.messages(z, t), z, [zi.detach() for zi in z])
     with forward_ad.dual_level():
-        dual = [forward_ad.make_dual(one, one.detach()) for one in z]
+        dual = [forward_ad.make_dual(zi, zi.detach()) for zi in z]
         forward = [forward_ad.unpack_dual(h).tangent for h in coupling.messages(dual, t)]
     for one, other in zip(forward, backward, strict=True):  # the Jacobian is symmetric
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -570,7 +576,7 @@ def test_messages_are_differentiated_forwards_too() -> None:
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("convolve", [True, False])
-def test_a_step_overwrites_nothing_but_its_own(convolve: bool, recorded: bool) -> None:
+def test_step_does_not_overwrite_its_inputs(convolve: bool, recorded: bool) -> None:
     W: Any = operators([3, 3]) if convolve else [Identity(), Identity()]
     inputs = [eq.Input(U) for U in operators([3, 3])]
     coupling = HeritageDiversity(W, diversity=0.0, heritage=False)
@@ -578,9 +584,9 @@ def test_a_step_overwrites_nothing_but_its_own(convolve: bool, recorded: bool) -
     x = torch.randn(2, 3, 4, 4)
     context = cell.inject(x)
     state = (torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4))
-    held = [*state, *context.tensors()]
-    before = [tensor.clone() for tensor in held]
+    inputs_of_step = [*state, *context.tensors()]
+    before = [tensor.clone() for tensor in inputs_of_step]
     with torch.set_grad_enabled(recorded):
         first, second = cell.step(state, context), cell.step(state, context)
-    assert all(map(torch.equal, held, before))
+    assert all(map(torch.equal, inputs_of_step, before))
     assert all(map(torch.equal, state_tensors(first), state_tensors(second)))

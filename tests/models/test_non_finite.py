@@ -1,4 +1,4 @@
-"""NaN and infinite values in images, and in the tensors of a model."""
+"""NaN and infinite values in images, and in the parameters and buffers of models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGE_MODELS = [
 
 
 def batch_for(name: str) -> Tensor:
-    """Four images of the channels and the size that a model takes."""
+    """Return four images of the channels and the size that a model expects."""
     options = eq.models.model_options(name)
     size = options.get("image_size") or 32
     return torch.rand(4, options["in_channels"], size, size)
@@ -31,7 +31,7 @@ def batch_for(name: str) -> Tensor:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_a_bad_image_gives_nan_for_itself_alone_in_evaluation(name: str, bad: float) -> None:
+def test_evaluation_returns_nan_for_the_non_finite_image_only(name: str, bad: float) -> None:
     model = fraction(name).eval()
     images = batch_for(name)
     clean = model(images)
@@ -44,7 +44,7 @@ def test_a_bad_image_gives_nan_for_itself_alone_in_evaluation(name: str, bad: fl
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_a_training_batch_with_a_bad_image_is_refused_before_any_buffer_changes(
+def test_training_batch_with_a_non_finite_image_raises_before_any_buffer_changes(
     name: str, bad: float
 ) -> None:
     model = fraction(name).train()
@@ -57,7 +57,7 @@ def test_a_training_batch_with_a_bad_image_is_refused_before_any_buffer_changes(
         assert torch.equal(b, buffers[n]), n
 
 
-def test_the_features_of_a_bad_training_batch_are_refused_too() -> None:
+def test_features_of_a_non_finite_training_batch_raise() -> None:
     model = eq.create_model("mopteq-small").train()
     images = torch.rand(2, 3, 32, 32)
     images[0] = torch.nan
@@ -67,7 +67,7 @@ def test_the_features_of_a_bad_training_batch_are_refused_too() -> None:
 
 @pytest.mark.parametrize("name", ["mopteq-small", "resnet-small"])
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_weights_that_are_not_finite_are_reported_at_load_and_at_the_first_pass(
+def test_non_finite_weights_warn_at_load_and_at_the_first_pass(
     name: str,
 ) -> None:
     model = fraction(name).eval()
@@ -83,10 +83,10 @@ def test_weights_that_are_not_finite_are_reported_at_load_and_at_the_first_pass(
     assert outputs.isnan().all()
     with warnings.catch_warnings():
         warnings.simplefilter("error", NonFiniteWeightsWarning)
-        fresh(batch_for(name))  # reported once
+        fresh(batch_for(name))  # warns once
 
 
-def test_a_vmap_over_images_is_refused_with_the_remedy() -> None:
+def test_vmap_over_images_raises_with_advice() -> None:
     model = eq.create_model("opteq-small").eval()
     with pytest.raises(NotImplementedError, match="pass the whole batch"):
         torch.func.vmap(model)(torch.rand(2, 1, 3, 16, 16))

@@ -1,4 +1,4 @@
-"""Deep OptEq for ImageNet: sizes, the separable unit layers, the options of the paper."""
+"""Deep OptEq for ImageNet: parameter counts, separable unit layers, options of the paper."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def count(module: nn.Module) -> int:
 
 
 def tiny(**options: Any) -> EquilibriumClassifier:
-    """Layers narrower and wider than z, with both kinds of filters."""
-    chosen: dict[str, Any] = {
+    """Build a small model with layers narrower and wider than z, and both kernel sizes."""
+    defaults: dict[str, Any] = {
         "num_classes": 3,
         "extractor_channels": 1,
         "channels": 6,
@@ -43,7 +43,7 @@ def tiny(**options: Any) -> EquilibriumClassifier:
         "max_iterations": 2000,
         "gradient": eq.Implicit(tolerance=1e-11),
     }
-    return opteq_imagenet(**with_solving({**chosen, **options})).double()
+    return opteq_imagenet(**with_solving({**defaults, **options})).double()
 
 
 def images(batch: int = 3, size: int = 32) -> Tensor:
@@ -51,7 +51,7 @@ def images(batch: int = 3, size: int = 32) -> Tensor:
 
 
 def settled(model: EquilibriumClassifier) -> EquilibriumClassifier:
-    """In evaluation mode, its running statistics those of some images."""
+    """Set the running statistics from some images; return the model in evaluation mode."""
     with torch.no_grad():
         for _ in range(20):
             model.stem(images(8))
@@ -81,11 +81,11 @@ def test_parameter_counts(
     assert count(model) == total
     with torch.device("meta"):
         wide = "wide-" if "extractor_widening" in options else ""
-        bare = eq.create_model(f"{wide}resnet-50-extractor-imagenet")
-    assert count(bare) == count(model) - count(model.layer)
+        extractor_only = eq.create_model(f"{wide}resnet-50-extractor-imagenet")
+    assert count(extractor_only) == count(model) - count(model.layer)
 
 
-def test_a_separable_operator_has_its_filters_on_the_wider_side() -> None:
+def test_separable_operator_has_its_filters_on_the_wider_side() -> None:
     narrow, wide = separable(6, 4, 3), separable(4, 6, 5)
     assert isinstance(narrow, SeparableConv2d)
     assert count(narrow) == 9 * 6 + 6 * 4
@@ -100,29 +100,29 @@ def test_a_separable_operator_has_its_filters_on_the_wider_side() -> None:
     )
 
 
-def test_the_equilibrium_is_that_of_the_unit_layers() -> None:
-    """z* = f_L∘…∘f_1(z*), f(z) = αWᵀσ(Wz + Ux + b) + (1 − α)z (Eqs. 5, 6)."""
+def test_equilibrium_satisfies_eqs_5_and_6() -> None:
+    """z* = f_L∘…∘f_1(z*), f(z) = αWᵀσ(Wz + Ux + b) + (1 − α)z."""
     model = settled(tiny())
     batch = images()
     with torch.no_grad():
         x = model.stem(batch)
         z = model.features(batch)
-        again = z
+        image = z
         cell = model.layer.cell
         assert isinstance(cell, DeepOptEqCell)
         for layer in cell.units():
             shape = tuple(z.shape[1:])
             weights = layer.W.weights(shape)
-            y = (layer.W(again, weights) + layer.input.U(x) + layer.input.bias).relu()
+            y = (layer.W(image, weights) + layer.input.U(x) + layer.input.bias).relu()
             assert layer.alpha.item() == pytest.approx(0.8)  # type: ignore[union-attr]
-            again = 0.8 * layer.W.adjoint(y, weights) + 0.2 * again
-    torch.testing.assert_close(again, z, rtol=1e-8, atol=1e-8)
+            image = 0.8 * layer.W.adjoint(y, weights) + 0.2 * image
+    torch.testing.assert_close(image, z, rtol=1e-8, atol=1e-8)
     assert z.abs().sum() > 0
 
 
 @pytest.mark.parametrize("size", [8, 16, 32, 45])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_of_any_size(size: int, channels: int, device: torch.device) -> None:
+def test_images_of_all_channels_and_sizes(size: int, channels: int, device: torch.device) -> None:
     model = tiny(in_channels=channels, tolerance=1e-4).float().to(device).eval()
     batch = torch.randn(2, channels, size, size, device=device)
     assert model(batch).shape == (2, 3)
@@ -142,18 +142,17 @@ def test_gradients_reach_every_parameter(gradient: str | eq.gradients.GradientRu
 
 
 def test_implicit_agrees_with_unrolling() -> None:
-    """Learnable α, separable W and its transpose, and the estimated norm are all in the graph."""
     model = settled(tiny())
     unrolled = settled(tiny(gradient=eq.Unrolled(steps=400)))
     unrolled.load_state_dict(model.state_dict())
     batch = images()
-    found = []
-    for one in (model, unrolled):
-        one.zero_grad()
-        F.cross_entropy(one(batch), torch.tensor([0, 1, 2])).backward()
-        found.append({n: p.grad for n, p in one.named_parameters()})
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(gradient, found[1][name], rtol=1e-6, atol=1e-9)
+    results = []
+    for network in (model, unrolled):
+        network.zero_grad()
+        F.cross_entropy(network(batch), torch.tensor([0, 1, 2])).backward()
+        results.append({n: p.grad for n, p in network.named_parameters()})
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(gradient, results[1][name], rtol=1e-6, atol=1e-9)
 
 
 def test_evaluation_does_not_depend_on_the_batch() -> None:
@@ -166,8 +165,7 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize("placement", ["exact", "paper"])
-def test_decorrelation(placement: str) -> None:
-    """The regularizer lowers what it penalizes, and couples the batch."""
+def test_decorrelation_decreases_its_value_and_couples_the_batch(placement: str) -> None:
     plain = settled(tiny())
     model = settled(tiny(regularizer=Decorrelation(), gamma=0.02, placement=placement))
     model.load_state_dict(plain.state_dict())
@@ -185,7 +183,7 @@ def test_decorrelation(placement: str) -> None:
 
 @pytest.mark.parametrize("norm", ["bound", "estimate"])
 def test_the_norm_of_every_layer_is_controlled(norm: str) -> None:
-    """Against the matrix of W on a 4×4 map; the estimate may miss by a few per cent."""
+    """Compare with the dense matrix of W on a 4×4 map; the estimate is off by at most 5 %."""
     model = tiny(norm=norm, zeta=0.7, init_scale=20.0)
     model(images(1))
     cell = model.layer.cell
@@ -198,7 +196,7 @@ def test_the_norm_of_every_layer_is_controlled(norm: str) -> None:
         assert 0.4 < size <= 0.7 * (1 + 1e-9 if norm == "bound" else 1.05)
 
 
-def test_a_fixed_alpha_and_the_bound_certify_the_contraction() -> None:
+def test_contraction_limit_needs_a_fixed_alpha_and_a_norm_bound() -> None:
     model = tiny(norm="bound", learnable_alpha=False, init_scale=20.0).eval()
     limit = (0.2 + 0.8 * 0.95**2) ** 3
     assert model.layer.cell.limits.contraction == pytest.approx(limit)
@@ -206,7 +204,7 @@ def test_a_fixed_alpha_and_the_bound_certify_the_contraction() -> None:
     assert tiny().layer.cell.limits.contraction is None
 
 
-def test_the_head_of_table_6() -> None:
+def test_head_has_the_layers_of_table_6() -> None:
     head = ConvolutionalHead(4, (6, 8), 3)
     names = [type(layer).__name__ for layer in head.layers]
     assert names == ["Conv2d", "ReLU", "MaxPool2d"] * 2
@@ -214,7 +212,7 @@ def test_the_head_of_table_6() -> None:
     assert head(torch.randn(2, 4, 1, 1)).shape == (2, 3)
 
 
-def test_the_extractor_with_the_head_alone() -> None:
+def test_every_parameter_of_extractor_and_head_has_a_gradient() -> None:
     model = resnet(num_classes=3, depth=50, stages=2, channels=1, head_widths=(4, 5))
     logits = model(torch.randn(2, 3, 32, 32))
     assert logits.shape == (2, 3)
@@ -222,13 +220,13 @@ def test_the_extractor_with_the_head_alone() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_a_copy_is_the_same() -> None:
+def test_copies_are_equal() -> None:
     model = settled(tiny())
     batch = images(2)
     assert torch.equal(copy.deepcopy(model)(batch), model(batch))
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="must have the same length, got 5 and 3"):
         opteq_imagenet(kernel_sizes=(3, 3, 3))
     with pytest.raises(ValueError, match="add a batch dimension"):

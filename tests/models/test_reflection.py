@@ -1,4 +1,4 @@
-"""Reflection networks: nonexpansive for any weights, and what follows from it."""
+"""Reflection networks: nonexpansive for all weights, certificates, early exit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def reflection(matrix: Tensor, bias: Tensor) -> eq.EquilibriumLayer:
 
 def network(seed: int = 0, **options: object) -> ReflectionNetwork:
     torch.manual_seed(seed)
-    given = {"image_size": 4, "units": (7, 5), "in_channels": 1, "num_classes": 4, "zeta": 3.0}
-    model = reflection_network(**{**given, **options})  # type: ignore[arg-type]
+    sizes = {"image_size": 4, "units": (7, 5), "in_channels": 1, "num_classes": 4, "zeta": 3.0}
+    model = reflection_network(**{**sizes, **options})  # type: ignore[arg-type]
     with torch.no_grad():
         for layer in model.reflections():
             layer.cell.energy["convex_potential"].bias.normal_()  # type: ignore[index, union-attr]
@@ -40,7 +40,7 @@ def network(seed: int = 0, **options: object) -> ReflectionNetwork:
 
 @settings(max_examples=15, deadline=None)
 @given(size=st.floats(0.01, 5), seed=st.integers(0, 2**31))
-def test_reflections_are_nonexpansive_whatever_the_weights(size: float, seed: int) -> None:
+def test_reflections_are_nonexpansive_for_all_weights(size: float, seed: int) -> None:
     torch.manual_seed(seed)
     W, b = size * torch.randn(6, 4).double(), torch.randn(6).double()
     layer = reflection(W, b)
@@ -50,25 +50,25 @@ def test_reflections_are_nonexpansive_whatever_the_weights(size: float, seed: in
     assert (moved <= (u - v).norm(dim=1) * (1 + 1e-9) + 1e-8).all()
 
 
-def test_the_equilibrium_is_the_proximal_operator() -> None:
+def test_equilibrium_is_the_proximal_operator() -> None:
     torch.manual_seed(0)
     W, b, u = torch.randn(6, 4).double(), torch.randn(6).double(), torch.randn(1, 4).double()
 
-    def objective(z: list[float]) -> float:
-        at = torch.tensor(z, dtype=torch.float64)
-        return float(0.5 * (at - u[0]).square().sum() + 0.5 * (W @ at + b).relu().square().sum())
+    def objective(values: list[float]) -> float:
+        z = torch.tensor(values, dtype=torch.float64)
+        return float(0.5 * (z - u[0]).square().sum() + 0.5 * (W @ z + b).relu().square().sum())
 
     layer = reflection(W, b)
-    found = minimize(objective, u[0].numpy(), method="L-BFGS-B", options={"ftol": 1e-15}).x
+    minimizer = minimize(objective, u[0].numpy(), method="L-BFGS-B", options={"ftol": 1e-15}).x
     solution = layer.solve(u)
-    torch.testing.assert_close(solution.state[0], torch.tensor(found), rtol=0, atol=1e-6)
+    torch.testing.assert_close(solution.state[0], torch.tensor(minimizer), rtol=0, atol=1e-6)
     value = layer.objective(u).value(solution.state)
     expected = objective(solution.state[0].tolist()) - 0.5 * float(u.square().sum())
     torch.testing.assert_close(value, value.new_tensor([expected]))
 
 
 @pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 10.0])
-def test_one_unit_mirrors_a_half_space(size: float) -> None:
+def test_single_unit_mirrors_a_half_space(size: float) -> None:
     layer = reflection(torch.tensor([[size, 0.0]]).double(), torch.zeros(1).double())
     with torch.no_grad():
         mirrored = layer(torch.tensor([[2.0, 1.0], [-2.0, 1.0]]).double())
@@ -77,7 +77,7 @@ def test_one_unit_mirrors_a_half_space(size: float) -> None:
     torch.testing.assert_close(mirrored, expected)
 
 
-def test_gradients_against_differences() -> None:
+def test_gradients_against_finite_differences() -> None:
     torch.manual_seed(0)
     W, b = 2 * torch.randn(5, 3).double(), torch.randn(5).double()
     u = torch.randn(2, 3).double().requires_grad_()
@@ -99,7 +99,7 @@ def test_gradients_against_differences() -> None:
 
 
 @pytest.mark.parametrize(("channels", "downsample"), [(None, 1), (5, 1), (None, 2), (12, 2)])
-def test_the_embedding_keeps_distances(channels: int | None, downsample: int) -> None:
+def test_embedding_is_isometric(channels: int | None, downsample: int) -> None:
     one, other = torch.rand(2, 3, 2, 6, 4)
     embed = Isometry(2, channels, downsample, flatten=False)
     gap = embed(one) - embed(other)
@@ -117,31 +117,31 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_margins_are_no_steeper_than_they_say(kind: str) -> None:
+def test_margin_slopes_are_lipschitz_constants(kind: str) -> None:
     model = network(**NETWORKS[kind]).double()  # type: ignore[arg-type]
     x, y = torch.rand(2, 16, 1, 4, 4).double()
     with torch.no_grad(), eq.solving(model, tolerance=1e-11, max_iterations=1000):
         one, other = model(x), model(y)
     margins = [logits[:, :, None] - logits[:, None] for logits in (one, other)]
-    moved = (margins[0] - margins[1]).abs()
-    reach = model.margin_slopes()[None] * (x - y).flatten(1).norm(dim=1)[:, None, None]
-    assert (moved <= reach * (1 + 1e-9) + 1e-9).all()
+    change = (margins[0] - margins[1]).abs()
+    bound = model.margin_slopes()[None] * (x - y).flatten(1).norm(dim=1)[:, None, None]
+    assert (change <= bound * (1 + 1e-9) + 1e-9).all()
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3])
-def test_errors_are_below_their_bounds(kind: str, tolerance: float) -> None:
+def test_margin_errors_are_below_their_bounds(kind: str, tolerance: float) -> None:
     model, x = network(**NETWORKS[kind]), torch.rand(32, 1, 4, 4)  # type: ignore[arg-type]
     with eq.solving(model, tolerance=tolerance):
-        found = eq.certify(model, x)
+        certificate = eq.certify(model, x)
     exact = network(**NETWORKS[kind]).double()  # type: ignore[arg-type]
     with torch.no_grad(), eq.solving(exact, tolerance=1e-11, max_iterations=1000):
         logits = exact(x.double())
-    best = found.prediction
+    best = certificate.prediction
     margin = logits.gather(1, best[:, None]) - logits
-    assert ((margin - found.margin).abs() <= found.margin_error + 1e-9).all()
-    assert (found.error > 0).all()
-    assert found.unique.all()
+    assert ((margin - certificate.margin).abs() <= certificate.margin_error + 1e-9).all()
+    assert (certificate.error > 0).all()
+    assert certificate.unique.all()
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -159,81 +159,81 @@ def test_no_certificate_is_false(kind: str, margin: float | None) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_an_early_exit_says_the_same_with_less_work(kind: str) -> None:
+def test_early_exit_predicts_the_same_classes_with_fewer_iterations(kind: str) -> None:
     model, x = network(1, **NETWORKS[kind]), torch.rand(48, 1, 4, 4)  # type: ignore[arg-type]
     with torch.no_grad():
         model.head.bias[0] += 3  # type: ignore[index, operator]
-    quick = eq.certificates.CertifiedExit(model, (1, 4, 4))
+    early = eq.certificates.CertifiedExit(model, (1, 4, 4))
     with torch.no_grad(), eq.solving(model, tolerance=1e-5):
-        with eq.solving(model, record=True) as whole:
+        with eq.solving(model, record=True) as full_record:
             expected = model(x).argmax(dim=1)
-        with eq.solving(model, record=True) as short:
-            found = quick(x).argmax(dim=1)
-    assert quick.certified.all()
-    assert torch.equal(found, expected)
-    steps, all_steps = (
+        with eq.solving(model, record=True) as early_record:
+            classes = early(x).argmax(dim=1)
+    assert early.certified.all()
+    assert torch.equal(classes, expected)
+    iterations, full_iterations = (
         sum(int(solution.iterations.sum()) for solution in record.solutions)
-        for record in (short, whole)
+        for record in (early_record, full_record)
     )
-    assert steps < all_steps
+    assert iterations < full_iterations
 
 
-def test_what_is_open_is_answered_as_the_model_answers_it() -> None:
-    """A margin of zero is never certain: all rungs are taken, and then the model is asked."""
+def test_early_exit_without_a_certificate_returns_the_logits_of_the_model() -> None:
+    """With a margin of zero there is never a certificate."""
     model, x = network(), torch.rand(6, 1, 4, 4)
     with torch.no_grad():
         model.head.direction[1:] = model.head.direction[0]  # type: ignore[index, operator]
         model.head.bias.zero_()  # type: ignore[union-attr, operator]
-        quick = eq.certificates.CertifiedExit(model, (1, 4, 4))
+        early = eq.certificates.CertifiedExit(model, (1, 4, 4))
         with eq.solving(model, tolerance=1e-4, record=True) as record:
-            logits = quick(x)
+            logits = early(x)
             expected = model(x)
-    assert not quick.certified.any()
-    assert quick.share_certified == 0
+    assert not early.certified.any()
+    assert early.share_certified == 0
     assert all(bool((s.residual <= 1e-4).all()) for s in record.solutions[-2:])
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
 
 
-def test_what_is_taken_off_the_pixels_changes_no_distance() -> None:
+def test_center_does_not_change_distances() -> None:
     one, other = torch.rand(2, 3, 1, 4, 4)
     embed = Isometry(1, None, 1, flatten=True, center=0.3)
     torch.testing.assert_close(embed(one) - embed(other), (one - other).flatten(1))
     torch.testing.assert_close(embed(one), one.flatten(1) - 0.3)
 
 
-def test_pooling_brings_images_closer_and_keeps_what_is_even() -> None:
+def test_pooling_is_nonexpansive_and_isometric_on_constant_squares() -> None:
     one, other = torch.rand(2, 8, 2, 6, 4).double()
     pooled = Isometry(2, None, 1, flatten=True, pool=2)
     gap, before = (pooled(one) - pooled(other)).norm(dim=1), (one - other).flatten(1).norm(dim=1)
     assert (gap < before).all()
-    even = one[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3)
-    torch.testing.assert_close(pooled(even).norm(dim=1), even.flatten(1).norm(dim=1))
+    constant = one[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3)
+    torch.testing.assert_close(pooled(constant).norm(dim=1), constant.flatten(1).norm(dim=1))
 
 
-def test_radii_on_a_toy_are_below_the_exact_ones() -> None:
-    """Two pixels: the nearest point of another class, by a fine grid in every direction."""
+def test_radii_for_two_pixels_are_below_the_exact_ones() -> None:
+    """Compare with the nearest point of another class on a fine grid."""
     torch.manual_seed(3)
     model = reflection_network(
         image_size=1, units=(6, 6), in_channels=2, num_classes=3, zeta=3.0
     ).eval()
     x = torch.rand(6, 2, 1, 1)
-    found = eq.certify(model, x)
+    certificate = eq.certify(model, x)
     angles = torch.linspace(0, 2 * math.pi, 49)[:-1]
     directions = torch.stack([angles.cos(), angles.sin()], dim=1)
     lengths = torch.linspace(0, 2, 33)[1:]
     ratios = []
-    for image, said, radius in zip(x, found.prediction, found.radius, strict=True):
-        around = image.flatten() + lengths[:, None, None] * directions
+    for image, predicted, radius in zip(x, certificate.prediction, certificate.radius, strict=True):
+        grid = image.flatten() + lengths[:, None, None] * directions
         with torch.no_grad(), eq.solving(model, tolerance=1e-4):
-            classes = model(around.reshape(-1, 2, 1, 1)).argmax(dim=1).reshape(len(lengths), -1)
-        changed = (classes != said).any(dim=1)
+            classes = model(grid.reshape(-1, 2, 1, 1)).argmax(dim=1).reshape(len(lengths), -1)
+        changed = (classes != predicted).any(dim=1)
         nearest = float(lengths[changed.int().argmax()]) if bool(changed.any()) else math.inf
         assert float(radius) <= nearest
         ratios.append(float(radius) / nearest)
     assert max(ratios) > 0.3
 
 
-def test_normalization_counts() -> None:
+def test_radii_account_for_the_normalization() -> None:
     options = {"image_size": 4, "units": (7,), "in_channels": 1, "num_classes": 4}
     torch.manual_seed(0)
     plain = reflection_network(**options).eval()  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def test_normalization_counts() -> None:
     torch.testing.assert_close(one.radius, 2 * other.radius, rtol=1e-4, atol=1e-6)
 
 
-def test_bad_input_gets_a_sentence() -> None:
+def test_invalid_options_and_images_raise() -> None:
     with pytest.raises(ValueError, match="channels must be at least"):
         reflection_network(channels=2, downsample=2)
     with pytest.raises(ValueError, match="filters and units are both empty"):

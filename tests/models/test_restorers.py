@@ -1,4 +1,4 @@
-"""The restorer whose output minimizes an explicit objective."""
+"""`deq_restorer`: objective, minimizer, contraction, gradients and errors."""
 
 from __future__ import annotations
 
@@ -38,43 +38,42 @@ def images(count: int = 3) -> Tensor:
     return torch.rand(count, 2, 8, 8, generator=chance(2)).double()
 
 
-def made_for(corruption: Corruption) -> EquilibriumRestorer:
+def restorer_for(corruption: Corruption) -> EquilibriumRestorer:
     return restorer(factor=getattr(corruption, "factor", 1))
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_the_descent_is_that_of_the_value(corruption: Corruption) -> None:
-    model, seen = made_for(corruption), corruption.corrupt(images(), chance())
+def test_descent_is_the_negative_gradient_of_the_value(corruption: Corruption) -> None:
+    model, corrupted = restorer_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
-    context = cell.inject(*model.stem(seen.measured, seen.measurement))
+    context = cell.inject(*model.stem(corrupted.measured, corrupted.measurement))
     state = torch.rand(3, 5, 8, 8, generator=chance(3)).double()
-    found = cell.energy.descent(state, context)
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(found, Energy.descent(cell.energy, state, context))
+    descent = cell.energy.descent(state, context)
+    assert isinstance(descent, Tensor)
+    torch.testing.assert_close(descent, Energy.descent(cell.energy, state, context))
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_the_value_is_the_misfit_of_the_measurement(corruption: Corruption) -> None:
-    """Less the constant ‖ŷ‖², and less the prior."""
-    model, seen = made_for(corruption), corruption.corrupt(images(), chance())
+def test_data_term_is_the_misfit_without_the_constant(corruption: Corruption) -> None:
+    model, corrupted = restorer_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
-    context = cell.inject(*model.stem(seen.measured, seen.measurement))
+    context = cell.inject(*model.stem(corrupted.measured, corrupted.measurement))
     state = torch.rand(3, 5, 8, 8, generator=chance(3)).double()
     z = cell.output(state, context)
-    misfit = (seen.measurement(z) - seen.measured).square().flatten(1).sum(dim=1)
-    constant = seen.measured.square().flatten(1).sum(dim=1)
+    misfit = (corrupted.measurement(z) - corrupted.measured).square().flatten(1).sum(dim=1)
+    constant = corrupted.measured.square().flatten(1).sum(dim=1)
     value = cell.data.value(state, context.parts["data_term"])
     torch.testing.assert_close(value, 1.5 * (misfit - constant))
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_the_restored_image_is_the_minimizer(corruption: Corruption) -> None:
-    model, seen = made_for(corruption), corruption.corrupt(images(), chance())
-    solution = model.solve(seen.measured, seen.measurement)
+def test_restored_image_is_the_unique_minimizer(corruption: Corruption) -> None:
+    model, corrupted = restorer_for(corruption), corruption.corrupt(images(), chance())
+    solution = model.solve(corrupted.measured, corrupted.measurement)
     assert solution.converged.all()
-    objective = model.objective(seen.measured, seen.measurement)
+    objective = model.objective(corrupted.measured, corrupted.measurement)
     gradient = objective.gradient(solution.state)
     assert isinstance(gradient, Tensor)
     assert isinstance(solution.state, Tensor)
@@ -83,14 +82,14 @@ def test_the_restored_image_is_the_minimizer(corruption: Corruption) -> None:
     for seed in range(3):
         other = solution.state + 0.1 * torch.rand(solution.state.shape, generator=chance(seed))
         assert bool((objective.value(other) > lowest).all())
-    again = model.layer.solve(
-        model.stem(seen.measured, seen.measurement), torch.full_like(solution.state, 3.0)
+    second = model.layer.solve(
+        model.stem(corrupted.measured, corrupted.measurement), torch.full_like(solution.state, 3.0)
     )
-    torch.testing.assert_close(again.state, solution.state, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(second.state, solution.state, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("weight", [0.5, 20.0])
-def test_the_step_contracts_as_promised(weight: float) -> None:
+def test_step_satisfies_the_contraction_limit(weight: float) -> None:
     model = restorer(weight=weight)
     cell = model.layer.cell
     context = cell.inject(*model.stem(images()))
@@ -105,16 +104,16 @@ def test_the_step_contracts_as_promised(weight: float) -> None:
         assert ratio <= cell.limits.contraction + 1e-9
 
 
-def test_hidden_pixels_count_for_nothing() -> None:
-    model, seen = restorer(), Inpainting(0.4).corrupt(images(), chance())
-    assert isinstance(seen.measurement, Mask)
-    rubbish = seen.measured + 9 * (1 - seen.measurement.known)
-    one, other = (model(m, seen.measurement) for m in (seen.measured, rubbish))
+def test_output_does_not_depend_on_masked_pixels() -> None:
+    model, corrupted = restorer(), Inpainting(0.4).corrupt(images(), chance())
+    assert isinstance(corrupted.measurement, Mask)
+    modified = corrupted.measured + 9 * (1 - corrupted.measurement.known)
+    one, other = (model(m, corrupted.measurement) for m in (corrupted.measured, modified))
     torch.testing.assert_close(one, other)
-    assert not torch.allclose(one, model(seen.measured))
+    assert not torch.allclose(one, model(corrupted.measured))
 
 
-def test_the_gradient_is_exact() -> None:
+def test_gradient_against_finite_differences() -> None:
     model, clean = restorer(channels=1), images()[:, :1]
     task = ImageRestoration(corruption={"denoise": {"noise": 0.2}})
 
@@ -137,15 +136,15 @@ def test_the_gradient_is_exact() -> None:
 
 
 def test_weights_are_saved_once() -> None:
-    """Two names for one weight cannot be written as safetensors."""
+    """Safetensors cannot store shared weights."""
     weights = restorer().state_dict()
     assert len(load(save(weights))) == len(weights) == 3
 
 
-def test_measurements_that_it_does_not_know_are_refused() -> None:
+def test_unsupported_measurements_raise() -> None:
     with pytest.raises(ValueError, match="cannot remove blur"):
         restorer()(images(), Blur(1.0))
-    with pytest.raises(ValueError, match="set the model's option factor"):
+    with pytest.raises(ValueError, match="build the model with factor=2"):
         restorer()(images()[..., :4, :4], AveragePool(2))
     with pytest.raises(ValueError, match="must be positive"):
         deq_restorer(weight=0)

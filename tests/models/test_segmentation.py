@@ -228,7 +228,7 @@ def test_invalid_options_raise() -> None:
         fcn(widths=())
     with pytest.raises(ValueError, match="odd"):
         fcn(kernel_size=2)
-    with pytest.raises(ValueError, match="a network of width 1 has .* use fewer layers"):
+    with pytest.raises(ValueError, match=r"a network of width 1 has .* use fewer layers"):
         fcn(parameters=100)
     with pytest.raises(ValueError, match="batch dimension"):
         small_deep_opteq()(torch.rand(3, 8, 8))
