@@ -210,5 +210,5 @@ def test_a_run_in_one_file_is_the_run(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(ValueError, match="damaged"):
         eq.load(file)
-    with pytest.raises(ValueError, match="do not say of which model"):
+    with pytest.raises(ValueError, match="without a description of their model"):
         eq.load(run / "model.safetensors")
