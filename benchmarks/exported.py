@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 
 def contestants(run: Path, batch: int, folder: Path) -> dict[str, Callable[[], object]]:
-    experiment = eq.training.trained(run)
+    experiment = eq.training.experiment.trained(run)
     images, _ = experiment.some_test_images(batch)
     model = experiment.model
     for format_, ending in (("onnx", "onnx"), ("torch-export", "pt2")):

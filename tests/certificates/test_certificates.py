@@ -305,7 +305,7 @@ def test_bounds_of_energies_hold_at_random_states() -> None:
             state = cell.initial_state(feature, context)
             form = cell.energy_form(state, context)
         assert form is not None
-        energy, packing = form.cell.energy, eq.context.Packing.of(form.image)
+        energy, packing = form.cell.energy, eq.context.state.Packing.of(form.image)
         y = 3 * torch.rand_like(packing.pack(form.image))
 
         def descent(y: Tensor, x: Tensor, cell=cell, energy=energy, packing=packing) -> Tensor:

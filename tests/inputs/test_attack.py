@@ -10,13 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.inputs import (
-    AttackResult,
-    AttackSettings,
-    adversarial_images,
-    attack,
-)
-from equilibria.inputs.attacks import joined, wilson_interval
+from equilibria.inputs import AttackResult, AttackSettings, attack
+from equilibria.inputs.attacks import adversarial_images, joined, wilson_interval
 from tests.inputs.digit_models import digit_classifier, digits
 
 METHODS = ("fgsm", "pgd", "jiio")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.equilibrium.capabilities import formula
 from equilibria.models import EquilibriumClassifier
 
@@ -32,7 +32,9 @@ SHRUNK: dict[str, Callable[[Any], Any]] = {
 def equilibrium_models() -> list[str]:
     """One name a kind: the presets of other sizes are made by the same functions."""
     small = [n for n in eq.list_models() if n.endswith("-small") and "imagenet" not in n]
-    kinds = [n for n in small if isinstance(eq.models.model_outline(n), EquilibriumClassifier)]
+    kinds = [
+        n for n in small if isinstance(eq.models.registry.model_outline(n), EquilibriumClassifier)
+    ]
     return [*kinds, "deep-opteq-199k"]
 
 

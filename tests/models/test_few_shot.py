@@ -235,9 +235,12 @@ def test_the_network_of_maml(norm: Any) -> None:
 
 
 def test_the_papers_sizes() -> None:
-    model = eq.models.model_outline("few-shot-mdeq")
+    model = eq.models.registry.model_outline("few-shot-mdeq")
     assert isinstance(model, FewShotClassifier)
     assert isinstance(model.layer.cell, FiLMCell)
     assert model.layer.cell.channels == (64, 128)
     assert model.task_size == 400
-    assert eq.models.parameter_count(eq.models.model_outline("conv4", in_channels=1)) == 112_261
+    assert (
+        eq.models.registry.parameter_count(eq.models.registry.model_outline("conv4", in_channels=1))
+        == 112_261
+    )

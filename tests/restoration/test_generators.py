@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs import LatentSearch, Prior, generator_of, misfit, optimal_value
+from equilibria.inputs import Prior, optimal_value
+from equilibria.inputs.latents import LatentSearch, generator_of, misfit
 from equilibria.operators import Blur, Mask
 from equilibria.restoration import (
     Corruption,

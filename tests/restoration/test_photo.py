@@ -13,8 +13,8 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.models import photo_denoiser, photo_prior
-from equilibria.models.restorers.photo import load_prior, save_prior
+from equilibria.models import photo_prior
+from equilibria.models.restorers.photo import load_prior, photo_denoiser, save_prior
 from equilibria.operators import Blur, Identity, Mask
 from equilibria.restoration import (
     Corruption,
@@ -25,9 +25,9 @@ from equilibria.restoration import (
     RestorationProblem,
     Scattering,
     SuperResolution,
-    least_variation,
     noise_level,
 )
+from equilibria.restoration.total_variation import least_variation
 from equilibria.tasks.image_quality import picture_psnr
 
 NOISE = 25 / 255

@@ -37,7 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         options = ("training.epochs=2", "model.options.channels=8", "--output", folder)
         made = invoke("train", recipe, *options)
         assert made.exit_code == 0, made.output
-        explored.append(Explored(recipe, eq.training.trained_model(folder)))
+        explored.append(Explored(recipe, eq.training.experiment.trained_model(folder)))
     with running(explorer_app(explored, Limits(seconds=600))) as place:
         yield place
 
@@ -86,7 +86,7 @@ def test_an_attack_within_the_radius_changes_nothing(address: str, digit: bytes)
 )
 def test_models_that_come_along_can_be_explored(name: str) -> None:
     """Reflection networks of several layers too, of which the last one is shown."""
-    one = Explored(name, eq.training.trained_model(name))
+    one = Explored(name, eq.training.experiment.trained_model(name))
     image = torch.rand(one.run.images.image_shape, generator=torch.Generator().manual_seed(0))
     found = one.follow(image, {"tolerance": 1e-5}, "auto")
     shares = found["steps"][-1]["shares"]

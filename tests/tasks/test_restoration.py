@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs import misfit
-from equilibria.restoration import Denoising, Inpainting, Measured, answer
+from equilibria.inputs.latents import misfit
+from equilibria.restoration import Denoising, Inpainting, Measured
+from equilibria.restoration.tiles import answer
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import SIDE, SmallDecoder, decoder, latents
 

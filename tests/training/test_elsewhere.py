@@ -96,7 +96,9 @@ def test_images_are_framed_as_the_run_frames_them(run: Path) -> None:
     assert eq.evaluate(eq.load(run), "digits-colored").accuracy == colored["accuracy"]
     assert told(run, "--data", "digits-large")["samples"] == len(load_digits().test)
     large = eq.data.load_dataset("digits-large")
-    framed = eq.training.on_other_data(eq.training.trained_model(run), large).test
+    framed = eq.training.elsewhere.on_other_data(
+        eq.training.experiment.trained_model(run), large
+    ).test
     images, labels = framed.fetch(torch.arange(5))
     originals, same = load_digits().test.fetch(torch.arange(5))
     assert torch.equal(labels, same)

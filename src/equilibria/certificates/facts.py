@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import IdentityActivation, ReLU
-from equilibria.context import Context, Layout, Packing, State
-from equilibria.energies import Energy, HeritageDiversity, Rounding
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, Packing
+from equilibria.energies import Energy, HeritageDiversity
 from equilibria.energies.bounds import UnitBound
 from equilibria.energies.capabilities import rounding as rounding_of
-from equilibria.equilibrium import Cell, EnergyCell, EnergyForm, capabilities
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import Cell, EnergyCell, capabilities
+from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.models.mopteq.cells import MOptEqCell, MOptEqFeatureCell
 from equilibria.models.opteq.cells import DeepOptEqCell
 from equilibria.operators.rounding import NORM_SLACK, unit_roundoff, upper_norm

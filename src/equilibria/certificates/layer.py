@@ -43,9 +43,11 @@ from equilibria.certificates.radii import (
 )
 from equilibria.certificates.states import READING, flat_rows, norms
 from equilibria.certificates.stem import L2, LINF, ImageNorm
-from equilibria.context import Context, State, map_state
-from equilibria.energies import Rounding
-from equilibria.equilibrium import EnergyForm, capabilities
+from equilibria.context import Context, State
+from equilibria.context.state import map_state
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import capabilities
+from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.base import EquilibriumModel, predicted_classes

@@ -26,8 +26,8 @@ from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.states import flat_rows, readout
 from equilibria.certificates.stem import LINF, ImagePath, StemBounds, UnboundedError
 from equilibria.context import State
-from equilibria.energies import Rounding
 from equilibria.energies.kernel_scale import RunningScale
+from equilibria.energies.rounding import Rounding
 from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.models.affine import why_not_affine

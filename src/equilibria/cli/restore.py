@@ -131,7 +131,7 @@ def restore(
             files,
             output,
             _Photos(
-                restorer, damage, noise, hidden_pixels(mask, eq.data.AS_ON_DISK), simulate, seed
+                restorer, damage, noise, hidden_pixels(mask, eq.images.AS_ON_DISK), simulate, seed
             ),
             compare=compare,
             overwrite=overwrite,
@@ -184,12 +184,13 @@ def _restored_files(
     """Restore the images in files, one by one, and draw them into the folder `output`."""
     import torch
 
-    from equilibria.data import AS_ON_DISK, BRIGHTEST, read_pixels, readable
-    from equilibria.data.image_files import check_detail
+    from equilibria.data import read_pixels
+    from equilibria.data.image_files import BRIGHTEST, check_detail, readable
+    from equilibria.images import AS_ON_DISK
     from equilibria.report.figures import drawn_files
     from equilibria.report.sheets import image_png
     from equilibria.restoration.total_variation import best_variation
-    from equilibria.training import write_atomically
+    from equilibria.training.files import write_atomically
 
     drawn = drawn_files(files, output, "restored", "sheet", overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
@@ -203,7 +204,7 @@ def _restored_files(
         restored = photos.restorer.restore(problem, progress=progress)
         variation = best_variation(problem) if compare else None
         write_atomically(picture, image_png(restored.images[0]))
-        write_atomically(sheet, eq.report.photo_sheet(file.name, restored, variation))
+        write_atomically(sheet, eq.report.restoration.photo_sheet(file.name, restored, variation))
         bound = None if restored.bound is None else float(restored.bound[0]) * BRIGHTEST
         return RestoredPhoto(
             file=str(file),

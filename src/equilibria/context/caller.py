@@ -31,7 +31,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
         >>> import warnings
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     eq.context.warn_caller("the step size is 0", UserWarning)
+        ...     eq.context.caller.warn_caller("the step size is 0", UserWarning)
         >>> str(caught[0].message)
         'the step size is 0'
     """

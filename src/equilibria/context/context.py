@@ -109,7 +109,7 @@ def numbered(parts: Iterable[Context]) -> dict[str, Context]:
     """Parts that have an order and no names, such as branches and layers.
 
     Examples:
-        >>> list(eq.context.numbered([eq.Context(), eq.Context()]))
+        >>> list(eq.context.context.numbered([eq.Context(), eq.Context()]))
         ['0', '1']
     """
     return {str(place): part for place, part in enumerate(parts)}
@@ -129,7 +129,7 @@ def is_exporting() -> bool:
     """Whether `torch.export` runs; torch before 2.7 does not say.
 
     Examples:
-        >>> eq.context.is_exporting()
+        >>> eq.context.context.is_exporting()
         False
     """
     return bool(getattr(torch.compiler, "is_exporting", bool)())
@@ -146,7 +146,7 @@ def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
     `torch.compile(model)` they run as they are, and what is around them is compiled.
 
     Examples:
-        >>> @eq.context.run_eagerly
+        >>> @eq.context.context.run_eagerly
         ... def depends_on_data(z):
         ...     return z if z.sum() > 0 else -z
         >>> depends_on_data(torch.tensor([-1.0]))

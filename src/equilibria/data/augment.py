@@ -171,7 +171,7 @@ class Chain:
 
     Examples:
         >>> digits = eq.data.load_digits().test
-        >>> noisy = eq.data.Chain((eq.data.GaussianNoise(0.1), eq.data.GaussianNoise(0.1)))
+        >>> noisy = eq.data.augment.Chain((eq.data.GaussianNoise(0.1), eq.data.GaussianNoise(0.1)))
         >>> images, labels = noisy(digits.images[:2], digits.labels[:2], torch.Generator())
         >>> images.shape, labels.equal(digits.labels[:2])
         (torch.Size([2, 1, 8, 8]), True)
@@ -312,7 +312,7 @@ def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
     """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`.
 
     Examples:
-        >>> eq.data.build_augmentation({"shift": {"pixels": 2}})
+        >>> eq.data.augment.build_augmentation({"shift": {"pixels": 2}})
         RandomShift(pixels=2)
     """
     if isinstance(step, str):

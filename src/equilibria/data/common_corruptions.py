@@ -299,7 +299,7 @@ class CorruptedImages:
     severity: 1 to 5; None: all five, one after the other, as the files of CIFAR-10-C have them.
 
     Examples:
-        >>> foggy = eq.data.CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
+        >>> foggy = eq.data.common_corruptions.CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
         >>> len(foggy)
         450
     """

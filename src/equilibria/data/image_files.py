@@ -119,7 +119,7 @@ def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = A
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(torch.rand(1, 4, 6)).save("gray.png")
-        >>> eq.data.open_image(Path("gray.png"), is_gray=None).mode
+        >>> eq.data.image_files.open_image(Path("gray.png"), is_gray=None).mode
         'L'
     """
     with _opened(path, framing) as opened:
@@ -209,7 +209,7 @@ def has_several_frames(path: Path) -> bool:
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(torch.rand(3, 4, 4)).save("still.png")
-        >>> eq.data.has_several_frames(Path("still.png"))
+        >>> eq.data.image_files.has_several_frames(Path("still.png"))
         False
     """
     import PIL.Image
@@ -259,7 +259,7 @@ def readable(
 
     Examples:
         >>> told = []
-        >>> [number for _, number in eq.data.readable(["1", "two"], int, told.append)], len(told)
+        >>> [number for _, number in eq.data.image_files.readable(["1", "two"], int, told.append)], len(told)
         ([1], 1)
     """
     for item in items:

@@ -25,7 +25,7 @@ class Items:
 
     Examples:
         >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]  # any map-style data set
-        >>> source = eq.data.Items(pairs)
+        >>> source = eq.data.items.Items(pairs)
         >>> source.fetch(torch.tensor([1]))[1]
         tensor([1])
     """

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, map_state
+from equilibria.context import Context, State
+from equilibria.context.state import map_state
 from equilibria.gradients import GradientRule, get_gradient
-from equilibria.solvers import LinearSolution, Method, Solution, get_solver
+from equilibria.solvers import Solution, get_solver
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 if TYPE_CHECKING:
     from equilibria.equilibrium.layer import EquilibriumLayer

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import run_eagerly
+from equilibria.context.context import run_eagerly
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.optimize import optimize_input
 from equilibria.inputs.search_settings import SearchSettings
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.registry import check_at_least_one, check_options
 
 COARSEST_CHECK = 1e-3
@@ -229,7 +229,7 @@ def adversarial_images(
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
         >>> settings = eq.inputs.AttackSettings(norm="linf", eps=0.1, steps=2)
         >>> images, labels = digits.images[:4], digits.labels[:4]
-        >>> near = eq.inputs.adversarial_images(model, images, labels, settings)
+        >>> near = eq.inputs.attacks.adversarial_images(model, images, labels, settings)
         >>> bool(((near - images).abs() <= 0.1 + 1e-6).all())
         True
     """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equilibria.inputs.attack_settings import AttackSettings, Method
 from equilibria.inputs.attacked_model import under_attack
 from equilibria.inputs.attacks import MEASURE_SEED, measure_attack, wilson_interval
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.registry import check_at_least_one, check_positive
 
 OUTSIDE = {
@@ -71,7 +71,7 @@ def curve_methods(norm: str) -> tuple[str, ...]:
     """The names of all methods that may have a curve.
 
     Examples:
-        >>> "pgd" in eq.inputs.curve_methods("l2")
+        >>> "pgd" in eq.inputs.robustness.curve_methods("l2")
         True
     """
     return (*get_args(Method), *OUTSIDE[norm])
@@ -148,7 +148,7 @@ def certified_curve(
 
     Examples:
         >>> radii, right = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
-        >>> eq.inputs.certified_curve("l2", radii, right, numbers=64)
+        >>> eq.inputs.robustness.certified_curve("l2", radii, right, numbers=64)
         ((0.0, 0.5), (0.5, 0.5), (0.5, 0.0))
     """
     scale = 1.0 if norm == "l2" else numbers**0.5

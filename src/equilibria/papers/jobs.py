@@ -23,21 +23,15 @@ from equilibria import plugins
 from equilibria.data import Batches
 from equilibria.data.workers import end_with_parent
 from equilibria.equilibrium import BatchCouplingWarning
-from equilibria.models import parameter_count
+from equilibria.models.registry import parameter_count
 from equilibria.papers.measures import EXTRAS, Result
 from equilibria.papers.pictures import PICTURES
 from equilibria.solvers import ConvergenceWarning
-from equilibria.training import (
-    EpochMetrics,
-    Experiment,
-    RunFolder,
-    denormals_as_zero,
-    json_text,
-    load_weights,
-    recipe_from_data,
-    write_atomically,
-)
-from equilibria.training.files import take_lock
+from equilibria.training import EpochMetrics, RunFolder, load_weights
+from equilibria.training.experiment import Experiment
+from equilibria.training.files import json_text, take_lock, write_atomically
+from equilibria.training.processes import denormals_as_zero
+from equilibria.training.recipe import recipe_from_data
 
 DIGITS_OF_HASH = 10
 
@@ -49,7 +43,7 @@ class Job:
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> job = eq.papers.make_job(recipe, seed=3, runs=Path("runs"))
+        >>> job = eq.papers.jobs.make_job(recipe, seed=3, runs=Path("runs"))
         >>> job.recipe["training"]["seed"]
         3
     """
@@ -82,8 +76,8 @@ class Outcome:
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> job = eq.papers.make_job(recipe, seed=0, runs=Path("runs"))
-        >>> eq.papers.Outcome(job, None, error="the disk is full").result is None
+        >>> job = eq.papers.jobs.make_job(recipe, seed=0, runs=Path("runs"))
+        >>> eq.papers.jobs.Outcome(job, None, error="the disk is full").result is None
         True
     """
 
@@ -106,7 +100,7 @@ def make_job(
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> jobs = [eq.papers.make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
+        >>> jobs = [eq.papers.jobs.make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
         >>> jobs[0].folder == jobs[1].folder, jobs[0].folder == jobs[2].folder
         (True, False)
     """

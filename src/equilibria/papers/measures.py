@@ -21,15 +21,15 @@ from equilibria.inputs import (
     AttackResult,
     AttackSettings,
     InputResult,
-    Method,
     find_latents,
-    generator_of,
-    is_generator,
     measure_attack,
 )
-from equilibria.inputs.engines import PAPER_SETTINGS, Engine
-from equilibria.inputs.latents import squared_error, zero_latents
-from equilibria.models import Autoencoder, EquilibriumClassifier
+from equilibria.inputs.attack_settings import Method
+from equilibria.inputs.engines.base import Engine
+from equilibria.inputs.engines.official import PAPER_SETTINGS
+from equilibria.inputs.latents import generator_of, is_generator, squared_error, zero_latents
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.papers.branch_measures import (
     attack_iterations,
     branch_relations,
@@ -40,15 +40,11 @@ from equilibria.papers.image_measures import corruptions, saliency, unseen
 from equilibria.papers.memory import peak_bytes
 from equilibria.report.generation import generate
 from equilibria.restoration import Corruption, Denoising, Inpainting, restore
-from equilibria.tasks import (
-    AdversarialClassification,
-    EpisodeBatch,
-    FewShot,
-    ImageRestoration,
-    Reconstruction,
-)
+from equilibria.tasks import AdversarialClassification, FewShot, ImageRestoration, Reconstruction
+from equilibria.tasks.few_shot import EpisodeBatch
 from equilibria.tasks.image_quality import picture_psnr
-from equilibria.training import Experiment, now
+from equilibria.training.experiment import Experiment
+from equilibria.training.processes import now
 
 T = TypeVar("T")
 Result = dict[str, float | None]

@@ -20,7 +20,7 @@ from equilibria.papers.measures import Result, collect, deviation, measure_of
 from equilibria.papers.plots import table_png
 from equilibria.papers.runner import Findings, Plan
 from equilibria.papers.table import Row, find_table
-from equilibria.training import write_atomically
+from equilibria.training.files import write_atomically
 
 KIND = "equilibria reproduce"
 """Marks the JSON files that `index` lists."""
@@ -75,7 +75,7 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.cells(plan, eq.papers.findings(plan, []))[0][:3]
+        >>> eq.papers.report.cells(plan, eq.papers.runner.findings(plan, []))[0][:3]
         ['row', 'accuracy (%)', 'paper: Acc.']
     """
     heading = ["row"]
@@ -188,7 +188,7 @@ def write_index(folder: Path) -> str:
     Examples:
         >>> from pathlib import Path
         >>> Path("no-results").mkdir()
-        >>> eq.papers.write_index(Path("no-results")).splitlines()[0]  # and no lines below it
+        >>> eq.papers.report.write_index(Path("no-results")).splitlines()[0]  # and no lines below it
         '| table | what | setting | date | commit | seeds | command |'
     """
     lines = [
@@ -227,7 +227,7 @@ def redraw(folder: Path) -> list[Path]:
     Examples:
         >>> from pathlib import Path
         >>> Path("nothing-recorded").mkdir()
-        >>> eq.papers.redraw(Path("nothing-recorded"))
+        >>> eq.papers.report.redraw(Path("nothing-recorded"))
         []
     """
     drawn = []
@@ -241,7 +241,7 @@ def provenance() -> dict[str, Any]:
     """When, with what and on what results were made; names neither the machine nor its folders.
 
     Examples:
-        >>> "versions" in eq.papers.provenance()
+        >>> "versions" in eq.papers.report.provenance()
         True
     """
     return {

@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from equilibria.data import DataSet, MissingDataError, dataset_card, load_dataset
-from equilibria.models import model_options, model_outline, parameter_count
+from equilibria.models import model_options
+from equilibria.models.registry import model_outline, parameter_count
 from equilibria.papers.jobs import Job, Outcome, attempt, make_job, run_jobs
 from equilibria.papers.measures import Result
 from equilibria.papers.table import PaperTable, Row, Setting
-from equilibria.training import EpochMetrics, Recipe, fitting_options, recipe_from_data
+from equilibria.training import EpochMetrics, Recipe
+from equilibria.training.experiment import fitting_options
+from equilibria.training.recipe import recipe_from_data
 
 RUNS = "runs"
 """The folder of all runs, in that of the results."""
@@ -127,7 +130,7 @@ def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.findings(plan, []).failures  # nothing has run yet
+        >>> eq.papers.runner.findings(plan, []).failures  # nothing has run yet
         {}
     """
     found = Findings()
@@ -147,7 +150,7 @@ def model_sizes(made: Plan) -> dict[str, int]:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.model_sizes(plan)["DNN"]
+        >>> eq.papers.runner.model_sizes(plan)["DNN"]
         12774
     """
     loaded: dict[str, DataSet | None] = {}

@@ -166,7 +166,7 @@ class Elsewhere:
     table: the one that draws or measures it; None: nothing does, for the reason `why`.
 
     Examples:
-        >>> elsewhere = eq.papers.list_elsewhere()[0]
+        >>> elsewhere = eq.papers.table.list_elsewhere()[0]
         >>> bool(elsewhere.table or elsewhere.why)
         True
     """
@@ -222,7 +222,7 @@ def list_elsewhere() -> list[Elsewhere]:
     """What the papers number besides, as it stands in their files.
 
     Examples:
-        >>> len(eq.papers.list_elsewhere()) > 10
+        >>> len(eq.papers.table.list_elsewhere()) > 10
         True
     """
     from equilibria.papers.reading import read_elsewhere

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.inputs.latents import Measurement
-from equilibria.operators import AveragePool, Blur, Identity, Mask, about
+from equilibria.operators import AveragePool, Blur, Identity, Mask
+from equilibria.operators.measurements import about
 from equilibria.registry import Registry, check_at_least, check_open_share, check_values
 from equilibria.restoration.noise import noise_level
 from equilibria.restoration.problem import RestorationProblem

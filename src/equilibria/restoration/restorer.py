@@ -18,7 +18,7 @@ class Solve:
     """How the solve or the search for one image ended; empty where there was none.
 
     Examples:
-        >>> eq.restoration.Solve(status="converged", iterations=12).residual is None
+        >>> eq.restoration.restorer.Solve(status="converged", iterations=12).residual is None
         True
     """
 
@@ -90,7 +90,7 @@ class Restorer(ABC):
     Examples:
         >>> class Nothing(eq.restoration.Restorer):
         ...     def restore(self, problem):
-        ...         same, solves = problem.measured, [eq.restoration.Solve()]
+        ...         same, solves = problem.measured, [eq.restoration.restorer.Solve()]
         ...         return eq.restoration.Restored(
         ...             problem=problem, images=same, generated=same, solves=solves, seconds=0.0
         ...         )

@@ -29,7 +29,7 @@ def least_variation(
 
     Examples:
         >>> seen = torch.rand(1, 1, 16, 16)
-        >>> flat = eq.restoration.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
+        >>> flat = eq.restoration.total_variation.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
         >>> bool(flat.std() < 0.01 * seen.std())
         True
     """

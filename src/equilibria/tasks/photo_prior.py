@@ -35,7 +35,7 @@ class PhotoPriorTask(Task):
     blind: the model is not told σ, as a plain network is not.
 
     Examples:
-        >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
+        >>> model = eq.models.restorers.photo.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
         >>> task = eq.tasks.PhotoPriorTask(patch=24, edge=4)
         >>> task.training_step(model, torch.rand(1, 1, 32, 32), torch.zeros(1)).loss.requires_grad
         True

@@ -7,15 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from equilibria.inputs import Prior, generator_of, is_generator
-from equilibria.restoration import (
-    Corruption,
-    GeneratorRestorer,
-    LearnedRestorer,
-    get_corruption,
-    list_corruptions,
-)
-from equilibria.restoration.learned import ModelRestorer
+from equilibria.inputs import Prior
+from equilibria.inputs.latents import generator_of, is_generator
+from equilibria.restoration import Corruption, get_corruption, list_corruptions
+from equilibria.restoration.learned import GeneratorRestorer, LearnedRestorer, ModelRestorer
 from equilibria.tasks.base import Task
 from equilibria.tasks.images import ImageRestoration, Reconstruction
 
@@ -53,8 +48,8 @@ def restorer_of(
         ValueError: If an option of a search is given for a model that does not search.
 
     Examples:
-        >>> model = eq.models.deq_restorer(in_channels=1, channels=8)
-        >>> type(eq.tasks.restorer_of(model, eq.tasks.ImageRestoration())).__name__
+        >>> model = eq.models.restorers.model.deq_restorer(in_channels=1, channels=8)
+        >>> type(eq.tasks.restoring.restorer_of(model, eq.tasks.ImageRestoration())).__name__
         'LearnedRestorer'
     """
     if not searches_latents(model, task):
@@ -94,7 +89,7 @@ def chosen_damage(
 
     Examples:
         >>> model = eq.load("mnist-generator")
-        >>> eq.tasks.chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
+        >>> eq.tasks.restoring.chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
         Denoising(noise=0.1)
     """
     own = task.damage if isinstance(task, ImageRestoration) else None

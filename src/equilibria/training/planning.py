@@ -24,7 +24,7 @@ class Plan:
 
     Examples:
         >>> from pathlib import Path
-        >>> plan = eq.training.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
+        >>> plan = eq.training.planning.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
         >>> plan.recipe.training.epochs, plan.resume
         (2, False)
     """
@@ -55,7 +55,7 @@ def plan_run(
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
+        >>> eq.training.planning.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
         False
     """
     run = RunFolder(output)
@@ -135,8 +135,8 @@ def open_run(
 
     Examples:
         >>> from pathlib import Path
-        >>> plan, folder = eq.training.plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
-        >>> run = eq.training.open_run(plan, eq.training.Experiment.of(plan.recipe), folder)
+        >>> plan, folder = eq.training.planning.plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
+        >>> run = eq.training.open_run(plan, eq.training.experiment.Experiment.of(plan.recipe), folder)
         >>> run.close()
         >>> (folder / "run.json").is_file()
         True

@@ -16,7 +16,7 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     """The device called `name`; "auto" is the first of cuda, mps and cpu that is there.
 
     Examples:
-        >>> eq.training.choose_device("cpu")
+        >>> eq.training.processes.choose_device("cpu")
         device(type='cpu')
     """
     if isinstance(name, torch.device):
@@ -40,8 +40,8 @@ def now(device: torch.device) -> float:
     clock, once the device has done its work.
 
     Examples:
-        >>> start = eq.training.now(torch.device("cpu"))
-        >>> eq.training.now(torch.device("cpu")) >= start
+        >>> start = eq.training.processes.now(torch.device("cpu"))
+        >>> eq.training.processes.now(torch.device("cpu")) >= start
         True
     """
     if device.type == "cpu":
@@ -60,7 +60,7 @@ def denormals_as_zero() -> Iterator[None]:
     threads, once started, keep what held then: the commands `train` and `reproduce` set it first.
 
     Examples:
-        >>> with eq.training.denormals_as_zero():
+        >>> with eq.training.processes.denormals_as_zero():
         ...     tiny = torch.full((64,), 1e-30) * 1e-10
         >>> float(tiny.sum()) < 1e-37
         True
@@ -81,7 +81,7 @@ class Processes:
     them by `total`, gradients by `sum_gradients`.
 
     Examples:
-        >>> alone = eq.training.ALONE
+        >>> alone = eq.training.processes.ALONE
         >>> alone.leads, alone.count, alone.part_of(torch.arange(3))
         (True, 1, tensor([0, 1, 2]))
     """

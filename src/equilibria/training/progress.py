@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from equilibria.equilibrium import EquilibriumLayer, solving
-from equilibria.models import parameter_count
+from equilibria.models.registry import parameter_count
 from equilibria.training.checkpoints import Checkpoints
 from equilibria.training.experiment import Experiment
 from equilibria.training.folder import RunFolder

@@ -14,7 +14,7 @@ import torch
 
 import equilibria as eq
 from equilibria.data import load_digits
-from equilibria.papers import Study, Work
+from equilibria.papers import Study
 from equilibria.papers.studies import comparing
 from equilibria.papers.studies import protocol as protocol_module
 from equilibria.papers.studies.claims import CLAIM_STUDIES, ClaimStudy, Comparison, Value
@@ -34,6 +34,7 @@ from equilibria.papers.studies.protocol import (
     draw,
     small_images,
 )
+from equilibria.papers.studies.study import Work
 
 DIGITS = Protocol(
     data="digits", side=8, training_images=96, validation_images=64, rates=(1e-2,), first_rate=0
@@ -107,7 +108,7 @@ def test_the_models_of_every_study_are_matched(study: ClaimStudy) -> None:
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=1, num_classes=10)
-        counts[contestant.title] = eq.models.parameter_count(model)
+        counts[contestant.title] = eq.models.registry.parameter_count(model)
     check_matched(counts)
 
 

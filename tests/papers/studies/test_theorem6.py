@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equilibria.papers import Work
+from equilibria.papers.studies.study import Work
 from equilibria.papers.studies.theorem6 import (
     STUDY,
     Network,

@@ -135,7 +135,7 @@ class ResNet(nn.Module):
 
     Examples:
         >>> model = eq.create_model("resnet-small", in_channels=1)
-        >>> isinstance(model, eq.models.ResNet)
+        >>> isinstance(model, eq.models.baselines.resnet.ResNet)
         True
     """
 
@@ -225,7 +225,7 @@ def resnet_small(
     """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32.
 
     Examples:
-        >>> eq.models.resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
+        >>> eq.models.baselines.resnet.resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
     trunk = ResNetTrunk(

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation, IdentityActivation, get_activation
-from equilibria.context import Context, State, state_tensors, unflatten_state
-from equilibria.context.state import in_format_of
+from equilibria.context import Context, State
+from equilibria.context.state import in_format_of, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell
 from equilibria.models.blocks import Norm, channels_of, check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers

@@ -13,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, ReLU, get_activation
-from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Quadratic, Regularizer, Rounding, get_regularizer
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import Layout, sum_per_sample
+from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
 from equilibria.energies.bounds import all_known
-from equilibria.equilibrium import (
-    Cell,
-    EnergyCell,
-    EnergyForm,
-    EnergyObjective,
-    Objective,
-    StepBounds,
-)
-from equilibria.equilibrium.capabilities import OutputForm
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import Cell, EnergyCell, Objective, StepBounds
+from equilibria.equilibrium.capabilities import EnergyForm, OutputForm
+from equilibria.equilibrium.objective import EnergyObjective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
-from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 

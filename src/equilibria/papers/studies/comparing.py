@@ -36,7 +36,7 @@ from equilibria.papers.studies.protocol import (
     check_matched,
 )
 from equilibria.papers.studies.study import Found, Study, Work, markdown_table
-from equilibria.training import StepProgress
+from equilibria.training.metrics import StepProgress
 
 LADDER_RUNS = 3
 """At least so many rates are tried of each model."""
@@ -94,7 +94,7 @@ def check_sizes(study: ClaimStudy, runs: Runs) -> None:
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=channels, num_classes=classes)
-        counts[contestant.name] = eq.models.parameter_count(model)
+        counts[contestant.name] = eq.models.registry.parameter_count(model)
     check_matched(counts)
 
 

@@ -16,8 +16,9 @@ from equilibria.data import Augmentation, Batches, Split
 from equilibria.papers.studies.family import Contestant
 from equilibria.papers.studies.study import Work
 from equilibria.tasks import Classification
-from equilibria.training import StepProgress, TrainingSettings
+from equilibria.training import TrainingSettings
 from equilibria.training import fit as fit_model
+from equilibria.training.metrics import StepProgress
 
 TASK = Classification(label_smoothing=0.05)
 TRAINING_TOLERANCE = 1e-2
@@ -79,7 +80,7 @@ def fit(
     return Outcome(
         name=contestant.name,
         seed=settings.seed,
-        parameters=eq.models.parameter_count(model),
+        parameters=eq.models.registry.parameter_count(model),
         correct=result.correct,
         samples=result.samples,
         training_accuracy=history[-1].accuracy,

@@ -44,9 +44,9 @@ from equilibria.restoration import (
     Scattering,
     SuperResolution,
     answer_in_tiles,
-    least_variation,
 )
 from equilibria.restoration.photo import PRIOR_LEVEL
+from equilibria.restoration.total_variation import least_variation
 from equilibria.tasks.image_quality import picture_psnr
 
 SAMPLES = ("camera", "astronaut", "coffee", "chelsea", "rocket", "brick", "grass", "gravel")

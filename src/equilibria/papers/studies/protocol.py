@@ -33,13 +33,9 @@ from equilibria.data import Batches, DataSet, Split
 from equilibria.papers.studies.family import Contestant
 from equilibria.papers.studies.fitting import EVALUATION_BATCH, TASK, TRAINING_TOLERANCE, studied
 from equilibria.tasks import Classification
-from equilibria.training import (
-    TrainingSettings,
-    denormals_as_zero,
-    load_weights,
-    save_weights,
-    write_atomically,
-)
+from equilibria.training import TrainingSettings, load_weights, save_weights
+from equilibria.training.files import write_atomically
+from equilibria.training.processes import denormals_as_zero
 from equilibria.training.settings import build_optimizer
 
 MATCHED = 0.10
@@ -282,7 +278,7 @@ class Runs:
             name=contestant.name,
             seed=seed,
             rate=rate,
-            parameters=eq.models.parameter_count(model),
+            parameters=eq.models.registry.parameter_count(model),
             **asdict(trained),
             accuracy=accuracy,
             seconds=time.process_time() - started,

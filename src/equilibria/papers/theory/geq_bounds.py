@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.activations import get_activation
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.energies.gaussian import GaussianKernel, grid_dimensions
 from equilibria.energies.kernel_scale import FixedScale, RunningScale
 from equilibria.equilibrium import EquilibriumLayer

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Layout, Packing, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, Packing, sum_per_sample
 from equilibria.energies import Input
 from equilibria.equilibrium import Cell, StepBounds
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
 from equilibria.models.opteq.cells import DeepOptEqCell, DeepOptEqObjective, UnitLayer
-from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators import as_operator
+from equilibria.operators.compose import OperatorLike
 
 
 class AffineOptEqCell(Cell):
