@@ -38,6 +38,8 @@ from equilibria.cli.images import classifier
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from equilibria.report.attacked_files import AttackedFile
+
 
 @command(
     "attack",
@@ -100,6 +102,8 @@ def attack(
 
     Given FILES, it is these that are attacked; the data set of the run is then not needed.
     """
+    from equilibria.report.attacked_files import attack_files
+
     methods: tuple[eq.inputs.attack_settings.Method, ...] = get_args(
         eq.inputs.attack_settings.Method
     )
@@ -151,7 +155,7 @@ def attack(
         asked[0].check_eps(attacked_run.images.image_shape)
         problems: list[Exception] = []
         passed_over: list[str] = []
-        attacked = eq.report.attacked_files.attack_files(
+        attacked = attack_files(
             attacked_run,
             found,
             asked,
@@ -225,9 +229,7 @@ def _attack_images(
     return found
 
 
-def _show_files(
-    attacked: Iterator[eq.report.attacked_files.AttackedFile], count: int, as_json: bool
-) -> None:
+def _show_files(attacked: Iterator[AttackedFile], count: int, as_json: bool) -> None:
     found = []
     with progress_bar(silent=as_json) as progress:
         for one in progress.track(attacked, total=count, description="attacking"):

@@ -108,12 +108,14 @@ def _drawn(experiment: eq.training.experiment.Experiment, device: torch.device) 
     """Some test images with their true classes, the predicted ones, and the errors."""
     import torch
 
+    from equilibria.report.segmentation import segmentation_png
+
     if not isinstance(experiment.task, eq.tasks.Segmentation):
         raise ValueError("--draw shows the classes of pixels, and this run knows none")
     images, labels = experiment.some_test_images(DRAWN_IMAGES)
     with torch.no_grad():
         logits = experiment.model(images.to(device))
-    return eq.report.segmentation.segmentation_png(
+    return segmentation_png(
         images,
         labels,
         logits.argmax(dim=1).cpu(),

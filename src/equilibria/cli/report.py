@@ -55,17 +55,15 @@ def report(
     The page is one file that needs no network and no JavaScript. Curves that `equilibria attack
     --curve` has measured are used.
     """
+    from equilibria.report.compare import read_runs
+
     place = output
     if place is None:
         place = eq.training.RunFolder(runs[0]).report if len(runs) == 1 else SEVERAL
     # The report of a run is its own to renew.
     check_new(writable_file(place), overwrite=overwrite or (output is None and len(runs) == 1))
     where = eq.training.processes.choose_device(device)
-    names = (
-        [str(runs[0])]
-        if len(runs) == 1
-        else [run.name for run in eq.report.compare.read_runs(runs)]
-    )
+    names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
     found = []
     with progress_bar() as bar:
         shown = StepDisplay(bar, len(runs))

@@ -264,6 +264,8 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
 
 def _show_settings(table: eq.papers.PaperTable) -> None:
     """Paper | ours | why, key by key; where only some rows have a value, which ones."""
+    from equilibria.papers.settings import compared_settings
+
     count = sum(row.full is not None for row in table.rows)
     rows = [
         (
@@ -273,7 +275,7 @@ def _show_settings(table: eq.papers.PaperTable) -> None:
             line.why,
             "all" if len(line.rows) == count else "; ".join(line.rows),
         )
-        for line in eq.papers.settings.compared_settings(table)
+        for line in compared_settings(table)
     ]
     print_table(("Setting", "Paper", "Ours", "Why", "Rows"), rows)
     for row in table.rows:

@@ -188,6 +188,7 @@ def _restored_files(
     from equilibria.data.image_files import BRIGHTEST, check_detail, readable
     from equilibria.images import AS_ON_DISK
     from equilibria.report.figures import drawn_files
+    from equilibria.report.restoration import photo_sheet
     from equilibria.report.sheets import image_png
     from equilibria.restoration.total_variation import best_variation
     from equilibria.training.files import write_atomically
@@ -204,7 +205,7 @@ def _restored_files(
         restored = photos.restorer.restore(problem, progress=progress)
         variation = best_variation(problem) if compare else None
         write_atomically(picture, image_png(restored.images[0]))
-        write_atomically(sheet, eq.report.restoration.photo_sheet(file.name, restored, variation))
+        write_atomically(sheet, photo_sheet(file.name, restored, variation))
         bound = None if restored.bound is None else float(restored.bound[0]) * BRIGHTEST
         return RestoredPhoto(
             file=str(file),

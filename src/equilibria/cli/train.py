@@ -159,6 +159,7 @@ def _train(
 def _train_and_evaluate(
     options: TrainOptions, device: torch.device, processes: eq.training.processes.Processes
 ) -> None:
+    from equilibria.report.compare import store_evaluation
     from equilibria.training.own_images import is_own_images
     from equilibria.training.progress import notes
 
@@ -202,7 +203,7 @@ def _train_and_evaluate(
                 log.close()
         result = experiment.evaluate(processes)
         if processes.leads:
-            eq.report.compare.store_evaluation(options.output, as_data(experiment, result))
+            store_evaluation(options.output, as_data(experiment, result))
     if options.as_json and processes.leads:
         print_json({"run": str(options.output), **as_data(experiment, result)})
     print_facts(f"On the {result.samples} test images", rows(result), console)

@@ -348,7 +348,8 @@ def heritage(z: Tensor, other: Tensor) -> Tensor:
 
     Examples:
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-        >>> eq.energies.branch_coupling.heritage(z, z)
+        >>> from equilibria.energies.branch_coupling import heritage
+        >>> heritage(z, z)
         tensor([2.])
     """
     return sum_per_sample(z * other)
@@ -359,7 +360,8 @@ def diversity(z: Tensor, other: Tensor) -> Tensor:
 
     Examples:
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # two channels that share nothing
-        >>> eq.energies.branch_coupling.diversity(z, z)
+        >>> from equilibria.energies.branch_coupling import diversity
+        >>> diversity(z, z)
         tensor([0.])
     """
     return sum_per_sample(off_diagonal(_products(other, z)).abs())

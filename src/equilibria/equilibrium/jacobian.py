@@ -72,7 +72,8 @@ def random_iterate(
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
-        >>> state, context = eq.equilibrium.jacobian.random_iterate(cell, torch.ones(1, 1), max_iterations=1)
+        >>> from equilibria.equilibrium.jacobian import random_iterate
+        >>> state, context = random_iterate(cell, torch.ones(1, 1), max_iterations=1)
         >>> state
         tensor([[1.]])
     """

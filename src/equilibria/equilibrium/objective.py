@@ -60,7 +60,8 @@ class EnergyObjective(Objective):
 
     Examples:
         >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
-        >>> isinstance(layer.objective(x), eq.equilibrium.objective.EnergyObjective)
+        >>> from equilibria.equilibrium.objective import EnergyObjective
+        >>> isinstance(layer.objective(x), EnergyObjective)
         True
     """
 

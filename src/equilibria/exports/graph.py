@@ -36,7 +36,8 @@ class Loop:
     batch does not matter. `unrolled`: so many evaluations instead, for all, without a loop.
 
     Examples:
-        >>> eq.exports.graph.Loop(tolerance=1e-5, max_iterations=100).unrolled is None
+        >>> from equilibria.exports.graph import Loop
+        >>> Loop(tolerance=1e-5, max_iterations=100).unrolled is None
         True
     """
 
@@ -152,8 +153,9 @@ def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) 
 
     Examples:
         >>> model, probe = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
-        >>> loop = eq.exports.graph.Loop(unrolled=20)
-        >>> graph = eq.exports.graph.model_graph(model, probe, loop, any_size=False)
+        >>> from equilibria.exports.graph import Loop, model_graph
+        >>> loop = Loop(unrolled=20)
+        >>> graph = model_graph(model, probe, loop, any_size=False)
         >>> logits, residual, iterations = graph(probe)
         >>> logits.argmax()
         tensor(0)

@@ -229,7 +229,8 @@ def adversarial_images(
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
         >>> settings = eq.inputs.AttackSettings(norm="linf", eps=0.1, steps=2)
         >>> images, labels = digits.images[:4], digits.labels[:4]
-        >>> near = eq.inputs.attacks.adversarial_images(model, images, labels, settings)
+        >>> from equilibria.inputs.attacks import adversarial_images
+        >>> near = adversarial_images(model, images, labels, settings)
         >>> bool(((near - images).abs() <= 0.1 + 1e-6).all())
         True
     """

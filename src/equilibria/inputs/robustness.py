@@ -71,7 +71,8 @@ def curve_methods(norm: str) -> tuple[str, ...]:
     """The names of all methods that may have a curve.
 
     Examples:
-        >>> "pgd" in eq.inputs.robustness.curve_methods("l2")
+        >>> from equilibria.inputs.robustness import curve_methods
+        >>> "pgd" in curve_methods("l2")
         True
     """
     return (*get_args(Method), *OUTSIDE[norm])
@@ -148,7 +149,8 @@ def certified_curve(
 
     Examples:
         >>> radii, right = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
-        >>> eq.inputs.robustness.certified_curve("l2", radii, right, numbers=64)
+        >>> from equilibria.inputs.robustness import certified_curve
+        >>> certified_curve("l2", radii, right, numbers=64)
         ((0.0, 0.5), (0.5, 0.5), (0.5, 0.0))
     """
     scale = 1.0 if norm == "l2" else numbers**0.5

@@ -126,7 +126,8 @@ def predicted_classes(logits: Tensor) -> Tensor:
     class 0 or any other: an answer that is right for some samples.
 
     Examples:
-        >>> eq.models.base.predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
+        >>> from equilibria.models.base import predicted_classes
+        >>> predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
         tensor([ 1, -1])
     """
     answered = logits.detach().logsumexp(dim=1).isfinite()
@@ -166,7 +167,8 @@ def image_classifier(
     The head is made by `head(feature_channels, num_classes, pool=pool)`.
 
     Examples:
-        >>> cell = eq.models.opteq.spaces.opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
+        >>> from equilibria.models.opteq.spaces import opteq_cell
+        >>> cell = opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
         >>> model = eq.models.image_classifier(cell, 8, num_classes=3, in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 3])

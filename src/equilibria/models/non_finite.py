@@ -69,10 +69,11 @@ def non_finite_tensors(model: nn.Module) -> list[str]:
 
     Examples:
         >>> layer = torch.nn.BatchNorm2d(2)
-        >>> eq.models.non_finite.non_finite_tensors(layer)
+        >>> from equilibria.models.non_finite import non_finite_tensors
+        >>> non_finite_tensors(layer)
         []
         >>> _ = layer.running_mean.fill_(torch.nan)
-        >>> eq.models.non_finite.non_finite_tensors(layer)
+        >>> non_finite_tensors(layer)
         ['running_mean']
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]

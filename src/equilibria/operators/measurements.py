@@ -100,9 +100,10 @@ def about(measurement: object) -> ImageMeasurement:
     """Return what restoration must know of a measurement, with defaults for maps of the user.
 
     Examples:
-        >>> eq.operators.measurements.about(eq.operators.Identity()).keeps_all
+        >>> from equilibria.operators.measurements import about
+        >>> about(eq.operators.Identity()).keeps_all
         True
-        >>> eq.operators.measurements.about(lambda images: images**2).keeps_all
+        >>> about(lambda images: images**2).keeps_all
         False
     """
     if isinstance(measurement, ImageMeasurement):

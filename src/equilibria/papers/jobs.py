@@ -43,7 +43,8 @@ class Job:
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> job = eq.papers.jobs.make_job(recipe, seed=3, runs=Path("runs"))
+        >>> from equilibria.papers.jobs import make_job
+        >>> job = make_job(recipe, seed=3, runs=Path("runs"))
         >>> job.recipe["training"]["seed"]
         3
     """
@@ -76,8 +77,9 @@ class Outcome:
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> job = eq.papers.jobs.make_job(recipe, seed=0, runs=Path("runs"))
-        >>> eq.papers.jobs.Outcome(job, None, error="the disk is full").result is None
+        >>> from equilibria.papers.jobs import Outcome, make_job
+        >>> job = make_job(recipe, seed=0, runs=Path("runs"))
+        >>> Outcome(job, None, error="the disk is full").result is None
         True
     """
 
@@ -100,7 +102,8 @@ def make_job(
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> jobs = [eq.papers.jobs.make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
+        >>> from equilibria.papers.jobs import make_job
+        >>> jobs = [make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
         >>> jobs[0].folder == jobs[1].folder, jobs[0].folder == jobs[2].folder
         (True, False)
     """

@@ -75,7 +75,9 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.report.cells(plan, eq.papers.runner.findings(plan, []))[0][:3]
+        >>> from equilibria.papers.report import cells
+        >>> from equilibria.papers.runner import findings
+        >>> cells(plan, findings(plan, []))[0][:3]
         ['row', 'accuracy (%)', 'paper: Acc.']
     """
     heading = ["row"]
@@ -188,7 +190,8 @@ def write_index(folder: Path) -> str:
     Examples:
         >>> from pathlib import Path
         >>> Path("no-results").mkdir()
-        >>> eq.papers.report.write_index(Path("no-results")).splitlines()[0]  # and no lines below it
+        >>> from equilibria.papers.report import write_index
+        >>> write_index(Path("no-results")).splitlines()[0]  # and no lines below it
         '| table | what | setting | date | commit | seeds | command |'
     """
     lines = [
@@ -227,7 +230,8 @@ def redraw(folder: Path) -> list[Path]:
     Examples:
         >>> from pathlib import Path
         >>> Path("nothing-recorded").mkdir()
-        >>> eq.papers.report.redraw(Path("nothing-recorded"))
+        >>> from equilibria.papers.report import redraw
+        >>> redraw(Path("nothing-recorded"))
         []
     """
     drawn = []
@@ -241,7 +245,8 @@ def provenance() -> dict[str, Any]:
     """When, with what and on what results were made; names neither the machine nor its folders.
 
     Examples:
-        >>> "versions" in eq.papers.report.provenance()
+        >>> from equilibria.papers.report import provenance
+        >>> "versions" in provenance()
         True
     """
     return {

@@ -130,7 +130,8 @@ def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.runner.findings(plan, []).failures  # nothing has run yet
+        >>> from equilibria.papers.runner import findings
+        >>> findings(plan, []).failures  # nothing has run yet
         {}
     """
     found = Findings()
@@ -150,7 +151,8 @@ def model_sizes(made: Plan) -> dict[str, int]:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.runner.model_sizes(plan)["DNN"]
+        >>> from equilibria.papers.runner import model_sizes
+        >>> model_sizes(plan)["DNN"]
         12774
     """
     loaded: dict[str, DataSet | None] = {}

@@ -119,7 +119,8 @@ def compared_settings(table: PaperTable) -> list[SettingLine]:
     """The full setting of a table, key by key; rows that have the same in common are one line.
 
     Examples:
-        >>> lines = eq.papers.settings.compared_settings(eq.papers.find_table("opteq-t3"))
+        >>> from equilibria.papers.settings import compared_settings
+        >>> lines = compared_settings(eq.papers.find_table("opteq-t3"))
         >>> lines[0].name, lines[0].ours
         ('model.name', 'deep-opteq-199k')
     """

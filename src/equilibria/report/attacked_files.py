@@ -69,9 +69,11 @@ def attack_files(
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(eq.data.load_digits().test.images[0]).save("zero.png")
-        >>> run = eq.training.experiment.trained_model("digits-opteq")
+        >>> from equilibria.report.attacked_files import attack_files
+        >>> from equilibria.training.experiment import trained_model
+        >>> run = trained_model("digits-opteq")
         >>> attack, cpu = eq.inputs.AttackSettings(eps=0.5), torch.device("cpu")
-        >>> found = eq.report.attacked_files.attack_files(run, [Path("zero.png")], [attack], cpu)
+        >>> found = attack_files(run, [Path("zero.png")], [attack], cpu)
         >>> [one.before for one in found]
         ['0']
     """

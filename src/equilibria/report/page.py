@@ -199,7 +199,8 @@ def with_certified(
         >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
         >>> batch = digits.images[:4], digits.labels[:4]
         >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
-        >>> eq.report.page.with_certified(model, *batch, curves).certified[0]
+        >>> from equilibria.report.page import with_certified
+        >>> with_certified(model, *batch, curves).certified[0]
         (0.0, 1.0)
     """
     try:
@@ -236,7 +237,8 @@ def run_report(
         The report; what does not apply to the model is None or empty.
 
     Examples:
-        >>> report = eq.report.run_report(eq.training.experiment.trained("digits-opteq"), [], name="digits")
+        >>> from equilibria.training.experiment import trained
+        >>> report = eq.report.run_report(trained("digits-opteq"), [], name="digits")
         >>> report.parameters, report.evaluation.samples
         (33098, 450)
         >>> eq.report.report_page([report])[:15]
@@ -359,7 +361,8 @@ def choose_examples(
 
     Examples:
         >>> labels, said = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
-        >>> eq.report.page.choose_examples(labels, said, count=3, mistakes=1)
+        >>> from equilibria.report.page import choose_examples
+        >>> choose_examples(labels, said, count=3, mistakes=1)
         tensor([2, 0, 1])
     """
     right = predictions == labels

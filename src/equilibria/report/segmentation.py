@@ -87,7 +87,8 @@ def segmentation_png(
 
     Examples:
         >>> images, labels = torch.rand(1, 3, 8, 8), torch.zeros(1, 8, 8, dtype=torch.long)
-        >>> eq.report.segmentation.segmentation_png(images, labels, labels, ["sky", "road"])[1:4]
+        >>> from equilibria.report.segmentation import segmentation_png
+        >>> segmentation_png(images, labels, labels, ["sky", "road"])[1:4]
         b'PNG'
     """
     shape = (len(images), *images.shape[2:])

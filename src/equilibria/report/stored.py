@@ -39,7 +39,8 @@ def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
         >>> from pathlib import Path
         >>> Path("attacked").mkdir()
         >>> curves = eq.inputs.RobustnessCurves("l2", 4, 1.0, {}, {}, 0.5)
-        >>> eq.report.stored.store_robustness(Path("attacked"), curves)
+        >>> from equilibria.report.stored import store_robustness
+        >>> store_robustness(Path("attacked"), curves)
         >>> [path.name for path in Path("attacked").iterdir()]
         ['robustness.json']
     """

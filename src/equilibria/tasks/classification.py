@@ -32,7 +32,8 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
 
     Examples:
         >>> labels, predictions = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])
-        >>> eq.tasks.classification.confusion_matrix(labels, predictions, classes=2)
+        >>> from equilibria.tasks.classification import confusion_matrix
+        >>> confusion_matrix(labels, predictions, classes=2)
         tensor([[1, 1],
                 [0, 1]])
     """
@@ -286,7 +287,8 @@ def class_accuracy(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
     unanswered: how many pixels of each class are in no column.
 
     Examples:
-        >>> eq.tasks.classification.class_accuracy(torch.tensor([[3, 1], [0, 4]]))
+        >>> from equilibria.tasks.classification import class_accuracy
+        >>> class_accuracy(torch.tensor([[3, 1], [0, 4]]))
         tensor([0.7500, 1.0000], dtype=torch.float64)
     """
     return confusion.diagonal().double() / (confusion.sum(dim=1) + unanswered)
@@ -296,7 +298,8 @@ def class_iou(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
     """Intersection ÷ union of each class; NaN where it is neither there nor predicted.
 
     Examples:
-        >>> eq.tasks.classification.class_iou(torch.tensor([[3, 1], [0, 4]]))
+        >>> from equilibria.tasks.classification import class_iou
+        >>> class_iou(torch.tensor([[3, 1], [0, 4]]))
         tensor([0.7500, 0.8000], dtype=torch.float64)
     """
     hits = confusion.diagonal().double()

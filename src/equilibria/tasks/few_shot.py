@@ -32,7 +32,8 @@ class EpisodeBatch:
 
     Examples:
         >>> images, labels = torch.rand(2, 6, 1, 8, 8), torch.tensor([[0, 1, 0, 0, 1, 1]] * 2)
-        >>> batch = eq.tasks.few_shot.EpisodeBatch.of(images, labels)
+        >>> from equilibria.tasks.few_shot import EpisodeBatch
+        >>> batch = EpisodeBatch.of(images, labels)
         >>> batch.ways, batch.shots, batch.query.shape
         (2, 1, torch.Size([2, 4, 1, 8, 8]))
     """
@@ -158,7 +159,8 @@ class FewShot(EpisodicTask):
     outer_iterations: of the linear solve of "implicit".
 
     Examples:
-        >>> model = eq.models.few_shot.few_shot_opteq(num_classes=2, in_channels=1, channels=4, task_size=4)
+        >>> from equilibria.models.few_shot import few_shot_opteq
+        >>> model = few_shot_opteq(num_classes=2, in_channels=1, channels=4, task_size=4)
         >>> images, labels = torch.rand(1, 4, 1, 16, 16), torch.tensor([[0, 1, 0, 1]])
         >>> task = eq.tasks.FewShot(iterations=3)
         >>> task.training_step(model, images, labels).loss.isfinite()

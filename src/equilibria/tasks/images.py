@@ -44,7 +44,8 @@ class Autoencoding(Task):
     density: what new images are drawn from, a name or a mapping with options (`fit_density`).
 
     Examples:
-        >>> model = eq.models.generators.autoencoders.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
         >>> task = eq.tasks.Autoencoding(kind="rae")
         >>> task.training_step(model, torch.rand(2, 1, 8, 8), torch.zeros(2)).loss.requires_grad
         True
@@ -126,7 +127,8 @@ class Reconstruction(LatentSearch, Task):
         paper's is {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
 
     Examples:
-        >>> decoder = eq.models.generators.decoders.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> task = eq.tasks.Reconstruction(iterations=3)
         >>> task.training_step(decoder, torch.rand(2, 1, 8, 8), torch.zeros(2)).loss.requires_grad
         True
@@ -209,8 +211,10 @@ def latents_of(model: nn.Module, task: Task, images: Tensor, *, searched: bool =
     The search is that of the task, or one without a ridge on a decoder that has an encoder.
 
     Examples:
-        >>> model = eq.models.generators.autoencoders.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
-        >>> eq.tasks.images.latents_of(model, eq.tasks.Autoencoding(), torch.rand(2, 1, 8, 8)).shape
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> from equilibria.tasks.images import latents_of
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> latents_of(model, eq.tasks.Autoencoding(), torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 3])
     """
     search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
@@ -243,7 +247,8 @@ class ImageRestoration(LatentSearch, Task):
     seed: of the damage that evaluations see, the same in every epoch.
 
     Examples:
-        >>> model = eq.models.restorers.model.deq_restorer(in_channels=1, channels=8)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> model = deq_restorer(in_channels=1, channels=8)
         >>> task = eq.tasks.ImageRestoration(corruption={"denoise": {"noise": 0.1}})
         >>> found = task.evaluate(model, [(torch.rand(2, 1, 8, 8), torch.zeros(2))])
         >>> "psnr" in found.figures

@@ -48,8 +48,10 @@ def restorer_of(
         ValueError: If an option of a search is given for a model that does not search.
 
     Examples:
-        >>> model = eq.models.restorers.model.deq_restorer(in_channels=1, channels=8)
-        >>> type(eq.tasks.restoring.restorer_of(model, eq.tasks.ImageRestoration())).__name__
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.tasks.restoring import restorer_of
+        >>> model = deq_restorer(in_channels=1, channels=8)
+        >>> type(restorer_of(model, eq.tasks.ImageRestoration())).__name__
         'LearnedRestorer'
     """
     if not searches_latents(model, task):
@@ -89,7 +91,8 @@ def chosen_damage(
 
     Examples:
         >>> model = eq.load("mnist-generator")
-        >>> eq.tasks.restoring.chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
+        >>> from equilibria.tasks.restoring import chosen_damage
+        >>> chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
         Denoising(noise=0.1)
     """
     own = task.damage if isinstance(task, ImageRestoration) else None

@@ -67,7 +67,8 @@ class Checkpoints:
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.checkpoints.Checkpoints(Path("no-run")).present()
+        >>> from equilibria.training.checkpoints import Checkpoints
+        >>> Checkpoints(Path("no-run")).present()
         []
     """
 

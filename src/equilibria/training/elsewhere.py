@@ -19,8 +19,10 @@ def on_other_data(run: RecipeModel, data: DataSet) -> Experiment:
     Normalization is a layer of the model, and stays that of the run.
 
     Examples:
-        >>> run = eq.training.experiment.trained_model("digits-opteq")
-        >>> other = eq.training.elsewhere.on_other_data(run, eq.data.load_dataset("digits", train_samples=10))
+        >>> from equilibria.training.elsewhere import on_other_data
+        >>> from equilibria.training.experiment import trained_model
+        >>> run = trained_model("digits-opteq")
+        >>> other = on_other_data(run, eq.data.load_dataset("digits", train_samples=10))
         >>> len(other.test)
         450
     """

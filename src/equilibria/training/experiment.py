@@ -69,8 +69,9 @@ class RecipeModel:
     """The model of a recipe with its task and what it must know of its images, without any data.
 
     Examples:
-        >>> run = eq.training.experiment.trained_model("digits-opteq")
-        >>> isinstance(run, eq.training.experiment.RecipeModel), run.images.class_names[:2]
+        >>> from equilibria.training.experiment import RecipeModel, trained_model
+        >>> run = trained_model("digits-opteq")
+        >>> isinstance(run, RecipeModel), run.images.class_names[:2]
         (True, ('0', '1'))
     """
 
@@ -100,7 +101,8 @@ class Experiment(RecipeModel):
 
     Examples:
         >>> recipe = eq.training.load_recipe("digits-opteq")
-        >>> experiment = eq.training.experiment.Experiment.of(recipe)
+        >>> from equilibria.training.experiment import Experiment
+        >>> experiment = Experiment.of(recipe)
         >>> len(experiment.training), len(experiment.test), type(experiment.task).__name__
         (1347, 450, 'Classification')
     """
@@ -333,7 +335,8 @@ def fitting_options(model: str, data: DataSet | ImageSpec) -> dict[str, Any]:
     """The options of a model that follow from the data, as far as it has them.
 
     Examples:
-        >>> eq.training.experiment.fitting_options("opteq-small", eq.data.load_digits())
+        >>> from equilibria.training.experiment import fitting_options
+        >>> fitting_options("opteq-small", eq.data.load_digits())
         {'in_channels': 1, 'num_classes': 10}
     """
     channels, height, _ = data.image_shape
@@ -373,7 +376,8 @@ def trained(
     root: the folder of data sets, if it is not where the recipe says.
 
     Examples:
-        >>> experiment = eq.training.experiment.trained("digits-opteq")
+        >>> from equilibria.training.experiment import trained
+        >>> experiment = trained("digits-opteq")
         >>> experiment.evaluate().accuracy > 0.9
         True
     """
@@ -397,7 +401,8 @@ def trained_model(
         ValueError: If the run does not say what its images are like.
 
     Examples:
-        >>> run = eq.training.experiment.trained_model("digits-opteq")
+        >>> from equilibria.training.experiment import trained_model
+        >>> run = trained_model("digits-opteq")
         >>> run.recipe.model.name
         'opteq-small'
     """

@@ -24,7 +24,8 @@ class Plan:
 
     Examples:
         >>> from pathlib import Path
-        >>> plan = eq.training.planning.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
+        >>> from equilibria.training.planning import plan_run
+        >>> plan = plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
         >>> plan.recipe.training.epochs, plan.resume
         (2, False)
     """
@@ -55,7 +56,8 @@ def plan_run(
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.planning.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
+        >>> from equilibria.training.planning import plan_run
+        >>> plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
         False
     """
     run = RunFolder(output)
@@ -135,8 +137,10 @@ def open_run(
 
     Examples:
         >>> from pathlib import Path
-        >>> plan, folder = eq.training.planning.plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
-        >>> run = eq.training.open_run(plan, eq.training.experiment.Experiment.of(plan.recipe), folder)
+        >>> from equilibria.training.experiment import Experiment
+        >>> from equilibria.training.planning import plan_run
+        >>> plan, folder = plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
+        >>> run = eq.training.open_run(plan, Experiment.of(plan.recipe), folder)
         >>> run.close()
         >>> (folder / "run.json").is_file()
         True

@@ -14,6 +14,7 @@ import torch
 
 import equilibria as eq
 from equilibria.data import load_digits
+from equilibria.models.registry import parameter_count
 from equilibria.papers import Study
 from equilibria.papers.studies import comparing
 from equilibria.papers.studies import protocol as protocol_module
@@ -108,7 +109,7 @@ def test_the_models_of_every_study_are_matched(study: ClaimStudy) -> None:
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=1, num_classes=10)
-        counts[contestant.title] = eq.models.registry.parameter_count(model)
+        counts[contestant.title] = parameter_count(model)
     check_matched(counts)
 
 

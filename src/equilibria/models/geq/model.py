@@ -105,7 +105,8 @@ def geq(
     −½‖Wy‖² beside the kernel; `rho` and `form` are those of `PolynomialKernel`, `SigmoidKernel`.
 
     Examples:
-        >>> model = eq.models.geq.model.geq(channels=8, widths=(8,), scales=(1,), hidden=None, in_channels=1)
+        >>> from equilibria.models.geq.model import geq
+        >>> model = geq(channels=8, widths=(8,), scales=(1,), hidden=None, in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """

@@ -321,7 +321,8 @@ def mondeq(
     U acts on what a stem makes of the images, or, as published, on the images (`stem_depth=0`).
 
     Examples:
-        >>> eq.models.mondeq.model.mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        >>> from equilibria.models.mondeq.model import mondeq
+        >>> mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
     inputs = in_channels if stem_depth == 0 else channels_of(channels, "tier")[0]

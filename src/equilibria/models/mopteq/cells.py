@@ -43,7 +43,8 @@ class MOptEqCell(BranchCell):
     iterations and then kept, so that the solve converges.
 
     Examples:
-        >>> model = eq.models.mopteq.models.mopteq(channels=4, in_channels=1)
+        >>> from equilibria.models.mopteq.models import mopteq
+        >>> model = mopteq(channels=4, in_channels=1)
         >>> model.features(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 4, 8, 8])
     """

@@ -224,7 +224,8 @@ def reflection_network(
     norm: how ‖W‖ is kept there: "estimate" or "bound". No certificate depends on it.
 
     Examples:
-        >>> model = eq.models.reflection.model.reflection_network(image_size=8, units=(16,), in_channels=1)
+        >>> from equilibria.models.reflection.model import reflection_network
+        >>> model = reflection_network(image_size=8, units=(16,), in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """

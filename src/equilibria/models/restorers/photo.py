@@ -153,7 +153,8 @@ def photo_denoiser(
         that are given without one.
 
     Examples:
-        >>> model = eq.models.restorers.photo.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
+        >>> from equilibria.models.restorers.photo import photo_denoiser
+        >>> model = photo_denoiser(in_channels=1, channels=4, kernel_size=5)
         >>> model(torch.rand(1, 1, 16, 16)).shape
         torch.Size([1, 1, 16, 16])
     """
