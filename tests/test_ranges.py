@@ -29,7 +29,7 @@ def prior() -> eq.energies.OpponentPrior:
 GRAY_LEVELS: dict[str, Callable[[], Any]] = {
     "denoising": lambda: Denoising(noise=25),
     "deblurring": lambda: eq.restoration.Deblurring(noise=25),
-    "superres": lambda: eq.restoration.get_corruption("superres", noise=25),
+    "superres": lambda: eq.restoration.get_damage("superres", noise=25),
     "restorer": lambda: PhotoMinimizer(prior(), noise=25),
     "restorer with a level": lambda: PhotoMinimizer(prior(), noise=25, level=0.1).restore(PICTURE),
     "level": lambda: PhotoMinimizer(prior(), noise=0.1, level=25),

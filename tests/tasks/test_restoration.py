@@ -191,7 +191,7 @@ def test_options_name_the_damage() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"corruption": "scratch"}, "unknown corruption 'scratch'"),
+        ({"corruption": "scratch"}, "unknown damage 'scratch'"),
         ({"corruption": {"denoise": {}, "inpaint": {}}}, "one name with options"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"evaluation_iterations": 0}, "evaluation_iterations must be at least 1"),

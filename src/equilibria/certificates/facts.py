@@ -70,7 +70,7 @@ def largest(bound: Tensor | None) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class CellPoint:
     """A state and a context, for an image of zeros, that show shapes and shared numbers."""
 
     state: State
@@ -125,7 +125,7 @@ class CellFacts:
     """Facts about the map of a cell in float64; the defaults prove nothing more."""
 
     cell: Cell
-    at: Setting
+    at: CellPoint
     bounds: SharedBounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,7 +246,7 @@ class DeepOptEqFacts(CellFacts):
 
 
 @singledispatch
-def cell_facts(cell: Cell, at: Setting) -> CellFacts:
+def cell_facts(cell: Cell, at: CellPoint) -> CellFacts:
     """Collect what a cell states about itself.
 
     Args:

@@ -15,8 +15,8 @@ from equilibria.certificates.checks import probe_noise
 from equilibria.certificates.facts import (
     UNIT,
     CellFacts,
+    CellPoint,
     ObjectiveFacts,
-    Setting,
     cell_facts,
     largest,
 )
@@ -86,7 +86,7 @@ class PreparedModel:
         cell = exact.layer.cell
         context = cell.inject(*inputs)
         state = cell.initial_state(*inputs, context)
-        facts = cell_facts(cell, Setting(state, context, exact.layer.couples_batch))
+        facts = cell_facts(cell, CellPoint(state, context, exact.layer.couples_batch))
         objective = facts.objective()
         rounding = gradient_rounding = facts.rounding(cell, UNIT)
         path: ImagePath | None = None

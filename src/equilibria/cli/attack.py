@@ -104,8 +104,8 @@ def attack(
     """
     from equilibria.report.attacked_files import attack_files
 
-    methods: tuple[eq.inputs.attack_settings.Method, ...] = get_args(
-        eq.inputs.attack_settings.Method
+    methods: tuple[eq.inputs.attack_settings.AttackMethod, ...] = get_args(
+        eq.inputs.attack_settings.AttackMethod
     )
     if method not in (*methods, "all"):
         raise ValueError(f"--method must be one of {', '.join(methods)} or all, not {method!r}")
@@ -123,7 +123,7 @@ def attack(
     wants_all = method == "all"
     common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
 
-    def settings_of(name: eq.inputs.attack_settings.Method) -> eq.inputs.AttackSettings:
+    def settings_of(name: eq.inputs.attack_settings.AttackMethod) -> eq.inputs.AttackSettings:
         """Among all methods, each takes what it knows: FGSM is one step."""
         takes_steps = name != "fgsm" or not wants_all
         return eq.inputs.AttackSettings(

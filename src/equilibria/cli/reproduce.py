@@ -121,7 +121,7 @@ def reproduce(
     count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
     console = Console(stderr=True) if as_json else output_console()
     display = _Display(console, made, len(made.unfinished()))
-    outcomes: list[eq.papers.jobs.Outcome] = []
+    outcomes: list[eq.papers.jobs.JobOutcome] = []
     try:
         with (
             display.progress,
@@ -192,7 +192,7 @@ def _carry_out_study(
 class _Display:
     """A progress bar on a terminal; elsewhere one plain line a finished run."""
 
-    def __init__(self, console: Console, made: eq.papers.runner.Plan, total: int) -> None:
+    def __init__(self, console: Console, made: eq.papers.runner.TablePlan, total: int) -> None:
         self.console = console
         self.made = made
         self.total = total
@@ -213,7 +213,7 @@ class _Display:
         else:
             self.console.print(f"{place}: loss {metrics.loss:.4f}", markup=False, soft_wrap=True)
 
-    def on_outcome(self, outcome: eq.papers.jobs.Outcome) -> None:
+    def on_outcome(self, outcome: eq.papers.jobs.JobOutcome) -> None:
         self.done += 1
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
@@ -283,7 +283,7 @@ def _show_settings(table: eq.papers.PaperTable) -> None:
             say(f"{row.label}: not run: {row.missing}")
 
 
-def _show_plan(made: eq.papers.runner.Plan) -> None:
+def _show_plan(made: eq.papers.runner.TablePlan) -> None:
     sizes = eq.papers.runner.model_sizes(made)
     for row in made.table.rows:
         say(row.label)
@@ -299,7 +299,7 @@ def _show_plan(made: eq.papers.runner.Plan) -> None:
         say(text)
 
 
-def _command(made: eq.papers.runner.Plan, seeds: int | None) -> str:
+def _command(made: eq.papers.runner.TablePlan, seeds: int | None) -> str:
     """The command that gives the same figures: what is left out does not matter to them."""
     words = ["equilibria", "reproduce", made.table.id]
     words += ["--quick"] if made.setting == "quick" else []

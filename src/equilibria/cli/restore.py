@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from equilibria.restoration import Corruption, PhotoRestorer, RestorationProblem
+    from equilibria.restoration import Damage, PhotoRestorer, RestorationProblem
 
 FIELDS = {"blur": "width", "factor": "factor"}
 """Options of some kinds of damage, and their names in Python."""
@@ -152,7 +152,7 @@ class _Photos:
     """How the photographs of one command are restored."""
 
     restorer: PhotoRestorer
-    damage: Corruption
+    damage: Damage
     noise: float | None
     hidden: Tensor | None
     simulate: bool
@@ -227,7 +227,7 @@ def _restored_files(
         yield photo
 
 
-def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Corruption:
+def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Damage:
     """Return the damage of a task; an option that the task does not use is an error."""
     from equilibria.registry import check_at_least, check_positive, check_positive_pixels
     from equilibria.restoration.damage import photo_tasks

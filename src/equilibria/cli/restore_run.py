@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equilibria.inputs import Prior
-    from equilibria.restoration import Corruption
+    from equilibria.restoration import Damage
     from equilibria.restoration.learned import ModelRestorer
     from equilibria.training.experiment import RecipeModel
 
@@ -269,7 +269,7 @@ def _fitted_prior(folder: Path, weight: float, seed: int) -> Prior:
 def _restored_tests(
     run: RecipeModel,
     restorer: ModelRestorer,
-    damage: Corruption,
+    damage: Damage,
     originals: Tensor,
     output: Path,
     random: torch.Generator,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equilibria.data import Framing
-    from equilibria.restoration import Corruption, RestorationProblem
+    from equilibria.restoration import Damage, RestorationProblem
     from equilibria.restoration.learned import ModelRestorer
     from equilibria.training.experiment import RecipeModel
 
@@ -65,7 +65,7 @@ class FileRestoration:
 
     run: RecipeModel
     restorer: ModelRestorer
-    damage: Corruption
+    damage: Damage
     device: torch.device
     seed: int = 0
     simulate: bool = False

@@ -137,7 +137,7 @@ class TrainOptions:
     report: bool
     as_json: bool = False
 
-    def plan(self) -> eq.training.planning.Plan:
+    def plan(self) -> eq.training.planning.RunPlan:
         return eq.training.planning.plan_run(
             self.recipe,
             self.overrides,

@@ -71,15 +71,15 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: with a result, or with an error.
 
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> from equilibria.papers.jobs import Outcome, make_job
+        >>> from equilibria.papers.jobs import JobOutcome, make_job
         >>> job = make_job(recipe, seed=0, runs=Path("runs"))
-        >>> Outcome(job, None, error="the disk is full").result is None
+        >>> JobOutcome(job, None, error="the disk is full").result is None
         True
     """
 
@@ -150,15 +150,15 @@ def attempt(
     job: Job,
     device: torch.device,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """The outcome of a job; an error is one too."""
     try:
-        return Outcome(job, run_job(job, device, on_epoch))
+        return JobOutcome(job, run_job(job, device, on_epoch))
     except Exception as error:
-        return Outcome(job, None, f"{type(error).__name__}: {error}")
+        return JobOutcome(job, None, f"{type(error).__name__}: {error}")
 
 
-def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[Outcome, None, None]:
+def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[JobOutcome, None, None]:
     """The outcomes of all jobs, as they end, with so many processes of one thread on the CPU.
 
     A job that fails or whose process dies is an outcome like others, and the rest goes on. When
@@ -203,14 +203,14 @@ class _Worker:
         self.job = job
         self.connection.send(job)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         try:
-            outcome: Outcome = self.connection.recv()
+            outcome: JobOutcome = self.connection.recv()
         except (EOFError, OSError):
             self.alive = False
             self.process.join()
             code = self.process.exitcode
-            return Outcome(self.job, None, f"its process died (exit code {code})")
+            return JobOutcome(self.job, None, f"its process died (exit code {code})")
         return outcome
 
     def end(self) -> None:

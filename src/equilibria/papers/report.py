@@ -18,7 +18,7 @@ import torch
 import equilibria
 from equilibria.papers.measures import Result, collect, deviation, measure_of
 from equilibria.papers.plots import table_png
-from equilibria.papers.runner import Findings, Plan
+from equilibria.papers.runner import Findings, TablePlan
 from equilibria.papers.table import Row, find_table
 from equilibria.training.files import write_atomically
 
@@ -27,12 +27,12 @@ KIND = "equilibria reproduce"
 NOTHING = "–"
 
 
-def base_name(made: Plan) -> str:
+def base_name(made: TablePlan) -> str:
     return made.table.id if made.setting == "full" else f"{made.table.id}-quick"
 
 
 def write_report(
-    made: Plan, found: Findings, output: Path, command: str, facts: Mapping[str, Any]
+    made: TablePlan, found: Findings, output: Path, command: str, facts: Mapping[str, Any]
 ) -> list[Path]:
     """Write ID.md, ID.json and ID.png (ID-quick.* for a quick run); `facts` are `provenance()`."""
     name = base_name(made)
@@ -53,7 +53,7 @@ def write_report(
     return files
 
 
-def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
+def drawings(made: TablePlan) -> dict[str, tuple[str, Path]]:
     """By file name: the first row that a picture is of, and where its run has it.
 
     The name is that of the run, so that rows and tables that share a run share its pictures.
@@ -67,7 +67,7 @@ def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
     return found
 
 
-def cells(made: Plan, found: Findings) -> list[list[str]]:
+def cells(made: TablePlan, found: Findings) -> list[list[str]]:
     """The heading and the rows: ours beside the paper's, column by column.
 
     A column of which the paper prints nothing is ours alone.
@@ -104,7 +104,7 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     return [list(line) for line in zip(*rows, strict=True)] if made.table.turned else rows
 
 
-def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
+def markdown(made: TablePlan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
     """The page of a table, which is the template `table.md.jinja`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -130,7 +130,9 @@ def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]
     )
 
 
-def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def as_data(
+    made: TablePlan, found: Findings, command: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything: recipes, the numbers of every run, means and standard deviations."""
     table = made.table
     return {
@@ -165,7 +167,7 @@ def _costs(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
+def _row_data(made: TablePlan, found: Findings, row: Row) -> dict[str, Any]:
     results = found.results.get(row.label, {})
     names = dict.fromkeys(n for result in results.values() for n in result if "@" not in n)
     values = {name: collect(list(results.values()), name) for name in names}

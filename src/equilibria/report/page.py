@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.data import Batches, DataSet
 from equilibria.inputs import AttackSettings, RobustnessCurves, measure_robustness
-from equilibria.inputs.attack_settings import Method
+from equilibria.inputs.attack_settings import AttackMethod
 from equilibria.inputs.robustness import certified_curve
 from equilibria.models import EquilibriumClassifier
 from equilibria.models.base import predicted_classes
@@ -330,7 +330,7 @@ class _Looking:
 
     def _robustness(self, images: Tensor, labels: Tensor) -> RobustnessCurves:
         eps = DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
-        methods = get_args(Method)
+        methods = get_args(AttackMethod)
 
         def tell(method: str) -> None:
             self.on_step(f"attacking {len(images)} test images by {method}")

@@ -5,7 +5,7 @@ Start with `damage.py` (the tasks), `photo.py` (how a photograph is restored) an
 """
 
 from equilibria.restoration.damage import (
-    Corruption,
+    Damage,
     Deblurring,
     Demosaicing,
     Denoising,
@@ -13,9 +13,9 @@ from equilibria.restoration.damage import (
     Measured,
     Scattering,
     SuperResolution,
-    get_corruption,
-    list_corruptions,
-    register_corruption,
+    get_damage,
+    list_damages,
+    register_damage,
 )
 from equilibria.restoration.fill import seamless_fill
 from equilibria.restoration.generators import Restoration, restore
@@ -28,7 +28,7 @@ from equilibria.restoration.restorer import Restored, Restorer
 from equilibria.restoration.tiles import answer_in_tiles
 
 __all__ = [
-    "Corruption",
+    "Damage",
     "Deblurring",
     "Demosaicing",
     "Denoising",
@@ -44,10 +44,10 @@ __all__ = [
     "Scattering",
     "SuperResolution",
     "answer_in_tiles",
-    "get_corruption",
-    "list_corruptions",
+    "get_damage",
+    "list_damages",
     "noise_level",
-    "register_corruption",
+    "register_damage",
     "restore",
     "seamless_fill",
 ]

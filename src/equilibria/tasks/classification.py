@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equilibria.equilibrium import solving
 from equilibria.inputs import AttackSettings, attack
-from equilibria.inputs.attack_settings import Method, Norm
+from equilibria.inputs.attack_settings import AttackMethod, Norm
 from equilibria.inputs.attacks import adversarial_images
 from equilibria.models import heritage_diversity_loss
 from equilibria.models.base import predicted_classes
@@ -168,7 +168,7 @@ class AdversarialClassification(Task):
     joint_options: Mapping[str, Any] = field(default_factory=dict)
     clip: tuple[float, float] | None = (0.0, 1.0)
     label_smoothing: float = 0.0
-    attack_method: Method = "pgd"
+    attack_method: AttackMethod = "pgd"
     attack_steps: int | None = None
     attack_restarts: int = 1
     attack_share: float = 1.0

@@ -16,7 +16,7 @@ from equilibria.inputs.outer import Outer
 from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.models.generators.densities import check_density
 from equilibria.registry import check_values
-from equilibria.restoration import Corruption, RestorationProblem, get_corruption, restore
+from equilibria.restoration import Damage, RestorationProblem, get_damage, restore
 from equilibria.restoration.tiles import answer
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome, Solved
@@ -275,17 +275,17 @@ class ImageRestoration(LatentSearch, Task):
         _ = self.damage
 
     @cached_property
-    def damage(self) -> Corruption:
-        """The corruption that is undone."""
+    def damage(self) -> Damage:
+        """The damage that is undone."""
         if isinstance(self.corruption, str):
-            return get_corruption(self.corruption)
+            return get_damage(self.corruption)
         if len(self.corruption) != 1:
             raise ValueError(
                 "corruption is a name, or one name with options, such as {denoise: {noise: 0.4}}, "
                 f"not {self.corruption}"
             )
         ((name, options),) = self.corruption.items()
-        return get_corruption(name, **options)
+        return get_damage(name, **options)
 
     @property
     def noise(self) -> float:

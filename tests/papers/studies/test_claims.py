@@ -26,9 +26,9 @@ from equilibria.papers.studies.measures import heritage_diversity, perturbations
 from equilibria.papers.studies.paired import Difference, deviation, half_width
 from equilibria.papers.studies.protocol import (
     EVALUATION_TOLERANCE,
+    ContestantRun,
     Plateau,
     Protocol,
-    Run,
     Runs,
     accuracy_on,
     check_matched,
@@ -199,10 +199,12 @@ def test_the_ladder_is_climbed_until_both_neighbors_are_worse(
     runs = Runs(tmp_path, load_digits(), protocol)
     seen = []
 
-    def run(contestant: Contestant, seed: int, rate: float, *_: object, **__: object) -> Run:
+    def run(
+        contestant: Contestant, seed: int, rate: float, *_: object, **__: object
+    ) -> ContestantRun:
         seen.append(protocol.rates.index(rate))
         score = -abs(protocol.rates.index(rate) - best)
-        return Run(contestant.name, seed, rate, 1, score, 1, True, 1.0)
+        return ContestantRun(contestant.name, seed, rate, 1, score, 1, True, 1.0)
 
     monkeypatch.setattr(runs, "run", run)
     assert runs.rate(PLAIN, ignored) == protocol.rates[best]
@@ -210,8 +212,8 @@ def test_the_ladder_is_climbed_until_both_neighbors_are_worse(
 
 
 def test_a_finding_is_that_of_the_paired_seeds() -> None:
-    def run(name: str, seed: int, accuracy: float) -> Run:
-        return Run(name, seed, 1e-2, 1, 0.5, 1, True, 36.0, accuracy)
+    def run(name: str, seed: int, accuracy: float) -> ContestantRun:
+        return ContestantRun(name, seed, 1e-2, 1, 0.5, 1, True, 36.0, accuracy)
 
     results = {
         "mopteq": [run("mopteq", seed, 0.8 + 0.01 * seed) for seed in range(3)],

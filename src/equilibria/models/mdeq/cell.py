@@ -27,7 +27,7 @@ MakeNorm = Callable[..., CellNorm]
 """Of the channels, and the gain that it starts with."""
 
 
-class ResidualBlock(nn.Module):
+class MDEQBlock(nn.Module):
     """norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) of one branch (Figure 2)."""
 
     def __init__(
@@ -175,7 +175,7 @@ class MDEQCell(Cell):
         make_mixer_norm = partial(CellNorm, norm=norm, groups=max(1, groups // 2))
         count = len(self.channels)
         self.blocks = nn.ModuleList(
-            ResidualBlock(
+            MDEQBlock(
                 width,
                 expansion=expansion,
                 activation=sigma,

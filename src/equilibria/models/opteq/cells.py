@@ -422,7 +422,7 @@ class DeepOptEqCell(Cell):
         return DeepOptEqObjective(self, context)
 
 
-class Block(NamedTuple):
+class UnitBlock(NamedTuple):
     """What one layer does to its input v: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v)."""
 
     v: Tensor
@@ -452,7 +452,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
     def is_minimized(self) -> bool:
         return self.cell.is_stationary and len(self.cell.units()) <= 2
 
-    def blocks(self, state: State) -> list[Block]:
+    def blocks(self, state: State) -> list[UnitBlock]:
         assert isinstance(state, Tensor)
         blocks = []
         z = state
@@ -466,7 +466,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
             z = v + alpha * (p - v)
             distance = sum_per_sample((v - p).square())
             envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
-            blocks.append(Block(v, z, envelope))
+            blocks.append(UnitBlock(v, z, envelope))
         return blocks
 
     def value(self, state: State) -> Tensor:

@@ -28,7 +28,7 @@ EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FitOutcome:
     """One model, trained once."""
 
     name: str
@@ -62,7 +62,7 @@ def fit(
     *,
     augmentation: Augmentation | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
-) -> Outcome:
+) -> FitOutcome:
     """Train the model and evaluate it; `settings.seed` also draws the initial weights."""
     torch.manual_seed(settings.seed)
     classes = int(training.labels.max()) + 1
@@ -77,7 +77,7 @@ def fit(
         result = Classification().evaluate(model, Batches(test, EVALUATION_BATCH))
     assert result.correct is not None
     assert history[-1].accuracy is not None
-    return Outcome(
+    return FitOutcome(
         name=contestant.name,
         seed=settings.seed,
         parameters=eq.models.registry.parameter_count(model),
