@@ -37,6 +37,7 @@ __all__ = [
     "Descent",
     "FixedPointProblem",
     "Iterate",
+    "Method",
     "Minimizer",
     "Picard",
     "RelativeResidual",
