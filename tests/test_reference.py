@@ -82,7 +82,7 @@ print(len(seen), "names, ", runner.summarize(verbose=False))
 
 
 def test_all_examples_run(tmp_path: Path) -> None:
-    """Those of internal names too; in a process of their own, since some register parts."""
+    """The examples of internal names run too. The process is separate: some register parts."""
     command = [sys.executable, "-W", "error", "-c", RUN]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
