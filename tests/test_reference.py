@@ -14,7 +14,7 @@ ROOMS = [room.name for room in pkgutil.iter_modules(equilibria.__path__) if room
 PACKAGES = ["equilibria", *(f"equilibria.{room}" for room in (*ROOMS, "papers.theory"))]
 """Packages whose `__all__` is public: the top level, the rooms, and the theory of the papers."""
 
-MOST_NAMES = 304
+MOST_NAMES = 303
 """Distinct public objects of all packages. It may fall; the test says what may raise it."""
 
 WITHOUT = {

@@ -177,7 +177,7 @@ def _train_and_evaluate(
                 log = eq.training.metrics.TensorBoardLog(run.tensorboard)
             experiment = eq.training.experiment.Experiment.of(plan.recipe)
             if processes.leads:
-                run = eq.training.open_run(
+                run = eq.training.planning.open_run(
                     plan,
                     experiment,
                     options.output,

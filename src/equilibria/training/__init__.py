@@ -16,7 +16,6 @@ from equilibria.training.folder import RunError, RunFolder
 from equilibria.training.loop import NonFiniteError, fit
 from equilibria.training.metrics import EpochMetrics
 from equilibria.training.packed import pack
-from equilibria.training.planning import open_run
 from equilibria.training.recipe import Recipe, RecipeError, list_recipes, load_recipe
 from equilibria.training.settings import TrainingSettings
 from equilibria.training.sizes import ModelSizeError, size_limit
@@ -42,7 +41,6 @@ __all__ = [
     "load",
     "load_recipe",
     "load_weights",
-    "open_run",
     "pack",
     "predict",
     "predictions",

@@ -138,9 +138,9 @@ def open_run(
     Examples:
         >>> from pathlib import Path
         >>> from equilibria.training.experiment import Experiment
-        >>> from equilibria.training.planning import plan_run
+        >>> from equilibria.training.planning import open_run, plan_run
         >>> plan, folder = plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
-        >>> run = eq.training.open_run(plan, Experiment.of(plan.recipe), folder)
+        >>> run = open_run(plan, Experiment.of(plan.recipe), folder)
         >>> run.close()
         >>> (folder / "run.json").is_file()
         True
