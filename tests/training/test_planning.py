@@ -20,7 +20,6 @@ from equilibria.training import (
     RunFolder,
     TrainingSettings,
     load_recipe,
-    open_run,
 )
 from equilibria.training.experiment import Experiment
 from equilibria.training.planning import plan_run, take_weights
