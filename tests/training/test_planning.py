@@ -22,7 +22,7 @@ from equilibria.training import (
     load_recipe,
 )
 from equilibria.training.experiment import Experiment
-from equilibria.training.planning import plan_run, take_weights
+from equilibria.training.planning import open_run, plan_run, take_weights
 from equilibria.training.recipe import recipe_from_data
 from equilibria.training.settings import learning_rate_share
 
