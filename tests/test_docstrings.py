@@ -109,9 +109,7 @@ def test_parameters_are_documented() -> None:
 
 
 def test_entries_of_args_are_recognized() -> None:
-    text = (
-        "Summary.\n\nArgs:\n    x: Inputs,\n        shape: none.\n    a, b: Two.\n    *rest: All.\n"
-    )
-    text += "    name (str): Typed.\n\nReturns:\n    y: Not a parameter.\n"
+    text = "Summary.\n\nArgs:\n    x: Inputs,\n        shape: none.\n    a, b: Two.\n"
+    text += "    *rest: All.\n    name (str): Typed.\n\nReturns:\n    y: Not a parameter.\n"
     assert documented_parameters(text) == {"x", "a", "b", "rest", "name"}
     assert documented_parameters("Summary.\n\n    x: no section.") == set()
