@@ -26,8 +26,8 @@ help: ## List these targets.
 demo: $(INSTALLED) ## Run the demonstration: it trains a small model and writes a report.
 	$(BIN)/equilibria demo --overwrite $(ARGS)
 
-# The README's figure is the one that the demonstration draws; the tables' are drawn from their records.
-figures: demo ## Draw the figures of README.md and docs/results again.
+# The gallery's first figure is the one that the demonstration draws; the tables' are drawn from their records.
+figures: demo ## Draw the figures of docs/gallery.md and docs/results again.
 	cp equilibria-demo/convergence-*.svg docs/images/
 	$(BIN)/equilibria reproduce --redraw docs/results
 
