@@ -181,7 +181,7 @@ def test_the_readme_is_short_and_names_files_that_exist() -> None:
 def test_the_walks_name_files_and_functions_that_exist() -> None:
     package = ROOT / "src" / "equilibria"
     page = (ROOT / "docs" / "architecture.md").read_text()
-    walks = page[page.index("## Two walks") : page.index("### What is converted")]
+    walks = page[page.index("## Four walks") : page.index("### What is converted")]
     steps = [line.split("|")[2] for line in walks.splitlines() if line.count("|") == 4]
     names = [name for step in steps for name in re.findall(r"`([\w./]+)`", step)]
     assert len(names) > 50
