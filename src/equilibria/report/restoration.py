@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,10 +58,10 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
         from matplotlib.figure import Figure
 
         middles = {title: _middle(images[0], SHOWN) for title, images in shown.items()}
-        height, width = restored.picture.shape[2:]
+        height, width = restored.images.shape[2:]
         # Two columns, with large type: the sheet is legible at the width of a phone.
         row = SHEET_WIDTH / 2 * min(max(height / width, 0.7), 1.5) + 0.35
-        figure = Figure(figsize=(SHEET_WIDTH, 2 * row + 0.45), layout="constrained")
+        figure: Any = Figure(figsize=(SHEET_WIDTH, 2 * row + 0.45), layout="constrained")
         grid = figure.add_gridspec(2, 2)
         for place, (title, middle) in enumerate(middles.items()):
             axis = figure.add_subplot(grid[divmod(place, 2)])
