@@ -17,7 +17,7 @@ ROOMS = [room.name for room in pkgutil.iter_modules(equilibria.__path__) if room
 PACKAGES = ["equilibria", *(f"equilibria.{room}" for room in (*ROOMS, "papers.theory"))]
 """Packages whose `__all__` is public."""
 
-MISSING = 368
+MISSING = 194
 """Number of public objects with an undocumented parameter. It may only fall; the aim is 0."""
 
 SECTION = re.compile(r"^(Args|Attributes):\n((?:[ ]+.*(?:\n|\Z)|\n)*)", re.MULTILINE)

@@ -15,7 +15,9 @@ from typer.testing import CliRunner, Result
 
 import equilibria
 from equilibria.cli import COMMANDS, app
-from equilibria.training import EpochMetrics, Experiment, NonFiniteError, StepProgress, load_recipe
+from equilibria.training import EpochMetrics, NonFiniteError, load_recipe
+from equilibria.training.experiment import Experiment
+from equilibria.training.metrics import StepProgress
 from tests.program import output_of_python
 
 HEAVY = {
@@ -107,7 +109,7 @@ def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]
 
 
 def test_run_can_be_loaded_again(finished: tuple[Path, Result]) -> None:
-    from equilibria.training import trained
+    from equilibria.training.experiment import trained
 
     folder, _ = finished
     assert trained(folder).model(torch.rand(2, 1, 8, 8)).shape == (2, 10)

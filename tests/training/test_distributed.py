@@ -17,8 +17,9 @@ import equilibria as eq
 from equilibria.data import Split, load_digits
 from equilibria.energies import Decorrelation
 from equilibria.tasks import Classification, Segmentation
-from equilibria.training import ALONE, Place, Processes, TrainingSettings, fit, joined_group
-from equilibria.training.distributed import ProcessGroup
+from equilibria.training import TrainingSettings, fit
+from equilibria.training.distributed import Place, ProcessGroup, joined_group
+from equilibria.training.processes import ALONE, Processes
 from equilibria.training.synchronized import SharedBatchWarning, synchronized_norms
 
 pytestmark = [

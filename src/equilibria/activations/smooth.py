@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from equilibria.activations.base import Activation, register_activation
 from equilibria.activations.dilogarithm import dilogarithm_exp, softplus, softplus_primitive
-from equilibria.context import at_least_float32
+from equilibria.context.state import at_least_float32
 
 
 @dataclass(frozen=True)

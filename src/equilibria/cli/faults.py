@@ -181,7 +181,7 @@ def check_table(table: Path | None, *, as_json: bool, overwrite: bool) -> None:
 
 def note_frames(files: Iterable[Path]) -> None:
     """Say which of the files hold more than the one picture that is looked at."""
-    from equilibria.data import has_several_frames
+    from equilibria.data.image_files import has_several_frames
 
     several = [str(file) for file in files if has_several_frames(file)]
     if several:

@@ -307,7 +307,8 @@ class CorruptedImages:
     severity: 1 to 5; None: all five, one after the other, as the files of CIFAR-10-C have them.
 
     Examples:
-        >>> foggy = eq.data.CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
+        >>> from equilibria.data.common_corruptions import CorruptedImages
+        >>> foggy = CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
         >>> len(foggy)
         450
     """

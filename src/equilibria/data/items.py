@@ -25,7 +25,8 @@ class Items:
 
     Examples:
         >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]  # any map-style data set
-        >>> source = eq.data.Items(pairs)
+        >>> from equilibria.data.items import Items
+        >>> source = Items(pairs)
         >>> source.fetch(torch.tensor([1]))[1]
         tensor([1])
     """

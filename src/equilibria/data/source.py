@@ -185,7 +185,8 @@ def known_labels(source: Source) -> Tensor | None:
     """The classes of all samples, where they are known without reading an image.
 
     Examples:
-        >>> eq.data.known_labels(eq.data.load_digits().test).shape
+        >>> from equilibria.data.source import known_labels
+        >>> known_labels(eq.data.load_digits().test).shape
         torch.Size([450])
     """
     labels = getattr(source, "labels", None)
@@ -218,7 +219,8 @@ def evenly_spread(source: Source, count: int) -> Tensor:
     """The indices of at most `count` samples, from the first to the last.
 
     Examples:
-        >>> eq.data.evenly_spread(eq.data.load_digits().test, 2)
+        >>> from equilibria.data.source import evenly_spread
+        >>> evenly_spread(eq.data.load_digits().test, 2)
         tensor([  0, 449])
     """
     count = min(count, len(source))

@@ -13,14 +13,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import (
-    Context,
-    Layout,
-    State,
-    map_state,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, map_state, state_tensors, unflatten_state
 from equilibria.energies import capabilities
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds, all_known

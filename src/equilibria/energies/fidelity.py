@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.terms import one_tensor

@@ -10,14 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, state_tensors, sum_per_sample
 from equilibria.energies import capabilities
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds, UnitBound, all_known
 from equilibria.energies.compose import Terms
 from equilibria.energies.facts import Facts
 from equilibria.energies.rounding import Rounding
-from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators import as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 
 

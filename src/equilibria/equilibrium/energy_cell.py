@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
-from equilibria.context import Context, Layout, Packing, State, map_state
-from equilibria.energies import Energy, Rounding
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, Packing, map_state
+from equilibria.energies import Energy
 from equilibria.energies.capabilities import calibrate, first_descent, refresh, rounding
+from equilibria.energies.rounding import Rounding
 from equilibria.equilibrium.bounds import StepBounds
 from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.cell import Cell
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
-from equilibria.gradients import Linearization, Symmetry
+from equilibria.gradients import Symmetry
+from equilibria.gradients.base import Linearization
 from equilibria.registry import check_share
-from equilibria.solvers import Potential
+from equilibria.solvers.problem import Potential
 
 N = TypeVar("N", float, Tensor)
 

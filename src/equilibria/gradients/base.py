@@ -11,15 +11,11 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, warn_caller
-from equilibria.solvers import (
-    ConvergenceError,
-    ConvergenceWarning,
-    FixedPointProblem,
-    LinearSolution,
-    Method,
-    Solution,
-)
+from equilibria.context import Context, State
+from equilibria.context.caller import warn_caller
+from equilibria.solvers import ConvergenceError, ConvergenceWarning, FixedPointProblem, Solution
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 
 class Symmetry(Enum):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from equilibria.context import State, map_state, state_tensors
+from equilibria.context import State
+from equilibria.context.state import map_state, state_tensors
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.problem import InputProblem
 from equilibria.solvers import ConvergenceError, gmres

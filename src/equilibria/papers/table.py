@@ -169,7 +169,8 @@ class Elsewhere:
     table: the one that draws or measures it; None: nothing does, for the reason `why`.
 
     Examples:
-        >>> elsewhere = eq.papers.list_elsewhere()[0]
+        >>> from equilibria.papers.table import list_elsewhere
+        >>> elsewhere = list_elsewhere()[0]
         >>> bool(elsewhere.table or elsewhere.why)
         True
     """
@@ -225,7 +226,8 @@ def list_elsewhere() -> list[Elsewhere]:
     """What the papers number besides, as it stands in their files.
 
     Examples:
-        >>> len(eq.papers.list_elsewhere()) > 10
+        >>> from equilibria.papers.table import list_elsewhere
+        >>> len(list_elsewhere()) > 10
         True
     """
     from equilibria.papers.reading import read_elsewhere

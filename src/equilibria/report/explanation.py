@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.certificates import Certificate, certifier
-from equilibria.context import Packing
+from equilibria.context.state import Packing
 from equilibria.equilibrium import solving
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.gradients import Implicit
@@ -22,10 +22,10 @@ from equilibria.models import (
     EquilibriumClassifier,
     GEQCell,
     NoContributionsError,
-    branch_features,
     contributions,
-    predicted_classes,
 )
+from equilibria.models.base import predicted_classes
+from equilibria.models.mopteq.models import branch_features
 from equilibria.report.convergence import Convergence, follow_solve
 from equilibria.report.features import (
     Relations,

@@ -45,7 +45,8 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
     Examples:
         >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 16, 16))
         >>> restored = eq.restoration.PhotoRestorer(trace=True).restore(problem)
-        >>> eq.report.photo_sheet("noisy.png", restored)[1:4]
+        >>> from equilibria.report.restoration import photo_sheet
+        >>> photo_sheet("noisy.png", restored)[1:4]
         b'PNG'
     """
     pictures = {

@@ -169,7 +169,8 @@ def class_titles(data: DataSet, labels: Tensor) -> list[str]:
     """The classes of images, to stand above their columns; nothing where they have none.
 
     Examples:
-        >>> eq.report.class_titles(eq.data.load_digits(), torch.tensor([3, 7]))
+        >>> from equilibria.report.sheets import class_titles
+        >>> class_titles(eq.data.load_digits(), torch.tensor([3, 7]))
         ['3', '7']
     """
     if data.kind != "classification" or data.num_classes < 2:

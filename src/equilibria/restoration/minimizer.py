@@ -25,8 +25,8 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.gradients import Implicit
 from equilibria.models.blocks import check_images
 from equilibria.models.restorers.photo import PhotoCell
-from equilibria.operators import Identity, LinearOperator, about
-from equilibria.operators.measurements import reflect
+from equilibria.operators import Identity, LinearOperator
+from equilibria.operators.measurements import about, reflect
 from equilibria.operators.spectral import leading_vector, seeded_vector
 from equilibria.registry import (
     check_at_least_one,
@@ -37,8 +37,9 @@ from equilibria.restoration.problem import RestorationProblem
 from equilibria.restoration.proof import GRAY_LEVEL, RestoredPhotos
 from equilibria.restoration.restorer import solves_of
 from equilibria.restoration.tiles import answer_in_tiles
-from equilibria.solvers import Accelerated, Anderson, Method, Solution
+from equilibria.solvers import Accelerated, Anderson, Solution
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
+from equilibria.solvers.method import Method
 
 MIRRORED = 8
 """Pixels by which a picture goes on beyond its edges, reflected, while it is restored."""

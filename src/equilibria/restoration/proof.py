@@ -13,7 +13,7 @@ from equilibria.models.restorers.photo import PhotoCell
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive_pixels
 from equilibria.restoration.restorer import Restored
 from equilibria.solvers import Solution
-from equilibria.solvers.linear import conjugate_gradients
+from equilibria.solvers.linear.conjugate_gradients import conjugate_gradients
 
 GRAY_LEVEL = 1 / 255
 

@@ -29,7 +29,8 @@ def least_variation(
 
     Examples:
         >>> seen = torch.rand(1, 1, 16, 16)
-        >>> flat = eq.restoration.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
+        >>> from equilibria.restoration.total_variation import least_variation
+        >>> flat = least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
         >>> bool(flat.std() < 0.01 * seen.std())
         True
     """

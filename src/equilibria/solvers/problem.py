@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import (
-    Context,
-    Packing,
-    State,
-    map_state,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.state import Packing, map_state, state_tensors, unflatten_state
 from equilibria.energies import Energy
 from equilibria.solvers.convergence import row_rounding, row_units
 

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equilibria.context import State, map_state
+from equilibria.context import State
+from equilibria.context.state import map_state
 from equilibria.energies import Regularizer, get_regularizer
 from equilibria.registry import check_positive
 from equilibria.solvers.convergence import solution_of_last_iterate

@@ -113,14 +113,14 @@ class SolveStatistics:
     def of(cls, found: Sequence[Solved], gather: Gather = lambda own: own) -> SolveStatistics:
         """Of all these, and of those of other processes."""
 
-        def joined(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+        def concatenated(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
             own = torch.cat([part.detach().cpu() for part in parts]) if parts else torch.zeros(0)
             return gather(own.to(dtype))
 
         return cls(
-            joined([solution.iterations for solution in found], torch.int64),
-            joined([solution.residual for solution in found], torch.float64),
-            joined([solution.converged for solution in found], torch.bool),
+            concatenated([solution.iterations for solution in found], torch.int64),
+            concatenated([solution.residual for solution in found], torch.float64),
+            concatenated([solution.converged for solution in found], torch.bool),
         )
 
     @property
@@ -174,7 +174,7 @@ def last_solves(outcome: Outcome, recorded: Sequence[Solved]) -> list[Solved]:
     return list(recorded[-1:]) if outcome.solves is None else [outcome.solves]
 
 
-def joined(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
+def join_outcomes(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
     """All batches of all processes as one."""
     if not parts:
         return None

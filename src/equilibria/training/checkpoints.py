@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.training.files import (
     DamagedFileError,
     check_run_file,
@@ -67,7 +67,8 @@ class Checkpoints:
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.Checkpoints(Path("no-run")).present()
+        >>> from equilibria.training.checkpoints import Checkpoints
+        >>> Checkpoints(Path("no-run")).present()
         []
     """
 

@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Layout, Packing, State, map_state, numbered, state_tensors
-from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
-from equilibria.equilibrium import Cell, EnergyForm, StepBounds, capabilities
-from equilibria.equilibrium.capabilities import OutputForm
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import Layout, Packing, map_state, state_tensors
+from equilibria.energies import Branches, Energy, HeritageDiversity, Input
+from equilibria.energies.compose import Sum
+from equilibria.equilibrium import Cell, StepBounds, capabilities
+from equilibria.equilibrium.capabilities import EnergyForm, OutputForm
 from equilibria.models.base import MapObjective
 from equilibria.models.mopteq.branches import BranchCell, Fusion
-from equilibria.operators import LinearOperator, Weights
+from equilibria.operators import LinearOperator
+from equilibria.operators.base import Weights
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative
 
@@ -39,7 +43,8 @@ class MOptEqCell(BranchCell):
     iterations and then kept, so that the solve converges.
 
     Examples:
-        >>> model = eq.models.mopteq(channels=4, in_channels=1)
+        >>> from equilibria.models.mopteq.models import mopteq
+        >>> model = mopteq(channels=4, in_channels=1)
         >>> model.features(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 4, 8, 8])
     """

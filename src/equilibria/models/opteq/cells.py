@@ -13,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, ReLU, get_activation
-from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Quadratic, Regularizer, Rounding, get_regularizer
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import Layout, sum_per_sample
+from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
 from equilibria.energies.bounds import all_known
-from equilibria.equilibrium import (
-    Cell,
-    EnergyCell,
-    EnergyForm,
-    EnergyObjective,
-    Objective,
-    StepBounds,
-)
-from equilibria.equilibrium.capabilities import OutputForm
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import Cell, EnergyCell, Objective, StepBounds
+from equilibria.equilibrium.capabilities import EnergyForm, OutputForm
+from equilibria.equilibrium.objective import EnergyObjective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
-from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
@@ -431,7 +429,7 @@ class DeepOptEqCell(Cell):
         return DeepOptEqObjective(self, context)
 
 
-class Block(NamedTuple):
+class UnitBlock(NamedTuple):
     """What one layer does to its input v: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v)."""
 
     v: Tensor
@@ -461,7 +459,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
     def is_minimized(self) -> bool:
         return self.cell.is_stationary and len(self.cell.units()) <= 2
 
-    def blocks(self, state: State) -> list[Block]:
+    def blocks(self, state: State) -> list[UnitBlock]:
         assert isinstance(state, Tensor)
         blocks = []
         z = state
@@ -475,7 +473,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
             z = v + alpha * (p - v)
             distance = sum_per_sample((v - p).square())
             envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
-            blocks.append(Block(v, z, envelope))
+            blocks.append(UnitBlock(v, z, envelope))
         return blocks
 
     def value(self, state: State) -> Tensor:

@@ -29,14 +29,14 @@ from equilibria.papers.studies.paired import Answer, Difference, deviation
 from equilibria.papers.studies.protocol import (
     FULL,
     QUICK,
+    ContestantRun,
     Follow,
     Protocol,
-    Run,
     Runs,
     check_matched,
 )
 from equilibria.papers.studies.study import Found, Study, Work, markdown_table
-from equilibria.training import StepProgress
+from equilibria.training.metrics import StepProgress
 
 LADDER_RUNS = 3
 """At least so many rates are tried of each model."""
@@ -65,7 +65,7 @@ class Finding:
         return f"{self.answer} (needs {self.hours_needed:.1f} core-hours)"
 
 
-Results = dict[str, list[Run]]
+Results = dict[str, list[ContestantRun]]
 """By the name of a model, a run a seed."""
 
 
@@ -96,7 +96,7 @@ def check_sizes(study: ClaimStudy, runs: Runs) -> None:
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=channels, num_classes=classes)
-        counts[contestant.name] = eq.models.parameter_count(model)
+        counts[contestant.name] = eq.models.registry.parameter_count(model)
     check_matched(counts)
 
 
@@ -122,14 +122,14 @@ class _Followed:
         return on_epoch
 
 
-def number(run: Run, measure: str) -> float:
+def number(run: ContestantRun, measure: str) -> float:
     """Return a measure of a run."""
     value = run.accuracy if measure == "accuracy" else run.measures[measure]
     assert value is not None
     return value
 
 
-def cost(run: Run, values: Iterable[Value]) -> float:
+def cost(run: ContestantRun, values: Iterable[Value]) -> float:
     """CPU seconds of a run, with those of what is measured of it for these values."""
     wanted = {v.measure.partition(".")[0] for v in values if v.contestant.name == run.name}
     spent = (run.measures.get(f"{name}.seconds", 0.0) for name in wanted)

@@ -22,9 +22,10 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.certificates import CertifiedExit, certifier
-from equilibria.models import ReflectionNetwork, predicted_classes
+from equilibria.models.base import predicted_classes
+from equilibria.models.reflection.model import ReflectionNetwork
 from equilibria.papers.studies.study import Found, Study, Work
-from equilibria.training import trained
+from equilibria.training.experiment import trained
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 SAMPLES = 360

@@ -66,7 +66,7 @@ class LinearSolution:
         )
 
 
-class Run(NamedTuple):
+class KrylovRun(NamedTuple):
     """What one run of a method found for A d = r."""
 
     correction: Tensor
@@ -80,7 +80,7 @@ class Run(NamedTuple):
 
 def refine(
     method: str,
-    run: Callable[[Tensor, Tensor, int], Run],
+    run: Callable[[Tensor, Tensor, int], KrylovRun],
     operator: LinearMap,
     rhs: Tensor,
     start: Tensor | None,
