@@ -73,7 +73,7 @@ def words(svg: bytes) -> list[str]:
     return [text for text in (re.sub(r"[\d.−⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", "", text) for text in found) if text]
 
 
-def test_the_figure_of_the_readme_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:
+def test_the_figure_of_the_gallery_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:
     """`make figures` copies it."""
     folder, _ = finished
     page = (folder / "report.html").read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def test_the_figure_of_the_readme_is_that_of_the_demo(finished: tuple[Path, Resu
         assert all(f'd="{curve}"' in page for curve in curves)
         shown = images / file.name
         assert words(shown.read_bytes()) == words(file.read_bytes())
-        assert file.name in (images.parents[1] / "README.md").read_text(encoding="utf-8")
+        assert file.name in (images.parent / "gallery.md").read_text(encoding="utf-8")
 
 
 def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]) -> None:

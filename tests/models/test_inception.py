@@ -18,7 +18,8 @@ def tiny(num_classes: int = 4, in_channels: int = 3) -> Inception:
 
 def test_parameter_count_and_maps() -> None:
     """Published weights of BN-Inception have 11,295,240 parameters, with idle biases before the
-    norms; ours have none."""
+    norms; ours have none.
+    """
     with torch.device("meta"):
         model = create_model("inception-v2-imagenet")
         biases = sum(m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d))

@@ -274,7 +274,8 @@ def test_sums_over_processes(together: list[dict[str, Any]]) -> None:
 
 def test_nothing_is_left_of_the_group(together: list[dict[str, Any]]) -> None:
     """Threads of a group that was kept ran into the interpreter's end, which aborted now and then
-    with "terminate called without an active exception"."""
+    with "terminate called without an active exception".
+    """
     assert [process["left"] for process in together] == [True, True]
 
 

@@ -140,7 +140,7 @@ class Softplus(SmoothActivation):
 
 
 def _xlogx(x: Tensor) -> Tensor:
-    """x log x: 0 at x = 0, +∞ at x < 0."""
+    """Return x log x: 0 at x = 0, +∞ at x < 0."""
     entropy: Tensor = torch.special.entr(x)
     return -entropy
 

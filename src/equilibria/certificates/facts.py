@@ -100,7 +100,7 @@ class ObjectiveFacts:
     bounds: SharedBounds
 
     def concavity(self, context: Context) -> Tensor | None:
-        """h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
+        """Bound h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
         return self.bounds("concavity", context)
 
     def curvature(self, context: Context) -> Tensor | None:

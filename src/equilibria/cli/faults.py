@@ -83,6 +83,7 @@ def sentence(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
+    """Return the exit code of the program for an error."""
     if isinstance(error, FaultError):
         return error.code
     is_mistake = isinstance(error, MISTAKES) and getattr(error, "errno", None) not in EXHAUSTED

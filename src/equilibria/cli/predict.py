@@ -228,7 +228,6 @@ def _class_columns(top: int, certified: bool) -> Columns:
 
 def _pixel_columns(class_names: Sequence[str]) -> Columns:
     """Columns for segmentation: one per class, with its share of the pixels."""
-
     names = ["file", "drawn", "confidence", "iterations", "converged"]
 
     def cells(p: PixelPrediction) -> list[Any]:

@@ -51,12 +51,15 @@ class Context:
         return _tuple(self.sample[name])
 
     def with_sample(self, **entries: Entry) -> Context:
+        """Return a context with more entries per sample."""
         return Context({**self.sample, **entries}, self.shared, self.parts)
 
     def with_part(self, name: str, part: Context) -> Context:
+        """Return a context in which `name` has its own context."""
         return Context(self.sample, self.shared, {**self.parts, name: part})
 
     def with_shared(self, entries: Mapping[str, Entry]) -> Context:
+        """Return a context with more entries that all samples share."""
         return Context(self.sample, {**self.shared, **entries}, self.parts)
 
     def keep(self, index: Tensor | slice) -> Context:

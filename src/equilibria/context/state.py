@@ -113,6 +113,7 @@ class Packing:
 
     @classmethod
     def of(cls, state: State, couples_batch: bool = False) -> Packing:
+        """Return the packing of states shaped like `state`."""
         tensors = state_tensors(state)
         return cls(
             layout=tuple(tuple(tensor.shape[1:]) for tensor in tensors),
@@ -145,6 +146,7 @@ class Packing:
         return rows.reshape(1, -1) if self.couples_batch and len(rows) else rows
 
     def unpack(self, flat: Tensor) -> State:
+        """Return the state of a flat tensor of shape (samples, numbers)."""
         if self._is_matrix:
             return flat
         rows = flat.reshape(self.samples, -1) if self.couples_batch and len(flat) else flat

@@ -117,7 +117,7 @@ class BranchCoupling(nn.Module):
         return f"diversity={self.diversity}, heritage={self.heritage}, sign={self.sign!r}"
 
     def scales(self, features: Features) -> dict[str, Entry]:
-        """t of every pair."""
+        """Return t of every pair."""
         entries: dict[str, Entry] = {}
         for pair in self.pairs():
             # Upsampling multiplies all norms alike, by its own.

@@ -60,6 +60,7 @@ class DataFidelity(Energy):
 
     @property
     def is_linear(self) -> bool:
+        """Whether the measurement A is a linear operator."""
         return isinstance(self.A, LinearOperator)
 
     def inject(self, *inputs: Tensor) -> Context:

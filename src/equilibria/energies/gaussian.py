@@ -61,7 +61,7 @@ class Patches:
         return int(self.channels * self.size**directions)
 
     def split(self, r: Tensor) -> Tensor:
-        """r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s); a view where nothing pads.
+        """Return r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s), a view without padding.
 
         The order is that of channels_last, so that there runs of c_s numbers stay together. A
         sequence (B, mid, t) has one direction instead of two.
@@ -113,7 +113,7 @@ class WholeMap:
     """The whole state as one patch (Eq. 5)."""
 
     def split(self, r: Tensor) -> Tensor:
-        """r as (B, 1, numbers)."""
+        """Return r as (B, 1, numbers)."""
         return r.flatten(1)[:, None]
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class GaussianKernel(Energy):
         return f"{self.patches}" if isinstance(self.patches, Patches) else "patch=None"
 
     def _difference(self, state: State, context: Context) -> Tensor:
-        """r = Ux + b − Wy."""
+        """Return r = Ux + b − Wy."""
         mapped: Tensor = self.W(one_tensor(state, self), context.weights("W"))
         return context["c"] - mapped
 

@@ -93,6 +93,7 @@ class HeritageDiversity(Energy):
         return Context()
 
     def operators(self) -> list[LinearOperator]:
+        """Return the linear operators among the W of the branches."""
         return [W for W in self.W if isinstance(W, LinearOperator)]
 
     def features(self, state: State, context: Context) -> list[Tensor]:
@@ -110,6 +111,7 @@ class HeritageDiversity(Energy):
         return self.calibrate_features(self.features(image, context), context)
 
     def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
+        """Return the context with signs or scales computed from features."""
         if not self.facts.calibrates:
             return context
         if self.coupling.sign == "freeze":

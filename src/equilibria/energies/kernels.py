@@ -81,7 +81,7 @@ class InnerProductKernel(Energy, ABC):
     @property
     @abstractmethod
     def _curvature_factor(self) -> float | None:
-        """k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 as printed), or None where nothing bounds it."""
+        """Bound k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 as printed), or None where nothing bounds it."""
 
     @property
     def limits(self) -> Bounds[float]:

@@ -279,7 +279,7 @@ def _stratified_normal(count: int, seed: int) -> tuple[float, ...]:
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """max |z| of each row, which may be empty."""
+    """Largest |z| of each row, which may be empty."""
     if rows.shape[1] == 0:
         return rows.new_zeros(rows.shape[0], 1)
     return rows.detach().abs().amax(dim=1, keepdim=True)

@@ -316,6 +316,7 @@ class EquilibriumLayer(nn.Module):
 
 
 def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
+    """Return the inputs as a tuple."""
     return (x,) if isinstance(x, Tensor) else tuple(x)
 
 

@@ -52,8 +52,11 @@ class Map(Protocol):
 
     symmetry: Symmetry
 
-    def step(self, state: State, context: Context) -> State: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def step(self, state: State, context: Context) -> State:
+        """Return the next state."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters with their names."""
 
 
 class BackwardLog:
@@ -66,6 +69,7 @@ class BackwardLog:
         self._solutions: dict[bool, Tensor] = {}
 
     def remember(self, solution: Tensor, *, transposed: bool) -> None:
+        """Keep the solution of a backward solve as the next warm start."""
         self._solutions[transposed] = solution.detach()
 
     def start(self, rhs: Tensor, *, transposed: bool) -> Tensor | None:

@@ -92,6 +92,7 @@ class AttackSettings:
 
     @property
     def chosen_steps(self) -> int:
+        """Number of steps, by default that of the method."""
         return DEFAULT_STEPS[self.method] if self.steps is None else self.steps
 
     def step_length(self, step: int) -> float:
@@ -107,6 +108,7 @@ class AttackSettings:
         return self.eps * longer * (LAST_STEP + (FIRST_STEP - LAST_STEP) * share)
 
     def constraint(self, images: Tensor) -> Constraint:
+        """Return the set of images within `eps` of `images`, and within `clip`."""
         ball = L2Ball if self.norm == "l2" else LinfBall
         around = ball(images, self.eps)
         return around if self.clip is None else around & Box(*self.clip)

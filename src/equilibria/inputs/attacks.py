@@ -63,6 +63,7 @@ class AttackResult:
 
     @property
     def initial_predictions(self) -> Tensor:
+        """Predicted classes before the attack, shape (B,)."""
         return predicted_classes(self.initial_logits)
 
     @property

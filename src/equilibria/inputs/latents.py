@@ -70,6 +70,7 @@ class ExplicitGenerator(nn.Module):
         self.head = nn.Identity()
 
     def stem(self, latents: Tensor) -> Tensor:
+        """Decode latents into images."""
         decode = getattr(self.model, "decode", self.model)
         images: Tensor = decode(latents)
         return images

@@ -101,8 +101,10 @@ def optimal_input(
 
 
 class _KKT:
-    """F(v) = (T(z; x), Jᵀμ + ∂ℓ/∂z, Π(x − a ∂/∂x(ℓ + μᵀT))), of which the optimum v = (z, μ, x) is
-    a fixed point, one row a problem."""
+    """The map F whose fixed point is the optimum v = (z, μ, x), one row per problem.
+
+    F(v) = (T(z; x), Jᵀμ + ∂ℓ/∂z, Π(x − a ∂/∂x(ℓ + μᵀT))).
+    """
 
     def __init__(self, result: InputResult) -> None:
         self.problem: InputProblem = result.problem
@@ -136,7 +138,7 @@ class _KKT:
         return groups.join_all(problem.packing.pack(image), adjoint, moved)
 
     def transposed(self) -> Callable[[Tensor], Tensor]:
-        """u ↦ (I − ∂F/∂v)ᵀ u."""
+        """Apply u ↦ (I − ∂F/∂v)ᵀ u."""
         with torch.enable_grad():
             leaf = self.point.detach().requires_grad_()
             image = self.residual(leaf, create_graph=True)

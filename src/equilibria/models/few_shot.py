@@ -233,7 +233,7 @@ def few_shot_opteq(
     init_scale: float = 0.5,
     solving: Solving | None = None,
 ) -> FewShotClassifier:
-    """y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space: it contracts whatever the task vector.
+    """OptEq in y-space, y = σ(WWᵀy + FiLM(g(image)) + b); it contracts for every task vector.
 
     The features g(image) are there once a class, and each copy is modulated on its own; W couples
     the copies. The head starts as the sum over each copy: a fresh model compares an image with

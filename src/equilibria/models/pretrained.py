@@ -56,6 +56,7 @@ class PretrainedCard:
 
     @property
     def file(self) -> Path:
+        """Path of the weights."""
         return SHIPPED / f"{self.name}.safetensors"
 
 

@@ -30,7 +30,7 @@ MEMO_ENTRIES = 16
 
 
 class KernelOperator(LinearOperator):
-    """A linear map with a trainable `kernel` K and, if asked for, a controlled norm:
+    """A linear map with a trainable `kernel` K and, optionally, a controlled norm.
 
         W = K · min(1, ζ/b),        b the norm of K's operator
 

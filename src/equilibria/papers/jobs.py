@@ -1,5 +1,7 @@
-"""The runs of tables: train, evaluate, measure, keep the numbers in a folder; one by one or beside
-each other."""
+"""The runs of tables: train, evaluate, measure, keep the numbers in a folder.
+
+Runs are sequential or parallel.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +57,7 @@ class Job:
     pictures: tuple[str, ...] = ()
 
     def picture(self, name: str) -> Path:
+        """Return the path of a picture in the folder of the job."""
         return self.folder / f"{name}.png"
 
     def result(self) -> Result | None:

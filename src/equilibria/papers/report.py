@@ -1,5 +1,7 @@
-"""A finished table as Markdown, as JSON with all numbers, and as a picture; the list of all tables
-that were recorded; and when, with what and on what they were made."""
+"""A finished table as Markdown, as JSON with all numbers, and as a picture.
+
+Also the list of all recorded tables, with date, versions, and hardware.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ NOTHING = "–"
 
 
 def base_name(made: TablePlan) -> str:
+    """Return the stem of the files of a table."""
     return made.table.id if made.setting == "full" else f"{made.table.id}-quick"
 
 

@@ -69,9 +69,11 @@ class Row:
     settings: tuple[Mapping[str, PaperSetting], ...] = ()
 
     def measure(self, column: Column) -> str | None:
+        """Return the measure in the cell of a column."""
         return self.measures.get(column.title, column.measure)
 
     def recipe(self, setting: Setting) -> RecipeData | None:
+        """Return the recipe of the row in a setting."""
         return self.full if setting == "full" else self.quick
 
 
@@ -151,6 +153,7 @@ class PaperTable:
                 raise ValueError(f"{self.id}, {row.label}: say why it has no recipe (missing)")
 
     def remarks(self, setting: Setting) -> tuple[str, ...]:
+        """Return the remarks below the table in a setting."""
         return self.full_remarks if setting == "full" else self.quick_remarks
 
     def data_sets(self, setting: Setting) -> list[str]:

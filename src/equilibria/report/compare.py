@@ -1,5 +1,7 @@
-"""Training runs side by side: what they reached, what it cost, where their recipes differ, and
-their curves as a PNG."""
+"""Training runs side by side.
+
+Compares results, cost, and recipes, and draws the curves as a PNG.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +82,7 @@ class ComparedRun:
     evaluation: Mapping[str, Any] | None
 
     def last(self, key: str) -> float | None:
+        """Return a metric of the last epoch."""
         return self.epochs[-1].get(key) if self.epochs else None
 
     def curve(self, key: str) -> Curve:

@@ -45,6 +45,7 @@ class Convergence:
 
     @property
     def iterations(self) -> int:
+        """Number of recorded iterations."""
         return self.residual.shape[0]
 
     @property

@@ -94,6 +94,7 @@ class Explanation:
         return len(self.images)
 
     def truth(self, place: int) -> int | None:
+        """Return the label of an image, if labels are known."""
         return self.truths[place] if self.truths else None
 
     @property
@@ -103,6 +104,7 @@ class Explanation:
         return sum(true is not None and true != said for true, said in pairs)
 
     def name(self, index: int) -> str:
+        """Return the name of a class; "no answer" for a negative index."""
         return "no answer" if index < 0 else self.class_names[index]
 
     def pulls(self, place: int) -> list[tuple[str, float, float]]:

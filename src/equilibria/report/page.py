@@ -116,6 +116,7 @@ class RunReport:
 
     @property
     def confusion(self) -> list[list[int]]:
+        """Confusion matrix as nested lists; empty without one."""
         found = self.evaluation.counts.get("confusion")
         return [] if found is None else found.tolist()
 
@@ -139,6 +140,7 @@ class RunReport:
 
     @property
     def convergence(self) -> Convergence | None:
+        """Recorded convergence of the explained images, if any."""
         return None if self.explanation is None else self.explanation.convergence
 
     def rows(self) -> list[tuple[str, str]]:
@@ -356,8 +358,9 @@ class _Looking:
 def choose_examples(
     labels: Tensor, predictions: Tensor, *, count: int = EXAMPLES, mistakes: int = MISTAKES
 ) -> Tensor:
-    """Places of mistakes first, up to `mistakes` of them if there are enough right ones, then of
-    right ones, class after class.
+    """Return indices of mistakes, at most `mistakes`, then of correct predictions class by class.
+
+    There are more mistakes only if there are too few correct predictions.
 
     Examples:
         >>> labels, said = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])

@@ -1,5 +1,4 @@
-"""Sheets of images, each row and column with its name, and what is to be said of an image below
-it; as PNG."""
+"""Sheets of images as PNG, with names of rows and columns, and notes below the images."""
 
 from __future__ import annotations
 

@@ -81,6 +81,7 @@ def report_of(
         weights: "best" takes those of the epoch with the best validation score.
         root: Folder of data sets, if it is not where the recipe says.
         quick: Leave out what takes long (`run_report`).
+        refine: Refine the certificates, which takes more evaluations (`run_report`).
         on_step: Called with a description of each step before it starts.
 
     Returns:

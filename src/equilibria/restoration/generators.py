@@ -53,6 +53,7 @@ class Restoration:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each sample converged, shape (B,)."""
         return self.status == int(Status.CONVERGED)
 
     def summary(self) -> str:

@@ -93,6 +93,7 @@ class LearnedRestorer(ModelRestorer):
 
     @property
     def any_size(self) -> bool:
+        """Whether the model accepts images of any size."""
         return takes_any_size(self.model)
 
     @torch.no_grad()

@@ -196,8 +196,10 @@ class PhotoMinimizer(nn.Module):
         """How the solves of `forward` ended, one a piece."""
 
     def reach(self, accuracy: float) -> int:
-        """Pixels beyond which pieces take no notice of each other: a choice, and no proof. What cut
-        edges change all the same is in the bound of the whole picture."""
+        """Overlap of pieces in pixels; a heuristic, not a proof.
+
+        The bound on the error of the whole picture includes the effect of cut edges.
+        """
         return 4 * self.prior.size
 
     @torch.no_grad()
@@ -384,8 +386,10 @@ class PhotoMinimizer(nn.Module):
     def mirrored(
         self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None
     ) -> tuple[Tensor, LinearOperator | Callable[[Tensor], Tensor]]:
-        """What was measured, going on beyond its edges; not with a measurement of one's own, whose
-        size may be fixed."""
+        """Return the measured picture, extended beyond its edges.
+
+        Pictures of a custom measurement are returned unchanged, since their size may be fixed.
+        """
         check_images(measured, measured.shape[1] if measured.dim() == 4 else 1)
         if not bool(measured.isfinite().all()):
             raise ValueError("the picture has values that are NaN or infinite")

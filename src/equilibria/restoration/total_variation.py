@@ -23,7 +23,7 @@ def least_variation(
     start: Tensor,
     iterations: int = 200,
 ) -> Tensor:
-    """argmin ½‖Ay − x‖² + weight · TV(y), TV isotropic and of all colors together.
+    """Minimize ½‖Ay − x‖² + weight · TV(y), TV isotropic and of all colors together.
 
     By Condat and Vũ's primal-dual steps (2013), with the exact adjoint of A.
 

@@ -61,10 +61,11 @@ class SAM(Picard):
 
     @property
     def gamma(self) -> float:
+        """Step size γ = 1 / (2 · `lipschitz`)."""
         return 1 / (2 * self.lipschitz)
 
     def schedule(self, iteration: int) -> tuple[float, float]:
-        """β_k and λ_k, k = 1, 2, …"""
+        """Return β_k and λ_k for k ≥ 1."""
         eta = min((2 * self.lipschitz) ** 0.5, self.lipschitz / 2, 0.5)
         return eta / iteration**self.rho, eta / iteration**self.c
 

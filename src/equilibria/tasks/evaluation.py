@@ -71,6 +71,7 @@ class Outcome:
 
     @property
     def accuracy(self) -> float | None:
+        """Share of correct predictions, if the task counts them."""
         correct = self.correct
         return None if correct is None else float(correct) / float(self.samples)
 
@@ -79,6 +80,7 @@ class Outcome:
         return float(self.values[name].double().mean()) if name in self.values else None
 
     def median(self, name: str) -> float | None:
+        """Return the median of a per-sample value, if recorded."""
         return float(self.values[name].double().median()) if name in self.values else None
 
     def detached(self) -> Outcome:
@@ -123,18 +125,22 @@ class SolveStatistics:
 
     @property
     def share_converged(self) -> float | None:
+        """Share of samples that converged; None without samples."""
         return float(self.converged.double().mean()) if len(self.converged) else None
 
     @property
     def mean_iterations(self) -> float | None:
+        """Mean number of iterations; None without samples."""
         return float(self.iterations.double().mean()) if len(self.iterations) else None
 
     @property
     def max_iterations(self) -> int | None:
+        """Largest number of iterations; None without samples."""
         return int(self.iterations.max()) if len(self.iterations) else None
 
     @property
     def max_residual(self) -> float | None:
+        """Largest residual; None without samples."""
         return float(self.residuals.max()) if len(self.residuals) else None
 
 

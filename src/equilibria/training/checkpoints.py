@@ -79,6 +79,7 @@ class Checkpoints:
         self._damaged: set[Path] = set()
 
     def save(self, epoch: int, model: nn.Module, state: TrainingState) -> None:
+        """Save a checkpoint of an epoch, and remove the oldest ones."""
         self._make_folder()
         present = self.present()
         target = self.folder / f"epoch-{epoch:05d}"

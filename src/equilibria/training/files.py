@@ -33,6 +33,7 @@ class DamagedFileError(ValueError):
 
 
 def checksum(content: bytes) -> str:
+    """Return the SHA-256 checksum of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -86,6 +87,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
+    """Whether a path is named like an unfinished file of a writer."""
     return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
 
 

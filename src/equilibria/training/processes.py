@@ -37,8 +37,10 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
 
 
 def now(device: torch.device) -> float:
-    """Seconds: processor time on a CPU, where waiting for a core does not count; elsewhere the
-    clock, once the device has done its work.
+    """Return a time in seconds.
+
+    Processor time on a CPU, which excludes waiting for a core; on other devices the clock, after
+    a synchronization.
 
     Examples:
         >>> from equilibria.training.processes import now

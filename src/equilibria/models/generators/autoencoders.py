@@ -60,6 +60,7 @@ class Autoencoder(nn.Module):
         return mean, log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
 
     def decode(self, latents: Tensor) -> Tensor:
+        """Decode latents into images."""
         images: Tensor = self.decoder(latents)
         return images
 

@@ -169,7 +169,7 @@ class MonDEQCell(Cell):
         return unflatten_state(state, (2 * v - r for v, r in zip(solved, reflected, strict=True)))
 
     def tiers(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """z of every tier, without the frame."""
+        """Return z of every tier, without the frame."""
         a = context["a"]
         return tuple(
             self._inside(
@@ -179,7 +179,7 @@ class MonDEQCell(Cell):
         )
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z of the last tier."""
+        """Return z of the last tier."""
         return self.tiers(state, context)[-1]
 
     def lipschitz_bound(self, layout: Layout) -> Tensor:
@@ -204,6 +204,7 @@ class MonDEQCell(Cell):
 
     @property
     def guarantee(self) -> str:
+        """Guarantee of a unique equilibrium, with m."""
         return f"unique, m = {self.m:g}"
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:

@@ -96,6 +96,7 @@ class POptEqCell(BranchCell):
 
     @property
     def W(self) -> list[LinearOperator]:  # noqa: N802 - the paper's symbol
+        """The operators W of the branches."""
         return [term.W for term in self.energy.modules() if isinstance(term, Quadratic)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:

@@ -79,14 +79,17 @@ class MOptEqCell(BranchCell):
 
     @property
     def perturbs(self) -> bool:
+        """Whether solves perturb the state in the current mode."""
         return self.pe == "always" or (self.pe == "train" and self.training)
 
     @property
     def refresh_until(self) -> int:
+        """Number of iterations during which the context is updated."""
         return max(self.energy.facts.refresh_until, self.perturb_for if self.perturbs else 0)
 
     @property
     def heritage_diversity(self) -> HeritageDiversity:
+        """The heritage and diversity term of the energy."""
         assert isinstance(self.energy, Sum)
         term = self.energy["heritage_diversity"]
         assert isinstance(term, HeritageDiversity)

@@ -67,12 +67,13 @@ class OptEqCell(EnergyCell):
 
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        """The operator W of the quadratic term."""
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
     output_form = "linear"
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z = Wᵀy/μ."""
+        """Return z = Wᵀy/μ."""
         assert isinstance(state, Tensor)
         return self.W.adjoint(state, context.parts["quadratic"].weights("W")) / self.mu
 
@@ -120,6 +121,7 @@ class UnitLayer(nn.Module):
 
     @property
     def alpha(self) -> Tensor | float:
+        """Relaxation α, computed from its unconstrained parameter if learned."""
         raw = self.raw_alpha
         if not isinstance(raw, Tensor):
             return raw
@@ -128,10 +130,11 @@ class UnitLayer(nn.Module):
         return 1 - torch.where(below_one <= span, below_one, 2 * span - below_one)
 
     def inject(self, x: Tensor) -> Context:
-        """c = Ux + b."""
+        """Return c = Ux + b."""
         return self.input.inject(x)
 
     def prepare(self, layout: Layout) -> dict[str, Any]:
+        """Return the weights and α, computed once per solve."""
         alpha = self.alpha
         prepared: dict[str, Any] = {"W": self.W.weights(layout[0])}
         if isinstance(alpha, Tensor):
@@ -139,11 +142,11 @@ class UnitLayer(nn.Module):
         return prepared
 
     def lift(self, z: Tensor, context: Context) -> Tensor:
-        """y = σ(Wz + Ux + b)."""
+        """Return y = σ(Wz + Ux + b)."""
         return self.activation(self.W(z, context.weights("W")) + context["c"])
 
     def lower(self, y: Tensor, context: Context) -> Tensor:
-        """p = Wᵀy/μ."""
+        """Return p = Wᵀy/μ."""
         p = self.W.adjoint(y, context.weights("W"))
         return p if self.mu == 1 else p / self.mu
 
@@ -260,9 +263,11 @@ class DeepOptEqCell(Cell):
 
     @property
     def monotone(self) -> bool:
+        """Whether the map is monotone because its Jacobian is symmetric."""
         return self._is_symmetric
 
     def units(self) -> list[UnitLayer]:
+        """Return the layers that are `UnitLayer`."""
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
 
     def inject(self, x: Tensor) -> Context:
@@ -303,6 +308,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def output_form(self) -> OutputForm:
+        """Form of the output map: "linear" without a regularizer."""
         return "linear" if self.regularizer is None else "other"
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -323,6 +329,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def formula(self) -> str | None:
+        """Objective of the cell as text; None without one."""
         if not self.is_stationary:
             return None
         count = len(self.layers)

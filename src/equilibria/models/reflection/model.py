@@ -93,6 +93,7 @@ class ReflectionCell(EnergyCell):
 
     @property
     def guarantee(self) -> str | None:
+        """Guarantee of a unique, 1-Lipschitz equilibrium."""
         return "unique, 1-Lipschitz in the input"
 
 

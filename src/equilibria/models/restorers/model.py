@@ -174,8 +174,9 @@ class EquilibriumRestorer(EquilibriumModel):
         super().__init__(MeasurementStem(in_channels, self.factor), layer, nn.Identity())
 
     def reach(self, accuracy: float) -> int:
-        """How far a restored pixel looks, in pixels of the restored image: beyond, `accuracy` of
-        what is there at the most counts.
+        """Return the reach of a restored pixel, in pixels of the restored image.
+
+        A change beyond it changes the pixel by at most `accuracy` times that change.
 
         Two equilibria whose surroundings differ by e differ by S^½ M⁻¹ S^½ e with 0 ≤ S ≤ 1
         diagonal and M = I + S^½ H S^½, H the Hessian of the data term, in which a pixel reaches r

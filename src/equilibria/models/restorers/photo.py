@@ -77,6 +77,7 @@ def save_prior(prior: OpponentPrior, file: Path) -> None:
 
 
 def load_prior(file: Path) -> OpponentPrior:
+    """Load a frozen prior from a file of weights."""
     with safe_open(file, framework="pt") as weights:
         options = json.loads(weights.metadata()["options"])
         prior = photo_denoiser(**options).prior

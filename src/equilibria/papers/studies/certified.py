@@ -50,6 +50,7 @@ class Judged:
 
 
 def judged(run: Path, radii: Sequence[float], attacked: int) -> Judged:
+    """Measure the certified and the attacked accuracy of a trained run."""
     experiment = trained(run)
     model = experiment.model.eval()
     right, radius = _certified(experiment)
@@ -94,6 +95,8 @@ def _under_attack(
 
 
 def table(found: Sequence[Judged], radii: Sequence[float]) -> str:
+    """Return the results of all runs as a Markdown table."""
+
     def over(values: Sequence[float]) -> str:
         shares = [100 * value for value in values]
         spread = f" ± {statistics.stdev(shares):.1f}" if len(shares) > 1 else ""

@@ -70,6 +70,7 @@ Results = dict[str, list[ContestantRun]]
 
 
 def planned_runs(study: ClaimStudy, seeds: Sequence[int]) -> int:
+    """Return the number of training runs of a study."""
     return len(study.contestants) * (len(seeds) + LADDER_RUNS)
 
 
@@ -90,6 +91,7 @@ def compared(study: ClaimStudy, seeds: Sequence[int], runs: Runs, progress: Prog
 
 
 def check_sizes(study: ClaimStudy, runs: Runs) -> None:
+    """Check that the contestants have matching parameter counts."""
     channels, classes = runs.test.images.shape[1], runs.data.num_classes
     counts = {}
     for contestant in study.contestants:
@@ -121,6 +123,7 @@ class _Followed:
 
 
 def number(run: ContestantRun, measure: str) -> float:
+    """Return a measure of a run."""
     value = run.accuracy if measure == "accuracy" else run.measures[measure]
     assert value is not None
     return value
@@ -134,6 +137,8 @@ def cost(run: ContestantRun, values: Iterable[Value]) -> float:
 
 
 def find(comparison: Comparison, results: Results) -> Finding:
+    """Evaluate a comparison over the seeds of both contestants."""
+
     def scores(value: Value) -> dict[int, float]:
         return {
             run.seed: comparison.scale * number(run, value.measure)

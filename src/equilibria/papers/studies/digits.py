@@ -38,6 +38,7 @@ VALIDATION_SEED = 1000
 
 
 def epochs_of(contestant: Contestant) -> int:
+    """Return the number of training epochs of a contestant."""
     return COSTLY_EPOCHS if contestant.name in COSTLY else EPOCHS
 
 

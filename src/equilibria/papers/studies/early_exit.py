@@ -54,6 +54,7 @@ class Saved:
 
 
 def saved(run: Path, samples: int, turns: int) -> Saved:
+    """Measure the evaluations that certified early exit saves."""
     experiment = trained(run)
     model = experiment.model.eval()
     images, _ = experiment.some_test_images(samples)
@@ -96,6 +97,7 @@ def _timed(
 
 
 def table(found: Sequence[Saved]) -> str:
+    """Return the results of all runs as a Markdown table."""
     lines = [
         "| run | certified at 1e-2 / 1e-3 / 1e-4 (%) | evaluations to 1e-4 | early exit | saved | "
         "certain (%) | processor time (s) | other classes |",

@@ -70,6 +70,8 @@ RestoreFunction = Callable[[RestorationProblem, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class RestorationMethod:
+    """A restoration method and its number of learned parameters."""
+
     restore: RestoreFunction
     parameters: int | None = None
     """That were learned."""
@@ -111,6 +113,7 @@ def _pictures(which: str) -> dict[str, Any]:
 def methods(
     task: str, networks: Mapping[str, Path], levels: Sequence[float]
 ) -> dict[str, RestorationMethod]:
+    """Return the methods that are compared on a task, by name."""
     prior = photo_prior()
     parameters = sum(p.numel() for p in prior.parameters())
 
@@ -143,6 +146,7 @@ def _network(model: torch.nn.Module) -> RestoreFunction:
 
 
 def weights_for(task: str, noise: float) -> list[float]:
+    """Return the weights of total variation that are tried on a task."""
     return [w * noise for w in WEIGHTS] if task.startswith("denoise") else list(SMALL_WEIGHTS)
 
 
@@ -199,6 +203,7 @@ def _of_noise() -> dict[str, RestoreFunction]:
 
 
 def ssim(images: Tensor, clean: Tensor) -> float:
+    """Return the structural similarity of two images."""
     from skimage.metrics import structural_similarity
 
     one, other = (some[0].clamp(0, 1).double().numpy() for some in (images, clean))
@@ -208,6 +213,7 @@ def ssim(images: Tensor, clean: Tensor) -> float:
 def measure(
     task: str, draws: int, side: int, which: str, contestants: dict[str, RestorationMethod]
 ) -> Iterator[dict[str, Any]]:
+    """Yield one record per draw, photograph, and method."""
     damage = TASKS[task]
     for draw in range(draws):
         for name, clean in photographs(side, gray=task != "demosaic", which=which):

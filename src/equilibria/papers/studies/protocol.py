@@ -105,6 +105,7 @@ def small_images(images: Tensor, side: int) -> Tensor:
 
 
 def taken(source: Any, indices: Tensor, side: int) -> Split:
+    """Fetch images by index, reduced to a side length."""
     images, labels = source.fetch(indices)
     return Split(small_images(images, side), labels)
 

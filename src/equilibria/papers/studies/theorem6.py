@@ -164,7 +164,7 @@ class WidthRun:
 
 
 def fitted_rate(values: Sequence[float], floor: float) -> float:
-    """exp of the slope of log(values) over their second half, by least squares."""
+    """Return exp of the slope of log(values) over their second half, by least squares."""
     usable = [value for value in values if math.isfinite(value) and value > floor]
     tail = usable[len(usable) // 2 :]
     if len(tail) < 2:

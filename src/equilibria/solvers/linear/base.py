@@ -47,9 +47,11 @@ class LinearSolution:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each solve converged."""
         return self.status == Status.CONVERGED
 
     def summary(self) -> str:
+        """Describe in one sentence how many solves converged."""
         total = self.status.numel()
         failed = int((~self.converged).sum())
         if failed == 0:

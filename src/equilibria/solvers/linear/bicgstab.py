@@ -80,6 +80,6 @@ def bicgstab(
 
 
 def _quotient(numerator: Tensor, denominator: Tensor, active: Tensor, tiny: float) -> Tensor:
-    """numerator / denominator where that means something, else zero."""
+    """Return numerator / denominator where that is defined, zero elsewhere."""
     sound = active & (denominator.abs() > tiny)
     return torch.where(sound, numerator / torch.where(sound, denominator, 1.0), 0.0)
