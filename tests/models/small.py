@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.equilibrium.capabilities import formula
 from equilibria.models import EquilibriumClassifier
+from equilibria.models.registry import model_outline
 
 SHRUNK: dict[str, Callable[[Any], Any]] = {
     "channels": lambda channels: 4 if isinstance(channels, int) else (4,) * len(channels),
@@ -31,7 +32,7 @@ SHRUNK: dict[str, Callable[[Any], Any]] = {
 def equilibrium_models() -> list[str]:
     """Return one name per kind; presets of other sizes have the same factories."""
     small = [n for n in eq.list_models() if n.endswith("-small") and "imagenet" not in n]
-    kinds = [n for n in small if isinstance(eq.models.model_outline(n), EquilibriumClassifier)]
+    kinds = [n for n in small if isinstance(model_outline(n), EquilibriumClassifier)]
     return [*kinds, "deep-opteq-199k"]
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equilibria.models import create_model, parameter_count
+from equilibria.models import create_model
 from equilibria.models.baselines.inception import Inception, InceptionModule, Widths
+from equilibria.models.registry import parameter_count
 
 
 def tiny(num_classes: int = 4, in_channels: int = 3) -> Inception:

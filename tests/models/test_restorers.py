@@ -11,7 +11,7 @@ from equilibria.energies import Energy
 from equilibria.equilibrium import Solving
 from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
 from equilibria.operators import AveragePool, Blur, Mask
-from equilibria.restoration import Corruption, Denoising, Inpainting, SuperResolution
+from equilibria.restoration import Damage, Denoising, Inpainting, SuperResolution
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import chance
 
@@ -38,12 +38,12 @@ def images(count: int = 3) -> Tensor:
     return torch.rand(count, 2, 8, 8, generator=chance(2)).double()
 
 
-def restorer_for(corruption: Corruption) -> EquilibriumRestorer:
+def restorer_for(corruption: Damage) -> EquilibriumRestorer:
     return restorer(factor=getattr(corruption, "factor", 1))
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_descent_is_the_negative_gradient_of_the_value(corruption: Corruption) -> None:
+def test_descent_is_the_negative_gradient_of_the_value(corruption: Damage) -> None:
     model, corrupted = restorer_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
@@ -55,7 +55,7 @@ def test_descent_is_the_negative_gradient_of_the_value(corruption: Corruption) -
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_data_term_is_the_misfit_without_the_constant(corruption: Corruption) -> None:
+def test_data_term_is_the_misfit_without_the_constant(corruption: Damage) -> None:
     model, corrupted = restorer_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
@@ -69,7 +69,7 @@ def test_data_term_is_the_misfit_without_the_constant(corruption: Corruption) ->
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_restored_image_is_the_unique_minimizer(corruption: Corruption) -> None:
+def test_restored_image_is_the_unique_minimizer(corruption: Damage) -> None:
     model, corrupted = restorer_for(corruption), corruption.corrupt(images(), chance())
     solution = model.solve(corrupted.measured, corrupted.measurement)
     assert solution.converged.all()

@@ -14,13 +14,13 @@ import requests
 import torch
 from PIL import Image
 
-import equilibria as eq
 from equilibria.cli.explore import CLASSIFIERS
 from equilibria.data import image_to_tensor, load_digits
 from equilibria.models import pretrained_cards
 from equilibria.serving import Limits
 from equilibria.serving.explorer import explorer_app
 from equilibria.serving.exploring import Explored
+from equilibria.training.experiment import trained_model
 from tests.program import invoke
 from tests.report.browser import PHONE, Browser, chromium, find_chromium
 from tests.serving.running import png, running
@@ -37,7 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         options = ("training.epochs=2", "model.options.channels=8", "--output", folder)
         made = invoke("train", recipe, *options)
         assert made.exit_code == 0, made.output
-        explored.append(Explored(recipe, eq.training.trained_model(folder)))
+        explored.append(Explored(recipe, trained_model(folder)))
     with running(explorer_app(explored, Limits(seconds=600))) as place:
         yield place
 
@@ -86,7 +86,7 @@ def test_an_attack_within_the_radius_changes_nothing(address: str, digit: bytes)
 )
 def test_models_that_come_along_can_be_explored(name: str) -> None:
     """Reflection networks of several layers too, of which the last one is shown."""
-    one = Explored(name, eq.training.trained_model(name))
+    one = Explored(name, trained_model(name))
     image = torch.rand(one.run.images.image_shape, generator=torch.Generator().manual_seed(0))
     found = one.follow(image, {"tolerance": 1e-5}, "auto")
     shares = found["steps"][-1]["shares"]

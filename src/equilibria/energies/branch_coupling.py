@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Entry, sum_per_sample
+from equilibria.context.context import Entry
+from equilibria.context.state import sum_per_sample
 from equilibria.operators import AveragePool, Identity, LinearOperator
 from equilibria.operators.norm_control import has_tangent, is_wrapped
 from equilibria.registry import check_choice, check_not_negative, check_positive
@@ -116,7 +117,7 @@ class BranchCoupling(nn.Module):
         return f"diversity={self.diversity}, heritage={self.heritage}, sign={self.sign!r}"
 
     def scales(self, features: Features) -> dict[str, Entry]:
-        """t of every pair."""
+        """Return t of every pair."""
         entries: dict[str, Entry] = {}
         for pair in self.pairs():
             # Upsampling multiplies all norms alike, by its own.
@@ -347,7 +348,8 @@ def heritage(z: Tensor, other: Tensor) -> Tensor:
 
     Examples:
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-        >>> eq.energies.heritage(z, z)
+        >>> from equilibria.energies.branch_coupling import heritage
+        >>> heritage(z, z)
         tensor([2.])
     """
     return sum_per_sample(z * other)
@@ -358,7 +360,8 @@ def diversity(z: Tensor, other: Tensor) -> Tensor:
 
     Examples:
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # two channels that share nothing
-        >>> eq.energies.diversity(z, z)
+        >>> from equilibria.energies.branch_coupling import diversity
+        >>> diversity(z, z)
         tensor([0.])
     """
     return sum_per_sample(off_diagonal(_products(other, z)).abs())

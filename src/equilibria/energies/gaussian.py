@@ -13,15 +13,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
-from equilibria.context.state import in_format_of, is_channels_last
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import (
+    Layout,
+    at_least_float32,
+    in_format_of,
+    is_channels_last,
+    sum_per_sample,
+)
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.rounding import Rounding, injected_size
 from equilibria.energies.terms import Input, one_tensor
-from equilibria.operators import Dense, OperatorLike, as_operator
+from equilibria.operators import Dense, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import (
     accumulated,
     application_rounding,
@@ -53,7 +61,7 @@ class Patches:
         return int(self.channels * self.size**directions)
 
     def split(self, r: Tensor) -> Tensor:
-        """r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s); a view where nothing pads.
+        """Return r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s), a view without padding.
 
         The order is that of channels_last, so that there runs of c_s numbers stay together. A
         sequence (B, mid, t) has one direction instead of two.
@@ -105,7 +113,7 @@ class WholeMap:
     """The whole state as one patch (Eq. 5)."""
 
     def split(self, r: Tensor) -> Tensor:
-        """r as (B, 1, numbers)."""
+        """Return r as (B, 1, numbers)."""
         return r.flatten(1)[:, None]
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
@@ -296,7 +304,7 @@ class GaussianKernel(Energy):
         return f"{self.patches}" if isinstance(self.patches, Patches) else "patch=None"
 
     def _difference(self, state: State, context: Context) -> Tensor:
-        """r = Ux + b − Wy."""
+        """Return r = Ux + b − Wy."""
         mapped: Tensor = self.W(one_tensor(state, self), context.weights("W"))
         return context["c"] - mapped
 

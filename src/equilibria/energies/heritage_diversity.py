@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, state_tensors
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds, all_known
 from equilibria.energies.branch_coupling import BranchCoupling, Sign
 from equilibria.energies.facts import Facts
 from equilibria.energies.rounding import Rounding
-from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import accumulated, application_rounding, upper_norm
 from equilibria.registry import check_at_least_one
 
@@ -90,6 +93,7 @@ class HeritageDiversity(Energy):
         return Context()
 
     def operators(self) -> list[LinearOperator]:
+        """Return the linear operators among the W of the branches."""
         return [W for W in self.W if isinstance(W, LinearOperator)]
 
     def features(self, state: State, context: Context) -> list[Tensor]:
@@ -107,6 +111,7 @@ class HeritageDiversity(Energy):
         return self.calibrate_features(self.features(image, context), context)
 
     def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
+        """Return the context with signs or scales computed from features."""
         if not self.facts.calibrates:
             return context
         if self.coupling.sign == "freeze":

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts
@@ -248,8 +250,10 @@ class RidgePrior(Energy):
                 yield _Piece(sample, channel, *seen, scales, responses)
 
     def _first_slopes(self) -> Tensor:
-        """ψ′ rises as steeply as it may up to the first knot, and falls as steeply to zero: small
-        responses are noise, and large ones are left alone."""
+        """Set ψ′ to rise to the first knot and fall to zero, as steeply as is allowed.
+
+        Small responses are noise; large ones are left alone.
+        """
         knots = torch.tensor((0.0, *self.knots), dtype=torch.float64)
         top = self.steepness * self.knots[0]
         falling = (top - self.concavity * (knots - self.knots[0])).clamp_min(0)
@@ -339,8 +343,9 @@ def _slope_of(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tens
 
 
 def _pulled_back(back: Tensor, pulled: Tensor, memory: Tensor | None) -> Tensor:
-    """What each response gives to the pixels it sees, (rows, size², columns), and zeros in as many
-    rows before and behind as a filter reaches.
+    """Return what each response adds to the pixels of its patch, (rows, size², columns).
+
+    The rows before and after, as many as a filter reaches, are zero.
 
     back: W with its rows upside down, (size², filters). pulled: (rows, filters, columns). memory:
     what this gave last, to be written to if it fits.

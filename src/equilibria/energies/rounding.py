@@ -19,7 +19,7 @@ Extra: TypeAlias = Callable[[Context, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far a computed ∇E(y; x) may be from the true one, with c = Ux + b as computed:
+    """Bound on the rounding error of ∇E(y; x), with c = Ux + b as computed.
 
     state·‖y‖ + injected·‖c‖ + feature·‖x‖ + carried·‖error of x‖ + extra
     """

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, map_state
+from equilibria.context import Context, State
+from equilibria.context.state import map_state
 from equilibria.gradients import GradientRule, get_gradient
-from equilibria.solvers import LinearSolution, Method, Solution, get_solver
+from equilibria.solvers import Solution, get_solver
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 if TYPE_CHECKING:
     from equilibria.equilibrium.layer import EquilibriumLayer
@@ -105,7 +108,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Block:
+class SolvingBlock:
     """One `solving` block: which layers it covers, and what is different for them."""
 
     layers: frozenset[object]
@@ -117,7 +120,7 @@ class Block:
     private: bool
 
 
-_blocks: ContextVar[tuple[Block, ...]] = ContextVar("equilibria_solving", default=())
+_blocks: ContextVar[tuple[SolvingBlock, ...]] = ContextVar("equilibria_solving", default=())
 
 
 @contextmanager
@@ -163,7 +166,7 @@ def solving(
     }
     known = start if start is None or start == "last" else {k.identity: s for k, s in start.items()}
     layers = (m.identity for m in model.modules() if isinstance(m, EquilibriumLayer))
-    block = Block(
+    block = SolvingBlock(
         layers=frozenset(layers),
         changes={name: value for name, value in changes.items() if value is not None},
         start=known,
@@ -178,13 +181,13 @@ def solving(
         _blocks.reset(token)
 
 
-def _covering(layer: EquilibriumLayer) -> list[Block]:
+def _covering(layer: EquilibriumLayer) -> list[SolvingBlock]:
     """Return the `solving` blocks around the call that cover a layer, the outermost first."""
     blocks = _blocks.get()
     return [block for block in blocks if layer.identity in block.layers] if blocks else []
 
 
-def _changed(own: Solving, blocks: list[Block]) -> Solving:
+def _changed(own: Solving, blocks: list[SolvingBlock]) -> Solving:
     for block in blocks:
         own = own.changed(**block.changes)
     return own
@@ -212,7 +215,7 @@ class Active:
     def _records(self) -> list[Record]:
         return [block.record for block in self.blocks if block.record.keep is not None]
 
-    def _starting(self) -> Block | None:
+    def _starting(self) -> SolvingBlock | None:
         """The innermost block that says where solves start."""
         return next((block for block in reversed(self.blocks) if block.start is not None), None)
 

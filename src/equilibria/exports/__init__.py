@@ -1,13 +1,10 @@
 """Trained models as files for other programs: one file a format."""
 
-from equilibria.exports.api import Exported, Format, export
-from equilibria.exports.graph import ExportError, Loop, model_graph
+from equilibria.exports.api import Exported, export
+from equilibria.exports.graph import ExportError
 
 __all__ = [
     "ExportError",
     "Exported",
-    "Format",
-    "Loop",
     "export",
-    "model_graph",
 ]

@@ -25,6 +25,7 @@ OUTPUTS = ("logits", "residual", "iterations")
 def write(
     graph: ModelGraph, probe: Tensor, path: Path, facts: Mapping[str, Any], any_size: bool
 ) -> None:
+    """Write the graph of a model as an ONNX file with its metadata."""
     _require("onnx", "onnxscript")
     from onnxscript import opset18 as op
 

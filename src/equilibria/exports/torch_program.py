@@ -35,6 +35,7 @@ def exported_program(graph: ModelGraph, probe: Tensor, *, any_size: bool) -> Any
 def write(
     graph: ModelGraph, probe: Tensor, path: Path, facts: Mapping[str, Any], any_size: bool
 ) -> None:
+    """Write the exported program of a model with its metadata."""
     program = exported_program(graph, probe, any_size=any_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,13 +8,17 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, twin
-from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
+from equilibria.context import Context, State
+from equilibria.context.twin import twin
+from equilibria.equilibrium import Cell, EquilibriumLayer, Objective, Solving
+from equilibria.equilibrium.layer import Inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.images import ImageSpec
 from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
 from equilibria.models.non_finite import guard
-from equilibria.solvers import LinearSolution, Method, Solution
+from equilibria.solvers import Solution
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 C = TypeVar("C", bound=Cell)
 
@@ -148,7 +152,8 @@ def predicted_classes(logits: Tensor) -> Tensor:
         Class indices, shape (B, ...).
 
     Examples:
-        >>> eq.models.predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
+        >>> from equilibria.models.base import predicted_classes
+        >>> predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
         tensor([ 1, -1])
     """
     valid = logits.detach().logsumexp(dim=1).isfinite()
@@ -211,7 +216,8 @@ def image_classifier(
         ValueError: If there is no stem but `downsample` or `stem_strides` is set.
 
     Examples:
-        >>> cell = eq.models.opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
+        >>> from equilibria.models.opteq.spaces import opteq_cell
+        >>> cell = opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
         >>> model = eq.models.image_classifier(cell, 8, num_classes=3, in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 3])

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from equilibria.activations import Activation
 from equilibria.context import Context
 from equilibria.energies import Input, Quadratic
-from equilibria.equilibrium import EquilibriumLayer, Inputs, Solving
+from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.equilibrium.layer import Inputs
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.baselines.plain import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.blocks import PooledLinearHead, small
@@ -183,7 +184,8 @@ class FewShotClassifier(EquilibriumModel):
             It then processes the images of each episode separately.
 
     Examples:
-        >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
+        >>> from equilibria.models.few_shot import few_shot_opteq
+        >>> model = few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
         >>> images = torch.rand(2, 1, 16, 16)
         >>> tasks = model.no_tasks(2, like=images)
         >>> model.for_images(images)(tasks).shape
@@ -294,7 +296,8 @@ def few_shot_opteq(
         solving: How the layer solves.
 
     Examples:
-        >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
+        >>> from equilibria.models.few_shot import few_shot_opteq
+        >>> model = few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
         >>> model.task_size
         12
     """
@@ -355,7 +358,8 @@ def few_shot_mdeq(
         cell: Options of `MDEQCell`.
 
     Examples:
-        >>> model = eq.models.few_shot_mdeq(in_channels=1, channels=(8, 16), task_size=6)
+        >>> from equilibria.models.few_shot import few_shot_mdeq
+        >>> model = few_shot_mdeq(in_channels=1, channels=(8, 16), task_size=6)
         >>> model(torch.rand(2, 1, 16, 16)).shape
         torch.Size([2, 5])
     """

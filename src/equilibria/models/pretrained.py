@@ -95,7 +95,8 @@ def pretrained_file(name: str) -> Path:
         ValueError: If there is no such model, or it is a prior that cannot run on its own.
 
     Examples:
-        >>> eq.models.pretrained_file("digits-opteq").name
+        >>> from equilibria.models.pretrained import pretrained_file
+        >>> pretrained_file("digits-opteq").name
         'digits-opteq.safetensors'
     """
     cards = pretrained_cards()

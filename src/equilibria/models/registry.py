@@ -126,7 +126,8 @@ def model_card(name: str) -> ModelCard:
         name: Name of the model.
 
     Examples:
-        >>> eq.models.model_card("opteq-small").summary
+        >>> from equilibria.models.registry import model_card
+        >>> model_card("opteq-small").summary
         'OptEq of width 32 on 32 channels, images of 8×8 to 32×32'
     """
     _models.factory(name)
@@ -217,7 +218,8 @@ def model_outline(name: str, **overrides: Any) -> nn.Module:
         overrides: Options of the model, as for `create_model`.
 
     Examples:
-        >>> outline = eq.models.model_outline("deep-opteq-1m")
+        >>> from equilibria.models.registry import model_outline
+        >>> outline = model_outline("deep-opteq-1m")
         >>> next(outline.parameters()).device
         device(type='meta')
     """
@@ -232,7 +234,8 @@ def parameter_count(model: nn.Module) -> int:
         model: Any module.
 
     Examples:
-        >>> eq.models.parameter_count(torch.nn.Linear(3, 2))
+        >>> from equilibria.models.registry import parameter_count
+        >>> parameter_count(torch.nn.Linear(3, 2))
         8
     """
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -386,7 +389,8 @@ def nearest_width(count: Callable[[int], int], parameters: int, *, remedy: str) 
     Examples:
         >>> def count(width):
         ...     return 10 * width**2
-        >>> eq.models.nearest_width(count, 1000, remedy="use fewer layers")
+        >>> from equilibria.models.registry import nearest_width
+        >>> nearest_width(count, 1000, remedy="use fewer layers")
         10
     """
     if count(1) > parameters:

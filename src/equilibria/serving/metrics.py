@@ -13,6 +13,8 @@ BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.in
 
 @dataclass
 class Metrics:
+    """Counters of a server."""
+
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By path and status."""
     seconds: float = 0.0

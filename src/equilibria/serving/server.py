@@ -68,6 +68,7 @@ class Limits:
 
     @property
     def bytes(self) -> int:
+        """Largest request body in bytes."""
         return int(self.megabytes * 1e6)
 
 

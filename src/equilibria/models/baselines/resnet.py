@@ -154,7 +154,8 @@ class ResNet(nn.Module):
 
     Examples:
         >>> model = eq.create_model("resnet-small", in_channels=1)
-        >>> isinstance(model, eq.models.ResNet)
+        >>> from equilibria.models.baselines.resnet import ResNet
+        >>> isinstance(model, ResNet)
         True
     """
 
@@ -264,7 +265,8 @@ def resnet_small(
         stem: Options stem_depth and stem_strides of `ResNetTrunk`.
 
     Examples:
-        >>> eq.models.resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
+        >>> from equilibria.models.baselines.resnet import resnet_small
+        >>> resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
     trunk = ResNetTrunk(

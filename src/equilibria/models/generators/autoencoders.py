@@ -33,7 +33,8 @@ class Autoencoder(nn.Module):
         variational: Whether the encoder computes a mean and a log-variance.
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
         >>> images = torch.rand(2, 1, 8, 8)
         >>> model.encode(images).shape, model(images).shape
         (torch.Size([2, 3]), torch.Size([2, 1, 8, 8]))
@@ -141,7 +142,8 @@ def convolutional_autoencoder(
         variational: Whether to build a VAE.
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, width=4, variational=True)
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, width=4, variational=True)
         >>> mean, log_variance = model.posterior(torch.rand(2, 1, 8, 8))
         >>> mean.shape == log_variance.shape == (2, 32)
         True
@@ -190,7 +192,8 @@ def mdeq_autoencoder(
         solving: How the layers solve.
 
     Examples:
-        >>> model = eq.models.mdeq_autoencoder(image_size=8, latent_dim=3, channels=(4, 8))
+        >>> from equilibria.models.generators.autoencoders import mdeq_autoencoder
+        >>> model = mdeq_autoencoder(image_size=8, latent_dim=3, channels=(4, 8))
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 1, 8, 8])
     """

@@ -162,7 +162,8 @@ def mdeq(
         cell: Options of `MDEQCell`, such as `norm`.
 
     Examples:
-        >>> model = eq.models.mdeq(channels=(4, 8), groups=2, in_channels=1).eval()
+        >>> from equilibria.models.mdeq.model import mdeq
+        >>> model = mdeq(channels=(4, 8), groups=2, in_channels=1).eval()
         >>> with eq.solving(model, tolerance=0.1):
         ...     print(model(torch.rand(1, 1, 8, 8)).shape)
         torch.Size([1, 10])

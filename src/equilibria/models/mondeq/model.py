@@ -22,15 +22,9 @@ from equilibria.activations import (
     SoftThreshold,
     get_activation,
 )
-from equilibria.context import (
-    Context,
-    Entry,
-    Layout,
-    Packing,
-    State,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, Packing, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell, StepBounds
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import channels_of, check_halvings, check_odd
@@ -223,6 +217,7 @@ class MonDEQCell(Cell):
 
     @property
     def guarantee(self) -> str:
+        """Guarantee of a unique equilibrium, with m."""
         return f"unique, m = {self.m:g}"
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
@@ -346,7 +341,8 @@ def mondeq(
         options: Options of `MonDEQCell` and `image_classifier`.
 
     Examples:
-        >>> eq.models.mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        >>> from equilibria.models.mondeq.model import mondeq
+        >>> mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
     inputs = in_channels if stem_depth == 0 else channels_of(channels, "tier")[0]

@@ -13,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, ReLU, get_activation
-from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Quadratic, Regularizer, Rounding, get_regularizer
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import Layout, sum_per_sample
+from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
 from equilibria.energies.bounds import all_known
-from equilibria.equilibrium import (
-    Cell,
-    EnergyCell,
-    EnergyForm,
-    EnergyObjective,
-    Objective,
-    StepBounds,
-)
-from equilibria.equilibrium.capabilities import OutputForm
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import Cell, EnergyCell, Objective, StepBounds
+from equilibria.equilibrium.capabilities import EnergyForm, OutputForm
+from equilibria.equilibrium.objective import EnergyObjective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
-from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
@@ -77,6 +75,7 @@ class OptEqCell(EnergyCell):
 
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        """The operator W of the quadratic term."""
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
     output_form = "linear"
@@ -293,6 +292,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def monotone(self) -> bool:
+        """Whether the map is monotone because its Jacobian is symmetric."""
         return self._is_symmetric
 
     def units(self) -> list[UnitLayer]:
@@ -337,6 +337,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def output_form(self) -> OutputForm:
+        """Form of the output map: "linear" without a regularizer."""
         return "linear" if self.regularizer is None else "other"
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -357,6 +358,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def formula(self) -> str | None:
+        """Objective of the cell as text; None without one."""
         if not self.is_stationary:
             return None
         count = len(self.layers)
@@ -470,7 +472,7 @@ class DeepOptEqCell(Cell):
         return DeepOptEqObjective(self, context)
 
 
-class Block(NamedTuple):
+class UnitBlock(NamedTuple):
     """Input and output of a layer: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v).
 
     Attributes:
@@ -506,7 +508,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
     def is_minimized(self) -> bool:
         return self.cell.is_stationary and len(self.cell.units()) <= 2
 
-    def blocks(self, state: State) -> list[Block]:
+    def blocks(self, state: State) -> list[UnitBlock]:
         """Apply the map to a state, and return the input and output of each layer."""
         assert isinstance(state, Tensor)
         blocks = []
@@ -521,7 +523,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
             z = v + alpha * (p - v)
             distance = sum_per_sample((v - p).square())
             envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
-            blocks.append(Block(v, z, envelope))
+            blocks.append(UnitBlock(v, z, envelope))
         return blocks
 
     def value(self, state: State) -> Tensor:

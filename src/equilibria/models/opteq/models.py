@@ -66,7 +66,8 @@ def opteq(
         ValueError: If mu is too small for Theorem 1.
 
     Examples:
-        >>> eq.models.opteq(channels=8, width=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        >>> from equilibria.models.opteq.models import opteq
+        >>> opteq(channels=8, width=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
     check_choice(("auto", "y", "z"), space=space)
@@ -147,7 +148,8 @@ def deep_opteq(
             norm, zeta and init_scale.
 
     Examples:
-        >>> model = eq.models.deep_opteq(channels=8, widths=(4, 8), in_channels=1)
+        >>> from equilibria.models.opteq.models import deep_opteq
+        >>> model = deep_opteq(channels=8, widths=(4, 8), in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
@@ -240,7 +242,8 @@ def opteq_imagenet(
 
     Examples:
         >>> small = {"extractor_channels": 4, "channels": 8, "widths": (8,), "kernel_sizes": (3,)}
-        >>> model = eq.models.opteq_imagenet(num_classes=3, head_widths=(8,), **small)
+        >>> from equilibria.models.opteq.models import opteq_imagenet
+        >>> model = opteq_imagenet(num_classes=3, head_widths=(8,), **small)
         >>> model.eval()(torch.rand(1, 3, 32, 32)).shape
         torch.Size([1, 3])
     """
@@ -281,8 +284,9 @@ class EquilibriumSegmenter(EquilibriumClassifier):
         head: From the feature z* to logits for each pixel, (B, classes, H, W).
 
     Examples:
-        >>> model = eq.models.deep_opteq_segmentation(num_classes=3, widths=(4, 4, 4)).eval()
-        >>> isinstance(model, eq.models.EquilibriumSegmenter)
+        >>> from equilibria.models.opteq.models import EquilibriumSegmenter, deep_opteq_segmentation
+        >>> model = deep_opteq_segmentation(num_classes=3, widths=(4, 4, 4)).eval()
+        >>> isinstance(model, EquilibriumSegmenter)
         True
         >>> model(torch.rand(1, 3, 9, 13)).shape  # a size that does not fit the stride
         torch.Size([1, 3, 9, 13])
@@ -322,8 +326,10 @@ def equilibrium_segmenter(
         solving: How the layer solves.
 
     Examples:
-        >>> cell = eq.models.mopteq(channels=8).layer.cell
-        >>> model = eq.models.equilibrium_segmenter(cell, num_classes=3, channels=8, multiple=4)
+        >>> from equilibria.models.mopteq.models import mopteq
+        >>> from equilibria.models.opteq.models import equilibrium_segmenter
+        >>> cell = mopteq(channels=8).layer.cell
+        >>> model = equilibrium_segmenter(cell, num_classes=3, channels=8, multiple=4)
         >>> model.eval()(torch.rand(1, 3, 32, 32)).shape
         torch.Size([1, 3, 32, 32])
     """
@@ -359,7 +365,8 @@ def deep_opteq_segmentation(
         options: Options of `deep_opteq` and `equilibrium_segmenter`.
 
     Examples:
-        >>> model = eq.models.deep_opteq_segmentation(num_classes=4, widths=(8, 8, 8)).eval()
+        >>> from equilibria.models.opteq.models import deep_opteq_segmentation
+        >>> model = deep_opteq_segmentation(num_classes=4, widths=(8, 8, 8)).eval()
         >>> model(torch.rand(1, 3, 32, 40)).shape
         torch.Size([1, 4, 32, 40])
     """

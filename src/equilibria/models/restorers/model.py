@@ -12,8 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
-from equilibria.energies import Bounds, Energy, Input, Sum
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, sum_per_sample
+from equilibria.energies import Bounds, Energy, Input
+from equilibria.energies.compose import Sum
 from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumModel
@@ -181,7 +184,8 @@ class EquilibriumRestorer(EquilibriumModel):
         solving: How the layer solves.
 
     Examples:
-        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> restorer = deq_restorer(in_channels=1, channels=8)
         >>> restorer(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 1, 8, 8])
     """
@@ -253,9 +257,11 @@ def deq_restorer(
         solving: How the layer solves.
 
     Examples:
-        >>> restorer = eq.models.deq_restorer(channels=4, kernel_size=3)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.restoration.tiles import answer
+        >>> restorer = deq_restorer(channels=4, kernel_size=3)
         >>> noisy = eq.restoration.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
-        >>> eq.restoration.answer(restorer, noisy).shape
+        >>> answer(restorer, noisy).shape
         torch.Size([1, 1, 9, 7])
     """
     W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)
