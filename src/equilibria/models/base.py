@@ -24,7 +24,12 @@ C = TypeVar("C", bound=Cell)
 
 
 class MapObjective(Objective, Generic[C]):
-    """Base class of objectives whose residual is the distance between y and one step from y."""
+    """Base class of objectives whose residual is the distance between a state and its image.
+
+    Args:
+        cell: The cell.
+        context: Context of the cell.
+    """
 
     def __init__(self, cell: C, context: Context) -> None:
         self.cell = cell
@@ -65,7 +70,7 @@ class EquilibriumModel(nn.Module):
         return output
 
     def injected(self, *inputs: Any) -> Inputs:
-        """Return the input of the equilibrium layer: the output of the stem."""
+        """Return the input of the equilibrium layer: the output of the stem for `inputs`."""
         injected: Inputs = self.stem(*inputs)
         return injected
 
@@ -100,11 +105,21 @@ class EquilibriumModel(nn.Module):
         return self.layer.solve(self.injected(*inputs), start, solver=solver, trace=trace)
 
     def objective(self, *inputs: Any) -> Objective:
-        """Return the hidden objective that the equilibrium minimizes, one problem per sample."""
+        """Return the hidden objective that the equilibrium minimizes, one problem per sample.
+
+        Args:
+            inputs: Inputs of the model.
+
+        Raises:
+            NoObjectiveError: If the cell has no objective.
+        """
         return self.layer.objective(self.injected(*inputs))
 
     def contraction_bound(self, *inputs: Any) -> Tensor | None:
         """Return a proven upper bound on the contraction factor of the map.
+
+        Args:
+            inputs: Inputs of the model.
 
         Returns:
             One bound per sample, shape (B,), or None if the cell proves none.

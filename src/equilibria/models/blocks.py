@@ -72,7 +72,14 @@ def normalize_first(model: nn.Module, mean: Sequence[float], std: Sequence[float
 
 
 def first_layer(model: nn.Module) -> nn.Module:
-    """Return the module that processes the images first; `model` itself if it has none."""
+    """Return the module that processes the images first.
+
+    Args:
+        model: Model of images.
+
+    Returns:
+        The first of the attributes `FIRST_LAYERS` that is a module, or `model` itself.
+    """
     candidates = (getattr(model, name, None) for name in FIRST_LAYERS)
     return next((module for module in candidates if isinstance(module, nn.Module)), model)
 
@@ -223,7 +230,15 @@ class PooledLinearHead(nn.Module):
 
 @torch.no_grad()
 def small(operator: Operator, scale: float) -> Operator:
-    """Scale the parameters of an operator in place; small norms make the first solves short."""
+    """Scale the parameters of an operator in place; small norms make the first solves short.
+
+    Args:
+        operator: Operator whose parameters are multiplied.
+        scale: Factor, not negative.
+
+    Returns:
+        The operator.
+    """
     check_not_negative(init_scale=scale)
     for parameter in operator.parameters():
         parameter.mul_(scale)
@@ -231,7 +246,15 @@ def small(operator: Operator, scale: float) -> Operator:
 
 
 def check_images(images: Tensor, in_channels: int) -> None:
-    """Raise a ValueError if a tensor is not a batch of images with `in_channels` channels."""
+    """Check that a tensor is a batch of floating-point images.
+
+    Args:
+        images: Images, expected shape (B, in_channels, H, W).
+        in_channels: Expected number of channels.
+
+    Raises:
+        ValueError: If the shape or the dtype is wrong.
+    """
     if images.dim() != 4 or images.shape[1] != in_channels:
         raise ValueError(
             f"expected images of shape (batch, {in_channels}, height, width), "
@@ -294,6 +317,10 @@ def fitting_groups(channels: int, groups: int) -> int:
 
     Four channels per group is what 8 groups of the smallest published branch (32 channels) have.
     A group of one channel on a small map would be normalized by a handful of numbers.
+
+    Args:
+        channels: Number of channels.
+        groups: Largest number of groups.
     """
     check_at_least_one(groups=groups)
     fitting = (g for g in range(groups, 1, -1) if groups % g == 0 and channels % g == 0)

@@ -87,7 +87,7 @@ def non_finite_tensors(model: nn.Module) -> list[str]:
 
 
 def listed(items: Sequence[object]) -> str:
-    """Return the first few items and the number of further ones, for a message."""
+    """Return the first `MAX_LISTED` items and the number of further ones, for a message."""
     shown = ", ".join(map(str, items[:MAX_LISTED]))
     more = len(items) - MAX_LISTED
     return shown if more <= 0 else f"{shown} and {more} more"

@@ -113,6 +113,9 @@ def pretrained_file(name: str) -> Path:
 def header_of(path: Path) -> dict[str, Any]:
     """Read the description of the model from the header of a weights file.
 
+    Args:
+        path: Path of a safetensors file.
+
     Raises:
         ValueError: If the file cannot be read or has no description.
     """

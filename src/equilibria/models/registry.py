@@ -287,7 +287,12 @@ def with_options_of(
 
 
 def take_options(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Remove the options that are keywords of `function` from `options`, and return them."""
+    """Remove the options that are keywords of a function, and return them.
+
+    Args:
+        options: Options by name; changed in place.
+        function: Function whose keyword-only arguments are taken.
+    """
     return {p.name: options.pop(p.name) for p in _keywords(function) if p.name in options}
 
 

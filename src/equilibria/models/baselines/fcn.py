@@ -101,7 +101,13 @@ def crop_to(logits: Tensor, images: Tensor) -> Tensor:
 
 
 class FCN(nn.Module):
-    """Segmentation network logits = head(backbone(stem(image))), one vector of logits per pixel."""
+    """Segmentation network logits = head(backbone(stem(image))), one vector of logits per pixel.
+
+    Args:
+        stem: From images to maps of 1/stride of the resolution.
+        backbone: From maps to features.
+        head: From features to logits.
+    """
 
     def __init__(self, stem: SegmentationStem, backbone: nn.Module, head: FCNHead) -> None:
         super().__init__()

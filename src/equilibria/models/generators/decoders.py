@@ -126,8 +126,15 @@ class DeconvolutionHead(nn.Module):
     """Head like `ImageHead` with transposed convolutions instead of pixel shuffling.
 
     Each doubles the side and halves the channels. The kernels overlap, so adjacent blocks of
-    pixels depend on common features; pixel shuffling computes each block from separate ones. The
-    arguments are those of `ImageHead`.
+    pixels depend on common features; pixel shuffling computes each block from separate ones.
+
+    Args:
+        channels: Channels of each branch, the finest first.
+        width: Channels of the merged map.
+        image_channels: Channels of the image.
+        upsample: Factor from the side of the finest branch to that of the image: 2 or 4.
+        groups: Groups of the norms.
+        gain: Factor of the initial weights of the last layer.
     """
 
     def __init__(

@@ -75,7 +75,15 @@ class MDEQBlock(nn.Module):
 
 
 class Down(nn.Module):
-    """From a finer branch to a coarser one: a strided 3×3 convolution and a norm per halving."""
+    """From a finer branch to a coarser one: a strided 3×3 convolution and a norm per halving.
+
+    Args:
+        in_channels: Channels of the finer branch.
+        out_channels: Channels of the coarser branch.
+        halvings: Number of levels between the branches.
+        activation: Activation between the convolutions.
+        norm: Makes a norm.
+    """
 
     def __init__(
         self,
@@ -105,6 +113,15 @@ class Projection(nn.Module):
 
     It leads from a coarser branch to a finer one (with σ the identity), and follows the sum over
     the branches (with scale 1).
+
+    Args:
+        in_channels: Channels of z.
+        out_channels: Channels of the output.
+        activation: σ.
+        norm: Makes a norm.
+        gain: Initial gain of the norm.
+        weight_norm: Whether the convolution is weight-normalized.
+        scale: Factor of the upsampling.
     """
 
     def __init__(

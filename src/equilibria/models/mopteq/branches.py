@@ -240,13 +240,28 @@ def branch_head(
 
 
 def branch_input(channels: int, width: int, kernel_size: int, scale: int) -> LinearOperator:
-    """Build U of a branch: average pooling by `scale`, then a convolution."""
+    """Build U of a branch: average pooling, then a convolution.
+
+    Args:
+        channels: Channels of the input.
+        width: Middle width of the branch.
+        kernel_size: Side of the kernel.
+        scale: Side of the pooling.
+    """
     convolution = Conv2d(channels, width, kernel_size)
     return convolution if scale == 1 else convolution @ AveragePool(scale)
 
 
 def check_branches(widths: Sequence[int], scales: Sequence[int]) -> None:
-    """Raise a ValueError unless there is one scale per width and the smallest scale is 1."""
+    """Check that there is one scale per width and that the smallest scale is 1.
+
+    Args:
+        widths: Middle widths, one per branch.
+        scales: Pooling, one number per branch.
+
+    Raises:
+        ValueError: If they do not fit each other.
+    """
     if len(widths) != len(scales) or not widths:
         raise ValueError(
             f"widths and scales need one number per branch each, got {len(widths)} widths and "

@@ -88,7 +88,11 @@ def save_prior(prior: OpponentPrior, file: Path) -> None:
 
 
 def load_prior(file: Path) -> OpponentPrior:
-    """Load a prior that `save_prior` wrote, in evaluation mode and without gradients."""
+    """Load a prior in evaluation mode and without gradients.
+
+    Args:
+        file: File that `save_prior` wrote.
+    """
     with safe_open(file, framework="pt") as weights:
         options = json.loads(weights.metadata()["options"])
         prior = photo_denoiser(**options).prior
