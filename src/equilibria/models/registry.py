@@ -274,13 +274,13 @@ def with_options_of(
     excluded = set(without)
 
     def decorate(factory: Factory) -> Factory:
-        own = inspect.signature(factory)
-        merged = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        signature = inspect.signature(factory)
+        merged = {p.name: p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD}
         for other in others:
             for parameter in _keywords(other):
                 if parameter.name not in excluded:
                     merged.setdefault(parameter.name, parameter)
-        factory.__signature__ = own.replace(parameters=list(merged.values()))  # type: ignore[attr-defined]
+        factory.__signature__ = signature.replace(parameters=list(merged.values()))  # type: ignore[attr-defined]
         return factory
 
     return decorate

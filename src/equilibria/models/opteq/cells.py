@@ -292,7 +292,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def monotone(self) -> bool:
-        """Whether the map is monotone because its Jacobian is symmetric."""
+        """Whether the Jacobian is symmetric without negative eigenvalues."""
         return self._is_symmetric
 
     def units(self) -> list[UnitLayer]:
