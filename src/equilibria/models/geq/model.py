@@ -40,8 +40,14 @@ KERNEL_OPTIONS = {
 class GEQCell(BranchCell):
     """GEQ's cell: y = σ(Wᵀm), m_p = β_p (Ux + b − Wy)_p W_h W_hᵀ in every branch (Eqs. 6 and 16).
 
-    The energy is a `GaussianKernel`, or `Branches` of them. The feature is y. The arguments are
-    those of `BranchCell`.
+    The feature is y.
+
+    Args:
+        energy: A `GaussianKernel`, or `Branches` of them.
+        activation: σ.
+        fusion: How features of branches are joined (see `BranchCell`).
+        alpha: Weight of the new iterate in a step, in (0, 1].
+        damping: Length of the proximal gradient step, in (0, 1].
 
     Examples:
         >>> model = eq.create_model("geq-small", in_channels=1)
