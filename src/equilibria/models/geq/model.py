@@ -128,7 +128,7 @@ def geq(
         kernel_size: Side of W's convolution kernel.
         input_kernel_size: Side of U's convolution kernel.
         activation: σ.
-        damping: Weight of the new iterate in a step, in (0, 1].
+        damping: Length of the proximal gradient step, in (0, 1].
         bias: Whether there is a bias b.
         norm: How norms are controlled: "bound" (proven), "estimate", or None.
         zeta: Upper bound on ‖W‖. With norm="bound" the map is a contraction if
