@@ -1,4 +1,4 @@
-"""Bounds of the derivatives of a term: one value, which adds and scales like the term."""
+"""Bounds on the derivatives of an energy term, which add and scale like the term."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import torch
 from torch import Tensor
 
 N = TypeVar("N")
-"""The numbers of a bound: floats where they hold by construction, tensors where computed."""
+"""Number type of a bound: float for bounds by construction, Tensor for computed ones."""
 P = TypeVar("P")
 
 
 class UnitBound(NamedTuple):
-    """How strongly each unit of a quadratic energy is pulled: −∇²E = WWᵀ and ∇E linear in x.
+    """Row norms per unit of a quadratic energy, with −∇²E = WWᵀ and ∇E linear in x.
 
-    The tensors have shapes that broadcast with the state's.
+    The shapes of the tensors broadcast with the state.
     """
 
     input: Tensor
-    """The norm of each unit's row of the derivative in x."""
+    """Norm of each unit's row of the derivative with respect to x."""
     state: Tensor
-    """The norm of each unit's row of W."""
+    """Norm of each unit's row of W."""
 
 
 Given: TypeAlias = N | Callable[[], N | None] | None
-"""A number, a function that computes it when it is first read, or None for "not known"."""
+"""A number, a function that computes it on first access, or None for "not known"."""
 
 
 class Bounds(Generic[N]):
-    """Bounds of the derivatives of an energy E(y; x), at every state y. None means "not known".
+    """Bounds on the derivatives of an energy E(y; x) at every state y. None means "not known".
 
-    The bounds of a sum are the sum of the bounds, and those of a multiple are the multiple:
+    Bounds of a sum are the sum of the bounds, and bounds of a multiple are the multiple:
     `a.bounds(...) + b.bounds(...)`, `bounds * factor`.
 
-    A number is a float, a tensor without dimensions, or a tensor with one entry per sample where
-    the bound depends on the input. A function in the place of a number is called when the number
-    is first read, so that a norm which is not used is never computed.
+    A number is a float, a scalar tensor, or a tensor with one entry per sample if the bound depends
+    on the input. A function in place of a number is called on first access, so that unused norms
+    are never computed.
 
     Args:
-        curvature: Upper bound of ‖∇²E‖.
-        concavity: Upper bound of the eigenvalues of −∇²E; by default that of the curvature. A
-            convex energy has 0. With L_σ ≤ 1 the objective G is (1 − concavity)-strongly convex.
-        input: Upper bound of the Lipschitz constant of ∇E in the input, at any state and input.
+        curvature: Upper bound on ‖∇²E‖.
+        concavity: Upper bound on the eigenvalues of −∇²E, 0 for a convex energy; by default equal
+            to `curvature`. With L_σ ≤ 1 the objective G is (1 − concavity)-strongly convex.
+        input: Upper bound on the Lipschitz constant of ∇E in the input, at any state and input.
         units: One `UnitBound` per tensor of the state, for quadratic energies.
 
     Examples:
@@ -72,14 +72,14 @@ class Bounds(Generic[N]):
 
     @property
     def curvature(self) -> N | None:
-        """Upper bound of ‖∇²E‖."""
+        """Upper bound on ‖∇²E‖."""
         if callable(self._curvature):
             self._curvature = self._curvature()
         return self._curvature  # type: ignore[no-any-return]
 
     @property
     def concavity(self) -> N | None:
-        """Upper bound of the eigenvalues of −∇²E."""
+        """Upper bound on the eigenvalues of −∇²E."""
         if callable(self._concavity):
             known = self._concavity()
             self._concavity = self.curvature if known is None else known
@@ -87,7 +87,7 @@ class Bounds(Generic[N]):
 
     @property
     def input(self) -> N | None:
-        """Upper bound of the Lipschitz constant of ∇E in the input."""
+        """Upper bound on the Lipschitz constant of ∇E in the input."""
         if callable(self._input):
             self._input = self._input()
         return self._input  # type: ignore[no-any-return]
@@ -126,7 +126,7 @@ class Bounds(Generic[N]):
 
         def concavity() -> Any:
             if not factor >= 0:
-                return None  # that of the curvature
+                return None  # concavity defaults to the curvature
             known: Any = self.concavity
             return None if known is None else factor * known
 
@@ -141,7 +141,7 @@ class Bounds(Generic[N]):
     __rmul__ = __mul__
 
     def beside(self, other: Bounds[N]) -> Bounds[N]:
-        """Bounds of E₁(y₁; x) + E₂(y₂; x): two branches of the state that share the input."""
+        """Return bounds of E₁(y₁; x) + E₂(y₂; x), two branches of the state that share x."""
 
         def units() -> Sequence[UnitBound] | None:
             known = all_known([self.units, other.units])
@@ -159,7 +159,7 @@ class Bounds(Generic[N]):
         return f"Bounds({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
 
     def _joined(self, other: Bounds[N], join: Callable[[Any, Any], Any], name: str) -> Any:
-        """Join one number of both, now if both are computed, else when it is first read."""
+        """Join one number of both bounds, lazily if either is not computed yet."""
 
         def joined() -> Any:
             one, two = getattr(self, name), getattr(other, name)
@@ -170,7 +170,7 @@ class Bounds(Generic[N]):
 
 
 def all_known(values: Iterable[P | None]) -> list[P] | None:
-    """Return the values as a list, or None if one of them is None."""
+    """Return the values as a list, or None if any of them is None."""
     collected = list(values)
     known = [value for value in collected if value is not None]
     return known if len(known) == len(collected) else None
