@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equilibria.context import Context, State, is_exporting, map_state, state_tensors
 from equilibria.context.state import unflatten_state
 from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.kernel_scale import SHARE, FixedScale, RunningScale
+from equilibria.energies.kernel_scale import TYPICAL_EXPONENT, FixedScale, RunningScale
 from equilibria.equilibrium import Cell, EquilibriumLayer, capabilities
 from equilibria.models import EquilibriumModel
 from equilibria.operators.norm_control import KernelOperator
@@ -221,7 +221,7 @@ def _fix_scales(model: nn.Module) -> None:
             energy = float(part.scale.patch_energy)
             if not energy > 0:
                 raise ExportError("γ of its kernel has seen no data yet: train the model first")
-            part.scale = FixedScale(SHARE / energy)
+            part.scale = FixedScale(TYPICAL_EXPONENT / energy)
 
 
 def _fix_weights(model: nn.Module, run: Callable[[], Any]) -> None:
