@@ -189,8 +189,7 @@ class LargestEntry(StoppingCriterion):
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("solver", ["picard", "anderson", "auto"])
-def test_when_to_stop_is_an_object(solver: str) -> None:
-    """And each sample stops by it on its settings, also after others were dropped from the batch."""
+def test_custom_criteria_stop_each_sample_separately(solver: str) -> None:
     run = layer()
     x = inputs(12) * torch.logspace(-2, 1, 12, dtype=torch.float64)[:, None]
     plain = run.solve(x, solver=eq.solvers.get_solver(solver, tolerance=1e-10))
