@@ -1,7 +1,7 @@
 """Optional capabilities of energy terms beyond `Energy`.
 
-Each capability has a protocol, whose method a term implements, and a function, which callers use.
-The function returns a correct default for terms without the method.
+Each capability has a protocol and a function. A term implements the method of the protocol. Callers
+use the function, which returns a correct default for terms without the method.
 """
 
 from __future__ import annotations
