@@ -26,8 +26,8 @@ help: ## List these targets.
 demo: $(INSTALLED) ## Run the demonstration: it trains a small model and writes a report.
 	$(BIN)/equilibria demo --overwrite $(ARGS)
 
-# The README's figure is the one that the demonstration draws; the tables' are drawn from their records.
-figures: demo ## Draw the figures of README.md and docs/results again.
+# The gallery's first figure is the one that the demonstration draws; the tables' are drawn from their records.
+figures: demo ## Draw the figures of docs/gallery.md and docs/results again.
 	cp equilibria-demo/convergence-*.svg docs/images/
 	$(BIN)/equilibria reproduce --redraw docs/results
 
@@ -38,11 +38,12 @@ test: $(INSTALLED) ## Run the tests, all but those marked slow.
 test-all: $(INSTALLED) ## Run every test, the slow ones too.
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-lint: $(INSTALLED) ## Check style, types and the import rule between rooms.
+lint: $(INSTALLED) ## Check style, types, prose, and the import rule between rooms.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.prose
 
 bench: $(INSTALLED_BENCH) ## Measure against peers in one run and print a table of ratios.
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.context import Context
-from equilibria.energies import Energy, FunctionEnergy, Input
+from equilibria.energies import Energy, Input
+from equilibria.energies.function import FunctionEnergy
 from equilibria.operators import Dense
 
 SIZE = 24

@@ -21,7 +21,10 @@ from torch.nn import functional as F
 
 from benchmarks.timing import cpu_seconds, interleaved_medians
 from equilibria.equilibrium import Solving
-from equilibria.models import EquilibriumClassifier, ResNet, mopteq, parameter_count, resnet_small
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.baselines.resnet import ResNet, resnet_small
+from equilibria.models.mopteq.models import mopteq
+from equilibria.models.registry import parameter_count
 
 TOLERANCE = 1e-2
 RULES = {"one step": "one_step", "phantom": "phantom", "implicit": "implicit"}

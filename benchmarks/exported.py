@@ -18,12 +18,13 @@ import torch
 import equilibria as eq
 from benchmarks.timing import interleaved_medians
 from equilibria.exports import torch_program
+from equilibria.training.experiment import trained
 
 TOLERANCE = 1e-4
 
 
 def contestants(run: Path, batch: int, folder: Path) -> dict[str, Callable[[], object]]:
-    experiment = eq.training.trained(run)
+    experiment = trained(run)
     images, _ = experiment.some_test_images(batch)
     model = experiment.model
     for format_, ending in (("onnx", "onnx"), ("torch-export", "pt2")):

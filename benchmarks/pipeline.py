@@ -33,7 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from equilibria.data import Batches, Framing, ImageFiles, Selection
-from equilibria.training import Experiment, RunFolder, load_recipe
+from equilibria.training import RunFolder, load_recipe
+from equilibria.training.experiment import Experiment
 
 AIM = 0.05
 RECIPES = ("digits-opteq", "cifar10-mopteq-quick", "camvid-deep-opteq")

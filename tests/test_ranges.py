@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.inputs import AttackSettings, LatentSearch
+from equilibria.exports.graph import Loop
+from equilibria.inputs import AttackSettings
+from equilibria.inputs.latents import LatentSearch
+from equilibria.models.restorers.photo import photo_denoiser
 from equilibria.operators import Blur, Identity
 from equilibria.restoration import Denoising, PhotoMinimizer, PhotoRestorer, RestorationProblem
 
@@ -26,7 +29,7 @@ def prior() -> eq.energies.OpponentPrior:
 GRAY_LEVELS: dict[str, Callable[[], Any]] = {
     "denoising": lambda: Denoising(noise=25),
     "deblurring": lambda: eq.restoration.Deblurring(noise=25),
-    "superres": lambda: eq.restoration.get_corruption("superres", noise=25),
+    "superres": lambda: eq.restoration.get_damage("superres", noise=25),
     "restorer": lambda: PhotoMinimizer(prior(), noise=25),
     "restorer with a level": lambda: PhotoMinimizer(prior(), noise=25, level=0.1).restore(PICTURE),
     "level": lambda: PhotoMinimizer(prior(), noise=0.1, level=25),
@@ -37,7 +40,7 @@ GRAY_LEVELS: dict[str, Callable[[], Any]] = {
         RestorationProblem(PICTURE, Blur(1.5), 25)
     ),
     "scattering": lambda: eq.restoration.Scattering(noise=25),
-    "denoiser": lambda: eq.models.photo_denoiser(noise=25),
+    "denoiser": lambda: photo_denoiser(noise=25),
     "augmentation": lambda: eq.data.GaussianNoise(25),
     "photo prior task": lambda: eq.tasks.PhotoPriorTask(judged=25),
     "attack": lambda: AttackSettings(eps=25, norm="linf"),
@@ -68,7 +71,7 @@ TOLERANCES: dict[str, Callable[[float], Any]] = {
     "export": lambda tolerance: eq.export(
         "digits-opteq", "missing/never.onnx", tolerance=tolerance
     ),
-    "loop": lambda tolerance: eq.exports.Loop(tolerance=tolerance),
+    "loop": lambda tolerance: Loop(tolerance=tolerance),
     "training": lambda tolerance: eq.training.TrainingSettings(epochs=1, tolerance=tolerance),
     "latents": lambda tolerance: LatentSearch(tolerance=tolerance),
     "few-shot": lambda tolerance: eq.tasks.FewShot(tolerance=tolerance),
@@ -140,7 +143,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "radius": (lambda: eq.tasks.CertifiedClassification(radius=nan()), "radius must be positive"),
     "step size": (lambda: eq.tasks.FewShot(step_size=-1), "step_size must be positive"),
     "shift": (lambda: eq.data.RandomShift(pixels=-1), "pixels must not be negative"),
-    "loop": (lambda: eq.exports.Loop(max_iterations=0), "max_iterations must be at least 1"),
+    "loop": (lambda: Loop(max_iterations=0), "max_iterations must be at least 1"),
     "pool": (lambda: eq.create_model("opteq-small", pool=0), "pool must be at least 1"),
     "scale": (
         lambda: eq.create_model("opteq-small", init_scale=-1),

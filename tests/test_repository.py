@@ -166,13 +166,22 @@ def test_the_examples_of_a_page_run(
     for block in blocks:
         exec(compile(block, page.name, "exec"), {})
     if page.name == "README.md":
-        assert "all 5 samples converged" in capsys.readouterr().out
+        (output,) = re.findall(r"```python\n.*?```\n\n```\n(.*?)```", page.read_text(), re.DOTALL)
+        assert capsys.readouterr().out == output
+        assert max(len(line) for block in blocks for line in block.splitlines()) <= 72
+
+
+def test_the_readme_is_short_and_names_files_that_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / link).is_file()] == []
 
 
 def test_the_walks_name_files_and_functions_that_exist() -> None:
     package = ROOT / "src" / "equilibria"
     page = (ROOT / "docs" / "architecture.md").read_text()
-    walks = page[page.index("## Two walks") : page.index("### What is converted")]
+    walks = page[page.index("## Four walks") : page.index("### What is converted")]
     steps = [line.split("|")[2] for line in walks.splitlines() if line.count("|") == 4]
     names = [name for step in steps for name in re.findall(r"`([\w./]+)`", step)]
     assert len(names) > 50

@@ -62,7 +62,7 @@ def test_the_description_on_pypi_has_no_broken_picture_and_no_relative_link(
     description = description_on_pypi(tmp_path)
     prose = re.sub(r"^```.*?^```$", "", description, flags=re.DOTALL | re.MULTILINE)
     assert description.startswith("# Equilibria")
-    assert "## Two commands" in prose
+    assert "## Install" in prose
     assert "import equilibria as eq" in description
     assert not re.search(r"^!", prose, flags=re.MULTILINE), "what is left of a picture"
     assert not re.search(r"\]\((?!https?:)", prose), "a relative link"

@@ -19,7 +19,10 @@ from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.equilibrium.capabilities import guarantee
 from equilibria.models.pretrained import SHIPPED
-from equilibria.training import kept_latents, pack, trained
+from equilibria.report.compare import read_runs
+from equilibria.training import pack
+from equilibria.training.experiment import Experiment, trained
+from equilibria.training.packed import kept_latents
 
 MOST_BYTES = 5 * 2**20
 """Of all trained models together."""
@@ -29,7 +32,7 @@ OF_THE_SOLVE = {"mean_iterations", "max_iterations", "share_converged", "max_res
 RADII = (0.1, 0.3, 0.5, 1.0, 1.58)
 
 
-def certificate(experiment: eq.training.Experiment, samples: int) -> dict[str, Any]:
+def certificate(experiment: Experiment, samples: int) -> dict[str, Any]:
     """What is proven of test images, without a look at activation patterns."""
     images, labels = experiment.some_test_images(samples)
     try:
@@ -58,7 +61,7 @@ def ship(run: Path, summary: str, task: str, samples: int = CERTIFIED) -> Path:
     """Write the file and the card; an error where all of them would be too large."""
     experiment = trained(run)
     name, recipe = run.resolve().name, experiment.recipe
-    (read,) = eq.report.read_runs([run])
+    (read,) = read_runs([run])
     if read.evaluation is None:
         raise ValueError(f"{run} was not evaluated: equilibria compare {run} --evaluate does")
     figures = {n: v for n, v in read.evaluation.items() if isinstance(v, int | float)}

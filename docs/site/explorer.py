@@ -67,7 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     found = find_chromium()
     assert found is not None, "there is no Chromium here: apt-get install chromium"
-    explored = [Explored(name, eq.training.trained_model(name)) for name in MODELS]
+    explored = [Explored(name, eq.training.experiment.trained_model(name)) for name in MODELS]
     with running(explorer_app(explored)) as address, chromium(found) as browser:
         browser.open(address, size=PHONE if asked.phone else SIZE, dark=asked.dark)
         for scene in (solve, attack, photo):

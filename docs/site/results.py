@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
-from equilibria.papers import Column, PaperTable, Row, find_table, write_index
+from equilibria.papers import Column, PaperTable, Row, find_table
 from equilibria.papers.measures import MEASURES, Measure
+from equilibria.papers.report import write_index
 from equilibria.papers.studies.claims import CLAIM_STUDIES
 from equilibria.papers.studies.comparing import claims_table
 from equilibria.papers.studies.paired import Answer, Difference

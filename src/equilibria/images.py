@@ -171,6 +171,7 @@ class ImageSpec:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.class_names)
 
     @property

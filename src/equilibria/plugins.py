@@ -53,6 +53,7 @@ class Parts:
 
     @property
     def module(self) -> str:
+        """Name of the imported module."""
         return _module_name(Path(self.source)) if _is_path(self.source) else self.source
 
 

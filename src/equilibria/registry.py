@@ -180,6 +180,7 @@ def check_positive(**values: float | None) -> None:
 
 
 def check_not_negative(**values: float | None) -> None:
+    """Raise `ValueError` for numbers that are negative or infinite."""
     _check("not be negative or infinite", lambda value: 0 <= value < math.inf, values)
 
 
@@ -189,6 +190,7 @@ def check_at_least(least: float, **values: float | None) -> None:
 
 
 def check_at_least_one(**values: float | None) -> None:
+    """Raise `ValueError` for numbers below 1."""
     check_at_least(1, **values)
 
 

@@ -105,7 +105,8 @@ def test_without_the_peer_it_says_how_to_get_it(
 
 def test_peak_memory_is_that_of_the_run() -> None:
     """In a process of its own, as benchmarks measure it: one that has kept freed memory needs no
-    more of the system's."""
+    more of the system's.
+    """
     code = (
         "import torch\nfrom benchmarks.peak import peak_mebibytes\n"
         "print(peak_mebibytes(lambda: torch.ones(64, 2**18)))"

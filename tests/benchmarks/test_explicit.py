@@ -7,7 +7,8 @@ import torch
 
 from benchmarks.explicit import SIZES, main, residual_network, stages
 from equilibria.equilibrium import Solving
-from equilibria.models import mopteq, parameter_count
+from equilibria.models.mopteq.models import mopteq
+from equilibria.models.registry import parameter_count
 
 
 @pytest.mark.parametrize("name", list(SIZES))

@@ -12,11 +12,8 @@ from torch import Tensor, nn
 
 import equilibria as eq
 from equilibria.equilibrium.capabilities import potential
-from equilibria.models import (
-    EquilibriumClassifier,
-    OptEqCell,
-    reflection_network,
-)
+from equilibria.models import EquilibriumClassifier, OptEqCell
+from equilibria.models.reflection.model import reflection_network
 
 FAMILIES = (
     *("dense", "opteq-y", "opteq-z", "opteq-skip", "deep-opteq", "deep-opteq-five", "popteq"),

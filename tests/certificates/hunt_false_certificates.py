@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 import equilibria as eq
-from equilibria.training import trained
+from equilibria.training.experiment import trained
 from tests.certificates.certified_bank import FAMILIES, Hunt, images, narrow_margins, random_model
 
 SAMPLES = 500

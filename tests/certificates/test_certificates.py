@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import equilibria as eq
 from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.stem import StemBounds
+from equilibria.context.state import Packing
 from equilibria.models import EquilibriumClassifier, OptEqCell
 from equilibria.operators.rounding import application_rounding, unit_roundoff
 from tests.certificates.certified_bank import (
@@ -305,7 +306,7 @@ def test_bounds_of_energies_hold_at_random_states() -> None:
             state = cell.initial_state(feature, context)
             form = cell.energy_form(state, context)
         assert form is not None
-        energy, packing = form.cell.energy, eq.context.Packing.of(form.image)
+        energy, packing = form.cell.energy, Packing.of(form.image)
         y = 3 * torch.rand_like(packing.pack(form.image))
 
         def descent(y: Tensor, x: Tensor, cell=cell, energy=energy, packing=packing) -> Tensor:

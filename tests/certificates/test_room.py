@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.certificates import Certificate, CertifiedExit, certificate_constants, certifier
+from equilibria.certificates import Certificate, CertifiedExit, certifier
 from equilibria.certificates.certificate import Exit, MarginConstants
+from equilibria.certificates.constants import certificate_constants
 from equilibria.certificates.layer import LayerCertifier
 from equilibria.certificates.margins import MarginBound
 from equilibria.models import EquilibriumClassifier

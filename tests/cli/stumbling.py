@@ -16,7 +16,7 @@ import typer
 
 from equilibria.cli.processes import launch
 from equilibria.cli.train import train
-from equilibria.training import Place, joined_group
+from equilibria.training.distributed import Place, joined_group
 
 ENDED = "ended with "
 

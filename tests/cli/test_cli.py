@@ -15,7 +15,9 @@ from typer.testing import CliRunner, Result
 
 import equilibria
 from equilibria.cli import COMMANDS, app
-from equilibria.training import EpochMetrics, Experiment, NonFiniteError, StepProgress, load_recipe
+from equilibria.training import EpochMetrics, NonFiniteError, load_recipe
+from equilibria.training.experiment import Experiment
+from equilibria.training.metrics import StepProgress
 from tests.program import output_of_python
 
 HEAVY = {
@@ -71,7 +73,7 @@ def words(svg: bytes) -> list[str]:
     return [text for text in (re.sub(r"[\d.−⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", "", text) for text in found) if text]
 
 
-def test_the_figure_of_the_readme_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:
+def test_the_figure_of_the_gallery_is_that_of_the_demo(finished: tuple[Path, Result]) -> None:
     """`make figures` copies it."""
     folder, _ = finished
     page = (folder / "report.html").read_text(encoding="utf-8")
@@ -84,7 +86,7 @@ def test_the_figure_of_the_readme_is_that_of_the_demo(finished: tuple[Path, Resu
         assert all(f'd="{curve}"' in page for curve in curves)
         shown = images / file.name
         assert words(shown.read_bytes()) == words(file.read_bytes())
-        assert file.name in (images.parents[1] / "README.md").read_text(encoding="utf-8")
+        assert file.name in (images.parent / "gallery.md").read_text(encoding="utf-8")
 
 
 def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]) -> None:
@@ -107,7 +109,7 @@ def test_demo_prints_a_line_an_epoch_and_the_table(finished: tuple[Path, Result]
 
 
 def test_run_can_be_loaded_again(finished: tuple[Path, Result]) -> None:
-    from equilibria.training import trained
+    from equilibria.training.experiment import trained
 
     folder, _ = finished
     assert trained(folder).model(torch.rand(2, 1, 8, 8)).shape == (2, 10)

@@ -10,7 +10,8 @@ import yaml
 from PIL import Image
 from typer.testing import Result
 
-from equilibria.training import RunFolder, sealed_json
+from equilibria.training import RunFolder
+from equilibria.training.files import sealed_json
 from tests.program import invoke
 
 SMALL = ("data.options.train_samples=200", "model.options.channels=8")

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
-from equilibria.training import Experiment, RunFolder
+from equilibria.training import RunFolder
+from equilibria.training.experiment import Experiment
 from equilibria.training.progress import TrainingDisplay
 from tests.program import invoke
 
@@ -190,8 +191,8 @@ def test_outputs_are_tried_before_the_work(
     def work(*_: object, **__: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr("equilibria.training.trained", work)
-    monkeypatch.setattr("equilibria.report.read_runs", work)
+    monkeypatch.setattr("equilibria.training.experiment.trained", work)
+    monkeypatch.setattr("equilibria.report.compare.read_runs", work)
     digit = draw_digit(tmp_path / "digit.png")
     for command, option, place in (
         (("attack", run, "--eps", "1"), "--draw", tmp_path / "nowhere" / "drawn.png"),

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import equilibria as eq
+from equilibria.training.packed import kept_latents
 from tests.program import invoke
 
 RECIPE = """
@@ -130,9 +131,9 @@ def test_a_generator_in_one_file_draws_without_data(generator: Path, tmp_path: P
     file, output = tmp_path / "generator.safetensors", tmp_path / "samples.png"
     exported = invoke("export", generator, "--format", "safetensors", "--output", file)
     assert exported.exit_code == 0, exported.output
-    latents = eq.training.kept_latents(file)
+    latents = kept_latents(file)
     assert latents is not None
-    assert torch.equal(latents, eq.training.kept_latents(generator))
+    assert torch.equal(latents, kept_latents(generator))
     assert eq.load(file)(latents[:2]).shape == (2, 1, 8, 8)
     drawn = invoke("generate", file, "--output", output, *SMALL, "--json")
     assert drawn.exit_code == 0, drawn.output
@@ -145,6 +146,6 @@ def test_latents_of_weights_that_a_run_left_behind_are_not_known(
     """A run that is behind its recipe, as one that was given more epochs, draws by a checkpoint."""
     run = tmp_path / "run"
     shutil.copytree(generator, run)
-    assert eq.training.kept_latents(run) is not None
+    assert kept_latents(run) is not None
     shutil.rmtree(run / "checkpoints" / "epoch-00002")
-    assert eq.training.kept_latents(run) is None
+    assert kept_latents(run) is None

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.training import Experiment, RunFolder, open_run, plan_run
+from equilibria.training import RunFolder
+from equilibria.training.experiment import Experiment
+from equilibria.training.planning import open_run, plan_run
 from tests.program import SOURCE, invoke, program
 
 SMALL = (

@@ -16,7 +16,8 @@ from PIL import Image
 
 import equilibria
 from equilibria.data import load_digits
-from equilibria.training import RunFolder, find_recipe
+from equilibria.training import RunFolder
+from equilibria.training.recipe import find_recipe
 from tests.program import invoke
 
 TIMES = ("seconds", "cpu_seconds")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 import equilibria as eq
 from equilibria.cli import app
+from equilibria.models.opteq.models import opteq
 from equilibria.training import RunFolder, save_weights
 from equilibria.training.tuning import Measurement, TuningReport, overrides
 
@@ -26,7 +27,8 @@ def tune(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name for a model that takes no time."""
-    from equilibria.models import opteq, registry
+    from equilibria.models import registry
+    from equilibria.models.opteq.models import opteq
 
     monkeypatch.setattr(registry._models, "_factories", dict(registry._models._factories))
     monkeypatch.setattr(registry, "_cards", dict(registry._cards))
@@ -164,7 +166,7 @@ def test_model_without_an_equilibrium_is_refused() -> None:
 
 
 def test_none_that_qualifies_is_said_with_the_reason() -> None:
-    eq.register_model("short", eq.models.opteq, channels=4, width=4, max_iterations=1)
+    eq.register_model("short", opteq, channels=4, width=4, max_iterations=1)
     result = tune("short", "--size", "8", *FEW)
     assert result.exit_code == 0, result.output
     assert "No recommendation: none of" in result.output

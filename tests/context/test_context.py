@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.context import Context, Packing, map_state, sum_per_sample
+from equilibria.context import Context
+from equilibria.context.state import Packing, map_state, sum_per_sample
 
 shapes = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import equilibria as eq
-from equilibria.context import twin
+from equilibria.context.twin import twin
 from tests.models.small import equilibrium_models, images, small_model
 
 OTHERS = ("resnet-small", "dnn-small", "node-small")

@@ -23,10 +23,9 @@ from equilibria.data import (
     Source,
     Split,
     UnreadableImageWarning,
-    read_into_memory,
-    unreadable_images,
-    usual_workers,
 )
+from equilibria.data.batches import read_into_memory, unreadable_images
+from equilibria.data.workers import usual_workers
 from tests.data.formats import random_bytes
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from equilibria.data import CORRUPTIONS, CorruptedImages, Split, load_dataset
-from equilibria.data.common_corruptions import STRENGTHS, _plasma, corrupt, smooth
-from equilibria.data.sets.arrays import EXTRA_CORRUPTIONS
+from equilibria.data import Split, load_dataset
+from equilibria.data.common_corruptions import STRENGTHS, CorruptedImages, _plasma, corrupt, smooth
+from equilibria.data.sets.arrays import CORRUPTIONS, EXTRA_CORRUPTIONS
 
 NOISES = ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise")
 KEEP_CONSTANTS = (

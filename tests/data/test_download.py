@@ -19,11 +19,11 @@ from equilibria.data import (
     DownloadError,
     MissingDataError,
     dataset_card,
-    download,
     list_datasets,
     load_dataset,
 )
 from equilibria.data import registry as internals
+from equilibria.data.download import download
 from tests.data.formats import write_cifar10, write_mnist
 from tests.data.server import FileServer, running_server
 from tests.program import invoke

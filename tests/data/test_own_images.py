@@ -23,14 +23,13 @@ from equilibria.data import (
     Split,
     fingerprint,
     from_dataset,
-    known_labels,
     load_dataset,
-    mean_and_deviation,
     stratified_split,
-    survey,
 )
 from equilibria.data.image_files import read_image
 from equilibria.data.sets.own import list_own_images
+from equilibria.data.source import known_labels
+from equilibria.data.survey import mean_and_deviation, survey
 from tests.data.photos import KINDS, photo, write_photos
 
 

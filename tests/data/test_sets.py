@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from equilibria.data import (
-    CORRUPTIONS,
     Batches,
     DataFileError,
     DataSet,
@@ -22,6 +21,7 @@ from equilibria.data import (
     Split,
     load_dataset,
 )
+from equilibria.data.sets.arrays import CORRUPTIONS
 from tests.data.formats import (
     cifar_batch,
     idx_bytes,

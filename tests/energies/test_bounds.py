@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import Packing
+from equilibria.context.state import Packing
 from equilibria.energies import Bounds, Facts
 from equilibria.energies.bounds import UnitBound
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import equilibria as eq
-from equilibria.context import Packing, state_tensors
+from equilibria.context.state import Packing, state_tensors
 from equilibria.energies import Branches, HeritageDiversity
 from equilibria.operators import AveragePool, GraphConv, Incidence, Sparse
 from tests.operators.bank import EDGES, scattered

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import equilibria as eq
-from equilibria.context import Context, Packing
-from equilibria.energies import DataFidelity, FunctionEnergy, RidgePrior, Scaled, Sum
+from equilibria.context import Context
+from equilibria.context.state import Packing
+from equilibria.energies import DataFidelity, RidgePrior
+from equilibria.energies.compose import Scaled, Sum
+from equilibria.energies.function import FunctionEnergy
 from equilibria.operators import GraphConv, Identity, Incidence
 from tests.operators.bank import EDGES
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import equilibria as eq
-from equilibria.context import Context, Packing
+from equilibria.context import Context
+from equilibria.context.state import Packing
 from equilibria.energies import Branches, HeritageDiversity
 from equilibria.energies.gaussian import GaussianKernel, Patches
 from equilibria.energies.kernel_scale import (

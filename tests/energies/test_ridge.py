@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import conv2d, unfold
 
 import equilibria as eq
-from equilibria.context import Context, Packing
+from equilibria.context import Context
+from equilibria.context.state import Packing
 from equilibria.energies import DataFidelity, RidgePrior, ridge
 from equilibria.operators import AveragePool, Blur, Identity, Mask
 

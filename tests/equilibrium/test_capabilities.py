@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import Context, Packing
+from equilibria.context import Context
+from equilibria.context.state import Packing, state_tensors
 from equilibria.equilibrium import NoObjectiveError, capabilities
 from equilibria.gradients import Symmetry
 from equilibria.gradients.capabilities import linearize, simplify, symmetry_weight
@@ -101,8 +102,8 @@ def test_gradients_are_those_of_the_redefined_step(kind: type[eq.EnergyCell]) ->
     context = cell.inject(x)
     state = cell.initial_state(x, context)
     assert torch.equal(
-        eq.context.state_tensors(linearize(cell, state, context).image)[0],
-        eq.context.state_tensors(cell.step(state, context))[0],
+        state_tensors(linearize(cell, state, context).image)[0],
+        state_tensors(cell.step(state, context))[0],
     )
 
 

@@ -27,7 +27,7 @@ def test_penalty_estimates_the_squared_frobenius_norm(name: str) -> None:
 def dense_jacobian(
     cell: eq.Cell, state: eq.State, context: eq.Context, sample: int
 ) -> torch.Tensor:
-    from equilibria.context import Packing, state_tensors
+    from equilibria.context.state import Packing, state_tensors
 
     tensors = [t[sample : sample + 1] for t in state_tensors(state)]
     single = tensors[0] if isinstance(state, torch.Tensor) else tuple(tensors)

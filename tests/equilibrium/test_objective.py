@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import sum_per_sample
+from equilibria.context.state import sum_per_sample
 from equilibria.models import OptEqCell
 
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)

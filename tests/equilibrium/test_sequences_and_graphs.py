@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import Packing
+from equilibria.context.state import Packing
 from equilibria.operators import GraphConv, Identity, Incidence
 from equilibria.solvers import Status
 from tests.operators.bank import EDGES, dense

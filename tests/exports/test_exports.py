@@ -12,14 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.certificates import certificate_constants
-from equilibria.exports import (
-    ExportError,
-    Loop,
-    model_graph,
-    onnx_file,
-    torch_program,
-)
+from equilibria.certificates.constants import certificate_constants
+from equilibria.exports import ExportError, onnx_file, torch_program
+from equilibria.exports.graph import Loop, model_graph
+from equilibria.models.reflection.model import reflection_network
 from tests.models.small import images, settled, small_model
 from tests.program import invoke
 
@@ -37,7 +33,7 @@ def _no_logs() -> Iterator[None]:
 
 def reflections() -> Any:
     options = {"image_size": 6, "filters": (3,), "units": (5,), "channels": 2, "zeta": 1.5}
-    model = eq.models.reflection_network(
+    model = reflection_network(
         **options, num_classes=3, in_channels=2, solving=eq.Solving(tolerance=1e-13)
     )
     return model.double().eval()

@@ -13,13 +13,10 @@ import torch
 import yaml
 
 import equilibria as eq
-from equilibria.training import (
-    CheckpointWarning,
-    DamagedFileError,
-    ModelSizeError,
-    sealed_json,
-    unsealed,
-)
+from equilibria.training import CheckpointWarning, DamagedFileError, ModelSizeError
+from equilibria.training.experiment import Experiment
+from equilibria.training.files import sealed_json, unsealed
+from equilibria.training.recipe import recipe_from_data
 from tests.program import invoke
 
 SMALL = (
@@ -201,9 +198,9 @@ def test_models_of_absurd_sizes_are_refused(
 )
 def test_every_family_is_checked(name: str, options: dict[str, Any]) -> None:
     data = {"model": {"name": name, "options": options}, "data": {"name": "digits"}}
-    recipe = eq.training.recipe_from_data({**data, "training": {"epochs": 1}})
+    recipe = recipe_from_data({**data, "training": {"epochs": 1}})
     with pytest.raises(ModelSizeError, match="that are allowed"):
-        eq.training.Experiment.of(recipe)
+        Experiment.of(recipe)
 
 
 @pytest.mark.parametrize("fact", ["frame", "image_shape"])
@@ -248,7 +245,7 @@ def test_estimating_the_size_of_a_model_changes_no_initial_weight() -> None:
     options = {"in_channels": 1, "num_classes": 10, "channels": 4, "width": 4}
     options = {**recipe.model.options, **options}
     expected = eq.create_model(recipe.model.name, **options).state_dict()
-    found = eq.training.Experiment.of(recipe).model.state_dict()
+    found = Experiment.of(recipe).model.state_dict()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 

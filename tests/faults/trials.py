@@ -24,9 +24,10 @@ import torch
 
 import equilibria as eq
 from equilibria.data import DataSet, DataSetCard, load_digits, register_dataset
-from equilibria.training import Checkpoints, Recipe, RunFolder, recipe_from_data
-from equilibria.training.checkpoints import TrainingState
+from equilibria.training import Recipe, RunFolder
+from equilibria.training.checkpoints import Checkpoints, TrainingState
 from equilibria.training.files import read_weights
+from equilibria.training.recipe import recipe_from_data
 
 MAKES = {"os.mkdir", "half a write", "os.fsync"}
 CHANGES = MAKES | {"os.rename", "os.remove", "os.rmdir"}

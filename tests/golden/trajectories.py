@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from equilibria.data import Batches, Source
-from equilibria.training import Experiment, fit, load_recipe
+from equilibria.training import fit, load_recipe
+from equilibria.training.experiment import Experiment
 
 RECORDED = Path(__file__).with_name("trajectories.json")
 BATCHES = 3

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibria as eq
-from equilibria.training import Place, joined_group
+from equilibria.training.distributed import Place, joined_group
 from tests.models.small import equilibrium_models, images, settled, small_model
 
 LABELS = torch.tensor([0, 2, 1, 1])

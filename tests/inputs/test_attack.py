@@ -10,13 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.inputs import (
-    AttackResult,
-    AttackSettings,
-    adversarial_images,
-    attack,
-)
-from equilibria.inputs.attacks import joined, wilson_interval
+from equilibria.inputs import AttackResult, AttackSettings, attack
+from equilibria.inputs.attacks import adversarial_images, wilson_interval
 from tests.inputs.digit_models import digit_classifier, digits
 
 METHODS = ("fgsm", "pgd", "jiio")
@@ -345,12 +340,12 @@ def test_the_images_of_a_search_alone_are_as_strong_as_those_it_reports_on() -> 
 def test_batches_join_to_the_whole() -> None:
     model, (images, labels) = digit_classifier("opteq"), digits(8)
     parts = [attack(model, images[i : i + 4], labels[i : i + 4], eps=0.3, steps=4) for i in (0, 4)]
-    whole = joined(parts)
+    whole = AttackResult.join(parts)
     assert whole.images.shape == images.shape
     assert whole.robust_accuracy == sum(part.robust_accuracy for part in parts) / 2
     assert whole.evaluations == sum(part.evaluations for part in parts)
     with pytest.raises(ValueError, match="nothing to join"):
-        joined([])
+        AttackResult.join([])
 
 
 def test_a_model_that_is_certain_is_attacked_all_the_same() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equilibria.inputs import (
-    decode,
-    find_latents,
-    generator_of,
-    squared_error,
-)
-from equilibria.models import convolutional_autoencoder, mdeq_autoencoder, opteq_decoder
+from equilibria.inputs import decode, find_latents
+from equilibria.inputs.latents import generator_of, squared_error
+from equilibria.models.generators.autoencoders import convolutional_autoencoder, mdeq_autoencoder
+from equilibria.models.generators.decoders import opteq_decoder
 
 
 def test_latents_are_found_and_the_ridge_holds_them_back() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.inputs import Box, L2Ball, SearchSettings, get_engine, optimize_input
 from tests.inputs.small_problem import inputs, smooth_model, squared_distance
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.inputs import L2Ball, SearchSettings, get_engine, optimize_input
 from tests.inputs.small_problem import HIDDEN, inputs, smooth_model, squared_distance
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.inputs import (
     Box,
     Engine,
@@ -22,7 +22,7 @@ from equilibria.inputs import (
     optimize_input,
     register_engine,
 )
-from equilibria.inputs.engines import SolvedEngine
+from equilibria.inputs.engines.solved import SolvedEngine
 from equilibria.solvers import Status
 from tests.inputs.small_problem import HIDDEN, inputs, ridge, smooth_model, squared_distance
 

@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from equilibria.certificates import certify
-from equilibria.inputs import (
-    AttackSettings,
-    RobustnessCurves,
-    attack,
-    certified_curve,
-    curve_methods,
-    measure_robustness,
-)
-from equilibria.inputs.robustness import SHARES, STEP_COUNTS
+from equilibria.inputs import AttackSettings, RobustnessCurves, attack, measure_robustness
+from equilibria.inputs.robustness import SHARES, STEP_COUNTS, certified_curve, curve_methods
 from tests.inputs.digit_models import digit_classifier, digits
 
 COUNT = 20

@@ -96,7 +96,8 @@ def test_side_by_side_is_one_after_the_other(
     make: Callable[[], nn.Module], jobs_of: Callable[[Any], dict[str, Job]]
 ) -> None:
     """Attacks switched modes and gradients of the model off and on: others saw it, and some of it
-    stayed."""
+    stayed.
+    """
     model = make()
     jobs = jobs_of(model)
     alone = {name: job() for name, job in jobs.items()}

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.equilibrium.capabilities import formula
 from equilibria.models import EquilibriumClassifier
+from equilibria.models.registry import model_outline
 
 SHRUNK: dict[str, Callable[[Any], Any]] = {
     "channels": lambda channels: 4 if isinstance(channels, int) else (4,) * len(channels),
@@ -32,7 +33,7 @@ SHRUNK: dict[str, Callable[[Any], Any]] = {
 def equilibrium_models() -> list[str]:
     """One name a kind: the presets of other sizes are made by the same functions."""
     small = [n for n in eq.list_models() if n.endswith("-small") and "imagenet" not in n]
-    kinds = [n for n in small if isinstance(eq.models.model_outline(n), EquilibriumClassifier)]
+    kinds = [n for n in small if isinstance(model_outline(n), EquilibriumClassifier)]
     return [*kinds, "deep-opteq-199k"]
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.models import Autoencoder, EquilibriumDecoder
+from equilibria.models.generators.autoencoders import Autoencoder
+from equilibria.models.generators.decoders import EquilibriumDecoder
 
 NAMES = ("vae-conv", "ae-conv", "mdeq-vae", "mdeq-ae")
 SMALL: dict[str, Any] = {"conv": {"width": 4}, "mdeq": {"channels": (4, 8), "tolerance": 1e-4}}

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import Context, Packing, State, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.state import Packing, state_tensors
 from equilibria.equilibrium import NoObjectiveError, Objective
 from equilibria.equilibrium.capabilities import formula, guarantee
 from equilibria.models import EquilibriumModel
 from equilibria.models.mopteq.cells import LiftedObjective
 from equilibria.models.opteq.cells import DeepOptEqObjective
+from equilibria.models.registry import model_outline
 from tests.models.small import SHRUNK
 
 pytestmark = pytest.mark.filterwarnings(
@@ -87,7 +89,7 @@ PRESETS = [
     for name in eq.list_models()
     if name not in OPTIONS
     and "imagenet" not in name
-    and isinstance(eq.models.model_outline(name), EquilibriumModel)
+    and isinstance(model_outline(name), EquilibriumModel)
 ]
 CASES = [
     *((name, options) for name, several in OPTIONS.items() for options in several),

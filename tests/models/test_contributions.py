@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.context import map_state
+from equilibria.context.state import map_state
 from equilibria.energies import Branches, HeritageDiversity, Input
 from equilibria.models import (
     EquilibriumClassifier,
     EquilibriumModel,
     NoContributionsError,
     contributions,
-    reflection_network,
 )
+from equilibria.models.reflection.model import reflection_network
 from tests.models.small import images, small_model
 
 STEP = 1e-5

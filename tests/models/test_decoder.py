@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.inputs import optimal_value, optimize_input
-from equilibria.models import EquilibriumDecoder, mdeq_decoder, opteq_decoder
+from equilibria.models.generators.decoders import EquilibriumDecoder, mdeq_decoder, opteq_decoder
 from tests.models.small import with_solving
 
 FACTORIES: dict[str, Any] = {"mdeq": mdeq_decoder, "opteq": opteq_decoder}

@@ -21,6 +21,7 @@ from equilibria.models.few_shot import (
     few_shot_opteq,
     modulate,
 )
+from equilibria.models.registry import model_outline, parameter_count
 from tests.models.small import with_solving
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -235,9 +236,9 @@ def test_the_network_of_maml(norm: Any) -> None:
 
 
 def test_the_papers_sizes() -> None:
-    model = eq.models.model_outline("few-shot-mdeq")
+    model = model_outline("few-shot-mdeq")
     assert isinstance(model, FewShotClassifier)
     assert isinstance(model.layer.cell, FiLMCell)
     assert model.layer.cell.channels == (64, 128)
     assert model.task_size == 400
-    assert eq.models.parameter_count(eq.models.model_outline("conv4", in_channels=1)) == 112_261
+    assert parameter_count(model_outline("conv4", in_channels=1)) == 112_261

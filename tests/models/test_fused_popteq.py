@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.models import parameter_count
+from equilibria.models.registry import parameter_count
 
 
 def model(fusion: str, **options: Any) -> eq.models.EquilibriumClassifier:

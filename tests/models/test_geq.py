@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import equilibria as eq
-from equilibria.context import Packing
+from equilibria.context.state import Packing
 from equilibria.energies import Branches
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import RunningScale

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from equilibria.models import create_model, parameter_count
+from equilibria.models import create_model
 from equilibria.models.baselines.inception import Inception, InceptionModule, Widths
+from equilibria.models.registry import parameter_count
 
 
 def tiny(num_classes: int = 4, in_channels: int = 3) -> Inception:
@@ -17,7 +18,8 @@ def tiny(num_classes: int = 4, in_channels: int = 3) -> Inception:
 
 def test_parameter_count_and_maps() -> None:
     """Published weights of BN-Inception have 11,295,240 parameters, with idle biases before the
-    norms; ours have none."""
+    norms; ours have none.
+    """
     with torch.device("meta"):
         model = create_model("inception-v2-imagenet")
         biases = sum(m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d))

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.context import map_state, state_tensors
-from equilibria.models import EquilibriumClassifier, MDEQCell, mdeq
+from equilibria.context.state import map_state, state_tensors
+from equilibria.models import EquilibriumClassifier, MDEQCell
 from equilibria.models.mdeq.cell import pack_branches, unpack_branches
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm
+from equilibria.models.mdeq.model import mdeq
 from tests.models.small import with_solving
 
 BRANCHES = [4, (4, 8)]

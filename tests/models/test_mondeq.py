@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.activations import SoftThreshold
-from equilibria.context import Packing, map_state, state_tensors
+from equilibria.context.state import Packing, map_state, state_tensors
 from equilibria.models.mondeq.model import MonDEQCell, UnitKernel, mondeq
 from equilibria.operators import circular
 

@@ -14,18 +14,12 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.context import Packing, state_tensors
+from equilibria.context.state import Packing, state_tensors
 from equilibria.energies import BranchCoupling, HeritageDiversity
 from equilibria.energies.branch_coupling import resampling
-from equilibria.models import (
-    MOptEqCell,
-    POptEqCell,
-    heritage_diversity_loss,
-    mopteq,
-    perturbed_logits,
-    popteq,
-)
+from equilibria.models import MOptEqCell, POptEqCell, heritage_diversity_loss
 from equilibria.models.mopteq.cells import MOptEqFeatureCell, reconstructed_perturbations
+from equilibria.models.mopteq.models import mopteq, perturbed_logits, popteq
 from equilibria.operators import Identity
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.models import DeepOptEqCell, OptEqCell, opteq_cell
-from equilibria.models.opteq.spaces import optimal_space
+from equilibria.models import DeepOptEqCell, OptEqCell
+from equilibria.models.opteq.spaces import opteq_cell, optimal_space
 
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=3000)
 

@@ -10,6 +10,7 @@ import torch
 
 import equilibria as eq
 from equilibria.models import EquilibriumClassifier, describe_model
+from equilibria.models.registry import model_outline, parameter_count
 from tests.models.small import SHRUNK
 from tests.program import invoke
 
@@ -45,7 +46,7 @@ SMALL = [
 
 @pytest.mark.parametrize("name", list(COUNTS))
 def test_parameter_counts(name: str) -> None:
-    assert eq.models.parameter_count(eq.models.model_outline(name)) == COUNTS[name]
+    assert parameter_count(model_outline(name)) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -53,7 +54,7 @@ def test_parameter_counts(name: str) -> None:
 def test_small_models_take_small_images(name: str, channels: int, size: int) -> None:
     torch.manual_seed(0)
     model = eq.create_model(name, in_channels=channels, num_classes=4).eval()
-    assert eq.models.parameter_count(model) < 150_000
+    assert parameter_count(model) < 150_000
     with torch.no_grad():
         logits = model(torch.randn(2, channels, size, size))
     assert logits.shape == (2, 4)
@@ -70,7 +71,7 @@ def test_a_model_is_described_without_being_built(name: str) -> None:
     assert found.card.summary
     assert found.card.paper
     assert sum(part.parameters for part in found.parts) == found.parameters
-    outline = eq.models.model_outline(name)
+    outline = model_outline(name)
     assert all(parameter.is_meta for parameter in outline.parameters())
 
 

@@ -13,6 +13,8 @@ import equilibria as eq
 from equilibria.data import load_dataset
 from equilibria.models.generators.densities import fit_density
 from equilibria.models.pretrained import SHIPPED, pretrained_cards
+from equilibria.training.experiment import trained_model
+from equilibria.training.packed import kept_latents
 from tests.program import invoke
 from tools.ship import MOST_BYTES
 
@@ -103,9 +105,9 @@ def test_the_generator_draws_digits_without_data(
     drawn = invoke("generate", "--model", "mnist-generator", "--output", output, "--json")
     assert drawn.exit_code == 0, drawn.output
     assert output.stat().st_size > 1000
-    latents = eq.training.kept_latents("mnist-generator")
+    latents = kept_latents("mnist-generator")
     assert latents is not None
-    own = eq.training.trained_model("mnist-generator").recipe.task.options["density"]
+    own = trained_model("mnist-generator").recipe.task.options["density"]
     density = fit_density(own, latents, seed=0)
     generator = eq.create_model("mnist-generator", pretrained=True)
     images = eq.inputs.decode(generator, density.sample(64, seed=0))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 import equilibria as eq
-from equilibria.models import ReflectionCell, ReflectionNetwork, reflection_network
-from equilibria.models.reflection.model import Isometry
+from equilibria.models import ReflectionCell
+from equilibria.models.reflection.model import Isometry, ReflectionNetwork, reflection_network
 from tests.certificates.certified_bank import Hunt, narrow_margins
 
 SOLVED = eq.Solving(tolerance=1e-11, max_iterations=1000, gradient=eq.Implicit(tolerance=1e-12))

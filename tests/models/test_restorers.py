@@ -11,7 +11,7 @@ from equilibria.energies import Energy
 from equilibria.equilibrium import Solving
 from equilibria.models.restorers.model import EquilibriumRestorer, RestoringCell, deq_restorer
 from equilibria.operators import AveragePool, Blur, Mask
-from equilibria.restoration import Corruption, Denoising, Inpainting, SuperResolution
+from equilibria.restoration import Damage, Denoising, Inpainting, SuperResolution
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import chance
 
@@ -38,12 +38,12 @@ def images(count: int = 3) -> Tensor:
     return torch.rand(count, 2, 8, 8, generator=chance(2)).double()
 
 
-def made_for(corruption: Corruption) -> EquilibriumRestorer:
+def made_for(corruption: Damage) -> EquilibriumRestorer:
     return restorer(factor=getattr(corruption, "factor", 1))
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_the_descent_is_that_of_the_value(corruption: Corruption) -> None:
+def test_the_descent_is_that_of_the_value(corruption: Damage) -> None:
     model, seen = made_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
     assert isinstance(cell, RestoringCell)
@@ -55,7 +55,7 @@ def test_the_descent_is_that_of_the_value(corruption: Corruption) -> None:
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_the_value_is_the_misfit_of_the_measurement(corruption: Corruption) -> None:
+def test_the_value_is_the_misfit_of_the_measurement(corruption: Damage) -> None:
     """Less the constant ‖ŷ‖², and less the prior."""
     model, seen = made_for(corruption), corruption.corrupt(images(), chance())
     cell = model.layer.cell
@@ -70,7 +70,7 @@ def test_the_value_is_the_misfit_of_the_measurement(corruption: Corruption) -> N
 
 
 @pytest.mark.parametrize("corruption", DAMAGE)
-def test_the_restored_image_is_the_minimizer(corruption: Corruption) -> None:
+def test_the_restored_image_is_the_minimizer(corruption: Damage) -> None:
     model, seen = made_for(corruption), corruption.corrupt(images(), chance())
     solution = model.solve(seen.measured, seen.measurement)
     assert solution.converged.all()

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equilibria as eq
-from equilibria.models import (
+from equilibria.models.baselines.fcn import FCNHead, SegmentationStem, fcn
+from equilibria.models.mopteq.models import mopteq
+from equilibria.models.opteq.models import (
     EquilibriumSegmenter,
     deep_opteq_segmentation,
     equilibrium_segmenter,
-    mopteq,
-    parameter_count,
 )
-from equilibria.models.baselines.fcn import FCNHead, SegmentationStem, fcn
+from equilibria.models.registry import parameter_count
 from equilibria.tasks import Segmentation
 from tests.models.small import with_solving
 

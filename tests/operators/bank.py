@@ -11,7 +11,6 @@ from torch import Tensor
 
 from equilibria.operators import (
     Adjacency,
-    Adjoint,
     AveragePool,
     Blur,
     Compose,
@@ -24,9 +23,10 @@ from equilibria.operators import (
     LinearOperator,
     Mask,
     SeparableConv2d,
-    Shape,
     Sparse,
 )
+from equilibria.operators.base import Shape
+from equilibria.operators.compose import Adjoint
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from equilibria.models import branch_features, mopteq, popteq
+from equilibria.models.mopteq.models import branch_features, mopteq, popteq
 from equilibria.papers import Column, Panel, PaperTable, Row
 from equilibria.papers.branch_measures import (
     ATTACK_ITERATIONS,
@@ -20,7 +20,8 @@ from equilibria.papers.branch_measures import (
 )
 from equilibria.papers.plots import table_figure
 from equilibria.papers.series_plots import series_of
-from equilibria.training import Experiment, recipe_from_data
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from equilibria.papers import find_table, list_elsewhere, list_tables
+from equilibria.papers import find_table, list_tables
+from equilibria.papers.table import list_elsewhere
 from tests.program import invoke
 
 # Number and first words of the caption, as the papers print them; appendices included. The two
@@ -116,7 +117,7 @@ def test_titles_begin_with_the_number_in_the_paper() -> None:
 
 @pytest.mark.parametrize("other", list_elsewhere(), ids=lambda other: other.id)
 def test_what_has_no_table_of_its_own_is_drawn_by_one_or_says_why(other: object) -> None:
-    from equilibria.papers import Elsewhere
+    from equilibria.papers.table import Elsewhere
 
     assert isinstance(other, Elsewhere)
     assert (other.table is None) == bool(other.why)

@@ -13,13 +13,15 @@ import torch
 
 import equilibria as eq
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset, registry
-from equilibria.papers import cells, find_table, findings, image_measures, plan
+from equilibria.papers import find_table, image_measures, plan
 from equilibria.papers.jobs import Job
 from equilibria.papers.measures import EXTRAS
 from equilibria.papers.pictures import PICTURES
 from equilibria.papers.plots import table_figure
-from equilibria.papers.report import as_data
-from equilibria.training import Experiment, recipe_from_data
+from equilibria.papers.report import as_data, cells
+from equilibria.papers.runner import findings
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 
 CPU = torch.device("cpu")
 

@@ -17,15 +17,15 @@ from equilibria.papers import (
     Row,
     carry_out,
     find_table,
-    findings,
     pictures,
     plan,
-    provenance,
     register_table,
     table,
     write_report,
 )
-from equilibria.training import Experiment
+from equilibria.papers.report import provenance
+from equilibria.papers.runner import findings
+from equilibria.training.experiment import Experiment
 
 CPU = torch.device("cpu")
 RECIPE = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from equilibria.papers import Panel, find_table, list_tables, redraw
+from equilibria.papers import Panel, find_table, list_tables
 from equilibria.papers.plots import table_figure
 from equilibria.papers.reading import read_tables
-from equilibria.papers.report import recorded
+from equilibria.papers.report import recorded, redraw
 from tests.program import invoke
 
 RECORDS = Path(__file__).resolve().parents[2] / "docs" / "results"

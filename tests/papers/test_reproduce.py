@@ -17,20 +17,10 @@ import torch
 import typer
 
 from equilibria.cli.reproduce import reproduce as reproduce_command
-from equilibria.papers import (
-    Column,
-    PaperTable,
-    Row,
-    carry_out,
-    findings,
-    make_job,
-    plan,
-    register_table,
-    run_job,
-    run_jobs,
-    table,
-    write_index,
-)
+from equilibria.papers import Column, PaperTable, Row, carry_out, plan, register_table, table
+from equilibria.papers.jobs import make_job, run_job, run_jobs
+from equilibria.papers.report import write_index
+from equilibria.papers.runner import findings
 from equilibria.training import EpochMetrics
 from tests.program import invoke
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from equilibria.papers import PaperTable, Row, compared_settings, find_table, list_tables
+from equilibria.papers import PaperTable, Row, find_table, list_tables
 from equilibria.papers.measures import PAPER_STEPS, PAPER_TIMED, PGD_STEPS
 from equilibria.papers.reading import FILES
 from equilibria.papers.settings import (
@@ -17,6 +17,7 @@ from equilibria.papers.settings import (
     SILENT,
     UNREAD,
     _all_settings,
+    compared_settings,
     full_settings,
     said_of,
 )

@@ -14,22 +14,15 @@ import torch
 
 from equilibria.data import DataSet, DataSetCard, Episodes, Split
 from equilibria.data.registry import register_dataset
-from equilibria.models import model_outline
-from equilibria.papers import (
-    Job,
-    Row,
-    Setting,
-    find_table,
-    list_tables,
-    make_job,
-    plan,
-    run_job,
-    write_index,
-)
+from equilibria.models.registry import model_outline
+from equilibria.papers import Row, find_table, list_tables, plan
+from equilibria.papers.jobs import Job, make_job, run_job
 from equilibria.papers.measures import EXTRAS, MEASURES
 from equilibria.papers.pictures import PICTURES
 from equilibria.papers.reading import read_tables
-from equilibria.training import recipe_from_data
+from equilibria.papers.report import write_index
+from equilibria.papers.table import Setting
+from equilibria.training.recipe import recipe_from_data
 
 IDS = [
     *("opteq-t3", "opteq-t4", "opteq-t5", "opteq-t7", "opteq-t8", "opteq-t9", "opteq-t10"),

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from equilibria.report import RunReport, run_report
-from equilibria.training import EpochMetrics, Experiment, recipe_from_data
+from equilibria.training import EpochMetrics
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 
 VOID = {"meta", "br", "img", "source"}
 SMALL = {"channels": 8}

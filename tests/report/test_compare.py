@@ -12,7 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from equilibria.models import create_model, parameter_count
+from equilibria.models import create_model
+from equilibria.models.registry import parameter_count
 from equilibria.report.compare import (
     comparison_png,
     differing_settings,
@@ -20,7 +21,8 @@ from equilibria.report.compare import (
     store_evaluation,
 )
 from equilibria.report.style import COLORS
-from equilibria.training import CheckpointWarning, save_weights, sealed_json
+from equilibria.training import CheckpointWarning, save_weights
+from equilibria.training.files import sealed_json
 
 
 def make_run(

@@ -7,8 +7,9 @@ import torch
 
 import equilibria as eq
 from equilibria.models import EquilibriumClassifier
-from equilibria.report import follow_solve, model_formula
+from equilibria.report import follow_solve
 from equilibria.report.convergence import Convergence
+from equilibria.report.formulas import model_formula
 
 
 def classifier(name: str, **options: object) -> EquilibriumClassifier:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.energies import diversity, heritage
-from equilibria.models import branch_features
+from equilibria.energies.branch_coupling import diversity, heritage
+from equilibria.models.mopteq.models import branch_features
 from equilibria.report import Explanation
 from equilibria.report.calibration import calibration
 from equilibria.report.features import channel_correlation, feature_statistics, relations

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from equilibria.data import DataSet, DataSetCard, evenly_spread, load_digits
+from equilibria.data import DataSet, DataSetCard, load_digits
 from equilibria.data.registry import register_dataset
+from equilibria.data.source import evenly_spread
 from equilibria.report import generate
-from equilibria.tasks import latents_of
-from equilibria.training import Experiment, recipe_from_data
+from equilibria.tasks.images import latents_of
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 
 
 @pytest.fixture(scope="module", autouse=True)

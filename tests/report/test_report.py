@@ -10,17 +10,12 @@ import pytest
 import torch
 
 import equilibria as eq
-from equilibria.report import (
-    RunReport,
-    choose_examples,
-    convergence_charts,
-    follow_solve,
-    report_page,
-    run_report,
-    themed,
-)
+from equilibria.report import RunReport, follow_solve, report_page, run_report
+from equilibria.report.figures import convergence_charts, themed
+from equilibria.report.page import choose_examples
 from equilibria.report.sheets import image_png
-from equilibria.training import Experiment, recipe_from_data
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 from tests.report.pages import Checker, experiment, history, report
 
 SIZE = re.compile(r"font-size: ([\d.]+)px")

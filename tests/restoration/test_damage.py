@@ -1,4 +1,4 @@
-"""Corruptions: damage that is what it says."""
+"""Damages are what they say."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from equilibria.operators import Blur, Mask
 from equilibria.restoration import (
-    Corruption,
+    Damage,
     Deblurring,
     Denoising,
     Inpainting,
     Measured,
     SuperResolution,
-    get_corruption,
-    list_corruptions,
-    register_corruption,
+    get_damage,
+    list_damages,
+    register_damage,
 )
 from tests.inputs.small_generator import chance
 
@@ -55,15 +55,15 @@ def test_noise_has_the_deviation_asked_for_and_spares_what_is_hidden() -> None:
 @pytest.mark.parametrize("name", ["denoise", "inpaint", "deblur", "superres"])
 def test_damage_is_drawn_from_the_generator(name: str) -> None:
     images = torch.rand(4, 1, 16, 16)
-    corruption = get_corruption(name, noise=0.1)
-    one, again, other = (corruption.corrupt(images, chance(seed)).measured for seed in (3, 3, 4))
+    damage = get_damage(name, noise=0.1)
+    one, again, other = (damage.corrupt(images, chance(seed)).measured for seed in (3, 3, 4))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     torch.manual_seed(3)
-    own = corruption.corrupt(images).measured
+    own = damage.corrupt(images).measured
     torch.manual_seed(3)
-    assert torch.equal(own, corruption.corrupt(images).measured)
-    picture = replace(corruption.corrupt(images), measured=one).picture((16, 16))
+    assert torch.equal(own, damage.corrupt(images).measured)
+    picture = replace(damage.corrupt(images), measured=one).picture((16, 16))
     assert picture is not None
     assert picture.shape == images.shape
 
@@ -75,8 +75,8 @@ def test_any_callable_measures() -> None:
     assert seen.picture((6, 6)) is None
 
 
-def test_corruptions_have_names() -> None:
-    assert list_corruptions() == [
+def test_damages_have_names() -> None:
+    assert list_damages() == [
         "deblur",
         "demosaic",
         "denoise",
@@ -85,13 +85,13 @@ def test_corruptions_have_names() -> None:
         "scatter",
         "superres",
     ]
-    assert get_corruption("superres", factor=4) == SuperResolution(4)
+    assert get_damage("superres", factor=4) == SuperResolution(4)
     with pytest.raises(ValueError, match="did you mean 'denoise'"):
-        get_corruption("denoice")
-    with pytest.raises(TypeError, match="corruption 'denoise'"):
-        get_corruption("denoise", window=3)
+        get_damage("denoice")
+    with pytest.raises(TypeError, match="damage 'denoise'"):
+        get_damage("denoise", window=3)
     with pytest.raises(ValueError, match="exists already"):
-        register_corruption("denoise", Denoising)
+        register_damage("denoise", Denoising)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,6 @@ def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
         make()
 
 
-def test_corruptions_meet_the_protocol() -> None:
-    kinds: list[Corruption] = [Denoising(), Inpainting(), Deblurring(), SuperResolution()]
+def test_damages_meet_the_protocol() -> None:
+    kinds: list[Damage] = [Denoising(), Inpainting(), Deblurring(), SuperResolution()]
     assert [kind.noise for kind in kinds] == [0.2, 0, 0.02, 0]

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs import LatentSearch, Prior, generator_of, misfit, optimal_value
+from equilibria.inputs import Prior, optimal_value
+from equilibria.inputs.latents import LatentSearch, generator_of, misfit
 from equilibria.operators import Blur, Mask
 from equilibria.restoration import (
-    Corruption,
+    Damage,
     Deblurring,
     Denoising,
     Inpainting,
@@ -35,7 +36,7 @@ TIGHT: dict[str, Any] = {"iterations": 100, "tolerance": 1e-6}
     ],
     ids=["inpaint", "deblur", "superres", "own"],
 )
-def test_an_image_of_the_generator_is_found_from_part_of_it(corruption: Corruption) -> None:
+def test_an_image_of_the_generator_is_found_from_part_of_it(corruption: Damage) -> None:
     generator = decoder()
     clean = generator(latents()).detach()
     seen = corruption.corrupt(clean, chance())

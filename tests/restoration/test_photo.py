@@ -13,11 +13,11 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.models import photo_denoiser, photo_prior
-from equilibria.models.restorers.photo import load_prior, save_prior
+from equilibria.models import photo_prior
+from equilibria.models.restorers.photo import load_prior, photo_denoiser, save_prior
 from equilibria.operators import Blur, Identity, Mask
 from equilibria.restoration import (
-    Corruption,
+    Damage,
     Deblurring,
     Demosaicing,
     PhotoMinimizer,
@@ -25,9 +25,9 @@ from equilibria.restoration import (
     RestorationProblem,
     Scattering,
     SuperResolution,
-    least_variation,
     noise_level,
 )
+from equilibria.restoration.total_variation import least_variation
 from equilibria.tasks.image_quality import picture_psnr
 
 NOISE = 25 / 255
@@ -137,7 +137,7 @@ def test_the_objective_falls_along_a_solve(prior: eq.energies.OpponentPrior) -> 
     torch.testing.assert_close(found.best_trace, found.trace)
 
 
-DAMAGE: list[Corruption] = [
+DAMAGE: list[Damage] = [
     Deblurring(1.2, 0.01),
     Scattering(0.7, 1 / 255),
     SuperResolution(2, 1 / 255),
@@ -147,7 +147,7 @@ DAMAGE: list[Corruption] = [
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: type(damage).__name__)
 def test_the_same_prior_undoes_other_damage_better_than_total_variation(
-    prior: eq.energies.OpponentPrior, damage: Corruption
+    prior: eq.energies.OpponentPrior, damage: Damage
 ) -> None:
     clean = photograph(side=48)
     seen = damage.corrupt(clean, chance())
@@ -165,7 +165,7 @@ def test_the_same_prior_undoes_other_damage_better_than_total_variation(
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: type(damage).__name__)
 def test_no_picture_nearby_is_better_by_more_than_is_proven(
-    prior: eq.energies.OpponentPrior, damage: Corruption
+    prior: eq.energies.OpponentPrior, damage: Damage
 ) -> None:
     """Against the gradient, against the most concave directions, and at random."""
     seen = damage.corrupt(photograph(side=24), chance())

@@ -98,7 +98,7 @@ def test_the_drawn_objective_is_that_of_the_solve_and_does_not_rise(
     with Image.open(photo) as image:
         image.crop((0, 0, 24, 20)).save(photo)
     pixels = eq.data.read_pixels(photo, is_gray=None)[None]
-    corruption = eq.restoration.get_corruption(damage, noise=0.02)
+    corruption = eq.restoration.get_damage(damage, noise=0.02)
     seen = corruption.corrupt(pixels, torch.Generator().manual_seed(0))
     found = eq.restoration.PhotoRestorer().restore(seen)
     chosen = ["--task", task, "--simulate", "--noise", "0.02", "--output", str(tmp_path / "clean")]

@@ -200,9 +200,9 @@ def test_pictures_do_not_overwrite_images_or_each_other(generator: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--task", "scratch"], "unknown corruption 'scratch'"),
+        (["--task", "scratch"], "unknown damage 'scratch'"),
         (["--window", "0.1"], "has no window: name another --task"),
-        (["--task", "denoise", "--window", "3"], "corruption 'denoise'"),
+        (["--task", "denoise", "--window", "3"], "damage 'denoise'"),
         (["--task", "inpaint"], "Give --mask an image"),
         (["--task", "denoise", "--mask", "DIGIT"], "it is for --task inpaint"),
         (["--task", "superres", "--factor", "3", "--simulate"], "divisible by"),

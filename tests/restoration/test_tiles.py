@@ -15,11 +15,9 @@ from equilibria.restoration import (
     Inpainting,
     RestorationProblem,
     SuperResolution,
-    answer,
     answer_in_tiles,
-    takes_any_size,
 )
-from equilibria.restoration.tiles import BLEND
+from equilibria.restoration.tiles import BLEND, answer, takes_any_size
 from tests.inputs.small_generator import chance
 
 TOLERANCE = 1e-8

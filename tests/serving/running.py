@@ -12,8 +12,9 @@ from PIL import Image
 from starlette.applications import Starlette
 from torch import Tensor
 
-from equilibria.serving import Listener, bind
+from equilibria.serving import bind
 from equilibria.serving.connections import server_of
+from equilibria.serving.sockets import Listener
 
 
 @contextmanager

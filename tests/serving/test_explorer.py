@@ -14,13 +14,13 @@ import requests
 import torch
 from PIL import Image
 
-import equilibria as eq
 from equilibria.cli.explore import CLASSIFIERS
 from equilibria.data import image_to_tensor, load_digits
 from equilibria.models import pretrained_cards
 from equilibria.serving import Limits
 from equilibria.serving.explorer import explorer_app
 from equilibria.serving.exploring import Explored
+from equilibria.training.experiment import trained_model
 from tests.program import invoke
 from tests.report.browser import PHONE, Browser, chromium, find_chromium
 from tests.serving.running import png, running
@@ -37,7 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         options = ("training.epochs=2", "model.options.channels=8", "--output", folder)
         result = invoke("train", recipe, *options)
         assert result.exit_code == 0, result.output
-        explored.append(Explored(recipe, eq.training.trained_model(folder)))
+        explored.append(Explored(recipe, trained_model(folder)))
     with running(explorer_app(explored, Limits(seconds=600))) as url:
         yield url
 
@@ -85,7 +85,7 @@ def test_attacks_within_the_radius_do_not_change_the_class(address: str, digit: 
 )
 def test_all_included_classifiers_can_be_explored(name: str) -> None:
     """The explorer shows the last layer of reflection networks with several layers."""
-    explored = Explored(name, eq.training.trained_model(name))
+    explored = Explored(name, trained_model(name))
     image = torch.rand(explored.run.images.image_shape, generator=torch.Generator().manual_seed(0))
     result = explored.follow(image, {"tolerance": 1e-5}, "auto")
     shares = result["steps"][-1]["shares"]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.cli.serve import hosts
 from equilibria.data import load_digits
-from equilibria.serving import Answer, Answerer, Limits, prediction_app
+from equilibria.serving import Answerer, Limits, prediction_app
+from equilibria.serving.answers import Answer
 from equilibria.serving.server import LOOPBACK
 from tests.program import invoke
 from tests.serving.running import png, running

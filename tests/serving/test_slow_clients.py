@@ -18,7 +18,8 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.data import load_digits
-from equilibria.serving import Answer, Answerer, Limits, prediction_app
+from equilibria.serving import Answerer, Limits, prediction_app
+from equilibria.serving.answers import Answer
 from tests.program import invoke
 from tests.serving.running import png, running
 

@@ -8,7 +8,8 @@ import pytest
 import requests
 
 from equilibria.data import load_digits
-from equilibria.serving import Listener, bind, run_server
+from equilibria.serving import bind, run_server
+from equilibria.serving.sockets import Listener
 from tests.program import invoke
 from tests.serving.running import png, running
 

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-import equilibria as eq
 from equilibria.data import load_digits
 from equilibria.serving import Limits, explorer
 from equilibria.serving.exploring import Explored
+from equilibria.training.experiment import trained_model
 from tests.serving.running import png, running
 
 
@@ -43,7 +43,7 @@ def test_work_stops_after_a_disconnect_or_the_time_limit(
 ) -> None:
     started, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(explorer, "restored_photo", lambda *_: endless(started, ended))
-    explored = [Explored("digits", eq.training.trained_model("digits-opteq"))]
+    explored = [Explored("digits", trained_model("digits-opteq"))]
     digit = png(load_digits().test.images[0])
     limits = Limits(seconds=600 if disconnects else 1)
     with running(explorer.explorer_app(explored, limits)) as address:

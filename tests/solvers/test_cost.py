@@ -10,7 +10,7 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.operators import Identity
-from equilibria.solvers import Memory
+from equilibria.solvers.base import Memory
 from tests.problems import PROBLEMS, layer
 
 

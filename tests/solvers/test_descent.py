@@ -13,7 +13,7 @@ from torch import Tensor
 import equilibria as eq
 from benchmarks.energy_bank import BANK, INPUTS, SIZE, Entry, inputs
 from equilibria.activations import list_activations
-from equilibria.energies import FunctionEnergy
+from equilibria.energies.function import FunctionEnergy
 from equilibria.operators import Identity
 from equilibria.solvers import Auto, Iterate, StoppingCriterion
 from tests.problems import PROBLEMS, layer

@@ -17,8 +17,9 @@ from torch import Tensor
 import equilibria as eq
 from equilibria.context import Context, State
 from equilibria.operators import Identity
-from equilibria.solvers import LinearSolution, bicgstab, conjugate_gradients, gmres
+from equilibria.solvers import bicgstab, conjugate_gradients, gmres
 from equilibria.solvers.convergence import row_units
+from equilibria.solvers.linear.base import LinearSolution
 from tests.problems import CoupledMean, layer
 
 SOLVERS = [name for name in eq.solvers.list_solvers() if name not in ("sam", "descent")]

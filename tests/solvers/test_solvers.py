@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import equilibria as eq
-from equilibria.context import Context, map_state, state_tensors
+from equilibria.context import Context
+from equilibria.context.state import map_state, state_tensors
 from equilibria.equilibrium import FunctionCell
 from equilibria.operators import Identity
-from equilibria.solvers import FixedPointProblem, Memory
+from equilibria.solvers import FixedPointProblem
+from equilibria.solvers.base import Memory
 from tests.problems import PROBLEMS, WITH_OBJECTIVE, CoupledMean, layer, relu_active_set
 
 # Two have tests of their own: SAM selects among fixed points, which needs a map with many, and

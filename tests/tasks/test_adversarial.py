@@ -11,9 +11,12 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.data import Batches, load_digits
-from equilibria.inputs import AttackSettings, adversarial_images, attack
+from equilibria.inputs import AttackSettings, attack
+from equilibria.inputs.attacks import adversarial_images
 from equilibria.tasks import AdversarialClassification
-from equilibria.training import Experiment, TrainingSettings, fit, recipe_from_data
+from equilibria.training import TrainingSettings, fit
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 
 
 def small_opteq() -> eq.models.EquilibriumClassifier:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from equilibria.data import Batches, Split
-from equilibria.models import Autoencoder, convolutional_autoencoder, opteq_decoder
+from equilibria.models.generators.autoencoders import Autoencoder, convolutional_autoencoder
+from equilibria.models.generators.decoders import opteq_decoder
 from equilibria.tasks import Autoencoding
 from equilibria.training import TrainingSettings, fit
 

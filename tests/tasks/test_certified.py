@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 import equilibria as eq
-from equilibria.models import reflection_network
+from equilibria.models.reflection.model import ReflectionNetwork, reflection_network
 from equilibria.tasks import CertifiedClassification, create_task
 
 RADII = (0.05, 0.2)
 
 
-def small_network() -> eq.models.ReflectionNetwork:
+def small_network() -> ReflectionNetwork:
     torch.manual_seed(0)
     return reflection_network(image_size=4, units=(6,), in_channels=1, num_classes=3)
 

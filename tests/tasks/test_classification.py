@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.models import branch_features, heritage_diversity_loss
-from equilibria.tasks import Classification, confusion_matrix, create_task
+from equilibria.models import heritage_diversity_loss
+from equilibria.models.base import predicted_classes
+from equilibria.models.mopteq.models import branch_features
+from equilibria.tasks import Classification, create_task
+from equilibria.tasks.classification import confusion_matrix
 
 evaluate = Classification().evaluate
 
@@ -55,7 +58,7 @@ def test_logits_that_say_nothing_are_wrong(bad: float) -> None:
 
 def test_a_class_that_is_ruled_out_is_an_answer_all_the_same() -> None:
     logits = torch.tensor([[-math.inf, 2.0, 1.0], [-math.inf] * 3])
-    assert eq.models.predicted_classes(logits).tolist() == [1, -1]
+    assert predicted_classes(logits).tolist() == [1, -1]
 
 
 def test_model_without_an_equilibrium_has_no_solve_statistics() -> None:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.models.few_shot import FewShotClassifier, few_shot_opteq
-from equilibria.tasks import EpisodeBatch, FewShot
-from equilibria.tasks.few_shot import EpisodicTask
+from equilibria.tasks import FewShot
+from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask
 from tests.models.small import with_solving
 
 TIGHT: dict[str, Any] = {

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import equilibria as eq
 from equilibria.models.baselines.plain import Conv4
-from equilibria.tasks import IMAML, MAML, EpisodeBatch, Reptile
+from equilibria.tasks import IMAML, MAML, Reptile
+from equilibria.tasks.few_shot import EpisodeBatch
 from tests.tasks.test_few_shot import episodes_of
 
 

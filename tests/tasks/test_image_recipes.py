@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from equilibria.training import Experiment, load_recipe
+from equilibria.training import load_recipe
+from equilibria.training.experiment import Experiment
 
 SMALL = ("data.options.train_samples=10", "data.options.test_samples=4", "threads=null")
 RECIPES = {

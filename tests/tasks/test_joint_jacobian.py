@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import equilibria as eq
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.data import Split
 from equilibria.equilibrium import jacobian_penalty
 from equilibria.inputs import Engine, SearchSettings, optimize_input

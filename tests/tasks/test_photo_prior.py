@@ -9,7 +9,8 @@ import torch
 
 import equilibria as eq
 from equilibria.tasks import PhotoPriorTask
-from equilibria.training import Experiment, load_recipe
+from equilibria.training import load_recipe
+from equilibria.training.experiment import Experiment
 
 
 def test_training_lowers_the_loss_of_a_fixed_batch() -> None:

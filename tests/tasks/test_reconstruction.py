@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from equilibria.data import Batches, Split
-from equilibria.models import (
-    EquilibriumDecoder,
-    convolutional_autoencoder,
-    mdeq_autoencoder,
-    opteq_decoder,
-)
+from equilibria.models.generators.autoencoders import convolutional_autoencoder, mdeq_autoencoder
+from equilibria.models.generators.decoders import EquilibriumDecoder, opteq_decoder
 from equilibria.tasks import Reconstruction
 from equilibria.training import TrainingSettings, fit
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs import misfit
-from equilibria.restoration import Denoising, Inpainting, Measured, answer
+from equilibria.inputs.latents import misfit
+from equilibria.restoration import Denoising, Inpainting, Measured
+from equilibria.restoration.tiles import answer
 from equilibria.tasks import ImageRestoration
 from tests.inputs.small_generator import SIDE, SmallDecoder, decoder, latents
 
@@ -190,7 +191,7 @@ def test_options_name_the_damage() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"corruption": "scratch"}, "unknown corruption 'scratch'"),
+        ({"corruption": "scratch"}, "unknown damage 'scratch'"),
         ({"corruption": {"denoise": {}, "inpaint": {}}}, "one name with options"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"evaluation_iterations": 0}, "evaluation_iterations must be at least 1"),

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.models import deep_opteq_segmentation
-from equilibria.tasks import Segmentation, class_accuracy, class_iou
+from equilibria.models.opteq.models import deep_opteq_segmentation
+from equilibria.tasks import Segmentation
+from equilibria.tasks.classification import class_accuracy, class_iou
 
 IGNORE = 255
 

@@ -17,8 +17,9 @@ import equilibria as eq
 from equilibria.data import Split, load_digits
 from equilibria.energies import Decorrelation
 from equilibria.tasks import Classification, Segmentation
-from equilibria.training import ALONE, Place, Processes, TrainingSettings, fit, joined_group
-from equilibria.training.distributed import ProcessGroup
+from equilibria.training import TrainingSettings, fit
+from equilibria.training.distributed import Place, ProcessGroup, joined_group
+from equilibria.training.processes import ALONE, Processes
 from equilibria.training.synchronized import SharedBatchWarning, synchronized_norms
 
 pytestmark = [
@@ -273,7 +274,8 @@ def test_sums_over_processes(together: list[dict[str, Any]]) -> None:
 
 def test_nothing_is_left_of_the_group(together: list[dict[str, Any]]) -> None:
     """Threads of a group that was kept ran into the interpreter's end, which aborted now and then
-    with "terminate called without an active exception"."""
+    with "terminate called without an active exception".
+    """
     assert [process["left"] for process in together] == [True, True]
 
 

@@ -16,6 +16,8 @@ import equilibria as eq
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset
 from equilibria.data import registry as internals
 from equilibria.registry import Registry
+from equilibria.training.elsewhere import on_other_data
+from equilibria.training.experiment import trained_model
 from tests.program import invoke
 
 RECIPE = """
@@ -96,7 +98,7 @@ def test_images_are_framed_as_the_run_frames_them(run: Path) -> None:
     assert eq.evaluate(eq.load(run), "digits-colored").accuracy == colored["accuracy"]
     assert told(run, "--data", "digits-large")["samples"] == len(load_digits().test)
     large = eq.data.load_dataset("digits-large")
-    framed = eq.training.on_other_data(eq.training.trained_model(run), large).test
+    framed = on_other_data(trained_model(run), large).test
     images, labels = framed.fetch(torch.arange(5))
     originals, same = load_digits().test.fetch(torch.arange(5))
     assert torch.equal(labels, same)

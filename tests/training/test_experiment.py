@@ -16,19 +16,14 @@ from equilibria.data import (
     ImageFiles,
     Split,
     load_digits,
-    read_into_memory,
     register_dataset,
 )
-from equilibria.models import parameter_count
+from equilibria.data.batches import read_into_memory
+from equilibria.models.registry import parameter_count
 from equilibria.tasks import Classification, Segmentation
-from equilibria.training import (
-    Experiment,
-    Recipe,
-    RunFolder,
-    load_recipe,
-    recipe_from_data,
-    trained,
-)
+from equilibria.training import Recipe, RunFolder, load_recipe
+from equilibria.training.experiment import Experiment, trained
+from equilibria.training.recipe import recipe_from_data
 
 
 def rectangles(samples: int, seed: int) -> Split:
@@ -177,7 +172,7 @@ def test_recipes_that_are_compared_train_alike(pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("size", ["quick", "cpu"])
 def test_the_four_cifar_recipes_are_of_one_size(size: str) -> None:
-    from equilibria.models import model_outline
+    from equilibria.models.registry import model_outline
 
     recipes = [
         load_recipe(f"cifar10-{family}-{size}")

@@ -11,16 +11,15 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 import equilibria as eq
-from equilibria.training import (
-    DamagedFileError,
-    choose_device,
-    load_weights,
-    save_weights,
+from equilibria.training import DamagedFileError, load_weights, save_weights
+from equilibria.training.files import (
+    atomic_writer,
+    read_weights,
     sealed_json,
     unsealed,
     write_atomically,
 )
-from equilibria.training.files import atomic_writer, read_weights
+from equilibria.training.processes import choose_device
 
 
 def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -13,14 +13,9 @@ import torch
 
 import equilibria as eq
 from equilibria.data import DataSet, DataSetCard, Split, load_digits, register_dataset
-from equilibria.training import (
-    CheckpointWarning,
-    Experiment,
-    Recipe,
-    RunError,
-    RunFolder,
-    recipe_from_data,
-)
+from equilibria.training import CheckpointWarning, Recipe, RunError, RunFolder
+from equilibria.training.experiment import Experiment
+from equilibria.training.recipe import recipe_from_data
 
 CPU = torch.device("cpu")
 SMALL = {"channels": 4, "width": 4, "pool": 4}

@@ -11,15 +11,11 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.data import RandomShift, Split, load_digits
 from equilibria.models import NonFiniteInputError, NonFiniteWeightsWarning
+from equilibria.models.non_finite import non_finite_tensors
 from equilibria.tasks import Classification, Outcome, Task
-from equilibria.training import (
-    EpochMetrics,
-    NonFiniteError,
-    StepProgress,
-    TrainingSettings,
-    denormals_as_zero,
-    fit,
-)
+from equilibria.training import EpochMetrics, NonFiniteError, TrainingSettings, fit
+from equilibria.training.metrics import StepProgress
+from equilibria.training.processes import denormals_as_zero
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +251,7 @@ def test_images_that_are_not_finite_are_left_out_if_the_settings_say_so(
     with pytest.warns(UserWarning, match=r"left out 2 training samples .*: 2, 5"):
         (metrics, *_) = fit(model, Classification(), Split(images, few_digits.labels), chosen)
     assert torch.isfinite(torch.tensor(metrics.loss))
-    assert not eq.models.non_finite_tensors(model)
+    assert not non_finite_tensors(model)
     other = small_model()
     (expected, *_) = fit(
         other,

@@ -13,7 +13,9 @@ from torch.utils.data import TensorDataset
 
 import equilibria as eq
 from equilibria.data import MissingDataError, UnreadableImageWarning, from_dataset, load_digits
-from equilibria.training import Experiment, Recipe, RunFolder, load_recipe, read_weights, trained
+from equilibria.training import Recipe, RunFolder, load_recipe
+from equilibria.training.experiment import Experiment, trained
+from equilibria.training.files import read_weights
 from equilibria.training.own_images import _Facts, _recipe
 from tests.data.photos import KINDS, photo, write_photos
 from tests.data.test_own_images import Labelled, Photos

@@ -16,16 +16,14 @@ from equilibria.data import DataSetCard, load_digits, register_dataset
 from equilibria.data import registry as data_registry
 from equilibria.training import (
     CheckpointWarning,
-    Experiment,
     Recipe,
     RunFolder,
     TrainingSettings,
     load_recipe,
-    open_run,
-    plan_run,
-    recipe_from_data,
 )
-from equilibria.training.planning import take_weights
+from equilibria.training.experiment import Experiment
+from equilibria.training.planning import open_run, plan_run, take_weights
+from equilibria.training.recipe import recipe_from_data
 from equilibria.training.settings import learning_rate_share
 
 RECIPE: dict[str, Any] = {

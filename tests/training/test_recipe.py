@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.training import Recipe, RecipeError, list_recipes, load_recipe, recipe_from_data
+from equilibria.training import Recipe, RecipeError, list_recipes, load_recipe
+from equilibria.training.recipe import recipe_from_data
 
 MINIMAL = "model: {name: opteq-small}\ndata: {name: digits}\ntraining: {epochs: 2}\n"
 

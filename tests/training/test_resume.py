@@ -16,16 +16,9 @@ from torch import nn
 import equilibria as eq
 from equilibria.data import Batches, RandomShift, Split, load_digits
 from equilibria.tasks import Classification
-from equilibria.training import (
-    Checkpoints,
-    CheckpointWarning,
-    EpochMetrics,
-    TrainingSettings,
-    fit,
-    load_weights,
-    sealed_json,
-    unsealed,
-)
+from equilibria.training import CheckpointWarning, EpochMetrics, TrainingSettings, fit, load_weights
+from equilibria.training.checkpoints import Checkpoints
+from equilibria.training.files import sealed_json, unsealed
 
 MODELS: dict[str, dict[str, Any]] = {
     "opteq-small": {"channels": 8, "width": 8},

@@ -42,7 +42,7 @@ class ReLU(Activation):
         return torch.where(y < 0, math.inf, 0 * y)
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """gradient where y > 0, min(gradient, 0) where y = 0, because ∂f(0) = (−∞, 0]."""
+        """The gradient where y > 0, min(gradient, 0) where y = 0, because ∂f(0) = (−∞, 0]."""
         result = torch.where(y == 0, gradient.clamp(max=0), gradient)
         return torch.where(y < 0, math.inf, result)
 
@@ -113,7 +113,10 @@ class SoftThreshold(Activation):
         return self.threshold * y.abs()
 
     def minimal_subgradient(self, y: Tensor, gradient: Tensor) -> Tensor:
-        """gradient + λ sign(y) where y ≠ 0, σ(gradient) where y = 0, because ∂f(0) = [−λ, λ]."""
+        """Return gradient + λ sign(y) where y ≠ 0 and σ(gradient) where y = 0.
+
+        The reason is ∂f(0) = [−λ, λ].
+        """
         return torch.where(y == 0, self(gradient), gradient + self.threshold * y.sign())
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from equilibria.activations.base import Activation, register_activation
 from equilibria.activations.dilogarithm import dilogarithm_exp, softplus, softplus_primitive
-from equilibria.context import at_least_float32
+from equilibria.context.state import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Softplus(SmoothActivation):
 
 
 def _xlogx(x: Tensor) -> Tensor:
-    """x log x: 0 at x = 0, +∞ at x < 0."""
+    """Return x log x: 0 at x = 0, +∞ at x < 0."""
     entropy: Tensor = torch.special.entr(x)
     return -entropy
 

@@ -15,7 +15,6 @@ from equilibria.certificates.certificate import (
     certifier,
     certify,
 )
-from equilibria.certificates.constants import certificate_constants
 from equilibria.certificates.early_exit import CertifiedExit
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "Certifier",
     "NoCertificateError",
     "SolvedBatch",
-    "certificate_constants",
     "certifier",
     "certify",
 ]

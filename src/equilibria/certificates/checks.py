@@ -8,8 +8,10 @@ from torch import Tensor
 from equilibria.certificates.facts import CellFacts, ObjectiveFacts, per_sample
 from equilibria.certificates.states import flat_rows
 from equilibria.certificates.stem import ImagePath
-from equilibria.context import Context, Layout, State, state_tensors
-from equilibria.equilibrium import EnergyForm, EquilibriumLayer
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, state_tensors
+from equilibria.equilibrium import EquilibriumLayer
+from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.objective import distance_per_sample
 
 PERTURBATION = 0.01

@@ -41,7 +41,8 @@ def certificate_constants(model: nn.Module, image_shape: tuple[int, ...]) -> dic
         - `why_not`: why one of the last two is missing.
 
     Examples:
-        >>> constants = eq.certificates.certificate_constants(eq.load("digits-opteq"), (1, 8, 8))
+        >>> from equilibria.certificates.constants import certificate_constants
+        >>> constants = certificate_constants(eq.load("digits-opteq"), (1, 8, 8))
         >>> sorted(constants)[:2]
         ['contraction', 'image_shape']
     """

@@ -19,8 +19,9 @@ from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.prepared import PreparedModel
 from equilibria.certificates.states import READING, flat_rows, readout
 from equilibria.certificates.stem import StemBounds, UnboundedError
-from equilibria.context import Context, Packing, State
-from equilibria.energies import Rounding
+from equilibria.context import Context, State
+from equilibria.context.state import Packing
+from equilibria.energies.rounding import Rounding
 from equilibria.equilibrium import solving
 from equilibria.operators.rounding import NORM_SLACK, accumulated, unit_roundoff
 from equilibria.solvers import Descent, Iterate, Solution, StoppingCriterion

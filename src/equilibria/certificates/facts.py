@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import IdentityActivation, ReLU
-from equilibria.context import Context, Layout, Packing, State
-from equilibria.energies import Energy, HeritageDiversity, Rounding
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, Packing
+from equilibria.energies import Energy, HeritageDiversity
 from equilibria.energies.bounds import UnitBound
 from equilibria.energies.capabilities import rounding as rounding_of
-from equilibria.equilibrium import Cell, EnergyCell, EnergyForm, capabilities
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import Cell, EnergyCell, capabilities
+from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.models.mopteq.cells import MOptEqCell, MOptEqFeatureCell
 from equilibria.models.opteq.cells import DeepOptEqCell
 from equilibria.operators.rounding import NORM_SLACK, unit_roundoff, upper_norm
@@ -67,7 +70,7 @@ def largest(bound: Tensor | None) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class CellPoint:
     """A state and a context, for an image of zeros, that show shapes and shared numbers."""
 
     state: State
@@ -97,7 +100,7 @@ class ObjectiveFacts:
     bounds: SharedBounds
 
     def concavity(self, context: Context) -> Tensor | None:
-        """h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
+        """Bound h with −∇²E ≼ h; G is (1 − h)-strongly convex."""
         return self.bounds("concavity", context)
 
     def curvature(self, context: Context) -> Tensor | None:
@@ -122,7 +125,7 @@ class CellFacts:
     """Facts about the map of a cell in float64; the defaults prove nothing more."""
 
     cell: Cell
-    at: Setting
+    at: CellPoint
     bounds: SharedBounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -243,7 +246,7 @@ class DeepOptEqFacts(CellFacts):
 
 
 @singledispatch
-def cell_facts(cell: Cell, at: Setting) -> CellFacts:
+def cell_facts(cell: Cell, at: CellPoint) -> CellFacts:
     """Collect what a cell states about itself.
 
     Args:

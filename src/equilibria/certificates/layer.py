@@ -30,7 +30,7 @@ from equilibria.certificates.checks import fenchel_gap, firmness, proposition_tw
 from equilibria.certificates.constants import layer_constants
 from equilibria.certificates.early_exit import LayerExit, layer_criterion
 from equilibria.certificates.facts import UNIT, per_sample
-from equilibria.certificates.margins import Differences, MarginBound, Margins
+from equilibria.certificates.margins import ClassDifferences, MarginBound, Margins
 from equilibria.certificates.prepared import PreparedModel, Reading
 from equilibria.certificates.radii import (
     RIVALS,
@@ -43,9 +43,11 @@ from equilibria.certificates.radii import (
 )
 from equilibria.certificates.states import READING, flat_rows, norms
 from equilibria.certificates.stem import L2, LINF, ImageNorm
-from equilibria.context import Context, State, map_state
-from equilibria.energies import Rounding
-from equilibria.equilibrium import EnergyForm, capabilities
+from equilibria.context import Context, State
+from equilibria.context.state import map_state
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import capabilities
+from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.models.base import EquilibriumModel, predicted_classes
@@ -317,7 +319,7 @@ class LayerCertifier:
 
     def _margins(
         self, at: Located, errors: Errors, reading: Reading
-    ) -> tuple[Tensor, Margins, Differences]:
+    ) -> tuple[Tensor, Margins, ClassDifferences]:
         """Read the margins, with their error bounds."""
         image = flat_rows(at.variables)
         logits = image @ reading.pairs.rows.T + reading.offset
@@ -342,7 +344,7 @@ class LayerCertifier:
         at: Located,
         errors: Errors,
         margins: Margins,
-        differences: Differences,
+        differences: ClassDifferences,
         norm: ImageNorm = L2,
     ) -> Radii:
         """Compute the radius by each bound that is known, besides the activation pattern."""

@@ -161,7 +161,7 @@ class Margins:
 
 
 @dataclass(frozen=True)
-class Differences:
+class ClassDifferences:
     """Norms of the directions g = row_k − row_j, (samples, classes), k the class of each sample."""
 
     direction: Tensor
@@ -175,7 +175,7 @@ class Differences:
 
 
 class ClassPairs:
-    """The `Differences` of all pairs of classes, which depend on parameters only.
+    """The `ClassDifferences` of all pairs of classes, which depend on parameters only.
 
     They are computed for a class when the first sample has it, and kept.
 
@@ -197,9 +197,9 @@ class ClassPairs:
         self.resolved = resolved
         self.pulled = pulled
         self.length = length
-        self._kept: dict[int, Differences] = {}
+        self._kept: dict[int, ClassDifferences] = {}
 
-    def of(self, classes: Tensor) -> Differences:
+    def of(self, classes: Tensor) -> ClassDifferences:
         """Return the differences of one class per sample to all classes."""
         present, place = torch.unique(classes, return_inverse=True)
         each = [self._of_class(k) for k in present.tolist() or [0]]
@@ -208,28 +208,29 @@ class ClassPairs:
             known = [value for one in each if (value := getattr(one, name)) is not None]
             return torch.stack(known)[place] if known else None
 
-        return Differences(**{one.name: gathered(one.name) for one in fields(Differences)})  # type: ignore[arg-type]
+        entries = {one.name: gathered(one.name) for one in fields(ClassDifferences)}
+        return ClassDifferences(**entries)  # type: ignore[arg-type]
 
-    def of_all(self) -> Differences:
+    def of_all(self) -> ClassDifferences:
         """Return the differences of every class to all classes, (classes, classes)."""
         return self.of(torch.arange(len(self.rows), device=self.rows.device))
 
-    def _of_class(self, k: int) -> Differences:
+    def _of_class(self, k: int) -> ClassDifferences:
         if k not in self._kept:
             self._kept[k] = self._computed(k)
         return self._kept[k]
 
-    def _computed(self, k: int) -> Differences:
+    def _computed(self, k: int) -> ClassDifferences:
         direction = torch.linalg.vector_norm(self.rows[k] - self.rows, dim=1)
         if self.resolved is None:
-            return Differences(direction)
+            return ClassDifferences(direction)
         others = torch.arange(len(self.rows), device=self.rows.device)
         pairs = self.resolved.difference(torch.full_like(others, k), others)
         _, form = pairs.form()
         if self.pulled is None or self.length is None:
-            return Differences(direction, form)
+            return ClassDifferences(direction, form)
         along = self.length(self.pulled[k] - self.pulled)
-        return Differences(direction, form, along, remainder(pairs))
+        return ClassDifferences(direction, form, along, remainder(pairs))
 
 
 def remainder(pairs: Resolved) -> Tensor:

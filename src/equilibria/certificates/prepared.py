@@ -15,8 +15,8 @@ from equilibria.certificates.checks import probe_noise
 from equilibria.certificates.facts import (
     UNIT,
     CellFacts,
+    CellPoint,
     ObjectiveFacts,
-    Setting,
     cell_facts,
     largest,
 )
@@ -26,8 +26,8 @@ from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.states import flat_rows, readout
 from equilibria.certificates.stem import LINF, ImagePath, StemBounds, UnboundedError
 from equilibria.context import State
-from equilibria.energies import Rounding
 from equilibria.energies.kernel_scale import RunningScale
+from equilibria.energies.rounding import Rounding
 from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.models.affine import why_not_affine
@@ -86,7 +86,7 @@ class PreparedModel:
         cell = exact.layer.cell
         context = cell.inject(*inputs)
         state = cell.initial_state(*inputs, context)
-        facts = cell_facts(cell, Setting(state, context, exact.layer.couples_batch))
+        facts = cell_facts(cell, CellPoint(state, context, exact.layer.couples_batch))
         objective = facts.objective()
         rounding = gradient_rounding = facts.rounding(cell, UNIT)
         path: ImagePath | None = None

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from equilibria.certificates.certificate import GLOBAL, WEIGHTED
-from equilibria.certificates.margins import ClassPairs, Differences, Margins, remainder
+from equilibria.certificates.margins import ClassDifferences, ClassPairs, Margins, remainder
 from equilibria.certificates.resolvent import Resolvent
 from equilibria.certificates.stem import LINF, ImagePath
 from equilibria.energies.bounds import UnitBound
@@ -97,7 +97,9 @@ def sliced_steepness(direction: Tensor, along: Tensor, q: Tensor, entering: Tens
     return moved * (1 + NORM_SLACK)
 
 
-def weighted_steepness(differences: Differences, entry: Entry, convexity: Tensor) -> Tensor | None:
+def weighted_steepness(
+    differences: ClassDifferences, entry: Entry, convexity: Tensor
+) -> Tensor | None:
     """Bound the steepness of margins for every activation pattern.
 
     Args:
@@ -142,7 +144,11 @@ def radii_by_contraction(
 
 
 def radii_by_convexity(
-    margins: Margins, differences: Differences, entry: Entry, curvature: Tensor, convexity: Tensor
+    margins: Margins,
+    differences: ClassDifferences,
+    entry: Entry,
+    curvature: Tensor,
+    convexity: Tensor,
 ) -> Radii:
     """Compute radii from the hidden objective.
 

@@ -29,7 +29,7 @@ from equilibria.certificates.certificate import (
     check_shape,
 )
 from equilibria.certificates.constants import contraction_limits
-from equilibria.certificates.facts import UNIT, EnergyCellFacts, Setting, cell_facts
+from equilibria.certificates.facts import UNIT, CellPoint, EnergyCellFacts, cell_facts
 from equilibria.certificates.margins import MarginBound, Margins
 from equilibria.certificates.radii import within_linf
 from equilibria.certificates.states import READING, norms
@@ -191,7 +191,7 @@ class ReflectionCertifier:
                 continue
             z, cell = left.pop(0).double(), module.cell
             context = cell.inject(feature)
-            facts = cell_facts(cell, Setting(z, context))
+            facts = cell_facts(cell, CellPoint(z, context))
             assert isinstance(facts, EnergyCellFacts)
             descent = facts.cell.energy.descent(z, context)
             assert isinstance(descent, Tensor)

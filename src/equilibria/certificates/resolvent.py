@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Entry, Layout, Packing, twin
+from equilibria.context import Context
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, Packing
+from equilibria.context.twin import twin
 from equilibria.energies import Energy
 from equilibria.solvers import conjugate_gradients
-from equilibria.solvers.linear import LinearMap
+from equilibria.solvers.linear.base import LinearMap
 
 RESOLVENT_TOLERANCE = 1e-4
 """Tolerance of the linear solves; the residual that is left enters the bounds, squared."""

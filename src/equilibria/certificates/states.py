@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, map_state, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.state import map_state, state_tensors
 from equilibria.equilibrium import Cell
 
 READING = 4

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.certificates.states import flat_rows
-from equilibria.context import Packing, State, map_state
+from equilibria.context import State
+from equilibria.context.state import Packing, map_state
 from equilibria.energies import Energy
 from equilibria.energies.capabilities import first_descent
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.models.affine import NORMS
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.blocks import ImageLayers, Normalize
-from equilibria.operators import Conv2d, Shape
+from equilibria.operators import Conv2d
+from equilibria.operators.base import Shape
 from equilibria.operators.rounding import accumulated, upper_norm
 
 

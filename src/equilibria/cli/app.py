@@ -119,17 +119,21 @@ def command(
 
 def opened(
     run: Path, device: torch.device, best: bool, root: Path | None
-) -> eq.training.Experiment:
+) -> eq.training.experiment.Experiment:
     """The experiment of a run, with its data."""
-    return eq.training.trained(run, device=device, weights="best" if best else "last", root=root)
+    return eq.training.experiment.trained(
+        run, device=device, weights="best" if best else "last", root=root
+    )
 
 
-def opened_model(run: Path, device: torch.device, best: bool) -> eq.training.RecipeModel:
+def opened_model(run: Path, device: torch.device, best: bool) -> eq.training.experiment.RecipeModel:
     """The model of a run, which needs no data."""
-    return eq.training.trained_model(run, device=device, weights="best" if best else "last")
+    return eq.training.experiment.trained_model(
+        run, device=device, weights="best" if best else "last"
+    )
 
 
-def page_footer(run: eq.training.RecipeModel) -> str:
+def page_footer(run: eq.training.experiment.RecipeModel) -> str:
     """Return the last line of an HTML page about a run: the versions and the seed behind it."""
     import torch
 

@@ -38,6 +38,8 @@ from equilibria.cli.images import classifier
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from equilibria.report.attacked_files import AttackedFile
+
 
 @command(
     "attack",
@@ -100,7 +102,11 @@ def attack(
 
     Given FILES, it is these that are attacked; the data set of the run is then not needed.
     """
-    methods: tuple[eq.inputs.Method, ...] = get_args(eq.inputs.Method)
+    from equilibria.report.attacked_files import attack_files
+
+    methods: tuple[eq.inputs.attack_settings.AttackMethod, ...] = get_args(
+        eq.inputs.attack_settings.AttackMethod
+    )
     if method not in (*methods, "all"):
         raise ValueError(f"--method must be one of {', '.join(methods)} or all, not {method!r}")
     if files and draw is not None:
@@ -117,7 +123,7 @@ def attack(
     wants_all = method == "all"
     common: dict[str, Any] = {"norm": norm, "eps": eps, "loss": loss, "restarts": restarts}
 
-    def settings_of(name: eq.inputs.Method) -> eq.inputs.AttackSettings:
+    def settings_of(name: eq.inputs.attack_settings.AttackMethod) -> eq.inputs.AttackSettings:
         """Among all methods, each takes what it knows: FGSM is one step."""
         takes_steps = name != "fgsm" or not wants_all
         return eq.inputs.AttackSettings(
@@ -142,14 +148,14 @@ def attack(
         )
         return
     asked = [settings_of(name) for name in methods if wants_all or name == method]
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     if files:
         found = eq.data.find_images(files)
         attacked_run = classifier(opened_model(run, where, best))
         asked[0].check_eps(attacked_run.images.image_shape)
         problems: list[Exception] = []
         passed_over: list[str] = []
-        attacked = eq.report.attack_files(
+        attacked = attack_files(
             attacked_run,
             found,
             asked,
@@ -173,8 +179,8 @@ def attack(
             experiment.model, images.to(where), labels.to(where), asked, batch_size, as_json
         )
         if draw is not None:
-            eq.training.write_atomically(
-                draw, eq.report.attack_png(images, some[0], experiment.images.class_names)
+            eq.training.files.write_atomically(
+                draw, eq.report.figures.attack_png(images, some[0], experiment.images.class_names)
             )
         if as_json:
             print_json([result.figures() for result in some])
@@ -223,7 +229,7 @@ def _attack_images(
     return found
 
 
-def _show_files(attacked: Iterator[eq.report.AttackedFile], count: int, as_json: bool) -> None:
+def _show_files(attacked: Iterator[AttackedFile], count: int, as_json: bool) -> None:
     found = []
     with progress_bar(silent=as_json) as progress:
         for one in progress.track(attacked, total=count, description="attacking"):
@@ -288,10 +294,10 @@ def _measure_curves(
     """Measure, store and draw accuracy over distance and over steps, and the certified share."""
     from equilibria.inputs.robustness import SHARES, STEP_COUNTS
 
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     experiment = classifier(opened(run, where, best, root))
     images, labels = (some.to(where) for some in experiment.some_test_images(samples))
-    methods = eq.inputs.curve_methods(settings.norm)
+    methods = eq.inputs.robustness.curve_methods(settings.norm)
     with progress_bar(silent=as_json) as progress:
         task = progress.add_task("attacking", total=len(methods) * (len(SHARES) + len(STEP_COUNTS)))
 
@@ -303,12 +309,12 @@ def _measure_curves(
         )
         progress.update(task, description="certifying")
         with experiment.solving():
-            curves = eq.report.with_certified(experiment.model, images, labels, curves)
+            curves = eq.report.page.with_certified(experiment.model, images, labels, curves)
     if not best and run.is_dir():
-        eq.report.store_robustness(run, curves)
+        eq.report.stored.store_robustness(run, curves)
     if draw is not None:
-        charts = eq.report.robustness_charts(curves)
-        eq.training.write_atomically(draw, eq.report.themed(charts).light)
+        charts = eq.report.figures.robustness_charts(curves)
+        eq.training.files.write_atomically(draw, eq.report.figures.themed(charts).light)
     if as_json:
         print_json(curves)
         return

@@ -81,7 +81,7 @@ def certify(
         run,
         files or [],
         samples=samples,
-        device=eq.training.choose_device(device),
+        device=eq.training.processes.choose_device(device),
         best=best,
         root=root,
     )
@@ -132,7 +132,7 @@ class CertifiedImage:
 
 
 def _certified(
-    run: eq.training.RecipeModel,
+    run: eq.training.experiment.RecipeModel,
     images: torch.Tensor,
     tolerance: float | None,
     refine: bool,
@@ -186,7 +186,7 @@ def _rows(
 ) -> Iterator[CertifiedImage]:
     for i, (name, truth) in enumerate(zip(names, truths, strict=True)):
         said = int(found.prediction[i])
-        margin, margin_error = eq.report.nearest_rival(found, i) or (None, None)
+        margin, margin_error = eq.report.labels.nearest_rival(found, i) or (None, None)
         yield CertifiedImage(
             image=name,
             label=None if said < 0 else classes[said],
@@ -212,7 +212,7 @@ def _write(path: Path, rows: Sequence[CertifiedImage]) -> None:
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text.getvalue())
     else:
-        eq.training.write_atomically(path, text.getvalue().encode())
+        eq.training.files.write_atomically(path, text.getvalue().encode())
 
 
 def _show(rows: Sequence[CertifiedImage]) -> None:
@@ -234,10 +234,13 @@ def _show(rows: Sequence[CertifiedImage]) -> None:
 
 
 def _summarize(
-    run: eq.training.RecipeModel, found: eq.certificates.Certificate, truths: Sequence[int | None]
+    run: eq.training.experiment.RecipeModel,
+    found: eq.certificates.Certificate,
+    truths: Sequence[int | None],
 ) -> None:
     print_facts(
-        f"{run.recipe.model.name} on {len(found)} images", eq.report.certificate_rows(found, truths)
+        f"{run.recipe.model.name} on {len(found)} images",
+        eq.report.labels.certificate_rows(found, truths),
     )
-    for line in eq.report.certificate_reasons(found):
+    for line in eq.report.labels.certificate_reasons(found):
         say(line)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape as escape_html
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,6 +23,9 @@ from equilibria.cli.console import (
 )
 from equilibria.cli.evaluate import as_data
 from equilibria.cli.faults import printable, writable_folder
+
+if TYPE_CHECKING:
+    from equilibria.report.compare import ComparedRun
 
 WIDTH_OF_LABELS, WIDTH_OF_A_RUN = 32, 20
 PICTURE, PAGE = "compare.png", "compare.md"
@@ -52,18 +55,20 @@ def compare(
     device: Annotated[str, Option(help="To evaluate on: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Show training runs side by side, and where their recipes differ."""
-    compared = eq.report.read_runs(runs)
+    from equilibria.report.compare import comparison_png, differing_settings, read_runs
+
+    compared = read_runs(runs)
     if evaluate:
         _evaluate(compared, device, root)
-        compared = eq.report.read_runs(runs)
+        compared = read_runs(runs)
     if output is not None:
-        picture = eq.report.comparison_png(compared)
+        picture = comparison_png(compared)
         output.mkdir(parents=True, exist_ok=True)
-        eq.training.write_atomically(output / PICTURE, picture)
-        eq.training.write_atomically(output / PAGE, _markdown(compared).encode())
+        eq.training.files.write_atomically(output / PICTURE, picture)
+        eq.training.files.write_atomically(output / PAGE, _markdown(compared).encode())
     if as_json:
         found = [run.as_data() for run in compared]
-        differing = eq.report.differing_settings(compared)
+        differing = differing_settings(compared)
         for place, run in enumerate(found):
             run["settings"] = {key: values[place] for key, values in differing.items()}
         print_json(found)
@@ -74,15 +79,17 @@ def compare(
         say(f"Written: {output / PAGE}")
 
 
-def _rows(runs: Sequence[eq.report.ComparedRun]) -> tuple[list[Row], list[Row]]:
+def _rows(runs: Sequence[ComparedRun]) -> tuple[list[Row], list[Row]]:
     """Rows of a label and a cell a run: the facts that some run has, and the settings."""
-    score = eq.report.score_name(runs)
+    from equilibria.report.compare import differing_settings, score_name
+
+    score = score_name(runs)
     facts = [_facts(run.as_data(), score) for run in runs]
     labels = dict.fromkeys(label for fact in facts for label in fact)
     rows = [(label, [fact.get(label, "") for fact in facts]) for label in labels]
     settings = [
         (key, [_setting(value) for value in values])
-        for key, values in eq.report.differing_settings(runs).items()
+        for key, values in differing_settings(runs).items()
     ]
     return [row for row in rows if any(row[1])], settings
 
@@ -115,11 +122,11 @@ def _facts(run: Mapping[str, Any], score: str) -> dict[str, str]:
         "Seconds": number("seconds", ",.1f"),
         "CPU seconds": number("cpu_seconds", ",.1f"),
     }
-    figures = eq.report.figure_rows(run["test_figures"])
+    figures = eq.report.labels.figure_rows(run["test_figures"])
     return facts | {f"Test: {label}": value for label, value in figures}
 
 
-def _markdown(runs: Sequence[eq.report.ComparedRun]) -> str:
+def _markdown(runs: Sequence[ComparedRun]) -> str:
     """The table, and the picture of the curves beside it, as a page."""
 
     def line(cells: Sequence[str]) -> str:
@@ -137,7 +144,7 @@ def _markdown(runs: Sequence[eq.report.ComparedRun]) -> str:
     return "\n".join(["# Runs side by side", "", *rows, "", f"![Curves]({PICTURE})", ""])
 
 
-def _print_tables(runs: Sequence[eq.report.ComparedRun]) -> None:
+def _print_tables(runs: Sequence[ComparedRun]) -> None:
     """As many runs in a table as there is room for."""
     facts, settings = _rows(runs)
     room = max(1, (output_console().width - WIDTH_OF_LABELS) // WIDTH_OF_A_RUN)
@@ -149,16 +156,18 @@ def _print_tables(runs: Sequence[eq.report.ComparedRun]) -> None:
         print_table(("Run", *names), [*above, None, *below], right=names)
 
 
-def _evaluate(runs: Sequence[eq.report.ComparedRun], device_name: str, root: Path | None) -> None:
+def _evaluate(runs: Sequence[ComparedRun], device_name: str, root: Path | None) -> None:
     """Store an evaluation of every finished run that has none."""
-    device = eq.training.choose_device(device_name)
+    from equilibria.report.compare import store_evaluation
+
+    device = eq.training.processes.choose_device(device_name)
     waiting = Console(stderr=True)
     for run in runs:
         if not run.is_finished or run.evaluation is not None:
             continue
         with waiting.status(f"Evaluating {escape(printable(run.name))} …"):
-            experiment = eq.training.trained(run.folder, device=device, root=root)
-            eq.report.store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
+            experiment = eq.training.experiment.trained(run.folder, device=device, root=root)
+            store_evaluation(run.folder, as_data(experiment, experiment.evaluate()))
 
 
 def _setting(value: Any) -> str:

@@ -37,7 +37,7 @@ def say(text: str, *, wrap: bool = False) -> None:
 
 def print_json(data: Any) -> None:
     """Data for other programs; a dataclass is an object."""
-    print(printable(eq.training.json_text(data)))
+    print(printable(eq.training.files.json_text(data)))
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def json_list() -> Iterator[Callable[[Any], None]]:
 
     def add(item: Any) -> None:
         nonlocal begun
-        text = printable(eq.training.json_text(item))
+        text = printable(eq.training.files.json_text(item))
         print(",\n" if begun else "[\n", indent(text, "  "), sep="", end="")
         begun = True
 

@@ -70,7 +70,7 @@ def get_dataset(
     was_here = base is not None and card.find(base) is not None
     try:
         with bar:
-            folder = eq.data.download(name, base, progress=report)
+            folder = eq.data.download.download(name, base, progress=report)
     except (eq.data.DownloadError, eq.data.MissingDataError):
         raise
     except OSError as error:

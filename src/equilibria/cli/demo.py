@@ -42,12 +42,12 @@ def demo(
     console = Console(stderr=True) if as_json else output_console()
     changes = [f"model.name={model}", f"training.seed={seed}"]
     changes += [] if epochs is None else [f"training.epochs={epochs}"]
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     recipe = eq.training.load_recipe(PACKAGED / f"{RECIPE}.yaml", changes)
     known = eq.models.model_options(model)
     options = {name: value for name, value in recipe.model.options.items() if name in known}
     recipe = replace(recipe, model=replace(recipe.model, options=options))
-    experiment = eq.training.Experiment.of(recipe)
+    experiment = eq.training.experiment.Experiment.of(recipe)
     if not isinstance(experiment.model, eq.models.EquilibriumClassifier):
         raise TypeError(
             f"the demonstration needs a classifier with an equilibrium layer, which {model!r} is "
@@ -61,17 +61,17 @@ def demo(
         raise OSError(
             f"cannot write the run: {error}; choose another folder with --output"
         ) from None
-    with keeping(run, eq.training.ALONE):
-        history = follow(experiment, run, where, console, eq.training.ALONE)
+    with keeping(run, eq.training.processes.ALONE):
+        history = follow(experiment, run, where, console, eq.training.processes.ALONE)
         report = eq.report.run_report(experiment, history, name=str(output))
         page = eq.report.report_page([report], page_footer(experiment))
-        eq.training.write_atomically(run.report, page.encode())
+        eq.training.files.write_atomically(run.report, page.encode())
         assert report.explanation is not None
-        drawn = eq.report.convergence_charts(
+        drawn = eq.report.figures.convergence_charts(
             report.explanation.convergence, report.explanation.comparison
         )
-        for name, content in eq.report.themed(drawn).files("convergence").items():
-            eq.training.write_atomically(run.report.with_name(name), content)
+        for name, content in eq.report.figures.themed(drawn).files("convergence").items():
+            eq.training.files.write_atomically(run.report.with_name(name), content)
     title = f"{model} on the {len(experiment.test)} test images"
     if as_json:
         print_json({"report": str(run.report), "title": title, **dict(report.rows())})

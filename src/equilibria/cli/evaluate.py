@@ -64,10 +64,10 @@ def evaluate(
     Images of other data are made gray or colored, scaled and cut as those of the run.
     """
     check_new(draw, overwrite=overwrite)
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     experiment = _opened_on(run, where, best, root, data, options or [])
     if draw is not None:
-        eq.training.write_atomically(draw, _drawn(experiment, where))
+        eq.training.files.write_atomically(draw, _drawn(experiment, where))
     judged = experiment.until_certain() if certified else experiment
     result = judged.evaluate()
     certain = judged.model.share_certified if certified else None
@@ -91,29 +91,31 @@ def _opened_on(
     root: Path | None,
     data: str | None,
     options: list[str],
-) -> eq.training.Experiment:
+) -> eq.training.experiment.Experiment:
     """A run on its own data, or on those that are named."""
     if data is None:
         if options:
             raise ValueError(f"{options[0]} is an option of other data: name them with --data")
         return opened(run, device, best, root)
-    other = eq.data.load_dataset(data, root, **eq.training.with_overrides({}, options))
-    experiment = eq.training.on_other_data(opened_model(run, device, best), other)
+    other = eq.data.load_dataset(data, root, **eq.training.recipe.with_overrides({}, options))
+    experiment = eq.training.elsewhere.on_other_data(opened_model(run, device, best), other)
     if experiment.task.names_classes and other.class_names != experiment.images.class_names:
         warn("the classes of the data have other names than those of the run: their order counts")
     return experiment
 
 
-def _drawn(experiment: eq.training.Experiment, device: torch.device) -> bytes:
+def _drawn(experiment: eq.training.experiment.Experiment, device: torch.device) -> bytes:
     """Some test images with their true classes, the predicted ones, and the errors."""
     import torch
+
+    from equilibria.report.segmentation import segmentation_png
 
     if not isinstance(experiment.task, eq.tasks.Segmentation):
         raise ValueError("--draw shows the classes of pixels, and this run knows none")
     images, labels = experiment.some_test_images(DRAWN_IMAGES)
     with torch.no_grad():
         logits = experiment.model(images.to(device))
-    return eq.report.segmentation_png(
+    return segmentation_png(
         images,
         labels,
         logits.argmax(dim=1).cpu(),
@@ -122,12 +124,14 @@ def _drawn(experiment: eq.training.Experiment, device: torch.device) -> bytes:
     )
 
 
-def as_data(experiment: eq.training.Experiment, result: eq.tasks.Evaluation) -> dict[str, Any]:
+def as_data(
+    experiment: eq.training.experiment.Experiment, result: eq.tasks.Evaluation
+) -> dict[str, Any]:
     """The evaluation as one object."""
     return {
         "model": experiment.recipe.model.name,
         "data": experiment.data.name,
-        "parameters": eq.models.parameter_count(experiment.model),
+        "parameters": eq.models.registry.parameter_count(experiment.model),
         "samples": result.samples,
         **{name: value for name, value in result.figures.items() if value is not None},
         "loss": result.loss,
@@ -140,7 +144,7 @@ def as_data(experiment: eq.training.Experiment, result: eq.tasks.Evaluation) -> 
 
 def rows(result: eq.tasks.Evaluation) -> list[tuple[str, str]]:
     """The evaluation as (label, value)."""
-    found = dict(eq.report.figure_rows(result.figures))
+    found = dict(eq.report.labels.figure_rows(result.figures))
     if result.correct is not None and "Accuracy" in found:
         found["Accuracy"] += f" ({result.correct} of {result.samples})"
     return [

@@ -65,7 +65,7 @@ def explain(
         run,
         files or [],
         samples=samples,
-        device=eq.training.choose_device(device),
+        device=eq.training.processes.choose_device(device),
         best=best,
         root=root,
     )
@@ -76,7 +76,9 @@ def explain(
         found = replace(found, truths=tuple(selected.truths))
     if page is not None:
         title = f"{selected.run.recipe.model.name} on {selected.run.recipe.data.name}"
-        eq.training.write_atomically(page, found.html(title, page_footer(selected.run)).encode())
+        eq.training.files.write_atomically(
+            page, found.html(title, page_footer(selected.run)).encode()
+        )
     if as_json:
         named = zip(selected.names, found.as_data(), strict=True)
         print_json([{"image": name, **said} for name, said in named])

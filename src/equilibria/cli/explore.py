@@ -60,7 +60,7 @@ def explore(
     )
     with bind(host, port) as listener:
         called = hosts(host, names)
-        place = eq.training.choose_device(device)
+        place = eq.training.processes.choose_device(device)
         cards = eq.models.pretrained_cards().values()
         asked = runs or [Path(card.name) for card in cards if card.task in CLASSIFIERS]
         explored = [Explored(str(run), opened_model(run, place, best)) for run in asked]

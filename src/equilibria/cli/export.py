@@ -85,9 +85,9 @@ def export(
 
 def _test_images(run: Path, best: bool, root: Path | None) -> torch.Tensor | None:
     try:
-        return opened(run, eq.training.choose_device("cpu"), best, root).some_test_images(COMPARED)[
-            0
-        ]
+        return opened(run, eq.training.processes.choose_device("cpu"), best, root).some_test_images(
+            COMPARED
+        )[0]
     except eq.data.MissingDataError:
         return None
 

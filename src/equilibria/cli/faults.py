@@ -83,6 +83,7 @@ def sentence(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
+    """Return the exit code of the program for an error."""
     if isinstance(error, FaultError):
         return error.code
     is_mistake = isinstance(error, MISTAKES) and getattr(error, "errno", None) not in EXHAUSTED
@@ -180,7 +181,7 @@ def check_table(table: Path | None, *, as_json: bool, overwrite: bool) -> None:
 
 def note_frames(files: Iterable[Path]) -> None:
     """Say which of the files hold more than the one picture that is looked at."""
-    from equilibria.data import has_several_frames
+    from equilibria.data.image_files import has_several_frames
 
     several = [str(file) for file in files if has_several_frames(file)]
     if several:

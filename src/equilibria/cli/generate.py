@@ -57,7 +57,7 @@ def generate(
     """Draw new images and reconstructions with a trained generator, and measure both."""
     reconstructions = output.with_name(f"{output.stem}-reconstructions{output.suffix}")
     check_new(output, reconstructions, overwrite=overwrite)
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     common: dict[str, Any] = {
         "samples": samples,
         "density": density,
@@ -70,10 +70,10 @@ def generate(
     except eq.data.MissingDataError as missing:
         warn(f"without the data of the run samples are drawn, but nothing is compared: {missing}")
         chosen = opened_model(run, where, best)
-        found, drawn = eq.report.generate_without_data(chosen, where, run, **common)
+        found, drawn = eq.report.generation.generate_without_data(chosen, where, run, **common)
     else:
         # A run keeps the latents of its last weights, not those of its best.
-        known = None if best else eq.training.kept_latents(run)
+        known = None if best else eq.training.packed.kept_latents(run)
         with progress_bar(silent=as_json) as progress:
             task = progress.add_task("a density of latents", total=None)
 
@@ -83,9 +83,9 @@ def generate(
             found, drawn, drawn_again = eq.report.generate(
                 experiment, where, folder=run, images=images, known=known, on_step=show, **common
             )
-        eq.training.write_atomically(reconstructions, drawn_again.png())
+        eq.training.files.write_atomically(reconstructions, drawn_again.png())
         written.append(reconstructions)
-    eq.training.write_atomically(output, drawn.png())
+    eq.training.files.write_atomically(output, drawn.png())
     if as_json:
         print_json(found)
         return

@@ -15,14 +15,14 @@ from equilibria.cli.faults import complain, unreadable
 if TYPE_CHECKING:
     import torch
 
-AnyRun = TypeVar("AnyRun", bound="eq.training.RecipeModel")
+AnyRun = TypeVar("AnyRun", bound="eq.training.experiment.RecipeModel")
 
 
 @dataclass(frozen=True)
 class SelectedImages:
     """Images in the size and colors that a classifier takes, and the run of that classifier."""
 
-    run: eq.training.RecipeModel
+    run: eq.training.experiment.RecipeModel
     images: torch.Tensor
     names: Sequence[str]
     """Per image: its file, or its number among the selected test images."""
@@ -87,7 +87,7 @@ def select_images(
     read = partial(eq.data.read_pixels, framing=model.images.frame, is_gray=model.images.is_gray)
     problems: list[Exception] = []
     paths = eq.data.find_images(files)
-    found = list(eq.data.readable(paths, read, problems.append))
+    found = list(eq.data.image_files.readable(paths, read, problems.append))
     if not found:
         complain(unreadable(problems, len(paths)))
     images = torch.stack([pixels for _, pixels in found]).to(device)

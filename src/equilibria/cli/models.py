@@ -52,7 +52,7 @@ def _show_pretrained(name: str | None, as_json: bool) -> None:
     cards = eq.models.pretrained_cards()
     if name is not None:
         if name not in cards:
-            eq.models.pretrained_file(name)  # An error that names the nearest.
+            eq.models.pretrained.pretrained_file(name)  # An error that names the nearest.
         cards = {name: cards[name]}
     if as_json:
         print_json([vars(card) for card in cards.values()])

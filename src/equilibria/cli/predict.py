@@ -37,7 +37,9 @@ from equilibria.cli.faults import (
 )
 
 if TYPE_CHECKING:
-    AnyPrediction: TypeAlias = eq.training.Prediction | eq.report.PixelPrediction
+    from equilibria.report.segmentation import PixelPrediction
+
+    AnyPrediction: TypeAlias = eq.training.Prediction | PixelPrediction
 
 LEAST_SHARE = 0.01
 """Smallest share of the pixels with which a class is named in the table."""
@@ -74,8 +76,10 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Classify image files, or their pixels, with a trained model; its data set is not needed."""
+    from equilibria.report.segmentation import predict_pixels
+
     check_table(table, as_json=as_json, overwrite=overwrite)
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     files = eq.data.find_images(images)
     opened = opened_model(run, where, best)
     if not opened.task.names_classes:
@@ -87,7 +91,7 @@ def predict(
         if certified:
             raise ValueError("--certified is for runs that classify whole images")
         writable_folder(output)
-        found = eq.report.predict_pixels(
+        found = predict_pixels(
             opened, files, where, output, problems.append, top=top, overwrite=overwrite
         )
         columns = _pixel_columns(opened.images.class_names)
@@ -151,7 +155,9 @@ class _Summary:
             _show(self.first)
 
     def _show_classes(self) -> None:
-        of_pixels = isinstance(self.first[0], eq.report.PixelPrediction)
+        from equilibria.report.segmentation import PixelPrediction
+
+        of_pixels = isinstance(self.first[0], PixelPrediction)
         last = "Share of pixels" if of_pixels else "Confidence, mean"
         rows = [
             (name, f"{images:.0f}", f"{(share / self.count if of_pixels else sure / images):.1%}")
@@ -164,9 +170,11 @@ class _Summary:
 
 
 def _show(predictions: Sequence[AnyPrediction]) -> None:
+    from equilibria.report.segmentation import PixelPrediction
+
     rows = []
     for p in predictions:
-        if isinstance(p, eq.report.PixelPrediction):
+        if isinstance(p, PixelPrediction):
             named = (f"{n} {s:.1%}" for n, s in p.classes.items() if s >= LEAST_SHARE)
             said = [p.drawn, ", ".join(named)]
         else:
@@ -174,7 +182,7 @@ def _show(predictions: Sequence[AnyPrediction]) -> None:
         solve = (shown(p.iterations), "yes" * bool(p.converged), *_certain(p))
         sure = "" if math.isnan(p.confidence) else f"{p.confidence:.1%}"
         rows.append((p.file, *said, sure, *_others(p), *solve))
-    of_pixels = isinstance(predictions[0], eq.report.PixelPrediction)
+    of_pixels = isinstance(predictions[0], PixelPrediction)
     seen = ("Drawn", "Classes") if of_pixels else ("Class",)
     others = ("Then",) if any(map(_others, predictions)) else ()
     numbers = ("Confidence", "Iterations", "Converged")
@@ -184,14 +192,18 @@ def _show(predictions: Sequence[AnyPrediction]) -> None:
 
 def _certain(p: AnyPrediction) -> tuple[str, ...]:
     """The cell that says whether the class is certified; none without --certified."""
-    if isinstance(p, eq.report.PixelPrediction) or p.certified is None:
+    from equilibria.report.segmentation import PixelPrediction
+
+    if isinstance(p, PixelPrediction) or p.certified is None:
         return ()
     return ("yes" if p.certified else "no",)
 
 
 def _others(p: AnyPrediction) -> tuple[str, ...]:
     """The cell of the classes after the first; none without --top."""
-    if isinstance(p, eq.report.PixelPrediction) or len(p.top) < 2:
+    from equilibria.report.segmentation import PixelPrediction
+
+    if isinstance(p, PixelPrediction) or len(p.top) < 2:
         return ()
     return (", ".join(f"{name} {sure:.1%}" for name, sure in list(p.top.items())[1:]),)
 
@@ -218,7 +230,7 @@ def _pixel_columns(class_names: Sequence[str]) -> Columns:
     """Columns for segmentation: one per class, with its share of the pixels."""
     names = ["file", "drawn", "confidence", "iterations", "converged"]
 
-    def cells(p: eq.report.PixelPrediction) -> list[Any]:
+    def cells(p: PixelPrediction) -> list[Any]:
         sure = None if math.isnan(p.confidence) else p.confidence
         shares = [p.classes.get(name, 0.0) for name in class_names]
         return [p.file, p.drawn, sure, p.iterations, p.converged, *shares]

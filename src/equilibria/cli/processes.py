@@ -25,13 +25,13 @@ from equilibria.cli.faults import INTERRUPTED, MISTAKES, fail, sentence
 if TYPE_CHECKING:
     import torch
 
-    Work: TypeAlias = Callable[[torch.device, eq.training.Processes], None]
+    Work: TypeAlias = Callable[[torch.device, eq.training.processes.Processes], None]
 
 PATIENCE = 10.0
 """Seconds for which a process that lost the others waits to be ended with them."""
 
 
-def work_in_group(place: eq.training.Place, device_name: str, work: Work) -> None:
+def work_in_group(place: eq.training.distributed.Place, device_name: str, work: Work) -> None:
     """Do the work as one of several processes, on its own device."""
     import torch
 
@@ -44,7 +44,7 @@ def work_in_group(place: eq.training.Place, device_name: str, work: Work) -> Non
             raise typer.Exit(2) from None
         fail(str(error))
     torch.set_num_threads(place.threads())  # A recipe may say otherwise.
-    with eq.training.joined_group(place, device) as processes:
+    with eq.training.distributed.joined_group(place, device) as processes:
         work(device, processes)
 
 
@@ -112,7 +112,7 @@ def _process(
     end_with_parent()
     faults.debug = debug
     warnings.showwarning = faults.warn
-    place = eq.training.Place.from_environment(meeting_point=meeting_point)
+    place = eq.training.distributed.Place.from_environment(meeting_point=meeting_point)
     assert place is not None
     try:
         with faults.told(), eq.training.size_limit(gigabytes):
@@ -133,7 +133,7 @@ def _process(
 
 
 @contextmanager
-def agreed(processes: eq.training.Processes) -> Iterator[None]:
+def agreed(processes: eq.training.processes.Processes) -> Iterator[None]:
     """End all processes if this block fails in one of them; otherwise all continue."""
     mistake: str | None = None
     try:
@@ -146,7 +146,9 @@ def agreed(processes: eq.training.Processes) -> Iterator[None]:
         fail_together(mistake, processes)
 
 
-def fail_together(message: str, processes: eq.training.Processes, code: int = 2) -> NoReturn:
+def fail_together(
+    message: str, processes: eq.training.processes.Processes, code: int = 2
+) -> NoReturn:
     """End every process with an exit code; the first one prints the message before they end."""
     try:
         if processes.leads:

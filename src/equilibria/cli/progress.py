@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def follow(
-    experiment: eq.training.Experiment,
+    experiment: eq.training.experiment.Experiment,
     run: eq.training.RunFolder,
     device: torch.device,
     console: Console,
-    processes: eq.training.Processes,
+    processes: eq.training.processes.Processes,
     on_epoch: Callable[[eq.training.EpochMetrics], None] | None = None,
 ) -> list[eq.training.EpochMetrics]:
     """Train in the folder of the run; print a summary of the run and the progress."""
@@ -49,7 +49,9 @@ def follow(
 
 
 @contextmanager
-def keeping(run: eq.training.RunFolder, processes: eq.training.Processes) -> Iterator[None]:
+def keeping(
+    run: eq.training.RunFolder, processes: eq.training.processes.Processes
+) -> Iterator[None]:
     """Report what is kept, and how to continue, if the training in this block ends early."""
     try:
         yield
@@ -69,7 +71,7 @@ def what_is_kept(run: eq.training.RunFolder) -> str:
     if run.is_finished():
         words = ["equilibria", "evaluate", str(run.path), *imports]
         return f"the trained model is kept: {shlex.join(words)}"
-    newest = next(iter(eq.training.Checkpoints(run.checkpoints).present()), None)
+    newest = next(iter(eq.training.checkpoints.Checkpoints(run.checkpoints).present()), None)
     resume = shlex.join(["equilibria", "train", "--resume", "--output", str(run.path), *imports])
     if newest is not None:
         return f"the checkpoint {newest.name} is kept, go on with: {resume}"

@@ -47,7 +47,7 @@ def recipes(
         return
     if file is not None and not copy:
         raise ValueError(f"{file} is where --copy would write: add --copy")
-    text = eq.training.find_recipe(name).read_text(encoding="utf-8")
+    text = eq.training.recipe.find_recipe(name).read_text(encoding="utf-8")
     if not copy:
         print(printable(text), end="")
         return

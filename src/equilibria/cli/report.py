@@ -55,18 +55,20 @@ def report(
     The page is one file that needs no network and no JavaScript. Curves that `equilibria attack
     --curve` has measured are used.
     """
+    from equilibria.report.compare import read_runs
+
     place = output
     if place is None:
         place = eq.training.RunFolder(runs[0]).report if len(runs) == 1 else SEVERAL
     # The report of a run is its own to renew.
     check_new(writable_file(place), overwrite=overwrite or (output is None and len(runs) == 1))
-    where = eq.training.choose_device(device)
-    names = [str(runs[0])] if len(runs) == 1 else [run.name for run in eq.report.read_runs(runs)]
+    where = eq.training.processes.choose_device(device)
+    names = [str(runs[0])] if len(runs) == 1 else [run.name for run in read_runs(runs)]
     found = []
     with progress_bar() as bar:
         shown = StepDisplay(bar, len(runs))
         for run, name in zip(runs, names, strict=True):
-            one = eq.report.report_of(
+            one = eq.report.stored.report_of(
                 run,
                 device=where,
                 weights="best" if best else "last",
@@ -77,8 +79,8 @@ def report(
             )
             shown.on_run()
             found.append(replace(one, name=name))
-    said = page_footer(eq.training.trained_model(runs[0])) if len(runs) == 1 else ""
-    eq.training.write_atomically(place, eq.report.report_page(found, said).encode())
+    said = page_footer(eq.training.experiment.trained_model(runs[0])) if len(runs) == 1 else ""
+    eq.training.files.write_atomically(place, eq.report.report_page(found, said).encode())
     say(f"Report: {place}")
 
 

@@ -78,10 +78,10 @@ def reproduce(
 ) -> None:
     """Run a table of the papers again beside their figures, or carry out a study."""
     if index is not None:
-        print(eq.papers.write_index(index), end="")
+        print(eq.papers.report.write_index(index), end="")
         return
     if redraw is not None:
-        drawn = eq.papers.redraw(redraw)
+        drawn = eq.papers.report.redraw(redraw)
         if not drawn:
             raise FileNotFoundError(
                 f"{redraw} holds no record of a table: name a folder that `equilibria reproduce` "
@@ -108,20 +108,20 @@ def reproduce(
     if settings:
         _show_settings(found_table)
         return
-    setting: eq.papers.Setting = "quick" if quick else "full"
+    setting: eq.papers.table.Setting = "quick" if quick else "full"
     made = eq.papers.plan(
         found_table, setting, range(seeds or found_table.seeds), output, root=root
     )
     if dry_run:
         _show_plan(made)
         return
-    where = eq.training.choose_device(device)
-    eq.papers.check_data(made)
+    where = eq.training.processes.choose_device(device)
+    eq.papers.runner.check_data(made)
     writable_folder(output)
     count = (workers or os.cpu_count() or 1) if quick and where.type == "cpu" else None
     console = Console(stderr=True) if as_json else output_console()
     display = _Display(console, made, len(made.unfinished()))
-    outcomes: list[eq.papers.Outcome] = []
+    outcomes: list[eq.papers.jobs.JobOutcome] = []
     try:
         with (
             display.progress,
@@ -134,11 +134,11 @@ def reproduce(
                 display.on_outcome(outcome)
     except KeyboardInterrupt:
         fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
-    found = eq.papers.findings(made, outcomes)
+    found = eq.papers.runner.findings(made, outcomes)
     files = eq.papers.write_report(
-        made, found, output, _command(made, seeds), eq.papers.provenance()
+        made, found, output, _command(made, seeds), eq.papers.report.provenance()
     )
-    heading, *rows = eq.papers.cells(made, found)
+    heading, *rows = eq.papers.report.cells(made, found)
     if as_json:
         print_json([dict(zip(heading, row, strict=True)) for row in rows])
     else:
@@ -175,7 +175,9 @@ def _carry_out_study(
 
     try:
         with progress:
-            result = study.carry_out(asked, eq.papers.Work(output, report, on_progress))
+            result = study.carry_out(
+                asked, eq.papers.studies.study.Work(output, report, on_progress)
+            )
     except KeyboardInterrupt:
         fail("interrupted: the same command goes on where this one stopped", INTERRUPTED)
     if as_json:
@@ -190,7 +192,7 @@ def _carry_out_study(
 class _Display:
     """A progress bar on a terminal; elsewhere one plain line a finished run."""
 
-    def __init__(self, console: Console, made: eq.papers.Plan, total: int) -> None:
+    def __init__(self, console: Console, made: eq.papers.runner.TablePlan, total: int) -> None:
         self.console = console
         self.made = made
         self.total = total
@@ -202,7 +204,7 @@ class _Display:
         )
         self.task = self.progress.add_task("", total=total)
 
-    def on_epoch(self, job: eq.papers.Job, metrics: eq.training.EpochMetrics) -> None:
+    def on_epoch(self, job: eq.papers.jobs.Job, metrics: eq.training.EpochMetrics) -> None:
         epochs = job.recipe["training"]["epochs"]
         place = f"{self.made.row_of(job)}, epoch {metrics.epoch}/{epochs}"
         if self.console.is_terminal:
@@ -211,14 +213,16 @@ class _Display:
         else:
             self.console.print(f"{place}: loss {metrics.loss:.4f}", markup=False, soft_wrap=True)
 
-    def on_outcome(self, outcome: eq.papers.Outcome) -> None:
+    def on_outcome(self, outcome: eq.papers.jobs.JobOutcome) -> None:
         self.done += 1
         place = self.made.row_of(outcome.job)
         self.progress.update(self.task, completed=self.done, description=place)
         measured = outcome.result or {}
-        figures = {n: v for n, v in measured.items() if n in eq.report.FIGURES and v is not None}
+        figures = {
+            n: v for n, v in measured.items() if n in eq.report.labels.FIGURES and v is not None
+        }
         facts = outcome.error or ", ".join(
-            f"{label} {value}" for label, value in eq.report.figure_rows(figures)
+            f"{label} {value}" for label, value in eq.report.labels.figure_rows(figures)
         )
         if outcome.error or not self.console.is_terminal:
             line = f"{self.done}/{self.total} {place}: {facts}"
@@ -230,7 +234,7 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
     base = known_root(root)
     headings = ("ID", "Paper", "What", "Data", "Here?", "Data (--quick)", "Here?")
     rows = []
-    settings: tuple[eq.papers.Setting, ...] = ("full", "quick")
+    settings: tuple[eq.papers.table.Setting, ...] = ("full", "quick")
     for found in eq.papers.list_tables():
         data = []
         for setting in settings:
@@ -250,7 +254,7 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
     print_table(headings, rows, unbroken=("ID",))
     others = [
         (other.id, other.paper, other.title, other.why or f"run with {other.table}")
-        for other in eq.papers.list_elsewhere()
+        for other in eq.papers.table.list_elsewhere()
     ]
     print_table(("ID", "Paper", "What else", "Where, or why not"), others, unbroken=("ID",))
     studies = [(one.id, one.paper or "–", one.title) for one in eq.papers.list_studies()]
@@ -260,6 +264,8 @@ def _show_tables(root: Path | None, as_json: bool) -> None:
 
 def _show_settings(table: eq.papers.PaperTable) -> None:
     """Paper | ours | why, key by key; where only some rows have a value, which ones."""
+    from equilibria.papers.settings import compared_settings
+
     count = sum(row.full is not None for row in table.rows)
     rows = [
         (
@@ -269,7 +275,7 @@ def _show_settings(table: eq.papers.PaperTable) -> None:
             line.why,
             "all" if len(line.rows) == count else "; ".join(line.rows),
         )
-        for line in eq.papers.compared_settings(table)
+        for line in compared_settings(table)
     ]
     print_table(("Setting", "Paper", "Ours", "Why", "Rows"), rows)
     for row in table.rows:
@@ -277,8 +283,8 @@ def _show_settings(table: eq.papers.PaperTable) -> None:
             say(f"{row.label}: not run: {row.missing}")
 
 
-def _show_plan(made: eq.papers.Plan) -> None:
-    sizes = eq.papers.model_sizes(made)
+def _show_plan(made: eq.papers.runner.TablePlan) -> None:
+    sizes = eq.papers.runner.model_sizes(made)
     for row in made.table.rows:
         say(row.label)
         if row.label not in sizes:
@@ -293,7 +299,7 @@ def _show_plan(made: eq.papers.Plan) -> None:
         say(text)
 
 
-def _command(made: eq.papers.Plan, seeds: int | None) -> str:
+def _command(made: eq.papers.runner.TablePlan, seeds: int | None) -> str:
     """The command that gives the same figures: what is left out does not matter to them."""
     words = ["equilibria", "reproduce", made.table.id]
     words += ["--quick"] if made.setting == "quick" else []

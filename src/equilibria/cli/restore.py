@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from equilibria.restoration import Corruption, PhotoRestorer, RestorationProblem
+    from equilibria.restoration import Damage, PhotoRestorer, RestorationProblem
 
 FIELDS = {"blur": "width", "factor": "factor"}
 """Options of some kinds of damage, and their names in Python."""
@@ -131,7 +131,7 @@ def restore(
             files,
             output,
             _Photos(
-                restorer, damage, noise, hidden_pixels(mask, eq.data.AS_ON_DISK), simulate, seed
+                restorer, damage, noise, hidden_pixels(mask, eq.images.AS_ON_DISK), simulate, seed
             ),
             compare=compare,
             overwrite=overwrite,
@@ -152,7 +152,7 @@ class _Photos:
     """How the photographs of one command are restored."""
 
     restorer: PhotoRestorer
-    damage: Corruption
+    damage: Damage
     noise: float | None
     hidden: Tensor | None
     simulate: bool
@@ -184,12 +184,14 @@ def _restored_files(
     """Restore the images in files, one by one, and draw them into the folder `output`."""
     import torch
 
-    from equilibria.data import AS_ON_DISK, BRIGHTEST, read_pixels, readable
-    from equilibria.data.image_files import check_detail
+    from equilibria.data import read_pixels
+    from equilibria.data.image_files import BRIGHTEST, check_detail, readable
+    from equilibria.images import AS_ON_DISK
     from equilibria.report.figures import drawn_files
+    from equilibria.report.restoration import photo_sheet
     from equilibria.report.sheets import image_png
     from equilibria.restoration.total_variation import best_variation
-    from equilibria.training import write_atomically
+    from equilibria.training.files import write_atomically
 
     drawn = drawn_files(files, output, "restored", "sheet", overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
@@ -203,7 +205,7 @@ def _restored_files(
         restored = photos.restorer.restore(problem, progress=progress)
         variation = best_variation(problem) if compare else None
         write_atomically(picture, image_png(restored.images[0]))
-        write_atomically(sheet, eq.report.photo_sheet(file.name, restored, variation))
+        write_atomically(sheet, photo_sheet(file.name, restored, variation))
         bound = None if restored.bound is None else float(restored.bound[0]) * BRIGHTEST
         return RestoredPhoto(
             file=str(file),
@@ -225,7 +227,7 @@ def _restored_files(
         yield photo
 
 
-def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Corruption:
+def _damage(task: str, noise: float | None, options: dict[str, Any]) -> Damage:
     """Return the damage of a task; an option that the task does not use is an error."""
     from equilibria.registry import check_at_least, check_positive, check_positive_pixels
     from equilibria.restoration.damage import photo_tasks

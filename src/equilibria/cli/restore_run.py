@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equilibria.inputs import Prior
-    from equilibria.restoration import Corruption
+    from equilibria.restoration import Damage
     from equilibria.restoration.learned import ModelRestorer
-    from equilibria.training import RecipeModel
+    from equilibria.training.experiment import RecipeModel
 
 TEST_IMAGES = "test-images.png"
 PRIOR_DENSITY = {"name": "gmm", "ridge": 0.01}
@@ -163,11 +163,11 @@ def restore_run(
 
     options = given(noise=noise, window=window, width=blur, factor=factor)
     _check_arguments(run, images, test, takes_files=resize or mask is not None)
-    where = eq.training.choose_device(device)
+    where = eq.training.processes.choose_device(device)
     files = eq.data.find_images(images or [])
     chosen = opened_model(run, where, best) if test is None else opened(run, where, best, root)
-    damage = eq.tasks.chosen_damage(chosen.model, chosen.task, task, **options)
-    restorer = eq.tasks.restorer_of(
+    damage = eq.tasks.restoring.chosen_damage(chosen.model, chosen.task, task, **options)
+    restorer = eq.tasks.restoring.restorer_of(
         chosen.model,
         chosen.task,
         channels=chosen.images.image_shape[0],
@@ -177,7 +177,7 @@ def restore_run(
         seed=seed,
         **given(iterations=iterations, starts=starts, ridge=ridge, engine=engine),
     )
-    if isinstance(chosen, eq.training.Experiment) and test is not None:
+    if isinstance(chosen, eq.training.experiment.Experiment) and test is not None:
         check_new(output / TEST_IMAGES, overwrite=overwrite)
         originals, labels = chosen.some_test_images(test)
         with progress_bar(silent=as_json) as bar:
@@ -189,7 +189,7 @@ def restore_run(
                 output,
                 torch.Generator().manual_seed(seed),
                 partial(bar.track, description="restoring"),
-                eq.report.class_titles(chosen.data, labels),
+                eq.report.sheets.class_titles(chosen.data, labels),
             )
         if as_json:
             print_json(result)
@@ -269,7 +269,7 @@ def _fitted_prior(folder: Path, weight: float, seed: int) -> Prior:
 def _restored_tests(
     run: RecipeModel,
     restorer: ModelRestorer,
-    damage: Corruption,
+    damage: Damage,
     originals: Tensor,
     output: Path,
     random: torch.Generator,
@@ -281,7 +281,7 @@ def _restored_tests(
 
     from equilibria.report.restoration import rows_sheet
     from equilibria.tasks.image_quality import picture_psnr
-    from equilibria.training import write_atomically
+    from equilibria.training.files import write_atomically
 
     batches = [
         restorer.restore(damage.corrupt(some, random))

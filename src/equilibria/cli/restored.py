@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equilibria.data import Framing
-    from equilibria.restoration import Corruption
+    from equilibria.restoration import Damage
 
 
-def check_mask(damage: Corruption, mask: Path | None, *, simulate: bool) -> None:
+def check_mask(damage: Damage, mask: Path | None, *, simulate: bool) -> None:
     """Raise a ValueError if a mask is missing, or given for damage that takes none."""
     if mask is not None and not damage.simulated_hole:
         raise ValueError("--mask says which pixels are missing: it is for --task inpaint")
@@ -47,7 +47,7 @@ def psnr_of(images: Tensor | None, truth: Tensor | None) -> float | None:
     return float(picture_psnr(images, truth)[0])
 
 
-def warn_of_assumption(damage: Corruption, *, simulate: bool) -> None:
+def warn_of_assumption(damage: Damage, *, simulate: bool) -> None:
     """Report on standard error what is assumed of the damage because no option says it."""
     if damage.assumption:
         warn(f"{'simulating' if simulate else 'assuming'} {damage.assumption}")

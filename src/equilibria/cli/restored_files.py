@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equilibria.data import Framing
-    from equilibria.restoration import Corruption, RestorationProblem
+    from equilibria.restoration import Damage, RestorationProblem
     from equilibria.restoration.learned import ModelRestorer
-    from equilibria.training import RecipeModel
+    from equilibria.training.experiment import RecipeModel
 
 BATCH = 64
 
@@ -65,7 +65,7 @@ class FileRestoration:
 
     run: RecipeModel
     restorer: ModelRestorer
-    damage: Corruption
+    damage: Damage
     device: torch.device
     seed: int = 0
     simulate: bool = False
@@ -93,7 +93,7 @@ class FileRestoration:
         """
         import torch
 
-        from equilibria.data import readable
+        from equilibria.data.image_files import readable
         from equilibria.report.figures import drawn_files
 
         hidden = hidden_pixels(self.mask, self._framing)
@@ -127,7 +127,7 @@ class FileRestoration:
 
     @property
     def _framing(self) -> Framing:
-        return eq.data.Framing(self._size) if self.resize else eq.data.AS_ON_DISK
+        return eq.data.Framing(self._size) if self.resize else eq.images.AS_ON_DISK
 
     def _read(self, path: Path, hidden: Tensor | None) -> Tensor:
         from equilibria.data.image_files import check_detail
@@ -169,11 +169,11 @@ class FileRestoration:
     def _restore(
         self, places: Sequence[tuple[Path, tuple[Path, ...]]], problem: RestorationProblem
     ) -> Iterator[RestoredImage]:
-        from equilibria.inputs import entries, misfit
+        from equilibria.inputs.latents import entries, misfit
         from equilibria.report.restoration import columns_sheet
         from equilibria.report.sheets import image_png
         from equilibria.tasks.image_quality import picture_psnr
-        from equilibria.training import write_atomically
+        from equilibria.training.files import write_atomically
 
         restored, truth = self.restorer.restore(problem), problem.truth
         left = misfit(restored.generated, problem.measured, problem.measurement)

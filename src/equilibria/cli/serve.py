@@ -99,7 +99,7 @@ def serve(
     limits = Limits(megabytes, seconds, batch, waiting, header_seconds, body_seconds, connections)
     with bind(host, port) as listener:
         called = hosts(host, names)
-        model = opened_model(run, eq.training.choose_device(device), best).model
+        model = opened_model(run, eq.training.processes.choose_device(device), best).model
         answerer = Answerer(model, certificates=certificates)
         app = prediction_app(answerer, str(run), limits, called)
         address = listener.address

@@ -108,17 +108,17 @@ def train(
         as_json=as_json,
     )
     work = partial(_train, options)
-    place = eq.training.Place.from_environment()
+    place = eq.training.distributed.Place.from_environment()
     if place is not None:
         if devices > 1:
             raise ValueError(f"torchrun has started {place.count} processes: leave out --devices")
         work_in_group(place, device, work)
     elif devices == 1:
-        work(eq.training.choose_device(device), eq.training.ALONE)
+        work(eq.training.processes.choose_device(device), eq.training.processes.ALONE)
     else:
         # A mistake shows before the processes start.
         options.plan()
-        eq.training.Place(0, devices, 0, devices).device(device)
+        eq.training.distributed.Place(0, devices, 0, devices).device(device)
         launch(devices, work_in_group, device, work)
 
 
@@ -137,8 +137,8 @@ class TrainOptions:
     report: bool
     as_json: bool = False
 
-    def plan(self) -> eq.training.Plan:
-        return eq.training.plan_run(
+    def plan(self) -> eq.training.planning.RunPlan:
+        return eq.training.planning.plan_run(
             self.recipe,
             self.overrides,
             self.output,
@@ -148,22 +148,25 @@ class TrainOptions:
         )
 
 
-def _train(options: TrainOptions, device: torch.device, processes: eq.training.Processes) -> None:
+def _train(
+    options: TrainOptions, device: torch.device, processes: eq.training.processes.Processes
+) -> None:
     """Train and evaluate a run, as the only process or as one of several."""
-    with eq.training.denormals_as_zero():
+    with eq.training.processes.denormals_as_zero():
         _train_and_evaluate(options, device, processes)
 
 
 def _train_and_evaluate(
-    options: TrainOptions, device: torch.device, processes: eq.training.Processes
+    options: TrainOptions, device: torch.device, processes: eq.training.processes.Processes
 ) -> None:
+    from equilibria.report.compare import store_evaluation
     from equilibria.training.own_images import is_own_images
     from equilibria.training.progress import notes
 
     console = output_console(quiet=not processes.leads)
     if options.as_json:
         console = Console(stderr=True, highlight=False, quiet=not processes.leads)
-    log: eq.training.TensorBoardLog | None = None
+    log: eq.training.metrics.TensorBoardLog | None = None
     run = eq.training.RunFolder(options.output)
     try:
         with agreed(processes):
@@ -171,10 +174,10 @@ def _train_and_evaluate(
         # All have read what the folder says before the first one writes there.
         with agreed(processes):
             if options.tensorboard and processes.leads:
-                log = eq.training.TensorBoardLog(run.tensorboard)
-            experiment = eq.training.Experiment.of(plan.recipe)
+                log = eq.training.metrics.TensorBoardLog(run.tensorboard)
+            experiment = eq.training.experiment.Experiment.of(plan.recipe)
             if processes.leads:
-                run = eq.training.open_run(
+                run = eq.training.planning.open_run(
                     plan,
                     experiment,
                     options.output,
@@ -200,7 +203,7 @@ def _train_and_evaluate(
                 log.close()
         result = experiment.evaluate(processes)
         if processes.leads:
-            eq.report.store_evaluation(options.output, as_data(experiment, result))
+            store_evaluation(options.output, as_data(experiment, result))
     if options.as_json and processes.leads:
         print_json({"run": str(options.output), **as_data(experiment, result)})
     print_facts(f"On the {result.samples} test images", rows(result), console)
@@ -214,7 +217,10 @@ def _train_and_evaluate(
 
 
 def _report(
-    folder: Path, experiment: eq.training.Experiment, result: eq.tasks.Evaluation, console: Console
+    folder: Path,
+    experiment: eq.training.experiment.Experiment,
+    result: eq.tasks.Evaluation,
+    console: Console,
 ) -> None:
     """Write the report of the run; a failure is a warning and leaves the run unchanged."""
     try:
@@ -226,7 +232,7 @@ def _report(
         console.print(printable(f"Report: {page}"), markup=False, soft_wrap=True)
 
 
-def _left_out(experiment: eq.training.Experiment) -> str:
+def _left_out(experiment: eq.training.experiment.Experiment) -> str:
     """Count the images that could not be read, if warnings have not named all of them."""
     from equilibria.data.batches import NAMED_PROBLEMS
 

@@ -114,7 +114,7 @@ def _find_subject(
     import torch
 
     try:
-        eq.models.model_card(target)
+        eq.models.registry.model_card(target)
     except ValueError as error:
         if not Path(target).is_dir():
             raise ValueError(
@@ -141,7 +141,7 @@ def _finished_run(folder: Path, batch: int, root: Path | None) -> Subject:
     """Load a trained model and test images."""
     import torch
 
-    experiment = eq.training.trained(folder, root=root)
+    experiment = eq.training.experiment.trained(folder, root=root)
     recipe, test = experiment.recipe, experiment.data.test
     images, labels = test.fetch(torch.randperm(len(test))[:batch])
 

@@ -29,9 +29,10 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
     Examples:
         >>> import warnings
+        >>> from equilibria.context.caller import warn_caller
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     eq.context.warn_caller("the step size is 0", UserWarning)
+        ...     warn_caller("the step size is 0", UserWarning)
         >>> str(caught[0].message)
         'the step size is 0'
     """

@@ -51,12 +51,15 @@ class Context:
         return _tuple(self.sample[name])
 
     def with_sample(self, **entries: Entry) -> Context:
+        """Return a context with more entries per sample."""
         return Context({**self.sample, **entries}, self.shared, self.parts)
 
     def with_part(self, name: str, part: Context) -> Context:
+        """Return a context in which `name` has its own context."""
         return Context(self.sample, self.shared, {**self.parts, name: part})
 
     def with_shared(self, entries: Mapping[str, Entry]) -> Context:
+        """Return a context with more entries that all samples share."""
         return Context(self.sample, {**self.shared, **entries}, self.parts)
 
     def keep(self, index: Tensor | slice) -> Context:
@@ -109,7 +112,8 @@ def numbered(parts: Iterable[Context]) -> dict[str, Context]:
     """Parts that have an order and no names, such as branches and layers.
 
     Examples:
-        >>> list(eq.context.numbered([eq.Context(), eq.Context()]))
+        >>> from equilibria.context.context import numbered
+        >>> list(numbered([eq.Context(), eq.Context()]))
         ['0', '1']
     """
     return {str(place): part for place, part in enumerate(parts)}
@@ -129,7 +133,8 @@ def is_exporting() -> bool:
     """Whether `torch.export` runs; torch before 2.7 does not say.
 
     Examples:
-        >>> eq.context.is_exporting()
+        >>> from equilibria.context.context import is_exporting
+        >>> is_exporting()
         False
     """
     return bool(getattr(torch.compiler, "is_exporting", bool)())
@@ -146,7 +151,8 @@ def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
     `torch.compile(model)` they run as they are, and what is around them is compiled.
 
     Examples:
-        >>> @eq.context.run_eagerly
+        >>> from equilibria.context.context import run_eagerly
+        >>> @run_eagerly
         ... def depends_on_data(z):
         ...     return z if z.sum() > 0 else -z
         >>> depends_on_data(torch.tensor([-1.0]))

@@ -23,7 +23,8 @@ def state_tensors(state: State) -> tuple[Tensor, ...]:
 
     Examples:
         >>> one, three = torch.ones(2), (torch.ones(2),) * 3
-        >>> len(eq.context.state_tensors(one)), len(eq.context.state_tensors(three))
+        >>> from equilibria.context.state import state_tensors
+        >>> len(state_tensors(one)), len(state_tensors(three))
         (1, 3)
     """
     return (state,) if isinstance(state, Tensor) else tuple(state)
@@ -34,7 +35,8 @@ def unflatten_state(like: State, tensors: Iterable[Tensor]) -> State:
 
     Examples:
         >>> branches = (torch.ones(1), torch.ones(2))
-        >>> eq.context.unflatten_state(branches, [torch.zeros(1), torch.zeros(2)])
+        >>> from equilibria.context.state import unflatten_state
+        >>> unflatten_state(branches, [torch.zeros(1), torch.zeros(2)])
         (tensor([0.]), tensor([0., 0.]))
     """
     collected = tuple(tensors)
@@ -46,7 +48,8 @@ def map_state(function: Callable[..., Tensor], *states: State) -> State:
 
     Examples:
         >>> branches = (torch.ones(1), torch.ones(2))
-        >>> eq.context.map_state(torch.add, branches, branches)
+        >>> from equilibria.context.state import map_state
+        >>> map_state(torch.add, branches, branches)
         (tensor([2.]), tensor([2., 2.]))
     """
     columns = zip(*(state_tensors(state) for state in states), strict=True)
@@ -57,7 +60,8 @@ def batch_size(state: State) -> int:
     """How many samples a state has.
 
     Examples:
-        >>> eq.context.batch_size((torch.ones(2, 3), torch.ones(2, 5)))
+        >>> from equilibria.context.state import batch_size
+        >>> batch_size((torch.ones(2, 3), torch.ones(2, 5)))
         2
     """
     return state_tensors(state)[0].shape[0]
@@ -67,7 +71,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor itself, or its float32 copy: norms, sums and logarithms do not run in half.
 
     Examples:
-        >>> eq.context.at_least_float32(torch.ones(1, dtype=torch.float16)).dtype
+        >>> from equilibria.context.state import at_least_float32
+        >>> at_least_float32(torch.ones(1, dtype=torch.float16)).dtype
         torch.float32
     """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
@@ -77,7 +82,8 @@ def sum_per_sample(values: Tensor) -> Tensor:
     """The sum over all dimensions but the first, in float32 at least.
 
     Examples:
-        >>> eq.context.sum_per_sample(torch.ones(2, 3, 4))
+        >>> from equilibria.context.state import sum_per_sample
+        >>> sum_per_sample(torch.ones(2, 3, 4))
         tensor([12., 12.])
     """
     return values.flatten(1).sum(dim=1, dtype=torch.promote_types(values.dtype, torch.float32))
@@ -92,7 +98,8 @@ class Packing:
     channels_last format is packed in that order, so that packing and unpacking copy nothing.
 
     Examples:
-        >>> packing = eq.context.Packing.of((torch.ones(2, 3), torch.ones(2, 1, 2)))
+        >>> from equilibria.context.state import Packing
+        >>> packing = Packing.of((torch.ones(2, 3), torch.ones(2, 1, 2)))
         >>> rows = packing.pack((torch.ones(2, 3), torch.ones(2, 1, 2)))
         >>> rows.shape, [part.shape for part in packing.unpack(rows)]
         (torch.Size([2, 5]), [torch.Size([2, 3]), torch.Size([2, 1, 2])])
@@ -106,6 +113,7 @@ class Packing:
 
     @classmethod
     def of(cls, state: State, couples_batch: bool = False) -> Packing:
+        """Return the packing of states shaped like `state`."""
         tensors = state_tensors(state)
         return cls(
             layout=tuple(tuple(tensor.shape[1:]) for tensor in tensors),
@@ -138,6 +146,7 @@ class Packing:
         return rows.reshape(1, -1) if self.couples_batch and len(rows) else rows
 
     def unpack(self, flat: Tensor) -> State:
+        """Return the state of a flat tensor of shape (samples, numbers)."""
         if self._is_matrix:
             return flat
         rows = flat.reshape(self.samples, -1) if self.couples_batch and len(flat) else flat

@@ -21,7 +21,8 @@ def twin(module: M, replaced: Callable[[Tensor], Tensor]) -> M:
 
     Examples:
         >>> layer = torch.nn.Linear(2, 1)
-        >>> half = eq.context.twin(layer, lambda tensor: tensor.detach() / 2)
+        >>> from equilibria.context.twin import twin
+        >>> half = twin(layer, lambda tensor: tensor.detach() / 2)
         >>> torch.allclose(half(torch.ones(1, 2)), layer(torch.ones(1, 2)) / 2)
         True
     """

@@ -171,7 +171,8 @@ class Chain:
 
     Examples:
         >>> digits = eq.data.load_digits().test
-        >>> noisy = eq.data.Chain((eq.data.GaussianNoise(0.1), eq.data.GaussianNoise(0.1)))
+        >>> from equilibria.data.augment import Chain
+        >>> noisy = Chain((eq.data.GaussianNoise(0.1), eq.data.GaussianNoise(0.1)))
         >>> images, labels = noisy(digits.images[:2], digits.labels[:2], torch.Generator())
         >>> images.shape, labels.equal(digits.labels[:2])
         (torch.Size([2, 1, 8, 8]), True)
@@ -312,7 +313,8 @@ def build_augmentation(step: str | Mapping[str, Any]) -> Augmentation:
     """An augmentation by its name, or by its name with options: `{"crop": {"padding": 4}}`.
 
     Examples:
-        >>> eq.data.build_augmentation({"shift": {"pixels": 2}})
+        >>> from equilibria.data.augment import build_augmentation
+        >>> build_augmentation({"shift": {"pixels": 2}})
         RandomShift(pixels=2)
     """
     if isinstance(step, str):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.data.file_sources import ImageFiles
 from equilibria.data.image_files import as_pixels
 from equilibria.data.readers import DataFileError
@@ -134,7 +134,9 @@ def read_into_memory(
 
     Examples:
         >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]
-        >>> eq.data.read_into_memory(eq.data.Items(pairs)).labels.tolist()
+        >>> from equilibria.data.batches import read_into_memory
+        >>> from equilibria.data.items import Items
+        >>> read_into_memory(Items(pairs)).labels.tolist()
         [3, 1]
     """
     parts = []
@@ -152,7 +154,8 @@ def unreadable_images(source: Source) -> dict[str, DataFileError]:
     """The images of a source that could not be read so far, by path.
 
     Examples:
-        >>> eq.data.unreadable_images(eq.data.load_digits().test)
+        >>> from equilibria.data.batches import unreadable_images
+        >>> unreadable_images(eq.data.load_digits().test)
         {}
     """
     base, _ = behind_selections(source, torch.arange(0))

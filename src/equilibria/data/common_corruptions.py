@@ -42,10 +42,12 @@ Kind: TypeAlias = Callable[..., Tensor]
 
 
 def gaussian_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
+    """Add Gaussian noise of a standard deviation."""
     return x + deviation * torch.randn(x.shape, generator=chance)
 
 
 def shot_noise(x: Tensor, chance: Generator, photons: float) -> Tensor:
+    """Draw Poisson noise of so many photons per unit of brightness."""
     return torch.poisson(x * photons, generator=chance) / photons
 
 
@@ -56,6 +58,7 @@ def impulse_noise(x: Tensor, chance: Generator, share: float) -> Tensor:
 
 
 def speckle_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
+    """Add Gaussian noise in proportion to the brightness."""
     return x + x * deviation * torch.randn(x.shape, generator=chance)
 
 
@@ -63,6 +66,7 @@ def speckle_noise(x: Tensor, chance: Generator, deviation: float) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, chance: Generator, width: float) -> Tensor:
+    """Blur with a Gaussian of a width in pixels."""
     return smooth(x, width)
 
 
@@ -115,6 +119,7 @@ def zoom_blur(x: Tensor, chance: Generator, most: int) -> Tensor:
 
 
 def fog(x: Tensor, chance: Generator, strength: float, decay: float) -> Tensor:
+    """Add a fractal haze and rescale to the original range."""
     brightest = x.amax()
     return (x + strength * _plasma(x, chance, decay)) * brightest / (brightest + strength)
 
@@ -179,6 +184,7 @@ def brightness(x: Tensor, chance: Generator, more: float) -> Tensor:
 
 
 def contrast(x: Tensor, chance: Generator, share: float) -> Tensor:
+    """Scale deviations from the mean of each channel."""
     mean = x.mean(dim=(2, 3), keepdim=True)
     return (x - mean) * share + mean
 
@@ -220,6 +226,7 @@ def elastic_transform(
 
 
 def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
+    """Reduce the resolution and enlarge the image again."""
     from PIL.Image import Resampling
 
     height, across = x.shape[2:]
@@ -229,6 +236,7 @@ def pixelate(x: Tensor, chance: Generator, share: float) -> Tensor:
 
 
 def jpeg_compression(x: Tensor, chance: Generator, quality: int) -> Tensor:
+    """Compress as JPEG of a quality and decompress."""
     import PIL.Image
 
     file = io.BytesIO()
@@ -299,7 +307,8 @@ class CorruptedImages:
     severity: 1 to 5; None: all five, one after the other, as the files of CIFAR-10-C have them.
 
     Examples:
-        >>> foggy = eq.data.CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
+        >>> from equilibria.data.common_corruptions import CorruptedImages
+        >>> foggy = CorruptedImages(eq.data.load_digits().test, "fog", severity=3)
         >>> len(foggy)
         450
     """
@@ -335,6 +344,7 @@ class CorruptedImages:
         return None if labels is None else labels[torch.arange(len(self)) % len(self.source)]
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return corrupted images and their labels by index."""
         images, labels = self.source.fetch(indices % len(self.source))
         corrupted = [
             self._corrupted(image, index)

@@ -58,7 +58,8 @@ def download(
     license asks for a registration says where to go instead.
 
     Examples:
-        >>> print(eq.data.download("digits"))  # comes with the package: there is nothing to fetch
+        >>> from equilibria.data.download import download
+        >>> print(download("digits"))  # comes with the package: there is nothing to fetch
         None
     """
     card = dataset_card(name)

@@ -62,6 +62,7 @@ class ImageFiles:
         return (1 if self.is_gray else 3, *self.framing.size) if self.framing.size else None
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images, pixels in [0, 1], and their labels by index."""
         images, labels = self.read(indices)
         return as_pixels(images), labels
 
@@ -121,6 +122,7 @@ class SegmentedFiles:
         return len(self.paths)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images, pixels in [0, 1], and their label maps by index."""
         images, labels = self.read(indices)
         return as_pixels(images), labels
 

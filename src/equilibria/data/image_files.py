@@ -119,7 +119,8 @@ def open_image(path: Path, *, is_gray: bool | None = False, framing: Framing = A
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(torch.rand(1, 4, 6)).save("gray.png")
-        >>> eq.data.open_image(Path("gray.png"), is_gray=None).mode
+        >>> from equilibria.data.image_files import open_image
+        >>> open_image(Path("gray.png"), is_gray=None).mode
         'L'
     """
     with _opened(path, framing) as opened:
@@ -209,7 +210,8 @@ def has_several_frames(path: Path) -> bool:
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(torch.rand(3, 4, 4)).save("still.png")
-        >>> eq.data.has_several_frames(Path("still.png"))
+        >>> from equilibria.data.image_files import has_several_frames
+        >>> has_several_frames(Path("still.png"))
         False
     """
     import PIL.Image
@@ -259,7 +261,8 @@ def readable(
 
     Examples:
         >>> told = []
-        >>> [number for _, number in eq.data.readable(["1", "two"], int, told.append)], len(told)
+        >>> from equilibria.data.image_files import readable
+        >>> [number for _, number in readable(["1", "two"], int, told.append)], len(told)
         ([1], 1)
     """
     for item in items:

@@ -25,7 +25,8 @@ class Items:
 
     Examples:
         >>> pairs = [(torch.rand(1, 4, 4), 3), (torch.rand(1, 4, 4), 1)]  # any map-style data set
-        >>> source = eq.data.Items(pairs)
+        >>> from equilibria.data.items import Items
+        >>> source = Items(pairs)
         >>> source.fetch(torch.tensor([1]))[1]
         tensor([1])
     """
@@ -39,6 +40,7 @@ class Items:
         return len(self.dataset)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images, pixels in [0, 1], and their labels by index."""
         items = [self.dataset[index] for index in indices.tolist()]
         images = [self._image(image) for image, _ in items]
         if any(image.shape != images[0].shape for image in images):

@@ -57,6 +57,7 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 
 def gray(images: Tensor) -> Tensor:
+    """Convert to luminance with one channel."""
     if images.shape[1] == 1:
         return images
     weights = images.new_tensor(LUMA)[:, None, None]

@@ -81,6 +81,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file."""
     return read_bytes(path).decode(errors="replace").splitlines()
 
 
@@ -142,6 +143,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def bytes_to_tensor(content: bytes, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Tensor:
+    """Return the bytes as a `uint8` tensor of a shape."""
     pixels = np.frombuffer(content, dtype=np.uint8).reshape(shape, order=order)
     return torch.from_numpy(np.array(pixels, order="C"))
 

@@ -46,7 +46,8 @@ def reframed(source: Source, framing: Framing, image_shape: Sequence[int]) -> So
 
     Examples:
         >>> digits = eq.data.load_digits().test
-        >>> larger = eq.data.reframed(digits, eq.data.Framing(size=(16, 16)), (1, 16, 16))
+        >>> from equilibria.data.reframing import reframed
+        >>> larger = reframed(digits, eq.data.Framing(size=(16, 16)), (1, 16, 16))
         >>> larger.fetch(torch.tensor([0]))[0].shape
         torch.Size([1, 1, 16, 16])
     """

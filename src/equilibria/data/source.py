@@ -62,6 +62,7 @@ class Selection:
         return len(self.indices)
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images and labels by index into the selection."""
         return self.source.fetch(self.indices[indices])
 
     @property
@@ -98,9 +99,11 @@ class Split:
         return self.images.shape[0]
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images, pixels in [0, 1], and their labels by index."""
         return as_pixels(self.images[indices]), self.labels[indices].long()
 
     def subset(self, indices: Tensor) -> Split:
+        """Return the samples at `indices` as a split."""
         return Split(self.images[indices], self.labels[indices])
 
 
@@ -134,6 +137,7 @@ class DataSet:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.class_names)
 
     @cached_property
@@ -151,6 +155,7 @@ class DataSet:
 
     @property
     def channels(self) -> int:
+        """Number of channels per image."""
         return self.image_shape[0]
 
     @property
@@ -180,7 +185,8 @@ def known_labels(source: Source) -> Tensor | None:
     """The classes of all samples, where they are known without reading an image.
 
     Examples:
-        >>> eq.data.known_labels(eq.data.load_digits().test).shape
+        >>> from equilibria.data.source import known_labels
+        >>> known_labels(eq.data.load_digits().test).shape
         torch.Size([450])
     """
     labels = getattr(source, "labels", None)
@@ -213,7 +219,8 @@ def evenly_spread(source: Source, count: int) -> Tensor:
     """The indices of at most `count` samples, from the first to the last.
 
     Examples:
-        >>> eq.data.evenly_spread(eq.data.load_digits().test, 2)
+        >>> from equilibria.data.source import evenly_spread
+        >>> evenly_spread(eq.data.load_digits().test, 2)
         tensor([  0, 449])
     """
     count = min(count, len(source))

@@ -32,7 +32,8 @@ class Survey:
 
     Examples:
         >>> eq.data.image_from_tensor(torch.full((1, 6, 8), 0.5)).save("gray.png")
-        >>> found = eq.data.survey(["gray.png"])
+        >>> from equilibria.data.survey import survey
+        >>> found = survey(["gray.png"])
         >>> found.height, found.width, found.is_gray
         (6, 8, True)
     """
@@ -52,7 +53,8 @@ def survey(paths: Sequence[str]) -> Survey:
 
     Examples:
         >>> eq.data.image_from_tensor(torch.rand(3, 6, 12)).save("wide.png")
-        >>> eq.data.survey(["wide.png"]).aspects
+        >>> from equilibria.data.survey import survey
+        >>> survey(["wide.png"]).aspects
         (2.0, 2.0)
     """
     some = [paths[int(i)] for i in np.linspace(0, len(paths) - 1, min(len(paths), SAMPLED_HEADERS))]
@@ -91,7 +93,8 @@ def mean_and_deviation(source: Source) -> tuple[tuple[float, ...], tuple[float, 
     """Of every channel, over some images of a source; those that cannot be read do not count.
 
     Examples:
-        >>> mean, deviation = eq.data.mean_and_deviation(eq.data.load_digits().test)
+        >>> from equilibria.data.survey import mean_and_deviation
+        >>> mean, deviation = mean_and_deviation(eq.data.load_digits().test)
         >>> round(mean[0], 1), round(deviation[0], 1)
         (0.3, 0.4)
     """

@@ -31,7 +31,8 @@ def usual_workers(source: Source, size: int, processes: int = 1) -> int:
     start any. One core is left to the process that takes the batches.
 
     Examples:
-        >>> eq.data.usual_workers(eq.data.load_digits().train, 64)  # they are in memory
+        >>> from equilibria.data.workers import usual_workers
+        >>> usual_workers(eq.data.load_digits().train, 64)  # they are in memory
         0
     """
     base, _ = behind_selections(source, torch.arange(0))

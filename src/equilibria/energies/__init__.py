@@ -2,13 +2,12 @@
 
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
-from equilibria.energies.branch_coupling import BranchCoupling, diversity, heritage
-from equilibria.energies.compose import Scaled, Sum
+from equilibria.energies.branch_coupling import BranchCoupling
 from equilibria.energies.convex_potential import ConvexPotential
 from equilibria.energies.curvature import curvature
 from equilibria.energies.facts import Facts
 from equilibria.energies.fidelity import DataFidelity
-from equilibria.energies.function import FunctionEnergy, energy_term
+from equilibria.energies.function import energy_term
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.heritage_diversity import HeritageDiversity
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
@@ -26,7 +25,6 @@ from equilibria.energies.regularizers import (
     register_regularizer,
 )
 from equilibria.energies.ridge import RidgePrior
-from equilibria.energies.rounding import Rounding
 from equilibria.energies.terms import Branches, Input, Quadratic
 
 __all__ = [
@@ -42,7 +40,6 @@ __all__ = [
     "Energy",
     "Facts",
     "FeatureRegularizer",
-    "FunctionEnergy",
     "GaussianKernel",
     "HeritageDiversity",
     "Incay",
@@ -52,15 +49,10 @@ __all__ = [
     "Quadratic",
     "Regularizer",
     "RidgePrior",
-    "Rounding",
-    "Scaled",
     "SigmoidKernel",
-    "Sum",
     "curvature",
-    "diversity",
     "energy_term",
     "get_regularizer",
-    "heritage",
     "list_regularizers",
     "register_regularizer",
 ]

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from equilibria.context import (
-    Context,
-    Entry,
-    Layout,
-    State,
-    batch_size,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, batch_size, state_tensors, unflatten_state
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts
 from equilibria.energies.local_gradients import gradients_of

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Entry, sum_per_sample
+from equilibria.context.context import Entry
+from equilibria.context.state import sum_per_sample
 from equilibria.operators import AveragePool, Identity, LinearOperator
 from equilibria.operators.norm_control import has_tangent, is_wrapped
 from equilibria.registry import check_choice, check_not_negative, check_positive
@@ -366,7 +367,8 @@ def heritage(z: Tensor, other: Tensor) -> Tensor:
 
     Examples:
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-        >>> eq.energies.heritage(z, z)
+        >>> from equilibria.energies.branch_coupling import heritage
+        >>> heritage(z, z)
         tensor([2.])
     """
     return sum_per_sample(z * other)
@@ -383,8 +385,9 @@ def diversity(z: Tensor, other: Tensor) -> Tensor:
         Shape (B,).
 
     Examples:
+        >>> from equilibria.energies.branch_coupling import diversity
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # two orthogonal channels
-        >>> eq.energies.diversity(z, z)
+        >>> diversity(z, z)
         tensor([0.])
     """
     return sum_per_sample(off_diagonal(_products(other, z)).abs())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from equilibria.context import Context, Layout, State
+from equilibria.context import Context, State
+from equilibria.context.state import Layout
 from equilibria.energies.rounding import Rounding
 
 if TYPE_CHECKING:

@@ -13,14 +13,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import (
-    Context,
-    Layout,
-    State,
-    map_state,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, map_state, state_tensors, unflatten_state
 from equilibria.energies import capabilities
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds, all_known
@@ -187,6 +181,7 @@ class Sum(Terms):
         return joined.replace("+ −", "− ")
 
     def first_descent(self, context: Context) -> State | None:
+        """Return −∇E(0; x) if only one term contributes to it and its value costs nothing."""
         nonzero = [name for name, term in self.named_terms() if not term.facts.vanishes_at_zero]
         if len(nonzero) != 1:
             return None
@@ -213,6 +208,7 @@ class Sum(Terms):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
+        """Return the rounding error bound of the sum, if every term has one."""
         known = self._roundings(exact, context, layout, unit)
         return None if known is None else functools.reduce(operator.add, known)
 
@@ -306,6 +302,7 @@ class Scaled(Composite):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
+        """Return the rounding error bound of the scaled term, if known."""
         assert isinstance(exact, Scaled)
         inner = capabilities.rounding(self.term, exact.term, context, layout, unit)
         size = exact.term.bounds(context, layout).curvature

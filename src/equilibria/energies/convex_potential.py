@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, ReLU, get_activation
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.rounding import Rounding
 from equilibria.energies.terms import one_tensor
-from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators import as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 
 

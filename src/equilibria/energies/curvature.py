@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, State, state_tensors, unflatten_state
+from equilibria.context import Context, State
+from equilibria.context.state import state_tensors, unflatten_state
 from equilibria.energies.base import Energy
 from equilibria.energies.local_gradients import gradients_of
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.terms import one_tensor
@@ -59,6 +60,7 @@ class DataFidelity(Energy):
 
     @property
     def is_linear(self) -> bool:
+        """Whether the measurement A is a linear operator."""
         return isinstance(self.A, LinearOperator)
 
     def inject(self, *inputs: Tensor) -> Context:

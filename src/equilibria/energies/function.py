@@ -23,7 +23,8 @@ class FunctionEnergy(Energy):
         convex: Whether the function is convex in y. A solve then skips the test for a minimum.
 
     Examples:
-        >>> term = eq.energies.FunctionEnergy(lambda y, x: 0.5 * (y - x).square().sum(dim=1))
+        >>> from equilibria.energies.function import FunctionEnergy
+        >>> term = FunctionEnergy(lambda y, x: 0.5 * (y - x).square().sum(dim=1))
         >>> eq.EquilibriumLayer(term, activation="identity")(torch.ones(1, 2)).round(decimals=2)
         tensor([[0.5000, 0.5000]])
     """

@@ -13,15 +13,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.context import Context, Entry, Layout, State, at_least_float32, sum_per_sample
-from equilibria.context.state import in_format_of, is_channels_last
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import (
+    Layout,
+    at_least_float32,
+    in_format_of,
+    is_channels_last,
+    sum_per_sample,
+)
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts
 from equilibria.energies.kernel_scale import KernelScale, kernel_scale
 from equilibria.energies.rounding import Rounding, injected_size
 from equilibria.energies.terms import Input, one_tensor
-from equilibria.operators import Dense, OperatorLike, as_operator
+from equilibria.operators import Dense, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import (
     accumulated,
     application_rounding,

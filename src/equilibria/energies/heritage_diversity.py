@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, state_tensors
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds, all_known
 from equilibria.energies.branch_coupling import BranchCoupling, Sign
 from equilibria.energies.facts import Facts
 from equilibria.energies.rounding import Rounding
-from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import accumulated, application_rounding, upper_norm
 from equilibria.registry import check_at_least_one
 
@@ -94,6 +97,7 @@ class HeritageDiversity(Energy):
         return Context()
 
     def operators(self) -> list[LinearOperator]:
+        """Return the linear operators among the W of the branches."""
         return [W for W in self.W if isinstance(W, LinearOperator)]
 
     def features(self, state: State, context: Context) -> list[Tensor]:

@@ -8,11 +8,12 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from equilibria.context import Context, Layout, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.terms import Input, one_tensor
-from equilibria.operators import OperatorLike
+from equilibria.operators.compose import OperatorLike
 from equilibria.registry import check_choice, check_positive
 
 Form = Literal["scaled", "printed"]
@@ -78,7 +79,7 @@ class InnerProductKernel(Energy, ABC):
     @property
     @abstractmethod
     def _curvature_factor(self) -> float | None:
-        """k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 for form="printed"), or None if unbounded."""
+        """Factor k of the bound ‖∇²E‖ ≤ k‖c‖²/n (n = 1 for form="printed"), or None if unbounded."""
 
     @property
     def limits(self) -> Bounds[float]:

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Layout, State
+from equilibria.context import Context, State
+from equilibria.context.state import Layout
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts

@@ -39,13 +39,16 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, sum_per_sample
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds
 from equilibria.energies.facts import Facts
 from equilibria.energies.local_gradients import gradients_of
 from equilibria.energies.terms import one_tensor
-from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators import as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import (
     Registry,

@@ -10,14 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, state_tensors, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, state_tensors, sum_per_sample
 from equilibria.energies import capabilities
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds, UnitBound, all_known
 from equilibria.energies.compose import Terms
 from equilibria.energies.facts import Facts
 from equilibria.energies.rounding import Rounding
-from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators import as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 
 
@@ -73,6 +76,7 @@ class Input(Energy):
         return torch.zeros_like(context["c"])
 
     def first_descent(self, context: Context) -> State:
+        """Return the descent at zero, c = Ux + b."""
         return context["c"]
 
     def value(self, state: State, context: Context) -> Tensor:
@@ -226,6 +230,7 @@ class Branches(Terms):
         return self._state(term.initial_state(part) for term, part in pairs)
 
     def first_descent(self, context: Context) -> State | None:
+        """Return the descent of every branch at zero, if all are known."""
         pairs = zip(self.branches(), context.parts.values(), strict=True)
         return self._state(capabilities.first_descent(term, part) for term, part in pairs)
 
@@ -247,6 +252,7 @@ class Branches(Terms):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
+        """Return the rounding error bound of the branches, if all have one."""
         known = self._roundings(exact, context, layout, unit)
         return None if known is None else functools.reduce(Rounding.beside, known)
 

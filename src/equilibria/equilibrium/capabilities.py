@@ -24,10 +24,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from equilibria.context import Context, Layout, State
-from equilibria.energies import Rounding
+from equilibria.context import Context, State
+from equilibria.context.state import Layout
+from equilibria.energies.rounding import Rounding
 from equilibria.gradients.capabilities import described
-from equilibria.solvers import Potential
+from equilibria.solvers.problem import Potential
 
 if TYPE_CHECKING:
     from equilibria.equilibrium.cell import Cell

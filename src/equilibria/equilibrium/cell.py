@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from equilibria.context import Context, Layout, State
+from equilibria.context import Context, State
+from equilibria.context.state import Layout
 from equilibria.equilibrium.bounds import StepBounds
 from equilibria.equilibrium.capabilities import reset_inherited
 from equilibria.equilibrium.objective import NoObjectiveError, Objective
-from equilibria.gradients import Linearization, Symmetry
+from equilibria.gradients import Symmetry
+from equilibria.gradients.base import Linearization
 from equilibria.gradients.capabilities import linearize
 
 

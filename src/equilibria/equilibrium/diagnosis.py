@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from equilibria.context import Context, State
-from equilibria.energies import Sum, curvature
+from equilibria.energies import curvature
+from equilibria.energies.compose import Sum
 from equilibria.equilibrium.cell import Cell
 from equilibria.equilibrium.energy_cell import EnergyCell
 from equilibria.gradients.capabilities import described

@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation, IdentityActivation, ReLU, get_activation
-from equilibria.context import Context, Layout, Packing, State, map_state
-from equilibria.energies import Energy, Rounding
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, Packing, map_state
+from equilibria.energies import Energy
 from equilibria.energies.capabilities import calibrate, first_descent, refresh, rounding
+from equilibria.energies.rounding import Rounding
 from equilibria.equilibrium.bounds import StepBounds
 from equilibria.equilibrium.capabilities import EnergyForm
 from equilibria.equilibrium.cell import Cell
 from equilibria.equilibrium.objective import EnergyObjective, NoObjectiveError, Objective
-from equilibria.gradients import Linearization, Symmetry
+from equilibria.gradients import Symmetry
+from equilibria.gradients.base import Linearization
 from equilibria.registry import check_share
-from equilibria.solvers import Potential
+from equilibria.solvers.problem import Potential
 
 N = TypeVar("N", float, Tensor)
 
@@ -69,14 +72,17 @@ class EnergyCell(Cell):
 
     @property
     def monotone(self) -> bool:
+        """Whether the map is monotone because the energy is concave."""
         return self.energy.facts.is_concave
 
     @property
     def refresh_until(self) -> int:
+        """Number of iterations during which `refresh` updates the context."""
         return self.energy.facts.refresh_until
 
     @property
     def formula(self) -> str | None:
+        """Objective of the cell as text; None without a gradient."""
         if not self.energy.facts.has_gradient:
             return None
         return f"G(y) = 1ᵀf(y) + ½‖y‖² + {self.energy.formula}".replace("+ −", "− ")
@@ -93,6 +99,7 @@ class EnergyCell(Cell):
         return calibrate(self.energy, map_state(self.activation, descent), context)
 
     def refresh(self, state: State, context: Context) -> Context:
+        """Return the context updated by the terms of the energy at a state."""
         return refresh(self.energy, state, context)
 
     def initial_state(self, x: Tensor, *others_and_context: Any) -> State:
@@ -111,9 +118,11 @@ class EnergyCell(Cell):
         return self._relax(state, direction)
 
     def symmetry_weight(self, state: State, context: Context) -> State:
+        """Return σ′ at the pre-activation of a state."""
         return map_state(self.activation.derivative, self._direction(state, context))
 
     def linearize(self, state: State, context: Context) -> Linearization:
+        """Evaluate the map once, and keep what its derivative needs."""
         direction = self._direction(state, context)
         with torch.no_grad():
             weight = map_state(self.activation.derivative, direction)
@@ -169,6 +178,7 @@ class EnergyCell(Cell):
         return gradient_error * steepness + sizes * (16 * unit * steepness)
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
+        """Return the energy form at a state; None without a gradient."""
         if not self.energy.facts.has_gradient:
             return None
         image = map_state(self.activation, self.energy.descent(state, context))
@@ -176,6 +186,7 @@ class EnergyCell(Cell):
 
     @property
     def potential(self) -> Potential | None:
+        """Objective of the cell for `Descent`; None without a gradient."""
         if not self.energy.facts.has_gradient:
             return None
         return Potential(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, Packing, State, map_state, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.state import Packing, map_state, state_tensors
 from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.cell import Cell
 from equilibria.registry import check_at_least_one
@@ -91,7 +92,8 @@ def random_iterate(
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
-        >>> state, context = eq.equilibrium.random_iterate(cell, torch.ones(1, 1), max_iterations=1)
+        >>> from equilibria.equilibrium.jacobian import random_iterate
+        >>> state, context = random_iterate(cell, torch.ones(1, 1), max_iterations=1)
         >>> state
         tensor([[1.]])
     """

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Packing, State, batch_size, run_eagerly
+from equilibria.context import Context, State
+from equilibria.context.context import run_eagerly
+from equilibria.context.state import Packing, batch_size
 from equilibria.energies import Energy
 from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.cell import Cell
@@ -23,9 +25,12 @@ from equilibria.equilibrium.reporting import SolveReports, raise_or_warn, with_d
 from equilibria.equilibrium.solving import Active, Solving, solving_of
 from equilibria.equilibrium.starts import start_of
 from equilibria.equilibrium.unsupported import refuse_recording, refuse_transforms
-from equilibria.gradients import Backward, BackwardLog, GradientRule
-from equilibria.solvers import FixedPointProblem, LinearSolution, Method, Solution, Status
+from equilibria.gradients import GradientRule
+from equilibria.gradients.base import Backward, BackwardLog
+from equilibria.solvers import FixedPointProblem, Solution, Status
 from equilibria.solvers._cpu import solve_in_blocks
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 """One input tensor, or a tuple of several, such as a measurement and its noise level."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import Context, State, map_state, state_tensors, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.state import map_state, state_tensors, sum_per_sample
 from equilibria.energies import Energy
 
 
@@ -63,7 +64,8 @@ class EnergyObjective(Objective):
 
     Examples:
         >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
-        >>> isinstance(layer.objective(x), eq.equilibrium.EnergyObjective)
+        >>> from equilibria.equilibrium.objective import EnergyObjective
+        >>> isinstance(layer.objective(x), EnergyObjective)
         True
     """
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.equilibrium.cell import Cell
 from equilibria.equilibrium.diagnosis import Diagnosis
 from equilibria.equilibrium.solving import Solving
-from equilibria.solvers import ConvergenceError, ConvergenceWarning, Method, Solution, Status
+from equilibria.solvers import ConvergenceError, ConvergenceWarning, Solution, Status
+from equilibria.solvers.method import Method
 
 
 class BatchCouplingWarning(UserWarning):

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, map_state
+from equilibria.context import Context, State
+from equilibria.context.state import map_state
 from equilibria.gradients import GradientRule, get_gradient
-from equilibria.solvers import LinearSolution, Method, Solution, get_solver
+from equilibria.solvers import Solution, get_solver
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 if TYPE_CHECKING:
     from equilibria.equilibrium.layer import EquilibriumLayer
@@ -119,7 +122,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Block:
+class SolvingBlock:
     """A `solving` block: the layers it applies to, and their changed settings."""
 
     layers: frozenset[object]
@@ -131,7 +134,7 @@ class Block:
     private: bool
 
 
-_blocks: ContextVar[tuple[Block, ...]] = ContextVar("equilibria_solving", default=())
+_blocks: ContextVar[tuple[SolvingBlock, ...]] = ContextVar("equilibria_solving", default=())
 
 
 @contextmanager
@@ -191,7 +194,7 @@ def solving(
         start if start is None or start == "last" else {k.identity: s for k, s in start.items()}
     )
     layers = (m.identity for m in model.modules() if isinstance(m, EquilibriumLayer))
-    block = Block(
+    block = SolvingBlock(
         layers=frozenset(layers),
         changes={name: value for name, value in changes.items() if value is not None},
         start=starts,
@@ -206,13 +209,13 @@ def solving(
         _blocks.reset(token)
 
 
-def _covering(layer: EquilibriumLayer) -> list[Block]:
+def _covering(layer: EquilibriumLayer) -> list[SolvingBlock]:
     """Return the enclosing `solving` blocks that apply to a layer, outermost first."""
     blocks = _blocks.get()
     return [block for block in blocks if layer.identity in block.layers] if blocks else []
 
 
-def _changed(settings: Solving, blocks: list[Block]) -> Solving:
+def _changed(settings: Solving, blocks: list[SolvingBlock]) -> Solving:
     for block in blocks:
         settings = settings.changed(**block.changes)
     return settings
@@ -240,7 +243,7 @@ class Active:
     def _records(self) -> list[Record]:
         return [block.record for block in self.blocks if block.record.keep is not None]
 
-    def _starting(self) -> Block | None:
+    def _starting(self) -> SolvingBlock | None:
         """Return the innermost block that defines where solves start."""
         return next((block for block in reversed(self.blocks) if block.start is not None), None)
 

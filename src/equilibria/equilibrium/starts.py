@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, State, at_least_float32, map_state, state_tensors
-from equilibria.context.state import in_format_of
+from equilibria.context import Context, State
+from equilibria.context.state import at_least_float32, in_format_of, map_state, state_tensors
 from equilibria.equilibrium import capabilities
 from equilibria.equilibrium.cell import Cell
 from equilibria.operators.norm_control import is_wrapped

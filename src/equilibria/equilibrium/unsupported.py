@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from equilibria.context import is_exporting
+from equilibria.context.context import is_exporting
 from equilibria.gradients import GradientRule, Implicit
 from equilibria.operators.norm_control import has_tangent, is_wrapped
 

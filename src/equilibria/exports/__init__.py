@@ -1,13 +1,10 @@
 """Export of trained models to ONNX, torch.export and safetensors files."""
 
-from equilibria.exports.api import Exported, Format, export
-from equilibria.exports.graph import ExportError, Loop, model_graph
+from equilibria.exports.api import Exported, export
+from equilibria.exports.graph import ExportError
 
 __all__ = [
     "ExportError",
     "Exported",
-    "Format",
-    "Loop",
     "export",
-    "model_graph",
 ]

@@ -12,13 +12,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.certificates import certificate_constants
+from equilibria.certificates.constants import certificate_constants
 from equilibria.equilibrium import solving
 from equilibria.exports import onnx_file, torch_program
 from equilibria.exports.graph import Loop, model_graph
 from equilibria.images import images_of
 from equilibria.registry import check_choice
-from equilibria.training import RecipeModel, kept_latents, pack, trained_model
+from equilibria.training import pack
+from equilibria.training.experiment import RecipeModel, trained_model
+from equilibria.training.packed import kept_latents
 
 Format = Literal["onnx", "torch-export", "safetensors"]
 SUFFIXES: Mapping[str, str] = {"onnx": "onnx", "torch-export": "pt2", "safetensors": "safetensors"}

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, is_exporting, map_state, state_tensors
-from equilibria.context.state import unflatten_state
+from equilibria.context import Context, State
+from equilibria.context.context import is_exporting
+from equilibria.context.state import map_state, state_tensors, unflatten_state
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import TYPICAL_EXPONENT, FixedScale, RunningScale
 from equilibria.equilibrium import Cell, EquilibriumLayer, capabilities
@@ -39,7 +40,8 @@ class Loop:
         unrolled: Fixed number of evaluations for all samples, without a loop; None for a loop.
 
     Examples:
-        >>> eq.exports.Loop(tolerance=1e-5, max_iterations=100).unrolled is None
+        >>> from equilibria.exports.graph import Loop
+        >>> Loop(tolerance=1e-5, max_iterations=100).unrolled is None
         True
     """
 
@@ -170,8 +172,9 @@ def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) 
 
     Examples:
         >>> model, probe = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
-        >>> loop = eq.exports.Loop(unrolled=20)
-        >>> graph = eq.exports.model_graph(model, probe, loop, any_size=False)
+        >>> from equilibria.exports.graph import Loop, model_graph
+        >>> loop = Loop(unrolled=20)
+        >>> graph = model_graph(model, probe, loop, any_size=False)
         >>> logits, residual, iterations = graph(probe)
         >>> logits.argmax()
         tensor(0)

@@ -1,24 +1,13 @@
 """Differentiating through an equilibrium: rules that pair with any solver."""
 
 from equilibria.gradients.approximate import OneStep, Phantom, Unrolled
-from equilibria.gradients.base import (
-    Backward,
-    BackwardLog,
-    GradientRule,
-    Linearization,
-    Map,
-    Symmetry,
-)
+from equilibria.gradients.base import GradientRule, Symmetry
 from equilibria.gradients.implicit import Implicit
 from equilibria.registry import Registry
 
 __all__ = [
-    "Backward",
-    "BackwardLog",
     "GradientRule",
     "Implicit",
-    "Linearization",
-    "Map",
     "OneStep",
     "Phantom",
     "Symmetry",

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as run_checkpointed
 
-from equilibria.context import Context, State, batch_size, map_state, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.state import batch_size, map_state, state_tensors
 from equilibria.gradients.base import Backward, GradientRule, Map, needs_graph
 from equilibria.gradients.capabilities import simplify
 from equilibria.registry import check_at_least_one, check_share
-from equilibria.solvers import FixedPointProblem, Method, Solution, Solver
+from equilibria.solvers import FixedPointProblem, Solution, Solver
 from equilibria.solvers._cpu import sample_blocks, solve_in_blocks
 from equilibria.solvers.convergence import solution_of_last_iterate
+from equilibria.solvers.method import Method
 
 FEW_BLOCKS = 4
 """Up to so many blocks of samples are solved as one batch where that saves an evaluation."""

@@ -11,15 +11,11 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, warn_caller
-from equilibria.solvers import (
-    ConvergenceError,
-    ConvergenceWarning,
-    FixedPointProblem,
-    LinearSolution,
-    Method,
-    Solution,
-)
+from equilibria.context import Context, State
+from equilibria.context.caller import warn_caller
+from equilibria.solvers import ConvergenceError, ConvergenceWarning, FixedPointProblem, Solution
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 
 class Symmetry(Enum):
@@ -56,8 +52,11 @@ class Map(Protocol):
 
     symmetry: Symmetry
 
-    def step(self, state: State, context: Context) -> State: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def step(self, state: State, context: Context) -> State:
+        """Return the next state."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters with their names."""
 
 
 class BackwardLog:
@@ -70,6 +69,7 @@ class BackwardLog:
         self._solutions: dict[bool, Tensor] = {}
 
     def remember(self, solution: Tensor, *, transposed: bool) -> None:
+        """Keep the solution of a backward solve as the next warm start."""
         self._solutions[transposed] = solution.detach()
 
     def start(self, rhs: Tensor, *, transposed: bool) -> Tensor | None:

@@ -10,20 +10,19 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Packing, State, batch_size, state_tensors, unflatten_state
+from equilibria.context import State
+from equilibria.context.state import Packing, batch_size, state_tensors, unflatten_state
 from equilibria.gradients.base import Backward, GradientRule, Map, Symmetry, needs_graph
 from equilibria.gradients.local_step import LocalStep, StepRecipe
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import check_at_least_one, check_choice, check_tolerances
-from equilibria.solvers import FixedPointProblem, Method, Solution
+from equilibria.solvers import FixedPointProblem, Solution
 from equilibria.solvers._cpu import concatenated, sample_blocks, solve_in_blocks
-from equilibria.solvers.linear import (
-    LinearMap,
-    LinearSolution,
-    bicgstab,
-    conjugate_gradients,
-    gmres,
-)
+from equilibria.solvers.linear.base import LinearMap, LinearSolution
+from equilibria.solvers.linear.bicgstab import bicgstab
+from equilibria.solvers.linear.conjugate_gradients import conjugate_gradients
+from equilibria.solvers.linear.gmres import gmres
+from equilibria.solvers.method import Method
 
 LARGEST_BASIS = 2**31
 """Bytes beyond which GMRES's basis is not worth its memory: BiCGSTAB takes its place."""

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equilibria.context import Context, Packing, State, state_tensors, twin, unflatten_state
+from equilibria.context import Context, State
+from equilibria.context.state import Packing, state_tensors, unflatten_state
+from equilibria.context.twin import twin
 from equilibria.gradients.base import Linearization, Symmetry
 
 

@@ -16,9 +16,9 @@ from equilibria.registry import check_pixels, check_values, gray_levels_hint
 
 Norm = Literal["l2", "linf"]
 AttackLoss = Literal["cross_entropy", "margin"]
-Method = Literal["pgd", "jiio", "fgsm"]
-CHOICES = {"norm": Norm, "loss": AttackLoss, "method": Method}
-DEFAULT_STEPS: dict[Method, int] = {"pgd": 20, "jiio": 40, "fgsm": 1}
+AttackMethod = Literal["pgd", "jiio", "fgsm"]
+CHOICES = {"norm": Norm, "loss": AttackLoss, "method": AttackMethod}
+DEFAULT_STEPS: dict[AttackMethod, int] = {"pgd": 20, "jiio": 40, "fgsm": 1}
 FIRST_STEP, LAST_STEP = 0.5, 0.025
 """Lengths of PGD's first and last steps as shares of eps; a cosine lies between them."""
 LEAST_REACH = 2.0
@@ -38,7 +38,7 @@ class AttackSettings:
 
     eps: float
     norm: Norm = "l2"
-    method: Method = "pgd"
+    method: AttackMethod = "pgd"
     steps: int | None = None
     restarts: int = 1
     step_size: float | None = None
@@ -92,6 +92,7 @@ class AttackSettings:
 
     @property
     def chosen_steps(self) -> int:
+        """Number of steps, by default that of the method."""
         return DEFAULT_STEPS[self.method] if self.steps is None else self.steps
 
     def step_length(self, step: int) -> float:
@@ -107,6 +108,7 @@ class AttackSettings:
         return self.eps * longer * (LAST_STEP + (FIRST_STEP - LAST_STEP) * share)
 
     def constraint(self, images: Tensor) -> Constraint:
+        """Return the set of images within `eps` of `images`, and within `clip`."""
         ball = L2Ball if self.norm == "l2" else LinfBall
         around = ball(images, self.eps)
         return around if self.clip is None else around & Box(*self.clip)

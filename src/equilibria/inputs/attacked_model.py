@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from equilibria.equilibrium import EquilibriumLayer, Record, Solving, solving
+from equilibria.equilibrium import EquilibriumLayer, Solving, solving
+from equilibria.equilibrium.solving import Record
 from equilibria.gradients import Implicit
 from equilibria.inputs.problem import as_constant
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import run_eagerly
+from equilibria.context.context import run_eagerly
 from equilibria.equilibrium import EquilibriumLayer, solving
 from equilibria.inputs.attack_settings import AttackSettings, attack_losses
 from equilibria.inputs.attacked_model import AttackedModel, under_attack
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.optimize import optimize_input
 from equilibria.inputs.search_settings import SearchSettings
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.registry import check_at_least_one, check_options
 
 COARSEST_CHECK = 1e-3
@@ -63,6 +63,7 @@ class AttackResult:
 
     @property
     def initial_predictions(self) -> Tensor:
+        """Predicted classes before the attack, shape (B,)."""
         return predicted_classes(self.initial_logits)
 
     @property
@@ -124,20 +125,20 @@ class AttackResult:
             f"{self.vjps} pull-backs"
         )
 
+    @classmethod
+    def join(cls, results: Sequence[AttackResult]) -> AttackResult:
+        """Join the results of several batches; evaluations are added up."""
+        if not results:
+            raise ValueError("there is nothing to join: no batch was attacked")
 
-def joined(results: list[AttackResult]) -> AttackResult:
-    """The results of several batches as one; evaluations are added up."""
-    if not results:
-        raise ValueError("there is nothing to join: no batch was attacked")
+        def together(name: str, first: Any) -> Any:
+            values = [getattr(result, name) for result in results]
+            if isinstance(first, Tensor):
+                return torch.cat(values)
+            return sum(values) if isinstance(first, int) else first
 
-    def together(name: str, first: Any) -> Any:
-        values = [getattr(result, name) for result in results]
-        if isinstance(first, Tensor):
-            return torch.cat(values)
-        return sum(values) if isinstance(first, int) else first
-
-    first = results[0]
-    return AttackResult(**{f.name: together(f.name, getattr(first, f.name)) for f in fields(first)})
+        first = results[0]
+        return cls(**{f.name: together(f.name, getattr(first, f.name)) for f in fields(first)})
 
 
 @run_eagerly
@@ -191,7 +192,7 @@ def attack(
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
         initial = _logits(attacked, images, labels)
         before = attacked.evaluations, attacked.vjps
-        search = _Search(attacked, images, labels, settings)
+        search = _AttackSearch(attacked, images, labels, settings)
         found = search.run(generator)
         evaluations, vjps = attacked.evaluations - before[0], attacked.vjps - before[1]
         logits = _logits(attacked, found, labels)
@@ -229,7 +230,8 @@ def adversarial_images(
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
         >>> settings = eq.inputs.AttackSettings(norm="linf", eps=0.1, steps=2)
         >>> images, labels = digits.images[:4], digits.labels[:4]
-        >>> near = eq.inputs.adversarial_images(model, images, labels, settings)
+        >>> from equilibria.inputs.attacks import adversarial_images
+        >>> near = adversarial_images(model, images, labels, settings)
         >>> bool(((near - images).abs() <= 0.1 + 1e-6).all())
         True
     """
@@ -237,7 +239,7 @@ def adversarial_images(
     with under_attack(model, settings.tolerance, settings.warm_start) as attacked:
         layer = getattr(model, "layer", None)
         heard = isinstance(layer, EquilibriumLayer) and layer.is_heard
-        search = _Search(attacked, images, labels, settings, visit=heard, verify=False)
+        search = _AttackSearch(attacked, images, labels, settings, visit=heard, verify=False)
         found = search.run(generator)
     if search.joint is not None:
         search.joint.report_visited(model)
@@ -269,7 +271,7 @@ def measure_attack(
         some = slice(first, first + batch_size)
         results.append(attack(model, images[some], labels[some], settings, generator=generator))
         on_batch()
-    return replace(joined(results), cpu_seconds=time.process_time() - started)
+    return replace(AttackResult.join(results), cpu_seconds=time.process_time() - started)
 
 
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:
@@ -285,7 +287,7 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 @dataclass
-class _Search:
+class _AttackSearch:
     """Looks for the worst image near each, sample by sample.
 
     A wrong prediction counts for more than any loss; among equals the higher loss does.

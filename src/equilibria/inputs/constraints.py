@@ -228,7 +228,7 @@ class Region:
         return point + correction if bool(correction.any()) else point
 
     def _share(self, offset: Tensor, outside: Tensor) -> Tensor:
-        """t with ‖clamp(c + t (y − c)) − c‖ = radius, for rows outside the ball.
+        """Return t with ‖clamp(c + t (y − c)) − c‖ = radius, for rows outside the ball.
 
         The projection onto ball and box is clamp(c + t (y − c)) with t = 1/(1 + λ), λ the ball's
         multiplier; the distance from c grows with t. Newton's steps inside a bracket find t; one

@@ -61,6 +61,7 @@ class InputResult:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each sample converged, shape (B,)."""
         return self.status == int(Status.CONVERGED)
 
     @property

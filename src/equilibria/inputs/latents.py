@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.inputs.engines import Engine, get_engine
+from equilibria.inputs.engines import get_engine
+from equilibria.inputs.engines.base import Engine
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.optimize import optimize_input
 from equilibria.inputs.search_settings import SearchSettings
-from equilibria.operators import about
+from equilibria.operators.measurements import about
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive, check_values
 from equilibria.solvers import Picard
 
@@ -55,7 +56,8 @@ class ExplicitGenerator(nn.Module):
     equilibrium, and μ is the gradient of the loss.
 
     Examples:
-        >>> generator = eq.inputs.ExplicitGenerator(torch.nn.Linear(2, 5), latent_dim=2)
+        >>> from equilibria.inputs.latents import ExplicitGenerator
+        >>> generator = ExplicitGenerator(torch.nn.Linear(2, 5), latent_dim=2)
         >>> generator(torch.zeros(3, 2)).shape
         torch.Size([3, 5])
     """
@@ -68,6 +70,7 @@ class ExplicitGenerator(nn.Module):
         self.head = nn.Identity()
 
     def stem(self, latents: Tensor) -> Tensor:
+        """Decode latents into images."""
         decode = getattr(self.model, "decode", self.model)
         images: Tensor = decode(latents)
         return images
@@ -85,7 +88,8 @@ def is_generator(model: nn.Module) -> bool:
     """Whether a model itself maps latents, by an equilibrium, to images.
 
     Examples:
-        >>> eq.inputs.is_generator(eq.load("mnist-generator"))
+        >>> from equilibria.inputs.latents import is_generator
+        >>> is_generator(eq.load("mnist-generator"))
         True
     """
     parts = (callable(getattr(model, name, None)) for name in ("stem", "head"))
@@ -99,8 +103,10 @@ def generator_of(model: nn.Module, *, explicit: bool = True) -> nn.Module:
     A model without an equilibrium must say its `latent_dim`; explicit=False refuses it.
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
-        >>> eq.inputs.generator_of(model)(torch.zeros(1, 3)).shape
+        >>> from equilibria.inputs.latents import generator_of
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> generator_of(model)(torch.zeros(1, 3)).shape
         torch.Size([1, 1, 8, 8])
     """
     if is_generator(model):
@@ -135,7 +141,8 @@ def decode(model: nn.Module, latents: Tensor, *, batch: int = 256) -> Tensor:
     """The images of latent vectors, in batches.
 
     Examples:
-        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> eq.inputs.decode(decoder, torch.randn(3, 4)).shape
         torch.Size([3, 1, 8, 8])
     """
@@ -157,7 +164,8 @@ class LatentSearch:
     Examples:
         >>> decoder = eq.load("mnist-generator")
         >>> image = decoder(torch.zeros(1, 24)).detach()
-        >>> search = eq.inputs.LatentSearch(iterations=3)
+        >>> from equilibria.inputs.latents import LatentSearch
+        >>> search = LatentSearch(iterations=3)
         >>> found = search.run(decoder, image, start=torch.ones(1, 24))
         >>> bool(found.loss < found.initial_loss)
         True
@@ -258,7 +266,8 @@ def find_latents(
     search: the options of `LatentSearch`, by default 40 iterations of "secant".
 
     Examples:
-        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> eq.inputs.find_latents(decoder, torch.rand(2, 1, 8, 8), iterations=3).x.shape
         torch.Size([2, 4])
     """
@@ -270,7 +279,8 @@ def squared_error(outputs: Tensor, images: Tensor) -> Tensor:
     """‖y − ŷ‖² of each image, the sum over its pixels.
 
     Examples:
-        >>> eq.inputs.squared_error(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+        >>> from equilibria.inputs.latents import squared_error
+        >>> squared_error(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
         tensor([4.])
     """
     if outputs.shape != images.shape:
@@ -285,7 +295,8 @@ def misfit(images: Tensor, measured: Tensor, measurement: Measurement | None = N
     """‖ŷ − A·images‖² of each image.
 
     Examples:
-        >>> eq.inputs.misfit(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+        >>> from equilibria.inputs.latents import misfit
+        >>> misfit(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
         tensor([4.])
     """
     if measurement is None:
@@ -304,7 +315,8 @@ def entries(measured: Tensor, measurement: Measurement | None = None) -> Tensor:
 
     Examples:
         >>> left = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-        >>> eq.inputs.entries(torch.rand(1, 1, 2, 2), eq.operators.Mask(left[None, None]))
+        >>> from equilibria.inputs.latents import entries
+        >>> entries(torch.rand(1, 1, 2, 2), eq.operators.Mask(left[None, None]))
         tensor([2.])
     """
     return about(measurement).counted(measured).flatten(1).sum(dim=1)

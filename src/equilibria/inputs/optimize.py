@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import map_state, run_eagerly, warn_caller
+from equilibria.context.caller import warn_caller
+from equilibria.context.context import run_eagerly
+from equilibria.context.state import map_state
 from equilibria.equilibrium.diagnosis import diagnose
 from equilibria.inputs.constraints import Constraint, Region
-from equilibria.inputs.engines import Engine, get_engine
+from equilibria.inputs.engines import get_engine
+from equilibria.inputs.engines.base import Engine
 from equilibria.inputs.groups import Groups
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.problem import (

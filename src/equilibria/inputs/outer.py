@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from equilibria.context import State, map_state, state_tensors
+from equilibria.context import State
+from equilibria.context.state import map_state, state_tensors
 from equilibria.inputs.input_result import InputResult
 from equilibria.inputs.problem import InputProblem
 from equilibria.solvers import ConvergenceError, gmres
@@ -100,8 +101,10 @@ def optimal_input(
 
 
 class _KKT:
-    """F(v) = (T(z; x), Jᵀμ + ∂ℓ/∂z, Π(x − a ∂/∂x(ℓ + μᵀT))), of which the optimum v = (z, μ, x) is
-    a fixed point, one row a problem."""
+    """The map F whose fixed point is the optimum v = (z, μ, x), one row per problem.
+
+    F(v) = (T(z; x), Jᵀμ + ∂ℓ/∂z, Π(x − a ∂/∂x(ℓ + μᵀT))).
+    """
 
     def __init__(self, result: InputResult) -> None:
         self.problem: InputProblem = result.problem
@@ -135,7 +138,7 @@ class _KKT:
         return groups.join_all(problem.packing.pack(image), adjoint, moved)
 
     def transposed(self) -> Callable[[Tensor], Tensor]:
-        """u ↦ (I − ∂F/∂v)ᵀ u."""
+        """Apply u ↦ (I − ∂F/∂v)ᵀ u."""
         with torch.enable_grad():
             leaf = self.point.detach().requires_grad_()
             image = self.residual(leaf, create_graph=True)

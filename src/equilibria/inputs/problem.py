@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.context import Context, Packing, State, map_state, state_tensors, twin
+from equilibria.context import Context, State
+from equilibria.context.state import Packing, map_state, state_tensors
+from equilibria.context.twin import twin
 from equilibria.equilibrium import EquilibriumLayer, Solving, capabilities
 from equilibria.equilibrium.formats import in_fastest_format
 from equilibria.equilibrium.layer import Inputs, as_inputs
@@ -20,7 +22,8 @@ from equilibria.gradients.capabilities import symmetry_weight
 from equilibria.inputs.constraints import Region
 from equilibria.inputs.groups import Groups
 from equilibria.models.non_finite import accept_non_finite
-from equilibria.solvers import SAM, LinearSolution, Solution, Status, conjugate_gradients, gmres
+from equilibria.solvers import SAM, Solution, Status, conjugate_gradients, gmres
+from equilibria.solvers.linear.base import LinearSolution
 
 Loss = Callable[[Tensor], Tensor]
 """From the model's outputs to one number a sample."""

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs.attack_settings import AttackSettings, Method
+from equilibria.inputs.attack_settings import AttackMethod, AttackSettings
 from equilibria.inputs.attacked_model import under_attack
 from equilibria.inputs.attacks import MEASURE_SEED, measure_attack, wilson_interval
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.registry import check_at_least_one, check_positive
 
 OUTSIDE = {
@@ -71,10 +71,11 @@ def curve_methods(norm: str) -> tuple[str, ...]:
     """The names of all methods that may have a curve.
 
     Examples:
-        >>> "pgd" in eq.inputs.curve_methods("l2")
+        >>> from equilibria.inputs.robustness import curve_methods
+        >>> "pgd" in curve_methods("l2")
         True
     """
-    return (*get_args(Method), *OUTSIDE[norm])
+    return (*get_args(AttackMethod), *OUTSIDE[norm])
 
 
 def measure_robustness(
@@ -115,7 +116,7 @@ def measure_robustness(
     over_steps: dict[str, tuple[CurvePoint, ...]] = {}
     passed_over = []
     for method in chosen:
-        search = _Search(method, model, images, labels, settings, batch_size, on_measured)
+        search = _RadiusSearch(method, model, images, labels, settings, batch_size, on_measured)
         try:
             over_eps[method] = tuple(search.along_eps(right))
             if method in STEPPED:
@@ -148,7 +149,8 @@ def certified_curve(
 
     Examples:
         >>> radii, right = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
-        >>> eq.inputs.certified_curve("l2", radii, right, numbers=64)
+        >>> from equilibria.inputs.robustness import certified_curve
+        >>> certified_curve("l2", radii, right, numbers=64)
         ((0.0, 0.5), (0.5, 0.5), (0.5, 0.0))
     """
     scale = 1.0 if norm == "l2" else numbers**0.5
@@ -170,7 +172,7 @@ def _right(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) ->
 
 
 @dataclass(frozen=True)
-class _Search:
+class _RadiusSearch:
     """One method on all images."""
 
     method: str
@@ -194,7 +196,7 @@ class _Search:
             yield self._point(self._withstood(right, eps, steps), eps, steps)
 
     def _steps(self, steps: int | None) -> int:
-        own = self.method in get_args(Method)
+        own = self.method in get_args(AttackMethod)
         return self._attack(0.0, steps).chosen_steps if own else steps or OUTSIDE_STEPS
 
     def _point(self, standing: Tensor, eps: float, steps: int) -> CurvePoint:
@@ -212,7 +214,7 @@ class _Search:
         kept = standing.clone()
         if len(places):
             images, labels = self.images[places], self.labels[places]
-            if self.method in get_args(Method):
+            if self.method in get_args(AttackMethod):
                 asked = self._attack(eps, steps)
                 found = measure_attack(self.model, images, labels, asked, self.batch_size)
                 kept[places] = ~found.success

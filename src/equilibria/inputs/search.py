@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.inputs.engines import Engine
+from equilibria.inputs.engines.base import Engine
 from equilibria.inputs.iterates import JointIterate
 from equilibria.inputs.problem import FixedInput, InputProblem
 from equilibria.inputs.steep import Steep

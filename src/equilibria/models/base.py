@@ -8,13 +8,17 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, State, twin
-from equilibria.equilibrium import Cell, EquilibriumLayer, Inputs, Objective, Solving
+from equilibria.context import Context, State
+from equilibria.context.twin import twin
+from equilibria.equilibrium import Cell, EquilibriumLayer, Objective, Solving
+from equilibria.equilibrium.layer import Inputs
 from equilibria.equilibrium.objective import distance_per_sample
 from equilibria.images import ImageSpec
 from equilibria.models.blocks import ImageLayers, ImageStem, PooledLinearHead
 from equilibria.models.non_finite import guard
-from equilibria.solvers import LinearSolution, Method, Solution
+from equilibria.solvers import Solution
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 
 C = TypeVar("C", bound=Cell)
 
@@ -122,7 +126,8 @@ def predicted_classes(logits: Tensor) -> Tensor:
     class 0 or any other: an answer that is right for some samples.
 
     Examples:
-        >>> eq.models.predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
+        >>> from equilibria.models.base import predicted_classes
+        >>> predicted_classes(torch.tensor([[0.1, 0.9], [float("nan"), 1.0]]))
         tensor([ 1, -1])
     """
     answered = logits.detach().logsumexp(dim=1).isfinite()
@@ -162,7 +167,8 @@ def image_classifier(
     The head is made by `head(feature_channels, num_classes, pool=pool)`.
 
     Examples:
-        >>> cell = eq.models.opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
+        >>> from equilibria.models.opteq.spaces import opteq_cell
+        >>> cell = opteq_cell(eq.Conv2d(8, 8, 3, norm="bound"), eq.Conv2d(8, 8, 3))
         >>> model = eq.models.image_classifier(cell, 8, num_classes=3, in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 3])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from equilibria.context import twin
+from equilibria.context.twin import twin
 from equilibria.operators import LinearOperator
 from equilibria.registry import check_at_least_one, check_not_negative
 

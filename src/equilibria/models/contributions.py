@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation, IdentityActivation, LeakyReLU, ReLU
-from equilibria.context import Context, State, map_state, state_tensors, sum_per_sample
-from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Scaled, Sum
-from equilibria.equilibrium import Cell, EnergyForm, EquilibriumLayer, solving
-from equilibria.equilibrium.capabilities import energy_form, output_form
+from equilibria.context import Context, State
+from equilibria.context.state import map_state, state_tensors, sum_per_sample
+from equilibria.energies import Branches, Energy, HeritageDiversity, Input
+from equilibria.energies.compose import Scaled, Sum
+from equilibria.equilibrium import Cell, EquilibriumLayer, solving
+from equilibria.equilibrium.capabilities import EnergyForm, energy_form, output_form
 from equilibria.gradients import Implicit, Symmetry
 from equilibria.models.affine import why_not_affine
 from equilibria.models.base import EquilibriumModel, in_float64

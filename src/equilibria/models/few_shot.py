@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from equilibria.activations import Activation
 from equilibria.context import Context
 from equilibria.energies import Input, Quadratic
-from equilibria.equilibrium import EquilibriumLayer, Inputs, Solving
+from equilibria.equilibrium import EquilibriumLayer, Solving
+from equilibria.equilibrium.layer import Inputs
 from equilibria.models.base import EquilibriumModel
 from equilibria.models.baselines.plain import Conv4Norm, StridedBlocks, norm_of_images
 from equilibria.models.blocks import PooledLinearHead, small
@@ -153,7 +154,8 @@ class FewShotClassifier(EquilibriumModel):
         support and the queries of every episode by themselves.
 
     Examples:
-        >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
+        >>> from equilibria.models.few_shot import few_shot_opteq
+        >>> model = few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
         >>> images = torch.rand(2, 1, 16, 16)
         >>> tasks = model.no_tasks(2, like=images)
         >>> model.for_images(images)(tasks).shape
@@ -231,7 +233,7 @@ def few_shot_opteq(
     init_scale: float = 0.5,
     solving: Solving | None = None,
 ) -> FewShotClassifier:
-    """y = σ(WWᵀy + FiLM(g(image)) + b), OptEq in y-space: it contracts whatever the task vector.
+    """OptEq in y-space, y = σ(WWᵀy + FiLM(g(image)) + b); it contracts for every task vector.
 
     The features g(image) are there once a class, and each copy is modulated on its own; W couples
     the copies. The head starts as the sum over each copy: a fresh model compares an image with
@@ -245,7 +247,8 @@ def few_shot_opteq(
         a class is called cannot matter.
 
     Examples:
-        >>> model = eq.models.few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
+        >>> from equilibria.models.few_shot import few_shot_opteq
+        >>> model = few_shot_opteq(num_classes=3, in_channels=1, channels=8, task_size=12)
         >>> model.task_size
         12
     """
@@ -294,7 +297,8 @@ def few_shot_mdeq(
     """An MDEQ with FiLM on top of the first norm of its residual blocks (C.2, Table 9).
 
     Examples:
-        >>> model = eq.models.few_shot_mdeq(in_channels=1, channels=(8, 16), task_size=6)
+        >>> from equilibria.models.few_shot import few_shot_mdeq
+        >>> model = few_shot_mdeq(in_channels=1, channels=(8, 16), task_size=6)
         >>> model(torch.rand(2, 1, 16, 16)).shape
         torch.Size([2, 5])
     """

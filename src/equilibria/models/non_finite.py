@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
-from equilibria.context import is_exporting, warn_caller
+from equilibria.context.caller import warn_caller
+from equilibria.context.context import is_exporting
 from equilibria.models.blocks import first_layer
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.solvers._cpu import is_cheap_to_read
@@ -68,10 +69,11 @@ def non_finite_tensors(model: nn.Module) -> list[str]:
 
     Examples:
         >>> layer = torch.nn.BatchNorm2d(2)
-        >>> eq.models.non_finite_tensors(layer)
+        >>> from equilibria.models.non_finite import non_finite_tensors
+        >>> non_finite_tensors(layer)
         []
         >>> _ = layer.running_mean.fill_(torch.nan)
-        >>> eq.models.non_finite_tensors(layer)
+        >>> non_finite_tensors(layer)
         ['running_mean']
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]

@@ -56,6 +56,7 @@ class PretrainedCard:
 
     @property
     def file(self) -> Path:
+        """Path of the weights."""
         return SHIPPED / f"{self.name}.safetensors"
 
 
@@ -79,7 +80,8 @@ def pretrained_file(name: str) -> Path:
     """The weights of a trained model that comes with the package.
 
     Examples:
-        >>> eq.models.pretrained_file("digits-opteq").name
+        >>> from equilibria.models.pretrained import pretrained_file
+        >>> pretrained_file("digits-opteq").name
         'digits-opteq.safetensors'
     """
     cards = pretrained_cards()

@@ -105,7 +105,8 @@ def model_card(name: str) -> ModelCard:
     """What is known of a model before it is built.
 
     Examples:
-        >>> eq.models.model_card("opteq-small").summary
+        >>> from equilibria.models.registry import model_card
+        >>> model_card("opteq-small").summary
         'OptEq of width 32 on 32 channels, images of 8×8 to 32×32'
     """
     _models.factory(name)
@@ -184,7 +185,8 @@ def model_outline(name: str, **overrides: Any) -> nn.Module:
     """The model without memory for its parameters: its structure and sizes, made at once.
 
     Examples:
-        >>> outline = eq.models.model_outline("deep-opteq-1m")
+        >>> from equilibria.models.registry import model_outline
+        >>> outline = model_outline("deep-opteq-1m")
         >>> next(outline.parameters()).device
         device(type='meta')
     """
@@ -196,7 +198,8 @@ def parameter_count(model: nn.Module) -> int:
     """How many trainable numbers a model has.
 
     Examples:
-        >>> eq.models.parameter_count(torch.nn.Linear(3, 2))
+        >>> from equilibria.models.registry import parameter_count
+        >>> parameter_count(torch.nn.Linear(3, 2))
         8
     """
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -318,7 +321,8 @@ def nearest_width(count: Callable[[int], int], parameters: int, *, remedy: str) 
     Examples:
         >>> def count(width):
         ...     return 10 * width**2
-        >>> eq.models.nearest_width(count, 1000, remedy="ask for more")
+        >>> from equilibria.models.registry import nearest_width
+        >>> nearest_width(count, 1000, remedy="ask for more")
         10
     """
     if count(1) > parameters:

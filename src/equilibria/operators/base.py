@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import at_least_float32
+from equilibria.context.state import at_least_float32
 from equilibria.operators.spectral import (
     full_precision,
     graph_free,

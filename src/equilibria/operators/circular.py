@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.context import at_least_float32
+from equilibria.context.state import at_least_float32
 from equilibria.operators import conv_symbol, spectral
 from equilibria.operators.conv_symbol import Grid
 from equilibria.operators.spectral import full_precision, graph_free

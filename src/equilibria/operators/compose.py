@@ -21,7 +21,8 @@ class Adjoint(LinearOperator):
 
     Examples:
         >>> A = eq.Dense(4, 3)
-        >>> eq.operators.Adjoint(A)(torch.ones(1, 3)).shape  # A.T is the same
+        >>> from equilibria.operators.compose import Adjoint
+        >>> Adjoint(A)(torch.ones(1, 3)).shape  # A.T is the same
         torch.Size([1, 4])
     """
 

@@ -45,10 +45,12 @@ class Dense(KernelOperator):
 
     @property
     def in_features(self) -> int:
+        """Number of input features."""
         return self.kernel.shape[1]
 
     @property
     def out_features(self) -> int:
+        """Number of output features."""
         return self.kernel.shape[0]
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.context import at_least_float32
+from equilibria.context.state import at_least_float32
 from equilibria.operators.base import LinearOperator, Shape, Weights, shape_error
 from equilibria.operators.spectral import full_precision
 from equilibria.registry import check_at_least_one, check_positive
@@ -100,9 +100,10 @@ def about(measurement: object) -> ImageMeasurement:
     """Return what restoration must know of a measurement, with defaults for maps of the user.
 
     Examples:
-        >>> eq.operators.about(eq.operators.Identity()).keeps_all
+        >>> from equilibria.operators.measurements import about
+        >>> about(eq.operators.Identity()).keeps_all
         True
-        >>> eq.operators.about(lambda images: images**2).keeps_all
+        >>> about(lambda images: images**2).keeps_all
         False
     """
     if isinstance(measurement, ImageMeasurement):

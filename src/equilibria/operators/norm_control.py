@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
-from equilibria.context import at_least_float32, run_eagerly
+from equilibria.context.context import run_eagerly
+from equilibria.context.state import at_least_float32
 from equilibria.operators.base import LinearOperator, Shape, Weights
 from equilibria.operators.spectral import full_precision, graph_free, norm_along, seeded_vector
 from equilibria.registry import check_choice, check_positive
@@ -29,7 +30,7 @@ MEMO_ENTRIES = 16
 
 
 class KernelOperator(LinearOperator):
-    """A linear map with a trainable `kernel` K and, if asked for, a controlled norm:
+    """A linear map with a trainable `kernel` K and, optionally, a controlled norm.
 
         W = K · min(1, ζ/b),        b the norm of K's operator
 

@@ -44,14 +44,17 @@ class SeparableConv2d(Convolution):
 
     @property
     def in_channels(self) -> int:
+        """Number of input channels."""
         return self.depthwise.shape[0]
 
     @property
     def out_channels(self) -> int:
+        """Number of output channels."""
         return self.pointwise.shape[0]
 
     @property
     def kernel_size(self) -> Shape:
+        """Height and width of the depthwise kernel."""
         return tuple(self.depthwise.shape[2:])
 
     def _map(self, z: Tensor, weights: Weights) -> Tensor:

@@ -52,7 +52,7 @@ def seeded_vector(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def leading_vector(apply: Map, adjoint: Map, start: Tensor, iterations: int) -> Tensor:
-    """v ← AᵀA v / ‖AᵀA v‖, `iterations` times; `start` and the result have a batch of one.
+    """Iterate v ← AᵀA v / ‖AᵀA v‖, `iterations` times; `start` and the result have a batch of one.
 
     Where AᵀA v is zero or not finite (A = 0, or a diverged A) v stays, so that what is stored
     remains a unit vector.

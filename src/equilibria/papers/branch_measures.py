@@ -11,16 +11,12 @@ from torch import nn
 
 from equilibria.data import Batches
 from equilibria.inputs import AttackSettings, measure_attack
-from equilibria.models import (
-    EquilibriumClassifier,
-    branch_features,
-    perturbed_logits,
-    predicted_classes,
-)
-from equilibria.models.mopteq.models import Direction
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.base import predicted_classes
+from equilibria.models.mopteq.models import Direction, branch_features, perturbed_logits
 from equilibria.report.features import relations
 from equilibria.solvers import Anderson, RelativeResidual
-from equilibria.training import Experiment
+from equilibria.training.experiment import Experiment
 
 Numbers = dict[str, float | None]
 

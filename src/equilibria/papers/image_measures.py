@@ -7,19 +7,11 @@ from pathlib import Path
 
 import torch
 
-from equilibria.data import (
-    Batches,
-    CorruptedImages,
-    Selection,
-    Source,
-    data_root,
-    dataset_card,
-    evenly_spread,
-    load_dataset,
-)
-from equilibria.data.common_corruptions import STRENGTHS
+from equilibria.data import Batches, Selection, Source, data_root, dataset_card, load_dataset
+from equilibria.data.common_corruptions import STRENGTHS, CorruptedImages
+from equilibria.data.source import evenly_spread
 from equilibria.report.saliency import grad_cam
-from equilibria.training import Experiment
+from equilibria.training.experiment import Experiment
 
 Numbers = dict[str, float | None]
 

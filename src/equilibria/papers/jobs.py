@@ -1,5 +1,7 @@
-"""The runs of tables: train, evaluate, measure, keep the numbers in a folder; one by one or beside
-each other."""
+"""The runs of tables: train, evaluate, measure, keep the numbers in a folder.
+
+Runs are sequential or parallel.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,15 @@ from equilibria import plugins
 from equilibria.data import Batches
 from equilibria.data.workers import end_with_parent
 from equilibria.equilibrium import BatchCouplingWarning
-from equilibria.models import parameter_count
+from equilibria.models.registry import parameter_count
 from equilibria.papers.measures import EXTRAS, Result
 from equilibria.papers.pictures import PICTURES
 from equilibria.solvers import ConvergenceWarning
-from equilibria.training import (
-    EpochMetrics,
-    Experiment,
-    RunFolder,
-    denormals_as_zero,
-    json_text,
-    load_weights,
-    recipe_from_data,
-    write_atomically,
-)
-from equilibria.training.files import take_lock
+from equilibria.training import EpochMetrics, RunFolder, load_weights
+from equilibria.training.experiment import Experiment
+from equilibria.training.files import json_text, take_lock, write_atomically
+from equilibria.training.processes import denormals_as_zero
+from equilibria.training.recipe import recipe_from_data
 
 DIGITS_OF_HASH = 10
 
@@ -49,7 +45,8 @@ class Job:
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> job = eq.papers.make_job(recipe, seed=3, runs=Path("runs"))
+        >>> from equilibria.papers.jobs import make_job
+        >>> job = make_job(recipe, seed=3, runs=Path("runs"))
         >>> job.recipe["training"]["seed"]
         3
     """
@@ -60,6 +57,7 @@ class Job:
     pictures: tuple[str, ...] = ()
 
     def picture(self, name: str) -> Path:
+        """Return the path of a picture in the folder of the job."""
         return self.folder / f"{name}.png"
 
     def result(self) -> Result | None:
@@ -76,14 +74,15 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: with a result, or with an error.
 
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> job = eq.papers.make_job(recipe, seed=0, runs=Path("runs"))
-        >>> eq.papers.Outcome(job, None, error="the disk is full").result is None
+        >>> from equilibria.papers.jobs import JobOutcome, make_job
+        >>> job = make_job(recipe, seed=0, runs=Path("runs"))
+        >>> JobOutcome(job, None, error="the disk is full").result is None
         True
     """
 
@@ -106,7 +105,8 @@ def make_job(
     Examples:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq").as_data()
-        >>> jobs = [eq.papers.make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
+        >>> from equilibria.papers.jobs import make_job
+        >>> jobs = [make_job(recipe, seed, Path("runs")) for seed in (0, 0, 1)]
         >>> jobs[0].folder == jobs[1].folder, jobs[0].folder == jobs[2].folder
         (True, False)
     """
@@ -153,15 +153,15 @@ def attempt(
     job: Job,
     device: torch.device,
     on_epoch: Callable[[EpochMetrics], None] | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """The outcome of a job; an error is one too."""
     try:
-        return Outcome(job, run_job(job, device, on_epoch))
+        return JobOutcome(job, run_job(job, device, on_epoch))
     except Exception as error:
-        return Outcome(job, None, f"{type(error).__name__}: {error}")
+        return JobOutcome(job, None, f"{type(error).__name__}: {error}")
 
 
-def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[Outcome, None, None]:
+def run_jobs(jobs: Sequence[Job], workers: int) -> Generator[JobOutcome, None, None]:
     """The outcomes of all jobs, as they end, with so many processes of one thread on the CPU.
 
     A job that fails or whose process dies is an outcome like others, and the rest goes on. When
@@ -206,14 +206,14 @@ class _Worker:
         self.job = job
         self.connection.send(job)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         try:
-            outcome: Outcome = self.connection.recv()
+            outcome: JobOutcome = self.connection.recv()
         except (EOFError, OSError):
             self.alive = False
             self.process.join()
             code = self.process.exitcode
-            return Outcome(self.job, None, f"its process died (exit code {code})")
+            return JobOutcome(self.job, None, f"its process died (exit code {code})")
         return outcome
 
     def end(self) -> None:

@@ -21,15 +21,15 @@ from equilibria.inputs import (
     AttackResult,
     AttackSettings,
     InputResult,
-    Method,
     find_latents,
-    generator_of,
-    is_generator,
     measure_attack,
 )
-from equilibria.inputs.engines import PAPER_SETTINGS, Engine
-from equilibria.inputs.latents import squared_error, zero_latents
-from equilibria.models import Autoencoder, EquilibriumClassifier
+from equilibria.inputs.attack_settings import AttackMethod
+from equilibria.inputs.engines.base import Engine
+from equilibria.inputs.engines.official import PAPER_SETTINGS
+from equilibria.inputs.latents import generator_of, is_generator, squared_error, zero_latents
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.papers.branch_measures import (
     attack_iterations,
     branch_relations,
@@ -39,16 +39,12 @@ from equilibria.papers.branch_measures import (
 from equilibria.papers.image_measures import corruptions, saliency, unseen
 from equilibria.papers.memory import peak_bytes
 from equilibria.report.generation import generate
-from equilibria.restoration import Corruption, Denoising, Inpainting, restore
-from equilibria.tasks import (
-    AdversarialClassification,
-    EpisodeBatch,
-    FewShot,
-    ImageRestoration,
-    Reconstruction,
-)
+from equilibria.restoration import Damage, Denoising, Inpainting, restore
+from equilibria.tasks import AdversarialClassification, FewShot, ImageRestoration, Reconstruction
+from equilibria.tasks.few_shot import EpisodeBatch
 from equilibria.tasks.image_quality import picture_psnr
-from equilibria.training import Experiment, now
+from equilibria.training.experiment import Experiment
+from equilibria.training.processes import now
 
 T = TypeVar("T")
 Result = dict[str, float | None]
@@ -268,7 +264,7 @@ def official(task: str) -> dict[str, Any]:
     return {"engine": {"name": "official", "task": task}}
 
 
-def _attack(experiment: Experiment, method: Method, **options: Any) -> AttackSettings:
+def _attack(experiment: Experiment, method: AttackMethod, **options: Any) -> AttackSettings:
     task = experiment.task
     if not isinstance(task, AdversarialClassification):
         raise TypeError("robustness is measured of runs of the task 'adversarial'")
@@ -425,7 +421,7 @@ RIDGE = 0.01
 """Of latents that Adam searches for, in a quick setting; the paper has none (Eq. 21)."""
 HIDDEN = 20 / 64
 """The side of the hidden window, as a share of the image's."""
-DAMAGES: dict[str, Corruption] = {
+DAMAGES: dict[str, Damage] = {
     "inpaint": Inpainting(window=HIDDEN),
     "denoise_02": Denoising(noise=0.2),
     "denoise_04": Denoising(noise=0.4),

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 from equilibria.data import Batches
-from equilibria.inputs import Engine, get_engine, is_generator
-from equilibria.models import Autoencoder, predicted_classes
+from equilibria.inputs import Engine, get_engine
+from equilibria.inputs.latents import is_generator
+from equilibria.models.base import predicted_classes
+from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.papers.measures import DAMAGE_SEED, DAMAGES, RIDGE, timed_searches
 from equilibria.report.generation import generate
 from equilibria.report.saliency import grad_cam, overlaid
@@ -21,9 +23,10 @@ from equilibria.report.style import (
     plain_log_axis,
     series,
 )
-from equilibria.restoration import answer, restore
+from equilibria.restoration import restore
+from equilibria.restoration.tiles import answer
 from equilibria.tasks import ImageRestoration
-from equilibria.training import Experiment
+from equilibria.training.experiment import Experiment
 
 SHOWN = 10
 TIMED = 16

@@ -242,7 +242,7 @@ class _Line:
         return {**look, **LEVEL} if self.names[place] in self.levels else look
 
     def _place(self, row: RecordedRow) -> tuple[str, str]:
-        """ "no Reg" and "0.4" of "no Reg, α = 0.4"; "" where a label names no value."""
+        """Split "no Reg, α = 0.4" into "no Reg" and "0.4", or "" if the label has no value."""
         name, _, value = row.label.partition(f", {self.panel.along} = ")
         return name, value
 

@@ -1,5 +1,7 @@
-"""A finished table as Markdown, as JSON with all numbers, and as a picture; the list of all tables
-that were recorded; and when, with what and on what they were made."""
+"""A finished table as Markdown, as JSON with all numbers, and as a picture.
+
+Also the list of all recorded tables, with date, versions, and hardware.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,22 @@ import torch
 import equilibria
 from equilibria.papers.measures import Result, collect, deviation, measure_of
 from equilibria.papers.plots import table_png
-from equilibria.papers.runner import Findings, Plan
+from equilibria.papers.runner import Findings, TablePlan
 from equilibria.papers.table import Row, find_table
-from equilibria.training import write_atomically
+from equilibria.training.files import write_atomically
 
 KIND = "equilibria reproduce"
 """Marks the JSON files that `index` lists."""
 NOTHING = "–"
 
 
-def base_name(made: Plan) -> str:
+def base_name(made: TablePlan) -> str:
+    """Return the stem of the files of a table."""
     return made.table.id if made.setting == "full" else f"{made.table.id}-quick"
 
 
 def write_report(
-    made: Plan, found: Findings, output: Path, command: str, facts: Mapping[str, Any]
+    made: TablePlan, found: Findings, output: Path, command: str, facts: Mapping[str, Any]
 ) -> list[Path]:
     """Write ID.md, ID.json and ID.png (ID-quick.* for a quick run); `facts` are `provenance()`."""
     name = base_name(made)
@@ -53,7 +56,7 @@ def write_report(
     return files
 
 
-def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
+def drawings(made: TablePlan) -> dict[str, tuple[str, Path]]:
     """By file name: the first row that a picture is of, and where its run has it.
 
     The name is that of the run, so that rows and tables that share a run share its pictures.
@@ -67,7 +70,7 @@ def drawings(made: Plan) -> dict[str, tuple[str, Path]]:
     return found
 
 
-def cells(made: Plan, found: Findings) -> list[list[str]]:
+def cells(made: TablePlan, found: Findings) -> list[list[str]]:
     """The heading and the rows: ours beside the paper's, column by column.
 
     A column of which the paper prints nothing is ours alone.
@@ -75,7 +78,9 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.cells(plan, eq.papers.findings(plan, []))[0][:3]
+        >>> from equilibria.papers.report import cells
+        >>> from equilibria.papers.runner import findings
+        >>> cells(plan, findings(plan, []))[0][:3]
         ['row', 'accuracy (%)', 'paper: Acc.']
     """
     heading = ["row"]
@@ -102,7 +107,7 @@ def cells(made: Plan, found: Findings) -> list[list[str]]:
     return [list(line) for line in zip(*rows, strict=True)] if made.table.turned else rows
 
 
-def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
+def markdown(made: TablePlan, found: Findings, command: str, facts: Mapping[str, Any]) -> str:
     """The page of a table, which is the template `table.md.jinja`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -128,7 +133,9 @@ def markdown(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]
     )
 
 
-def as_data(made: Plan, found: Findings, command: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def as_data(
+    made: TablePlan, found: Findings, command: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything: recipes, the numbers of every run, means and standard deviations."""
     table = made.table
     return {
@@ -163,7 +170,7 @@ def _costs(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _row_data(made: Plan, found: Findings, row: Row) -> dict[str, Any]:
+def _row_data(made: TablePlan, found: Findings, row: Row) -> dict[str, Any]:
     results = found.results.get(row.label, {})
     names = dict.fromkeys(n for result in results.values() for n in result if "@" not in n)
     values = {name: collect(list(results.values()), name) for name in names}
@@ -188,7 +195,8 @@ def write_index(folder: Path) -> str:
     Examples:
         >>> from pathlib import Path
         >>> Path("no-results").mkdir()
-        >>> eq.papers.write_index(Path("no-results")).splitlines()[0]  # and no lines below it
+        >>> from equilibria.papers.report import write_index
+        >>> write_index(Path("no-results")).splitlines()[0]  # and no lines below it
         '| table | what | setting | date | commit | seeds | command |'
     """
     lines = [
@@ -227,7 +235,8 @@ def redraw(folder: Path) -> list[Path]:
     Examples:
         >>> from pathlib import Path
         >>> Path("nothing-recorded").mkdir()
-        >>> eq.papers.redraw(Path("nothing-recorded"))
+        >>> from equilibria.papers.report import redraw
+        >>> redraw(Path("nothing-recorded"))
         []
     """
     drawn = []
@@ -241,7 +250,8 @@ def provenance() -> dict[str, Any]:
     """When, with what and on what results were made; names neither the machine nor its folders.
 
     Examples:
-        >>> "versions" in eq.papers.provenance()
+        >>> from equilibria.papers.report import provenance
+        >>> "versions" in provenance()
         True
     """
     return {

@@ -11,18 +11,21 @@ import torch
 from torch import nn
 
 from equilibria.data import DataSet, MissingDataError, dataset_card, load_dataset
-from equilibria.models import model_options, model_outline, parameter_count
-from equilibria.papers.jobs import Job, Outcome, attempt, make_job, run_jobs
+from equilibria.models import model_options
+from equilibria.models.registry import model_outline, parameter_count
+from equilibria.papers.jobs import Job, JobOutcome, attempt, make_job, run_jobs
 from equilibria.papers.measures import Result
 from equilibria.papers.table import PaperTable, Row, Setting
-from equilibria.training import EpochMetrics, Recipe, fitting_options, recipe_from_data
+from equilibria.training import EpochMetrics, Recipe
+from equilibria.training.experiment import fitting_options
+from equilibria.training.recipe import recipe_from_data
 
 RUNS = "runs"
 """The folder of all runs, in that of the results."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """The runs that a table asks for. Rows with the same recipe share theirs.
 
     Examples:
@@ -72,7 +75,7 @@ def plan(
     output: Path,
     *,
     root: Path | None = None,
-) -> Plan:
+) -> TablePlan:
     """What to run, and where. Wrong recipes are found here, before anything runs.
 
     Examples:
@@ -95,10 +98,10 @@ def plan(
                 pictures=table.pictures if seed == seeds[0] else (),
                 root=root,
             )
-    return Plan(table, setting, tuple(seeds), jobs)
+    return TablePlan(table, setting, tuple(seeds), jobs)
 
 
-def check_data(made: Plan) -> None:
+def check_data(made: TablePlan) -> None:
     """Look for the data of all rows: `MissingDataError` says what is missing and how to get it."""
     recipes = (recipe_from_data(job.recipe) for job in made.jobs.values())
     for data in {recipe.data.name: recipe.data for recipe in recipes}.values():
@@ -106,12 +109,12 @@ def check_data(made: Plan) -> None:
 
 
 def carry_out(
-    made: Plan,
+    made: TablePlan,
     *,
     workers: int | None,
     device: torch.device,
     on_epoch: Callable[[Job, EpochMetrics], None] | None = None,
-) -> Generator[Outcome, None, None]:
+) -> Generator[JobOutcome, None, None]:
     """Run what is unfinished: with so many processes, or, for None, here and on the device."""
     jobs = made.unfinished()
     if workers is not None:
@@ -121,13 +124,14 @@ def carry_out(
         yield attempt(job, device, None if on_epoch is None else partial(on_epoch, job))
 
 
-def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
+def findings(made: TablePlan, outcomes: Sequence[JobOutcome]) -> Findings:
     """The results on disk, of this call and earlier ones, and the errors of this call.
 
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.findings(plan, []).failures  # nothing has run yet
+        >>> from equilibria.papers.runner import findings
+        >>> findings(plan, []).failures  # nothing has run yet
         {}
     """
     found = Findings()
@@ -141,13 +145,14 @@ def findings(made: Plan, outcomes: Sequence[Outcome]) -> Findings:
     return found
 
 
-def model_sizes(made: Plan) -> dict[str, int]:
+def model_sizes(made: TablePlan) -> dict[str, int]:
     """The number of parameters of every row; nothing is allocated for them.
 
     Examples:
         >>> from pathlib import Path
         >>> plan = eq.papers.plan(eq.papers.find_table("opteq-t3"), "quick", [0], Path("tables"))
-        >>> eq.papers.model_sizes(plan)["DNN"]
+        >>> from equilibria.papers.runner import model_sizes
+        >>> model_sizes(plan)["DNN"]
         12774
     """
     loaded: dict[str, DataSet | None] = {}

@@ -11,13 +11,13 @@ from typing import Any
 
 from equilibria.equilibrium import Solving
 from equilibria.inputs import get_engine
-from equilibria.inputs.engines import MixingEngine
+from equilibria.inputs.engines.mixing import MixingEngine
 from equilibria.models import model_options
 from equilibria.models.registry import SOLVING
 from equilibria.papers.table import PaperSetting, PaperTable, Row
 from equilibria.solvers import AndersonTypeOne
 from equilibria.tasks import create_task
-from equilibria.training import recipe_from_data
+from equilibria.training.recipe import recipe_from_data
 
 SILENT = "the paper is silent"
 OF_THE_ROW = "as the row says"
@@ -119,7 +119,8 @@ def compared_settings(table: PaperTable) -> list[SettingLine]:
     """The full setting of a table, key by key; rows that have the same in common are one line.
 
     Examples:
-        >>> lines = eq.papers.compared_settings(eq.papers.find_table("opteq-t3"))
+        >>> from equilibria.papers.settings import compared_settings
+        >>> lines = compared_settings(eq.papers.find_table("opteq-t3"))
         >>> lines[0].name, lines[0].ours
         ('model.name', 'deep-opteq-199k')
     """

@@ -69,9 +69,11 @@ class Row:
     settings: tuple[Mapping[str, PaperSetting], ...] = ()
 
     def measure(self, column: Column) -> str | None:
+        """Return the measure in the cell of a column."""
         return self.measures.get(column.title, column.measure)
 
     def recipe(self, setting: Setting) -> RecipeData | None:
+        """Return the recipe of the row in a setting."""
         return self.full if setting == "full" else self.quick
 
 
@@ -151,6 +153,7 @@ class PaperTable:
                 raise ValueError(f"{self.id}, {row.label}: say why it has no recipe (missing)")
 
     def remarks(self, setting: Setting) -> tuple[str, ...]:
+        """Return the remarks below the table in a setting."""
         return self.full_remarks if setting == "full" else self.quick_remarks
 
     def data_sets(self, setting: Setting) -> list[str]:
@@ -166,7 +169,8 @@ class Elsewhere:
     table: the one that draws or measures it; None: nothing does, for the reason `why`.
 
     Examples:
-        >>> elsewhere = eq.papers.list_elsewhere()[0]
+        >>> from equilibria.papers.table import list_elsewhere
+        >>> elsewhere = list_elsewhere()[0]
         >>> bool(elsewhere.table or elsewhere.why)
         True
     """
@@ -222,7 +226,8 @@ def list_elsewhere() -> list[Elsewhere]:
     """What the papers number besides, as it stands in their files.
 
     Examples:
-        >>> len(eq.papers.list_elsewhere()) > 10
+        >>> from equilibria.papers.table import list_elsewhere
+        >>> len(list_elsewhere()) > 10
         True
     """
     from equilibria.papers.reading import read_elsewhere

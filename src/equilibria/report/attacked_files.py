@@ -9,13 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equilibria.data import BRIGHTEST, read_pixels, readable
+from equilibria.data import read_pixels
+from equilibria.data.image_files import BRIGHTEST, readable
 from equilibria.inputs import AttackSettings, attack
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.report.figures import drawn_files
 from equilibria.report.sheets import image_png
 from equilibria.solvers import Status
-from equilibria.training import RecipeModel, write_atomically
+from equilibria.training.experiment import RecipeModel
+from equilibria.training.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ def attack_files(
     Examples:
         >>> from pathlib import Path
         >>> eq.data.image_from_tensor(eq.data.load_digits().test.images[0]).save("zero.png")
-        >>> run = eq.training.trained_model("digits-opteq")
+        >>> from equilibria.report.attacked_files import attack_files
+        >>> from equilibria.training.experiment import trained_model
+        >>> run = trained_model("digits-opteq")
         >>> attack, cpu = eq.inputs.AttackSettings(eps=0.5), torch.device("cpu")
-        >>> found = eq.report.attack_files(run, [Path("zero.png")], [attack], cpu)
+        >>> found = attack_files(run, [Path("zero.png")], [attack], cpu)
         >>> [one.before for one in found]
         ['0']
     """

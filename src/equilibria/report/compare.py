@@ -1,5 +1,7 @@
-"""Training runs side by side: what they reached, what it cost, where their recipes differ, and
-their curves as a PNG."""
+"""Training runs side by side.
+
+Compares results, cost, and recipes, and draws the curves as a PNG.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,20 @@ from typing import Any
 
 import torch
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.data import dataset_card
 from equilibria.models import create_model
 from equilibria.report import style
-from equilibria.training import (
-    Checkpoints,
-    CheckpointWarning,
-    DamagedFileError,
-    Recipe,
-    RunFolder,
+from equilibria.training import CheckpointWarning, DamagedFileError, Recipe, RunFolder
+from equilibria.training.checkpoints import Checkpoints
+from equilibria.training.files import (
+    check_run_file,
+    read_run_text,
     read_weights,
     sealed_json,
     unsealed,
     write_atomically,
 )
-from equilibria.training.files import check_run_file, read_run_text
 from equilibria.training.recipe import told_where
 from equilibria.training.sizes import check_file_size, check_model_size
 
@@ -63,7 +63,8 @@ class ComparedRun:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq")
         >>> epochs = ({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0})
-        >>> run = eq.report.ComparedRun("a", Path("runs/a"), recipe, None, 100, True, epochs, None)
+        >>> from equilibria.report.compare import ComparedRun
+        >>> run = ComparedRun("a", Path("runs/a"), recipe, None, 100, True, epochs, None)
         >>> run.last("loss")
         1.0
     """
@@ -81,6 +82,7 @@ class ComparedRun:
     evaluation: Mapping[str, Any] | None
 
     def last(self, key: str) -> float | None:
+        """Return a metric of the last epoch."""
         return self.epochs[-1].get(key) if self.epochs else None
 
     def curve(self, key: str) -> Curve:
@@ -144,7 +146,8 @@ def score_name(runs: Sequence[ComparedRun]) -> str:
     Examples:
         >>> from pathlib import Path
         >>> recipe, empty = eq.training.load_recipe("digits-opteq"), (None, None, False, (), None)
-        >>> eq.report.score_name([eq.report.ComparedRun("a", Path("a"), recipe, *empty)])
+        >>> from equilibria.report.compare import ComparedRun, score_name
+        >>> score_name([ComparedRun("a", Path("a"), recipe, *empty)])
         'accuracy'
     """
     if any(run.recipe.task.name is not None for run in runs):
@@ -159,7 +162,8 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
         >>> from pathlib import Path
         >>> few = ["data.options.train_samples=64", "training.epochs=1"]
         >>> model = eq.train("digits-opteq", *few, output="runs/read")
-        >>> (run,) = eq.report.read_runs([Path("runs/read")])
+        >>> from equilibria.report.compare import read_runs
+        >>> (run,) = read_runs([Path("runs/read")])
         >>> run.name, run.is_finished
         ('read', True)
     """
@@ -183,7 +187,8 @@ def store_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     Examples:
         >>> from pathlib import Path
         >>> Path("evaluated").mkdir()
-        >>> eq.report.store_evaluation(Path("evaluated"), {"accuracy": 0.98})
+        >>> from equilibria.report.compare import store_evaluation
+        >>> store_evaluation(Path("evaluated"), {"accuracy": 0.98})
         >>> [path.name for path in Path("evaluated").iterdir()]
         ['evaluation.json']
     """
@@ -198,8 +203,9 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
         >>> longer = eq.training.load_recipe("digits-opteq", ["training.epochs=90"])
         >>> recipes = [eq.training.load_recipe("digits-opteq"), longer]
         >>> empty = (None, None, False, (), None)
-        >>> runs = [eq.report.ComparedRun("a", Path("a"), recipe, *empty) for recipe in recipes]
-        >>> eq.report.differing_settings(runs)
+        >>> from equilibria.report.compare import ComparedRun, differing_settings
+        >>> runs = [ComparedRun("a", Path("a"), recipe, *empty) for recipe in recipes]
+        >>> differing_settings(runs)
         {'training.epochs': [30, 90]}
     """
     flat = [_flatten(run.recipe.as_data()) for run in runs]
@@ -221,8 +227,9 @@ def comparison_png(runs: Sequence[ComparedRun]) -> bytes:
         >>> from pathlib import Path
         >>> recipe = eq.training.load_recipe("digits-opteq")
         >>> epochs = ({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0})
-        >>> run = eq.report.ComparedRun("a", Path("runs/a"), recipe, None, 100, True, epochs, None)
-        >>> eq.report.comparison_png([run])[1:4]
+        >>> from equilibria.report.compare import ComparedRun, comparison_png
+        >>> run = ComparedRun("a", Path("runs/a"), recipe, None, 100, True, epochs, None)
+        >>> comparison_png([run])[1:4]
         b'PNG'
     """
     from matplotlib.figure import Figure

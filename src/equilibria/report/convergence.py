@@ -11,7 +11,8 @@ from torch import Tensor
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.equilibrium.objective import NoObjectiveError, distance_per_sample
 from equilibria.models import EquilibriumClassifier
-from equilibria.solvers import Method, Picard
+from equilibria.solvers import Picard
+from equilibria.solvers.method import Method
 
 ROUNDING = 1e-12
 """Relative to an objective's value: differences below it mean nothing in float64."""
@@ -44,6 +45,7 @@ class Convergence:
 
     @property
     def iterations(self) -> int:
+        """Number of recorded iterations."""
         return self.residual.shape[0]
 
     @property

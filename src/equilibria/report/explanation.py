@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.certificates import Certificate, certifier
-from equilibria.context import Packing
+from equilibria.context.state import Packing
 from equilibria.equilibrium import solving
 from equilibria.equilibrium.layer import as_inputs
 from equilibria.gradients import Implicit
@@ -22,10 +22,10 @@ from equilibria.models import (
     EquilibriumClassifier,
     GEQCell,
     NoContributionsError,
-    branch_features,
     contributions,
-    predicted_classes,
 )
+from equilibria.models.base import predicted_classes
+from equilibria.models.mopteq.models import branch_features
 from equilibria.report.convergence import Convergence, follow_solve
 from equilibria.report.features import (
     Relations,
@@ -94,6 +94,7 @@ class Explanation:
         return len(self.images)
 
     def truth(self, place: int) -> int | None:
+        """Return the label of an image, if labels are known."""
         return self.truths[place] if self.truths else None
 
     @property
@@ -103,6 +104,7 @@ class Explanation:
         return sum(true is not None and true != said for true, said in pairs)
 
     def name(self, index: int) -> str:
+        """Return the name of a class; "no answer" for a negative index."""
         return "no answer" if index < 0 else self.class_names[index]
 
     def pulls(self, place: int) -> list[tuple[str, float, float]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equilibria.energies import HSIC, Decorrelation, diversity, heritage
-from equilibria.energies.branch_coupling import resampling
+from equilibria.energies import HSIC, Decorrelation
+from equilibria.energies.branch_coupling import diversity, heritage, resampling
 
 NEXT_TO_NOTHING = 1e-3
 """Shares of the largest number of a feature below this count as zero."""

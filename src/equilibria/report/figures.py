@@ -46,7 +46,8 @@ def convergence_charts(picard: Convergence, other: Convergence | None = None) ->
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
         >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
-        >>> len(eq.report.convergence_charts(found))  # of the objective, and of the residual
+        >>> from equilibria.report.figures import convergence_charts
+        >>> len(convergence_charts(found))  # of the objective, and of the residual
         2
     """
     count = picard.residual.shape[1]
@@ -149,7 +150,8 @@ def robustness_charts(curves: RobustnessCurves) -> list[Chart]:
         >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
         >>> batch = digits.images[:4], digits.labels[:4]
         >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
-        >>> len(eq.report.robustness_charts(curves))  # one step has no curve over the steps
+        >>> from equilibria.report.figures import robustness_charts
+        >>> len(robustness_charts(curves))  # one step has no curve over the steps
         1
     """
     norm = {"l2": "L2", "linf": "L∞"}[curves.norm]
@@ -226,7 +228,8 @@ def themed(charts: Sequence[Chart]) -> ThemedFigure:
     Examples:
         >>> model, images = eq.load("digits-opteq"), eq.data.load_digits().test.images[:2]
         >>> found = eq.report.follow_solve(model, images, eq.Picard(tolerance=1e-4))
-        >>> eq.report.themed(eq.report.convergence_charts(found)).light[:4]
+        >>> from equilibria.report.figures import convergence_charts, themed
+        >>> themed(convergence_charts(found)).light[:4]
         b'<svg'
     """
     charts_and_heights = [(chart.drawn(), chart.height) for chart in charts]
@@ -249,7 +252,8 @@ def attack_png(images: Tensor, result: AttackResult, class_names: Sequence[str])
     Examples:
         >>> model, digits = eq.load("digits-opteq"), eq.data.load_digits().test
         >>> found = eq.attack(model, digits.images[:2], digits.labels[:2], eps=0.5, steps=2)
-        >>> eq.report.attack_png(digits.images[:2], found, model.images.class_names)[1:4]
+        >>> from equilibria.report.figures import attack_png
+        >>> attack_png(digits.images[:2], found, model.images.class_names)[1:4]
         b'PNG'
     """
     # Images that the attack turned, then those that withstood it.

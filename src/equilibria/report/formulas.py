@@ -24,7 +24,8 @@ def model_formula(model: EquilibriumClassifier) -> Formula:
     """What is said of this model's cell in `formulas.yaml`.
 
     Examples:
-        >>> eq.report.model_formula(eq.load("digits-opteq")).equilibrium
+        >>> from equilibria.report.formulas import model_formula
+        >>> model_formula(eq.load("digits-opteq")).equilibrium
         'y* = argmin G(y; x)   ⇔   y* = σ(WWᵀy* + Ux + b)'
     """
     import yaml

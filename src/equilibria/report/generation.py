@@ -10,25 +10,24 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from equilibria.data import evenly_spread
-from equilibria.inputs import ExplicitGenerator, decode, generator_of
-from equilibria.models import Autoencoder, EquilibriumDecoder
+from equilibria.data.source import evenly_spread
+from equilibria.inputs import decode
+from equilibria.inputs.latents import ExplicitGenerator, generator_of
+from equilibria.models.generators.autoencoders import Autoencoder
+from equilibria.models.generators.decoders import EquilibriumDecoder
 from equilibria.models.generators.densities import fit_density
 from equilibria.report.sheets import Sheet, SheetRow, class_titles, compared
-from equilibria.tasks import Reconstruction, latents_of
+from equilibria.tasks import Reconstruction
 from equilibria.tasks.image_quality import (
     FeatureNetwork,
     frechet_distance,
     psnr,
     train_feature_network,
 )
-from equilibria.training import (
-    Experiment,
-    RecipeModel,
-    kept_latents,
-    load_weights,
-    save_weights,
-)
+from equilibria.tasks.images import latents_of
+from equilibria.training import load_weights, save_weights
+from equilibria.training.experiment import Experiment, RecipeModel
+from equilibria.training.packed import kept_latents
 
 AnyDensity: TypeAlias = "str | Mapping[str, Any]"
 """A name, or a mapping with a name and options."""

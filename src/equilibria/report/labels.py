@@ -29,7 +29,8 @@ def figure_rows(figures: Mapping[str, float | None]) -> list[tuple[str, str]]:
     """The measures of an evaluation as (label, value).
 
     Examples:
-        >>> eq.report.figure_rows({"accuracy": 0.98, "loss": 0.1})
+        >>> from equilibria.report.labels import figure_rows
+        >>> figure_rows({"accuracy": 0.98, "loss": 0.1})
         [('Accuracy', '98.00%'), ('Loss', '0.1')]
     """
     usual = {name: (name.replace("_", " ").capitalize(), ".4g") for name in figures} | FIGURES
@@ -48,7 +49,8 @@ def certificate_rows(
 
     Examples:
         >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:2])
-        >>> eq.report.certificate_rows(found)[0]
+        >>> from equilibria.report.labels import certificate_rows
+        >>> certificate_rows(found)[0]
         ('Class certified', '100.00% (2 of 2)')
     """
     count, gains = len(found), found.gains()
@@ -83,7 +85,8 @@ def certificate_reasons(found: Certificate) -> list[str]:
 
     Examples:
         >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:2])
-        >>> eq.report.certificate_reasons(found)  # both have a certificate
+        >>> from equilibria.report.labels import certificate_reasons
+        >>> certificate_reasons(found)  # both have a certificate
         []
     """
     counted = Counter(filter(None, found.reasons)).most_common()
@@ -95,7 +98,8 @@ def nearest_rival(found: Certificate, place: int) -> tuple[float, float] | None:
 
     Examples:
         >>> found = eq.certify(eq.load("digits-certified"), eq.data.load_digits().test.images[:1])
-        >>> margin, error = eq.report.nearest_rival(found, 0)
+        >>> from equilibria.report.labels import nearest_rival
+        >>> margin, error = nearest_rival(found, 0)
         >>> margin > error
         True
     """

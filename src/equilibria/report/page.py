@@ -16,24 +16,19 @@ from torch import Tensor, nn
 
 from equilibria.certificates import Certificate, NoCertificateError, certifier
 from equilibria.data import Batches, DataSet
-from equilibria.inputs import (
-    AttackSettings,
-    Method,
-    RobustnessCurves,
-    certified_curve,
-    measure_robustness,
-)
-from equilibria.models import (
-    EquilibriumClassifier,
-    parameter_count,
-    predicted_classes,
-)
+from equilibria.inputs import AttackSettings, RobustnessCurves, measure_robustness
+from equilibria.inputs.attack_settings import AttackMethod
+from equilibria.inputs.robustness import certified_curve
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.base import predicted_classes
+from equilibria.models.registry import parameter_count
 from equilibria.report.calibration import Calibration, calibration
 from equilibria.report.convergence import Convergence
 from equilibria.report.explanation import Explanation, affordable, explain
 from equilibria.report.labels import certificate_rows, figure_rows
 from equilibria.tasks import Classification, Evaluation
-from equilibria.training import EpochMetrics, Experiment
+from equilibria.training import EpochMetrics
+from equilibria.training.experiment import Experiment
 
 UNKNOWN = "not known"
 LOOKED_AT, CERTIFIED, FOLLOWED, ATTACKED = 360, 64, 64, 100
@@ -121,6 +116,7 @@ class RunReport:
 
     @property
     def confusion(self) -> list[list[int]]:
+        """Confusion matrix as nested lists; empty without one."""
         found = self.evaluation.counts.get("confusion")
         return [] if found is None else found.tolist()
 
@@ -144,6 +140,7 @@ class RunReport:
 
     @property
     def convergence(self) -> Convergence | None:
+        """Recorded convergence of the explained images, if any."""
         return None if self.explanation is None else self.explanation.convergence
 
     def rows(self) -> list[tuple[str, str]]:
@@ -204,7 +201,8 @@ def with_certified(
         >>> settings = eq.inputs.AttackSettings(norm="l2", eps=0.5, steps=1)
         >>> batch = digits.images[:4], digits.labels[:4]
         >>> curves = eq.inputs.measure_robustness(model, *batch, settings, methods=["fgsm"])
-        >>> eq.report.with_certified(model, *batch, curves).certified[0]
+        >>> from equilibria.report.page import with_certified
+        >>> with_certified(model, *batch, curves).certified[0]
         (0.0, 1.0)
     """
     try:
@@ -241,7 +239,8 @@ def run_report(
         The report; what does not apply to the model is None or empty.
 
     Examples:
-        >>> report = eq.report.run_report(eq.training.trained("digits-opteq"), [], name="digits")
+        >>> from equilibria.training.experiment import trained
+        >>> report = eq.report.run_report(trained("digits-opteq"), [], name="digits")
         >>> report.parameters, report.evaluation.samples
         (33098, 450)
         >>> eq.report.report_page([report])[:15]
@@ -333,7 +332,7 @@ class _Looking:
 
     def _robustness(self, images: Tensor, labels: Tensor) -> RobustnessCurves:
         eps = DISTANCE * max(1.0, images[0].numel() / 1000) ** 0.5
-        methods = get_args(Method)
+        methods = get_args(AttackMethod)
 
         def tell(method: str) -> None:
             self.on_step(f"attacking {len(images)} test images by {method}")
@@ -359,12 +358,14 @@ class _Looking:
 def choose_examples(
     labels: Tensor, predictions: Tensor, *, count: int = EXAMPLES, mistakes: int = MISTAKES
 ) -> Tensor:
-    """Places of mistakes first, up to `mistakes` of them if there are enough right ones, then of
-    right ones, class after class.
+    """Return indices of mistakes, at most `mistakes`, then of correct predictions class by class.
+
+    There are more mistakes only if there are too few correct predictions.
 
     Examples:
         >>> labels, said = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
-        >>> eq.report.choose_examples(labels, said, count=3, mistakes=1)
+        >>> from equilibria.report.page import choose_examples
+        >>> choose_examples(labels, said, count=3, mistakes=1)
         tensor([2, 0, 1])
     """
     right = predictions == labels

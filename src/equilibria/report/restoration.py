@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from equilibria.report.sheets import MOST_SIDE, Sheet, SheetRow, compared, decibels
-from equilibria.report.style import LIGHT, count_along, drawing, dress_axes, figure_png
+from equilibria.report.style import (
+    LIGHT,
+    TEXT,
+    count_along,
+    drawing,
+    dress_axes,
+    figure_png,
+    wrapped,
+)
 from equilibria.restoration import Restored
 
 SHOWN = 256
@@ -16,6 +25,8 @@ SHOWN = 256
 LEAST_SIDE = 160
 """Longer side in pixels of an image in the sheet of a file. Of a large image the middle is shown,
 because noise cannot be seen in a reduced picture."""
+SHEET_WIDTH = 4.8
+"""Width of the sheet of a photograph, in inches."""
 COLUMNS = 10
 """Test images in a row of their sheet."""
 
@@ -34,7 +45,8 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
     Examples:
         >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 16, 16))
         >>> restored = eq.restoration.PhotoRestorer(trace=True).restore(problem)
-        >>> eq.report.photo_sheet("noisy.png", restored)[1:4]
+        >>> from equilibria.report.restoration import photo_sheet
+        >>> photo_sheet("noisy.png", restored)[1:4]
         b'PNG'
     """
     pictures = {
@@ -46,16 +58,21 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
     with drawing():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(3.3 * (len(shown) + 1), 3.6), layout="constrained")
-        axes = figure.subplots(1, len(shown) + 1)
-        for axis, (title, images) in zip(axes, shown.items(), strict=False):
-            image = _middle(images[0], SHOWN).clamp(0, 1).permute(1, 2, 0)
+        middles = {title: _middle(images[0], SHOWN) for title, images in shown.items()}
+        height, width = restored.images.shape[2:]
+        # Two columns, with large type: the sheet is legible at the width of a phone.
+        row = SHEET_WIDTH / 2 * min(max(height / width, 0.7), 1.5) + 0.35
+        figure: Any = Figure(figsize=(SHEET_WIDTH, 2 * row + 0.45), layout="constrained")
+        grid = figure.add_gridspec(2, 2)
+        for place, (title, middle) in enumerate(middles.items()):
+            axis = figure.add_subplot(grid[divmod(place, 2)])
+            image = middle.clamp(0, 1).permute(1, 2, 0)
             gray = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[2] == 1 else {}
             pixels = (image.squeeze(2) if gray else image).numpy()
             axis.imshow(pixels, interpolation="nearest", **gray)
             axis.set_title(title)
             axis.set_axis_off()
-        curve = axes[-1]
+        curve = figure.add_subplot(grid[1, 1] if len(shown) == 3 else grid[1, :])
         if restored.trace is not None and restored.best_trace is not None:
             lowest, values = restored.best_trace[:, 0], restored.trace[:, 0]
             curve.plot(lowest.numpy(), color=LIGHT.first, label="lowest so far")
@@ -67,7 +84,7 @@ def photo_sheet(name: str, restored: Restored, variation: Tensor | None = None) 
         curve.set_title(f"objective{where}{weight}")
         count_along(curve, "iteration")
         dress_axes(curve)
-        figure.suptitle(f"{name}: {restored.statement}", fontsize=10)
+        figure.suptitle(wrapped(f"{name}: {restored.statement}", 64), fontsize=TEXT)
         return figure_png(figure)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equilibria.data import image_to_tensor, open_image, readable
-from equilibria.data.image_files import as_pixels
+from equilibria.data import image_to_tensor
+from equilibria.data.image_files import as_pixels, open_image, readable
 from equilibria.equilibrium import solving
 from equilibria.report.figures import drawn_files
 from equilibria.report.style import (
@@ -27,7 +27,8 @@ from equilibria.report.style import (
     legend_below,
     legend_columns,
 )
-from equilibria.training import RecipeModel, write_atomically
+from equilibria.training.experiment import RecipeModel
+from equilibria.training.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,7 +87,8 @@ def segmentation_png(
 
     Examples:
         >>> images, labels = torch.rand(1, 3, 8, 8), torch.zeros(1, 8, 8, dtype=torch.long)
-        >>> eq.report.segmentation_png(images, labels, labels, ["sky", "road"])[1:4]
+        >>> from equilibria.report.segmentation import segmentation_png
+        >>> segmentation_png(images, labels, labels, ["sky", "road"])[1:4]
         b'PNG'
     """
     shape = (len(images), *images.shape[2:])

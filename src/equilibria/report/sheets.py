@@ -1,5 +1,4 @@
-"""Sheets of images, each row and column with its name, and what is to be said of an image below
-it; as PNG."""
+"""Sheets of images as PNG, with names of rows and columns, and notes below the images."""
 
 from __future__ import annotations
 
@@ -170,7 +169,8 @@ def class_titles(data: DataSet, labels: Tensor) -> list[str]:
     """The classes of images, to stand above their columns; nothing where they have none.
 
     Examples:
-        >>> eq.report.class_titles(eq.data.load_digits(), torch.tensor([3, 7]))
+        >>> from equilibria.report.sheets import class_titles
+        >>> class_titles(eq.data.load_digits(), torch.tensor([3, 7]))
         ['3', '7']
     """
     if data.kind != "classification" or data.num_classes < 2:

@@ -9,22 +9,14 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.inputs import RobustnessCurves
 from equilibria.report.html import report_page
 from equilibria.report.page import RunReport, run_report
 from equilibria.tasks import Evaluation
-from equilibria.training import (
-    CheckpointWarning,
-    EpochMetrics,
-    Experiment,
-    RunFolder,
-    sealed_json,
-    trained,
-    unsealed,
-    write_atomically,
-)
-from equilibria.training.files import read_run_text
+from equilibria.training import CheckpointWarning, EpochMetrics, RunFolder
+from equilibria.training.experiment import Experiment, trained
+from equilibria.training.files import read_run_text, sealed_json, unsealed, write_atomically
 from equilibria.training.weights_source import Weights
 
 
@@ -47,7 +39,8 @@ def store_robustness(folder: Path, curves: RobustnessCurves) -> None:
         >>> from pathlib import Path
         >>> Path("attacked").mkdir()
         >>> curves = eq.inputs.RobustnessCurves("l2", 4, 1.0, {}, {}, 0.5)
-        >>> eq.report.store_robustness(Path("attacked"), curves)
+        >>> from equilibria.report.stored import store_robustness
+        >>> store_robustness(Path("attacked"), curves)
         >>> [path.name for path in Path("attacked").iterdir()]
         ['robustness.json']
     """
@@ -88,6 +81,7 @@ def report_of(
         weights: "best" takes those of the epoch with the best validation score.
         root: Folder of data sets, if it is not where the recipe says.
         quick: Leave out what takes long (`run_report`).
+        refine: Refine the certificates, which takes more evaluations (`run_report`).
         on_step: Called with a description of each step before it starts.
 
     Returns:

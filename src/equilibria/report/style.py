@@ -135,6 +135,7 @@ def figure_svg(figure: Any) -> bytes:
 def dress_axes(
     axis: Any, theme: Theme = LIGHT, *, grid: Literal["both", "x", "y"] = "both"
 ) -> None:
+    """Apply the colors of a theme and a light grid to axes."""
     axis.title.set_color(theme.ink)
     axis.title.set_fontsize(TITLE)
     axis.xaxis.label.set_color(theme.ink)
@@ -202,7 +203,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """In lines of so many letters; what does not fit is left out behind …"""
+    """Wrap a text at a width; what does not fit is replaced by "…"."""
     width = max(2, width)
     cut = textwrap.wrap(text, width, max_lines=lines, placeholder=" …", break_on_hyphens=False)
     return "\n".join(cut)
@@ -221,6 +222,7 @@ def legend_columns(labels: Sequence[str], width: float, *, mark: float = 0.7) ->
 
 
 def legend_below(figure: Any, handles: list[Any], columns: int) -> None:
+    """Add a legend below the axes of a figure."""
     figure.legend(
         handles=handles,
         loc="outside lower center",

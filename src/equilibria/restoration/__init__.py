@@ -5,7 +5,7 @@ Start with `damage.py` (the tasks), `photo.py` (how a photograph is restored) an
 """
 
 from equilibria.restoration.damage import (
-    Corruption,
+    Damage,
     Deblurring,
     Demosaicing,
     Denoising,
@@ -13,31 +13,26 @@ from equilibria.restoration.damage import (
     Measured,
     Scattering,
     SuperResolution,
-    get_corruption,
-    list_corruptions,
-    register_corruption,
+    get_damage,
+    list_damages,
+    register_damage,
 )
 from equilibria.restoration.fill import seamless_fill
 from equilibria.restoration.generators import Restoration, restore
-from equilibria.restoration.learned import GeneratorRestorer, LearnedRestorer
 from equilibria.restoration.minimizer import PhotoMinimizer
 from equilibria.restoration.noise import noise_level
 from equilibria.restoration.photo import PhotoRestorer
 from equilibria.restoration.photons import Poisson
 from equilibria.restoration.problem import RestorationProblem
-from equilibria.restoration.proof import RestoredPhotos
-from equilibria.restoration.restorer import Restored, Restorer, Solve
-from equilibria.restoration.tiles import answer, answer_in_tiles, takes_any_size
-from equilibria.restoration.total_variation import least_variation
+from equilibria.restoration.restorer import Restored, Restorer
+from equilibria.restoration.tiles import answer_in_tiles
 
 __all__ = [
-    "Corruption",
+    "Damage",
     "Deblurring",
     "Demosaicing",
     "Denoising",
-    "GeneratorRestorer",
     "Inpainting",
-    "LearnedRestorer",
     "Measured",
     "PhotoMinimizer",
     "PhotoRestorer",
@@ -45,19 +40,14 @@ __all__ = [
     "Restoration",
     "RestorationProblem",
     "Restored",
-    "RestoredPhotos",
     "Restorer",
     "Scattering",
-    "Solve",
     "SuperResolution",
-    "answer",
     "answer_in_tiles",
-    "get_corruption",
-    "least_variation",
-    "list_corruptions",
+    "get_damage",
+    "list_damages",
     "noise_level",
-    "register_corruption",
+    "register_damage",
     "restore",
     "seamless_fill",
-    "takes_any_size",
 ]

@@ -4,7 +4,7 @@ A class says which measurement operator A describes the damage, how damage is si
 defaults are, and what the program prints. What depends on the operator (a part of it, its first
 guess) is a method of the operator: `equilibria.operators.measurements`.
 
-To add a task: write a subclass of `Corruption` and register it at the end of this file. With a
+To add a task: write a subclass of `Damage` and register it at the end of this file. With a
 `photo_task` the command `equilibria restore` offers it too.
 """
 
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.inputs.latents import Measurement
-from equilibria.operators import AveragePool, Blur, Identity, Mask, about
+from equilibria.operators import AveragePool, Blur, Identity, Mask
+from equilibria.operators.measurements import about
 from equilibria.registry import Registry, check_at_least, check_open_share, check_values
 from equilibria.restoration.noise import noise_level
 from equilibria.restoration.problem import RestorationProblem
@@ -30,7 +31,7 @@ PAPER_WINDOW = 20 / 64
 """The side of the hidden window in the paper, 20 pixels of 64."""
 
 
-class Corruption(ABC):
+class Damage(ABC):
     """A kind of damage: a measurement, and noise of a standard deviation `noise`.
 
     Attributes:
@@ -41,8 +42,8 @@ class Corruption(ABC):
             other damage, which takes no mask.
 
     Examples:
-        >>> damage = eq.restoration.get_corruption("denoise", noise=0.1)
-        >>> isinstance(damage, eq.restoration.Corruption), damage.noise
+        >>> damage = eq.restoration.get_damage("denoise", noise=0.1)
+        >>> isinstance(damage, eq.restoration.Damage), damage.noise
         (True, 0.1)
     """
 
@@ -127,7 +128,7 @@ class Corruption(ABC):
 
 
 @dataclass(frozen=True)
-class Denoising(Corruption):
+class Denoising(Damage):
     """Gaussian noise of standard deviation `noise` on every pixel.
 
     Examples:
@@ -153,7 +154,7 @@ class Denoising(Corruption):
 
 
 @dataclass(frozen=True)
-class Inpainting(Corruption):
+class Inpainting(Damage):
     """A square window of every image is hidden, somewhere else in each.
 
     window: its side, as a share of the image's shorter one below 1, or in pixels from 1.
@@ -198,7 +199,7 @@ class Inpainting(Corruption):
 
 
 @dataclass(frozen=True)
-class Deblurring(Corruption):
+class Deblurring(Damage):
     """A Gaussian blur of standard deviation `width` pixels, and noise.
 
     Examples:
@@ -243,7 +244,7 @@ class Deblurring(Corruption):
 
 
 @dataclass(frozen=True)
-class SuperResolution(Corruption):
+class SuperResolution(Damage):
     """The mean over blocks of `factor`×`factor` pixels, and noise.
 
     Examples:
@@ -285,7 +286,7 @@ class SuperResolution(Corruption):
 
 
 @dataclass(frozen=True)
-class Scattering(Corruption):
+class Scattering(Damage):
     """A share of the pixels of every image is missing, here and there, and noise on the others.
 
     Examples:
@@ -315,7 +316,7 @@ class Scattering(Corruption):
 
 
 @dataclass(frozen=True)
-class Demosaicing(Corruption):
+class Demosaicing(Damage):
     """One color a pixel, as a camera's sensor sees it (Bayer's pattern, red first), and noise.
 
     Examples:
@@ -359,7 +360,7 @@ def bayer_mosaic(height: int, width: int, like: Tensor) -> Mask:
 
 
 @dataclass(frozen=True)
-class Measured(Corruption):
+class Measured(Damage):
     """Any differentiable measurement, with noise.
 
     Examples:
@@ -379,9 +380,9 @@ class Measured(Corruption):
         return self.measurement
 
 
-_corruptions: Registry[Corruption] = Registry(
-    "corruption",
-    Corruption,
+_damages: Registry[Damage] = Registry(
+    "damage",
+    Damage,
     {
         "denoise": Denoising,
         "deblur": Deblurring,
@@ -393,16 +394,16 @@ _corruptions: Registry[Corruption] = Registry(
 )
 
 
-register_corruption = _corruptions.register
-list_corruptions = _corruptions.names
-get_corruption = _corruptions.create
-"""The corruption of a name, with its options as keywords."""
+register_damage = _damages.register
+list_damages = _damages.names
+get_damage = _damages.create
+"""The damage of a name, with its options as keywords."""
 
 
-def photo_tasks() -> dict[str, type[Corruption]]:
+def photo_tasks() -> dict[str, type[Damage]]:
     """The kinds of damage that `equilibria restore` undoes, by the name of the task."""
-    kinds = map(_corruptions.factory, list_corruptions())
-    offered = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Corruption)]
+    kinds = map(_damages.factory, list_damages())
+    offered = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Damage)]
     return {kind.photo_task: kind for kind in offered if kind.photo_task}
 
 

@@ -19,7 +19,7 @@ from equilibria.inputs.latents import (
     zero_latents,
 )
 from equilibria.inputs.problem import as_constant
-from equilibria.operators import about
+from equilibria.operators.measurements import about
 from equilibria.registry import check_at_least_one, check_not_negative
 from equilibria.solvers import Status
 
@@ -53,6 +53,7 @@ class Restoration:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each sample converged, shape (B,)."""
         return self.status == int(Status.CONVERGED)
 
     def summary(self) -> str:
@@ -92,7 +93,8 @@ def restore(
     search: the options of `LatentSearch`: engine, iterations, ridge, …
 
     Examples:
-        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(2, 1, 8, 8))
         >>> eq.restore(decoder, seen.measured, seen.measurement, iterations=5).images.shape
         torch.Size([2, 1, 8, 8])

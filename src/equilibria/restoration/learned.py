@@ -79,9 +79,11 @@ class LearnedRestorer(ModelRestorer):
         tile: Side in pixels of the tiles of large pictures, for a model that takes any size.
 
     Examples:
-        >>> model = eq.models.deq_restorer(in_channels=1, channels=8).eval()
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.restoration.learned import LearnedRestorer
+        >>> model = deq_restorer(in_channels=1, channels=8).eval()
         >>> problem = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 3, 8, 8))
-        >>> eq.restoration.LearnedRestorer(model, channels=1).restore(problem).images.shape
+        >>> LearnedRestorer(model, channels=1).restore(problem).images.shape
         torch.Size([1, 3, 8, 8])
     """
 
@@ -91,6 +93,7 @@ class LearnedRestorer(ModelRestorer):
 
     @property
     def any_size(self) -> bool:
+        """Whether the model accepts images of any size."""
         return takes_any_size(self.model)
 
     @torch.no_grad()
@@ -117,9 +120,11 @@ class GeneratorRestorer(ModelRestorer):
         seed: Of the random starts.
 
     Examples:
-        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> from equilibria.restoration.learned import GeneratorRestorer
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> problem = eq.restoration.Inpainting(window=3).corrupt(torch.rand(2, 1, 8, 8))
-        >>> restorer = eq.restoration.GeneratorRestorer(decoder, search={"iterations": 3})
+        >>> restorer = GeneratorRestorer(decoder, search={"iterations": 3})
         >>> len(restorer.restore(problem).solves)
         2
     """

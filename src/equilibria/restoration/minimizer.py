@@ -25,8 +25,8 @@ from equilibria.equilibrium import EquilibriumLayer
 from equilibria.gradients import Implicit
 from equilibria.models.blocks import check_images
 from equilibria.models.restorers.photo import PhotoCell
-from equilibria.operators import Identity, LinearOperator, about
-from equilibria.operators.measurements import reflect
+from equilibria.operators import Identity, LinearOperator
+from equilibria.operators.measurements import about, reflect
 from equilibria.operators.spectral import leading_vector, seeded_vector
 from equilibria.registry import (
     check_at_least_one,
@@ -37,8 +37,9 @@ from equilibria.restoration.problem import RestorationProblem
 from equilibria.restoration.proof import GRAY_LEVEL, RestoredPhotos
 from equilibria.restoration.restorer import solves_of
 from equilibria.restoration.tiles import answer_in_tiles
-from equilibria.solvers import Accelerated, Anderson, Method, Solution
+from equilibria.solvers import Accelerated, Anderson, Solution
 from equilibria.solvers.convergence import Iterate, StoppingCriterion
+from equilibria.solvers.method import Method
 
 MIRRORED = 8
 """Pixels by which a picture goes on beyond its edges, reflected, while it is restored."""
@@ -195,8 +196,10 @@ class PhotoMinimizer(nn.Module):
         """How the solves of `forward` ended, one a piece."""
 
     def reach(self, accuracy: float) -> int:
-        """Pixels beyond which pieces take no notice of each other: a choice, and no proof. What cut
-        edges change all the same is in the bound of the whole picture."""
+        """Overlap of pieces in pixels; a heuristic, not a proof.
+
+        The bound on the error of the whole picture includes the effect of cut edges.
+        """
         return 4 * self.prior.size
 
     @torch.no_grad()
@@ -383,8 +386,10 @@ class PhotoMinimizer(nn.Module):
     def mirrored(
         self, measured: Tensor, measurement: Callable[[Tensor], Tensor] | None
     ) -> tuple[Tensor, LinearOperator | Callable[[Tensor], Tensor]]:
-        """What was measured, going on beyond its edges; not with a measurement of one's own, whose
-        size may be fixed."""
+        """Return the measured picture, extended beyond its edges.
+
+        Pictures of a custom measurement are returned unchanged, since their size may be fixed.
+        """
         check_images(measured, measured.shape[1] if measured.dim() == 4 else 1)
         if not bool(measured.isfinite().all()):
             raise ValueError("the picture has values that are NaN or infinite")

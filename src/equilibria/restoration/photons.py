@@ -19,7 +19,7 @@ from torch import Tensor
 from equilibria.inputs.latents import Measurement
 from equilibria.operators import Identity
 from equilibria.registry import check_positive, check_values
-from equilibria.restoration.damage import Corruption, register_corruption
+from equilibria.restoration.damage import Damage, register_damage
 from equilibria.restoration.problem import RestorationProblem
 
 MOST_TABULATED = 100.0
@@ -27,9 +27,9 @@ MOST_TABULATED = 100.0
 TABLE = 2048
 
 
-@register_corruption("poisson")
+@register_damage("poisson")
 @dataclass(frozen=True)
-class Poisson(Corruption):
+class Poisson(Damage):
     """Photon counts: x ~ Poisson(peak·y)/peak.
 
     Attributes:

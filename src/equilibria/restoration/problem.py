@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from equilibria.inputs.latents import Measurement
-from equilibria.operators import ImageMeasurement, about
+from equilibria.operators import ImageMeasurement
+from equilibria.operators.measurements import about
 from equilibria.registry import check_values
 
 

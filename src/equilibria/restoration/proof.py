@@ -13,7 +13,7 @@ from equilibria.models.restorers.photo import PhotoCell
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive_pixels
 from equilibria.restoration.restorer import Restored
 from equilibria.solvers import Solution
-from equilibria.solvers.linear import conjugate_gradients
+from equilibria.solvers.linear.conjugate_gradients import conjugate_gradients
 
 GRAY_LEVEL = 1 / 255
 
@@ -100,8 +100,9 @@ class RestoredPhotos(Restored):
         )
 
     def gain_within(self, radius: float = GRAY_LEVEL) -> Tensor | None:
-        """How much lower G is, at the most, at any picture z whose root mean square distance to the
-        answer y is at most `radius`.
+        """Bound how much lower G is at any picture z near the answer y.
+
+        "Near" is a root mean square distance of at most `radius`.
 
         G(z) ≥ G(y) + ⟨∇G(y), z − y⟩ + (m/2)‖z − y‖², with m ≤ ∇²G everywhere: with −m the concavity
         of the prior, if A is linear. None where A is not.

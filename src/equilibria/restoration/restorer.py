@@ -18,7 +18,8 @@ class Solve:
     """How the solve or the search for one image ended; empty where there was none.
 
     Examples:
-        >>> eq.restoration.Solve(status="converged", iterations=12).residual is None
+        >>> from equilibria.restoration.restorer import Solve
+        >>> Solve(status="converged", iterations=12).residual is None
         True
     """
 
@@ -88,9 +89,10 @@ class Restorer(ABC):
     """A method that restores images.
 
     Examples:
+        >>> from equilibria.restoration.restorer import Solve
         >>> class Nothing(eq.restoration.Restorer):
         ...     def restore(self, problem):
-        ...         same, solves = problem.measured, [eq.restoration.Solve()]
+        ...         same, solves = problem.measured, [Solve()]
         ...         return eq.restoration.Restored(
         ...             problem=problem, images=same, generated=same, solves=solves, seconds=0.0
         ...         )

@@ -26,9 +26,11 @@ def answer(model: nn.Module, seen: RestorationProblem) -> Tensor:
     """Apply a model that was trained to restore (G of JIIO's Eq. 23).
 
     Examples:
-        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.restoration.tiles import answer
+        >>> restorer = deq_restorer(in_channels=1, channels=8)
         >>> seen = eq.restoration.Denoising(noise=0.1).corrupt(torch.rand(1, 1, 8, 8))
-        >>> eq.restoration.answer(restorer, seen).shape
+        >>> answer(restorer, seen).shape
         torch.Size([1, 1, 8, 8])
     """
     if getattr(model, "takes_measurement", False):
@@ -53,7 +55,9 @@ def takes_any_size(model: nn.Module) -> bool:
     """Whether a restorer takes pictures of any size: it then says how far a pixel looks.
 
     Examples:
-        >>> eq.restoration.takes_any_size(eq.models.deq_restorer(in_channels=1, channels=8))
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.restoration.tiles import takes_any_size
+        >>> takes_any_size(deq_restorer(in_channels=1, channels=8))
         True
     """
     return callable(getattr(model, "reach", None))

@@ -23,13 +23,14 @@ def least_variation(
     start: Tensor,
     iterations: int = 200,
 ) -> Tensor:
-    """argmin ½‖Ay − x‖² + weight · TV(y), TV isotropic and of all colors together.
+    """Minimize ½‖Ay − x‖² + weight · TV(y), TV isotropic and of all colors together.
 
     By Condat and Vũ's primal-dual steps (2013), with the exact adjoint of A.
 
     Examples:
         >>> seen = torch.rand(1, 1, 16, 16)
-        >>> flat = eq.restoration.least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
+        >>> from equilibria.restoration.total_variation import least_variation
+        >>> flat = least_variation(seen, eq.operators.Identity(), 10.0, start=seen)
         >>> bool(flat.std() < 0.01 * seen.std())
         True
     """

@@ -20,7 +20,7 @@ from equilibria.certificates import (
 from equilibria.data import read_pixels
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.images import images_of
-from equilibria.report import nearest_rival
+from equilibria.report.labels import nearest_rival
 from equilibria.training import Prediction, predict
 from equilibria.training.api import answers_of
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.data import load_digits
 from equilibria.data.image_files import image_from_tensor
 from equilibria.equilibrium import solving
@@ -23,7 +23,7 @@ from equilibria.inputs import attack
 from equilibria.models import EquilibriumModel, create_model, model_options
 from equilibria.serving.answers import Answerer, finite
 from equilibria.solvers import list_solvers
-from equilibria.training import RecipeModel, fitting_options
+from equilibria.training.experiment import RecipeModel, fitting_options
 
 MAX_STEPS = 60
 """Maximum number of displayed steps of a solve."""

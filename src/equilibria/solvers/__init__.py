@@ -5,14 +5,17 @@ from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.anderson_type_one import AndersonTypeOne
 from equilibria.solvers.auto import Auto
-from equilibria.solvers.base import Memory, Solver
+from equilibria.solvers.base import Solver
 from equilibria.solvers.broyden import Broyden
 from equilibria.solvers.convergence import Iterate, RelativeResidual, StoppingCriterion
-from equilibria.solvers.linear import LinearSolution, bicgstab, conjugate_gradients, gmres
+from equilibria.solvers.linear.bicgstab import bicgstab
+from equilibria.solvers.linear.conjugate_gradients import conjugate_gradients
+from equilibria.solvers.linear.gmres import gmres
 from equilibria.solvers.method import Method
-from equilibria.solvers.minimize import Descent, Minimizer
+from equilibria.solvers.minimize.base import Minimizer
+from equilibria.solvers.minimize.descent import Descent
 from equilibria.solvers.picard import Picard
-from equilibria.solvers.problem import FixedPointProblem, Potential
+from equilibria.solvers.problem import FixedPointProblem
 from equilibria.solvers.sam import SAM
 from equilibria.solvers.solution import (
     ConvergenceError,
@@ -34,12 +37,9 @@ __all__ = [
     "Descent",
     "FixedPointProblem",
     "Iterate",
-    "LinearSolution",
-    "Memory",
     "Method",
     "Minimizer",
     "Picard",
-    "Potential",
     "RelativeResidual",
     "Solution",
     "Solver",

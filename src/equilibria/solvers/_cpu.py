@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from equilibria.context import State, map_state, state_tensors, unflatten_state
+from equilibria.context import State
+from equilibria.context.state import map_state, state_tensors, unflatten_state
 
 if TYPE_CHECKING:
     from equilibria.solvers.method import Method

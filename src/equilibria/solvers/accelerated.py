@@ -14,6 +14,8 @@ from equilibria.solvers.base import Memory, Solver
 
 @dataclass
 class NesterovMemory(Memory):
+    """State of accelerated iterations between steps."""
+
     previous: Tensor
     """T of the point before."""
     age: Tensor

@@ -13,7 +13,7 @@ from equilibria.solvers.base import Memory, Solver
 
 
 @dataclass
-class Differences(Memory):
+class StepDifferences(Memory):
     """The last differences of points and of residuals of each row, in buffers allocated once.
 
     `products` holds ⟨Δy_i, Δg_j⟩ and is updated by one row and one column an iteration.
@@ -32,7 +32,7 @@ class Differences(Memory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AndersonTypeOne(Solver[Differences]):
+class AndersonTypeOne(Solver[StepDifferences]):
     """y ← T(y) − (ΔY + ΔG) γ with (ΔYᵀΔG) γ = ΔYᵀg, g = T(y) − y.
 
     (Fang and Saad, 2009; Zhang et al., 2020.) Where type II minimizes the mixed residual, type I is
@@ -62,11 +62,11 @@ class AndersonTypeOne(Solver[Differences]):
             raise ValueError(f"cap must be positive, got {self.cap}")
         check_above_one(restart_growth=self.restart_growth)
 
-    def begin(self, start: Tensor) -> Differences:
+    def begin(self, start: Tensor) -> StepDifferences:
         rows, size = start.shape
         scratch = Scratch(start, 2 * rows * self.memory * size)
         points, residuals = scratch.room.view(2, rows, self.memory, size)
-        return Differences(
+        return StepDifferences(
             points=points,
             residuals=residuals,
             products=start.new_zeros(rows, self.memory, self.memory),
@@ -77,7 +77,9 @@ class AndersonTypeOne(Solver[Differences]):
             scratch=scratch,
         )
 
-    def propose(self, memory: Differences, point: Tensor, image: Tensor, change: Tensor) -> Tensor:
+    def propose(
+        self, memory: StepDifferences, point: Tensor, image: Tensor, change: Tensor
+    ) -> Tensor:
         size = torch.linalg.vector_norm(change, dim=1)
         # Written so that a NaN counts as a jump.
         jumped = ~(size <= self.restart_growth * memory.smallest)
@@ -105,7 +107,7 @@ class AndersonTypeOne(Solver[Differences]):
 
     def _weights(
         self,
-        memory: Differences,
+        memory: StepDifferences,
         points: Tensor,
         projected: Tensor,
         jumped: Tensor,

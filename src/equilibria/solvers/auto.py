@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, State, batch_size, map_state
+from equilibria.context import Context, State
+from equilibria.context.state import batch_size, map_state
 from equilibria.solvers.accelerated import Accelerated
 from equilibria.solvers.anderson import Anderson
 from equilibria.solvers.base import Solver

@@ -100,7 +100,7 @@ class Broyden(Solver[InverseJacobian]):
     def _apply(self, memory: InverseJacobian, vector: Tensor) -> Tensor:
         """B v."""
         left, right = memory.pairs()
-        weights = torch.bmm(right, vector.unsqueeze(2)).transpose(1, 2)
+        weights = torch.bmm(vector.unsqueeze(1), right.mT)
         applied: Tensor = torch.bmm(weights, left).squeeze(1) - vector
         return applied
 
@@ -113,7 +113,7 @@ class Broyden(Solver[InverseJacobian]):
         s = −B g_{k−1}, B d = B g_k + s: one application of B serves both, and u = −B g_k/(sᵀB d).
         """
         left, right = memory.pairs()
-        weights = torch.bmm(left, step.unsqueeze(2)).transpose(1, 2)
+        weights = torch.bmm(step.unsqueeze(1), left.mT)
         transposed = torch.bmm(weights, right).squeeze(1) - step
         denominator = torch.linalg.vecdot(step, applied + step)
         scale = torch.linalg.vecdot(step, step)

@@ -106,7 +106,7 @@ class Method(ABC):
     @property
     def minimizer(self) -> Minimizer:
         """The method that continues on the hidden objective where this one cannot."""
-        from equilibria.solvers.minimize import Descent
+        from equilibria.solvers.minimize.descent import Descent
 
         budget = DESCENT_BUDGET * self.max_iterations
         return Descent(tolerance=self.tolerance, max_iterations=budget, stop=self.stop)

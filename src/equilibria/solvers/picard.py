@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equilibria.context import State, map_state
+from equilibria.context import State
+from equilibria.context.state import map_state
 from equilibria.registry import check_share
 from equilibria.solvers.base import Memory, Solver
 

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import (
-    Context,
-    Packing,
-    State,
-    map_state,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.state import Packing, map_state, state_tensors, unflatten_state
 from equilibria.energies import Energy
 from equilibria.solvers.convergence import row_rounding, row_units
 
@@ -54,7 +48,7 @@ class Potential:
         return y + self.alpha * (mapped - y)
 
     def hessian_product(self, problem: FixedPointProblem, y: Tensor) -> Callable[[Tensor], Tensor]:
-        """v ↦ ∇²E(y; x) v, the derivative of −∇E, which is symmetric, by autograd."""
+        """Apply v ↦ ∇²E(y; x) v, the derivative of −∇E, which is symmetric, by autograd."""
         return self.linearize(problem, y)[1]
 
     def linearize(
@@ -146,12 +140,14 @@ class FixedPointProblem:
         return flat
 
     def pack(self, state: State) -> Tensor:
+        """Return a state as a flat tensor, divided by `unit`."""
         flat = self.packing.pack(state)
         if flat.dtype != (dtype := self.buffer_dtype):
             flat = flat.to(dtype)
         return flat if self.unit is None else flat / self.unit
 
     def unpack(self, flat: Tensor) -> State:
+        """Return the state of a flat tensor, multiplied by `unit`."""
         flat = flat if self.unit is None else flat * self.unit
         if flat.dtype != self.state_dtype:
             flat = flat.to(self.state_dtype)

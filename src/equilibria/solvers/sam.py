@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equilibria.context import State, map_state
+from equilibria.context import State
+from equilibria.context.state import map_state
 from equilibria.energies import Regularizer, get_regularizer
 from equilibria.registry import check_positive
 from equilibria.solvers.convergence import solution_of_last_iterate
@@ -60,10 +61,11 @@ class SAM(Picard):
 
     @property
     def gamma(self) -> float:
+        """Step size γ = 1 / (2 · `lipschitz`)."""
         return 1 / (2 * self.lipschitz)
 
     def schedule(self, iteration: int) -> tuple[float, float]:
-        """β_k and λ_k, k = 1, 2, …"""
+        """Return β_k and λ_k for k ≥ 1."""
         eta = min((2 * self.lipschitz) ** 0.5, self.lipschitz / 2, 0.5)
         return eta / iteration**self.rho, eta / iteration**self.c
 

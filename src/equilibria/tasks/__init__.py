@@ -7,16 +7,12 @@ from equilibria.tasks.classification import (
     BranchClassification,
     Classification,
     Segmentation,
-    class_accuracy,
-    class_iou,
-    confusion_matrix,
 )
-from equilibria.tasks.evaluation import Evaluation, Outcome, SolveStatistics
-from equilibria.tasks.few_shot import EpisodeBatch, FewShot
-from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction, latents_of
+from equilibria.tasks.evaluation import Evaluation, Outcome
+from equilibria.tasks.few_shot import FewShot
+from equilibria.tasks.images import Autoencoding, ImageRestoration, Reconstruction
 from equilibria.tasks.meta_learning import IMAML, MAML, Reptile
 from equilibria.tasks.photo_prior import PhotoPriorTask
-from equilibria.tasks.restoring import chosen_damage, restorer_of
 
 __all__ = [
     "IMAML",
@@ -26,7 +22,6 @@ __all__ = [
     "BranchClassification",
     "CertifiedClassification",
     "Classification",
-    "EpisodeBatch",
     "Evaluation",
     "FewShot",
     "ImageRestoration",
@@ -35,17 +30,10 @@ __all__ = [
     "Reconstruction",
     "Reptile",
     "Segmentation",
-    "SolveStatistics",
     "Task",
-    "chosen_damage",
-    "class_accuracy",
-    "class_iou",
-    "confusion_matrix",
     "create_task",
-    "latents_of",
     "list_tasks",
     "register_task",
-    "restorer_of",
 ]
 
 for _name, _factory in {

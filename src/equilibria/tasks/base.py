@@ -17,7 +17,7 @@ from equilibria.tasks.evaluation import (
     Outcome,
     Solved,
     SolveStatistics,
-    joined,
+    join_outcomes,
     last_solves,
 )
 
@@ -96,7 +96,7 @@ class Task(ABC):
                 parts.append(outcome.detached())
         finally:
             model.train(was_training)
-        found = joined(parts, gather)
+        found = join_outcomes(parts, gather)
         if found is None or not float(found.samples):
             raise ValueError(f"there is nothing to evaluate: the batches hold no {self.unit}")
         figures = self.figures(found)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibria.certificates import certifier
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.registry import check_positive, check_values
 from equilibria.tasks.classification import Classification
 from equilibria.tasks.evaluation import Outcome

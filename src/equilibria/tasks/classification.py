@@ -12,8 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibria.equilibrium import solving
-from equilibria.inputs import AttackSettings, Method, Norm, adversarial_images, attack
-from equilibria.models import branch_features, heritage_diversity_loss, predicted_classes
+from equilibria.inputs import AttackSettings, attack
+from equilibria.inputs.attack_settings import AttackMethod, Norm
+from equilibria.inputs.attacks import adversarial_images
+from equilibria.models import heritage_diversity_loss
+from equilibria.models.base import predicted_classes
+from equilibria.models.mopteq.models import branch_features
 from equilibria.registry import check_share, check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
@@ -28,7 +32,8 @@ def confusion_matrix(labels: Tensor, predictions: Tensor, *, classes: int) -> Te
 
     Examples:
         >>> labels, predictions = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])
-        >>> eq.tasks.confusion_matrix(labels, predictions, classes=2)
+        >>> from equilibria.tasks.classification import confusion_matrix
+        >>> confusion_matrix(labels, predictions, classes=2)
         tensor([[1, 1],
                 [0, 1]])
     """
@@ -163,7 +168,7 @@ class AdversarialClassification(Task):
     joint_options: Mapping[str, Any] = field(default_factory=dict)
     clip: tuple[float, float] | None = (0.0, 1.0)
     label_smoothing: float = 0.0
-    attack_method: Method = "pgd"
+    attack_method: AttackMethod = "pgd"
     attack_steps: int | None = None
     attack_restarts: int = 1
     attack_share: float = 1.0
@@ -282,7 +287,8 @@ def class_accuracy(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
     unanswered: how many pixels of each class are in no column.
 
     Examples:
-        >>> eq.tasks.class_accuracy(torch.tensor([[3, 1], [0, 4]]))
+        >>> from equilibria.tasks.classification import class_accuracy
+        >>> class_accuracy(torch.tensor([[3, 1], [0, 4]]))
         tensor([0.7500, 1.0000], dtype=torch.float64)
     """
     return confusion.diagonal().double() / (confusion.sum(dim=1) + unanswered)
@@ -292,7 +298,8 @@ def class_iou(confusion: Tensor, unanswered: Tensor | int = 0) -> Tensor:
     """Intersection ÷ union of each class; NaN where it is neither there nor predicted.
 
     Examples:
-        >>> eq.tasks.class_iou(torch.tensor([[3, 1], [0, 4]]))
+        >>> from equilibria.tasks.classification import class_iou
+        >>> class_iou(torch.tensor([[3, 1], [0, 4]]))
         tensor([0.7500, 0.8000], dtype=torch.float64)
     """
     hits = confusion.diagonal().double()

@@ -71,6 +71,7 @@ class Outcome:
 
     @property
     def accuracy(self) -> float | None:
+        """Share of correct predictions, if the task counts them."""
         correct = self.correct
         return None if correct is None else float(correct) / float(self.samples)
 
@@ -79,6 +80,7 @@ class Outcome:
         return float(self.values[name].double().mean()) if name in self.values else None
 
     def median(self, name: str) -> float | None:
+        """Return the median of a per-sample value, if recorded."""
         return float(self.values[name].double().median()) if name in self.values else None
 
     def detached(self) -> Outcome:
@@ -111,30 +113,34 @@ class SolveStatistics:
     def of(cls, found: Sequence[Solved], gather: Gather = lambda own: own) -> SolveStatistics:
         """Of all these, and of those of other processes."""
 
-        def joined(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+        def concatenated(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
             own = torch.cat([part.detach().cpu() for part in parts]) if parts else torch.zeros(0)
             return gather(own.to(dtype))
 
         return cls(
-            joined([solution.iterations for solution in found], torch.int64),
-            joined([solution.residual for solution in found], torch.float64),
-            joined([solution.converged for solution in found], torch.bool),
+            concatenated([solution.iterations for solution in found], torch.int64),
+            concatenated([solution.residual for solution in found], torch.float64),
+            concatenated([solution.converged for solution in found], torch.bool),
         )
 
     @property
     def share_converged(self) -> float | None:
+        """Share of samples that converged; None without samples."""
         return float(self.converged.double().mean()) if len(self.converged) else None
 
     @property
     def mean_iterations(self) -> float | None:
+        """Mean number of iterations; None without samples."""
         return float(self.iterations.double().mean()) if len(self.iterations) else None
 
     @property
     def max_iterations(self) -> int | None:
+        """Largest number of iterations; None without samples."""
         return int(self.iterations.max()) if len(self.iterations) else None
 
     @property
     def max_residual(self) -> float | None:
+        """Largest residual; None without samples."""
         return float(self.residuals.max()) if len(self.residuals) else None
 
 
@@ -168,7 +174,7 @@ def last_solves(outcome: Outcome, recorded: Sequence[Solved]) -> list[Solved]:
     return list(recorded[-1:]) if outcome.solves is None else [outcome.solves]
 
 
-def joined(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
+def join_outcomes(parts: Sequence[Outcome], gather: Gather) -> Outcome | None:
     """All batches of all processes as one."""
     if not parts:
         return None

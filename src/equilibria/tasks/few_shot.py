@@ -17,15 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.inputs import (
-    InputResult,
-    Outer,
-    SearchSettings,
-    get_engine,
-    optimal_input,
-    optimize_input,
-)
-from equilibria.models import FewShotClassifier, predicted_classes
+from equilibria.inputs import InputResult, SearchSettings, get_engine, optimal_input, optimize_input
+from equilibria.inputs.outer import Outer
+from equilibria.models.base import predicted_classes
+from equilibria.models.few_shot import FewShotClassifier
 from equilibria.registry import check_values
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome
@@ -37,7 +32,8 @@ class EpisodeBatch:
 
     Examples:
         >>> images, labels = torch.rand(2, 6, 1, 8, 8), torch.tensor([[0, 1, 0, 0, 1, 1]] * 2)
-        >>> batch = eq.tasks.EpisodeBatch.of(images, labels)
+        >>> from equilibria.tasks.few_shot import EpisodeBatch
+        >>> batch = EpisodeBatch.of(images, labels)
         >>> batch.ways, batch.shots, batch.query.shape
         (2, 1, torch.Size([2, 4, 1, 8, 8]))
     """
@@ -163,7 +159,8 @@ class FewShot(EpisodicTask):
     outer_iterations: of the linear solve of "implicit".
 
     Examples:
-        >>> model = eq.models.few_shot_opteq(num_classes=2, in_channels=1, channels=4, task_size=4)
+        >>> from equilibria.models.few_shot import few_shot_opteq
+        >>> model = few_shot_opteq(num_classes=2, in_channels=1, channels=4, task_size=4)
         >>> images, labels = torch.rand(1, 4, 1, 16, 16), torch.tensor([[0, 1, 0, 1]])
         >>> task = eq.tasks.FewShot(iterations=3)
         >>> task.training_step(model, images, labels).loss.isfinite()

@@ -10,20 +10,14 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibria.inputs import (
-    InputResult,
-    LatentSearch,
-    Outer,
-    generator_of,
-    is_generator,
-    optimal_input,
-    optimal_value,
-    squared_error,
-)
-from equilibria.models import Autoencoder
+from equilibria.inputs import InputResult, optimal_input, optimal_value
+from equilibria.inputs.latents import LatentSearch, generator_of, is_generator, squared_error
+from equilibria.inputs.outer import Outer
+from equilibria.models.generators.autoencoders import Autoencoder
 from equilibria.models.generators.densities import check_density
 from equilibria.registry import check_values
-from equilibria.restoration import Corruption, RestorationProblem, answer, get_corruption, restore
+from equilibria.restoration import Damage, RestorationProblem, get_damage, restore
+from equilibria.restoration.tiles import answer
 from equilibria.tasks.base import Task
 from equilibria.tasks.evaluation import Outcome, Solved
 from equilibria.tasks.image_quality import picture_psnr, psnr
@@ -50,7 +44,8 @@ class Autoencoding(Task):
     density: what new images are drawn from, a name or a mapping with options (`fit_density`).
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
         >>> task = eq.tasks.Autoencoding(kind="rae")
         >>> task.training_step(model, torch.rand(2, 1, 8, 8), torch.zeros(2)).loss.requires_grad
         True
@@ -132,7 +127,8 @@ class Reconstruction(LatentSearch, Task):
         paper's is {name: vae-gmm, hidden: 2096, codes: 384, components: 20}.
 
     Examples:
-        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> task = eq.tasks.Reconstruction(iterations=3)
         >>> task.training_step(decoder, torch.rand(2, 1, 8, 8), torch.zeros(2)).loss.requires_grad
         True
@@ -215,8 +211,10 @@ def latents_of(model: nn.Module, task: Task, images: Tensor, *, searched: bool =
     The search is that of the task, or one without a ridge on a decoder that has an encoder.
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
-        >>> eq.tasks.latents_of(model, eq.tasks.Autoencoding(), torch.rand(2, 1, 8, 8)).shape
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> from equilibria.tasks.images import latents_of
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> latents_of(model, eq.tasks.Autoencoding(), torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 3])
     """
     search = task if isinstance(task, Reconstruction) else Reconstruction(ridge=0.0)
@@ -249,7 +247,8 @@ class ImageRestoration(LatentSearch, Task):
     seed: of the damage that evaluations see, the same in every epoch.
 
     Examples:
-        >>> model = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> model = deq_restorer(in_channels=1, channels=8)
         >>> task = eq.tasks.ImageRestoration(corruption={"denoise": {"noise": 0.1}})
         >>> found = task.evaluate(model, [(torch.rand(2, 1, 8, 8), torch.zeros(2))])
         >>> "psnr" in found.figures
@@ -276,17 +275,17 @@ class ImageRestoration(LatentSearch, Task):
         _ = self.damage
 
     @cached_property
-    def damage(self) -> Corruption:
-        """The corruption that is undone."""
+    def damage(self) -> Damage:
+        """The damage that is undone."""
         if isinstance(self.corruption, str):
-            return get_corruption(self.corruption)
+            return get_damage(self.corruption)
         if len(self.corruption) != 1:
             raise ValueError(
                 "corruption is a name, or one name with options, such as {denoise: {noise: 0.4}}, "
                 f"not {self.corruption}"
             )
         ((name, options),) = self.corruption.items()
-        return get_corruption(name, **options)
+        return get_damage(name, **options)
 
     @property
     def noise(self) -> float:

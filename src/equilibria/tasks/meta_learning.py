@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import twin
+from equilibria.context.twin import twin
 from equilibria.registry import check_values
 from equilibria.tasks.evaluation import Outcome
 from equilibria.tasks.few_shot import EpisodeBatch, EpisodicTask, answers

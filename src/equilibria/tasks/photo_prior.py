@@ -35,7 +35,8 @@ class PhotoPriorTask(Task):
     blind: the model is not told σ, as a plain network is not.
 
     Examples:
-        >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
+        >>> from equilibria.models.restorers.photo import photo_denoiser
+        >>> model = photo_denoiser(in_channels=1, channels=4, kernel_size=5)
         >>> task = eq.tasks.PhotoPriorTask(patch=24, edge=4)
         >>> task.training_step(model, torch.rand(1, 1, 32, 32), torch.zeros(1)).loss.requires_grad
         True

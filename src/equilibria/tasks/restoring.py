@@ -7,15 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from equilibria.inputs import Prior, generator_of, is_generator
-from equilibria.restoration import (
-    Corruption,
-    GeneratorRestorer,
-    LearnedRestorer,
-    get_corruption,
-    list_corruptions,
-)
-from equilibria.restoration.learned import ModelRestorer
+from equilibria.inputs import Prior
+from equilibria.inputs.latents import generator_of, is_generator
+from equilibria.restoration import Damage, get_damage, list_damages
+from equilibria.restoration.learned import GeneratorRestorer, LearnedRestorer, ModelRestorer
 from equilibria.tasks.base import Task
 from equilibria.tasks.images import ImageRestoration, Reconstruction
 
@@ -53,8 +48,10 @@ def restorer_of(
         ValueError: If an option of a search is given for a model that does not search.
 
     Examples:
-        >>> model = eq.models.deq_restorer(in_channels=1, channels=8)
-        >>> type(eq.tasks.restorer_of(model, eq.tasks.ImageRestoration())).__name__
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.tasks.restoring import restorer_of
+        >>> model = deq_restorer(in_channels=1, channels=8)
+        >>> type(restorer_of(model, eq.tasks.ImageRestoration())).__name__
         'LearnedRestorer'
     """
     if not searches_latents(model, task):
@@ -78,34 +75,33 @@ def restorer_of(
     )
 
 
-def chosen_damage(
-    model: nn.Module, task: Task, name: str | None = None, **options: Any
-) -> Corruption:
+def chosen_damage(model: nn.Module, task: Task, name: str | None = None, **options: Any) -> Damage:
     """Return the damage that is undone: the one asked for, or what a model was trained to undo.
 
     Args:
         model: The model.
         task: What it was trained for.
-        name: Name of a corruption; that of the task if None.
-        options: Options of the corruption.
+        name: Name of a damage; that of the task if None.
+        options: Options of the damage.
 
     Raises:
         ValueError: If there is no such damage, or the model cannot undo it.
 
     Examples:
         >>> model = eq.load("mnist-generator")
-        >>> eq.tasks.chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
+        >>> from equilibria.tasks.restoring import chosen_damage
+        >>> chosen_damage(model, eq.tasks.Reconstruction(), "denoise", noise=0.1)
         Denoising(noise=0.1)
     """
     own = task.damage if isinstance(task, ImageRestoration) else None
     if name is None:
         if own is None:
-            raise ValueError(f"name what is to be undone: --task {', '.join(list_corruptions())}")
+            raise ValueError(f"name what is to be undone: --task {', '.join(list_damages())}")
         unknown = [option for option in options if not hasattr(own, option)]
         if unknown:
             raise ValueError(f"{own} has no {', '.join(unknown)}: name another --task for it")
         return replace(own, **options) if is_dataclass(own) else own
-    chosen = get_corruption(name, **options)
+    chosen = get_damage(name, **options)
     if own is not None and type(own) is not type(chosen) and not is_generator(model):
         raise ValueError(
             f"the run was trained to undo {own}, not {chosen}: only a generator can do what it was "

@@ -16,17 +16,17 @@ from equilibria.certificates import CertifiedExit
 from equilibria.data import (
     Batches,
     DataSet,
-    Items,
     Source,
     find_images,
     from_dataset,
     load_dataset,
     read_pixels,
-    readable,
 )
+from equilibria.data.image_files import readable
+from equilibria.data.items import Items
 from equilibria.equilibrium import solving
 from equilibria.images import ImageSpec, images_of
-from equilibria.models import predicted_classes
+from equilibria.models.base import predicted_classes
 from equilibria.plugins import import_parts
 from equilibria.registry import check_at_least_one
 from equilibria.solvers import Solution

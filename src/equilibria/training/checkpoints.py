@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.training.files import (
     DamagedFileError,
     check_run_file,
@@ -67,7 +67,8 @@ class Checkpoints:
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.Checkpoints(Path("no-run")).present()
+        >>> from equilibria.training.checkpoints import Checkpoints
+        >>> Checkpoints(Path("no-run")).present()
         []
     """
 
@@ -78,6 +79,7 @@ class Checkpoints:
         self._damaged: set[Path] = set()
 
     def save(self, epoch: int, model: nn.Module, state: TrainingState) -> None:
+        """Save a checkpoint of an epoch, and remove the oldest ones."""
         self._make_folder()
         present = self.present()
         target = self.folder / f"epoch-{epoch:05d}"

@@ -28,7 +28,8 @@ class Place:
     """Where a process stands among those that train together.
 
     Examples:
-        >>> place = eq.training.Place(rank=1, count=4, local_rank=1, local_count=2)
+        >>> from equilibria.training.distributed import Place
+        >>> place = Place(rank=1, count=4, local_rank=1, local_count=2)
         >>> place.rank, place.count  # the second of four processes, two of them on this machine
         (1, 4)
     """

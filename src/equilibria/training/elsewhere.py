@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from equilibria.data import Chain, DataSet, Source, reframed
+from equilibria.data import DataSet, Source
+from equilibria.data.augment import Chain
+from equilibria.data.reframing import reframed
 from equilibria.images import ImageSpec, images_of
 from equilibria.training.experiment import Experiment, RecipeModel
 
@@ -17,8 +19,10 @@ def on_other_data(run: RecipeModel, data: DataSet) -> Experiment:
     Normalization is a layer of the model, and stays that of the run.
 
     Examples:
-        >>> run = eq.training.trained_model("digits-opteq")
-        >>> other = eq.training.on_other_data(run, eq.data.load_dataset("digits", train_samples=10))
+        >>> from equilibria.training.elsewhere import on_other_data
+        >>> from equilibria.training.experiment import trained_model
+        >>> run = trained_model("digits-opteq")
+        >>> other = on_other_data(run, eq.data.load_dataset("digits", train_samples=10))
         >>> len(other.test)
         450
     """

@@ -16,22 +16,21 @@ from equilibria.certificates import CertifiedExit
 from equilibria.data import (
     Augmentation,
     Batches,
-    Chain,
     DataFileError,
     DataSet,
     MissingDataError,
     Source,
-    build_augmentation,
-    evenly_spread,
     fingerprint,
     load_dataset,
-    mean_and_deviation,
-    read_into_memory,
     stratified_split,
-    unreadable_images,
-    usual_workers,
 )
-from equilibria.equilibrium import Record, solving
+from equilibria.data.augment import Chain, build_augmentation
+from equilibria.data.batches import read_into_memory, unreadable_images
+from equilibria.data.source import evenly_spread
+from equilibria.data.survey import mean_and_deviation
+from equilibria.data.workers import usual_workers
+from equilibria.equilibrium import solving
+from equilibria.equilibrium.solving import Record
 from equilibria.images import ImageSpec, Kind
 from equilibria.models import create_model, model_options
 from equilibria.tasks import (
@@ -42,8 +41,8 @@ from equilibria.tasks import (
     Segmentation,
     Task,
     create_task,
-    latents_of,
 )
+from equilibria.tasks.images import latents_of
 from equilibria.training.checkpoints import Checkpoints
 from equilibria.training.files import load_weights, save_tensors, save_weights
 from equilibria.training.folder import RunFolder
@@ -70,8 +69,9 @@ class RecipeModel:
     """The model of a recipe with its task and what it must know of its images, without any data.
 
     Examples:
-        >>> run = eq.training.trained_model("digits-opteq")
-        >>> isinstance(run, eq.training.RecipeModel), run.images.class_names[:2]
+        >>> from equilibria.training.experiment import RecipeModel, trained_model
+        >>> run = trained_model("digits-opteq")
+        >>> isinstance(run, RecipeModel), run.images.class_names[:2]
         (True, ('0', '1'))
     """
 
@@ -101,7 +101,8 @@ class Experiment(RecipeModel):
 
     Examples:
         >>> recipe = eq.training.load_recipe("digits-opteq")
-        >>> experiment = eq.training.Experiment.of(recipe)
+        >>> from equilibria.training.experiment import Experiment
+        >>> experiment = Experiment.of(recipe)
         >>> len(experiment.training), len(experiment.test), type(experiment.task).__name__
         (1347, 450, 'Classification')
     """
@@ -334,7 +335,8 @@ def fitting_options(model: str, data: DataSet | ImageSpec) -> dict[str, Any]:
     """The options of a model that follow from the data, as far as it has them.
 
     Examples:
-        >>> eq.training.fitting_options("opteq-small", eq.data.load_digits())
+        >>> from equilibria.training.experiment import fitting_options
+        >>> fitting_options("opteq-small", eq.data.load_digits())
         {'in_channels': 1, 'num_classes': 10}
     """
     channels, height, _ = data.image_shape
@@ -374,7 +376,8 @@ def trained(
     root: the folder of data sets, if it is not where the recipe says.
 
     Examples:
-        >>> experiment = eq.training.trained("digits-opteq")
+        >>> from equilibria.training.experiment import trained
+        >>> experiment = trained("digits-opteq")
         >>> experiment.evaluate().accuracy > 0.9
         True
     """
@@ -398,7 +401,8 @@ def trained_model(
         ValueError: If the run does not say what its images are like.
 
     Examples:
-        >>> run = eq.training.trained_model("digits-opteq")
+        >>> from equilibria.training.experiment import trained_model
+        >>> run = trained_model("digits-opteq")
         >>> run.recipe.model.name
         'opteq-small'
     """

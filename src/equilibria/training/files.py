@@ -33,6 +33,7 @@ class DamagedFileError(ValueError):
 
 
 def checksum(content: bytes) -> str:
+    """Return the SHA-256 checksum of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -71,7 +72,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.write_atomically(Path("notes.txt"), b"done")
+        >>> from equilibria.training.files import write_atomically
+        >>> write_atomically(Path("notes.txt"), b"done")
         >>> Path("notes.txt").read_bytes()
         b'done'
     """
@@ -85,6 +87,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
+    """Whether a path is named like an unfinished file of a writer."""
     return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
 
 
@@ -112,7 +115,8 @@ def json_text(data: Any, *, indent: int | None = 2) -> str:
     """Data as JSON, dataclasses as objects; it has no NaN and no infinity: these become null.
 
     Examples:
-        >>> eq.training.json_text({"accuracy": 0.5, "loss": float("nan")}, indent=None)
+        >>> from equilibria.training.files import json_text
+        >>> json_text({"accuracy": 0.5, "loss": float("nan")}, indent=None)
         '{"accuracy": 0.5, "loss": null}'
     """
 
@@ -132,8 +136,9 @@ def sealed_json(data: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """Data as JSON with the checksum of all of it.
 
     Examples:
-        >>> text = eq.training.sealed_json({"accuracy": 0.5})
-        >>> eq.training.unsealed(text, "an example")
+        >>> from equilibria.training.files import sealed_json, unsealed
+        >>> text = sealed_json({"accuracy": 0.5})
+        >>> unsealed(text, "an example")
         {'accuracy': 0.5}
     """
     plain = json.loads(json_text(data))
@@ -147,8 +152,9 @@ def unsealed(text: str, name: object) -> dict[str, Any]:
         DamagedFileError: If the text is not as `sealed_json` made it.
 
     Examples:
-        >>> text = eq.training.sealed_json({"accuracy": 0.5}).replace("0.5", "0.9")
-        >>> eq.training.unsealed(text, "results.json")
+        >>> from equilibria.training.files import sealed_json, unsealed
+        >>> text = sealed_json({"accuracy": 0.5}).replace("0.5", "0.9")
+        >>> unsealed(text, "results.json")
         Traceback (most recent call last):
         equilibria.training.files.DamagedFileError: ...
     """
@@ -256,7 +262,9 @@ def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
         DamagedFileError: If the file is not as it was written, or is larger than `most`.
 
     Examples:
-        >>> weights = eq.training.read_weights(eq.models.pretrained_file("digits-opteq"))
+        >>> from equilibria.models.pretrained import pretrained_file
+        >>> from equilibria.training.files import read_weights
+        >>> weights = read_weights(pretrained_file("digits-opteq"))
         >>> weights["head.classifier.bias"].shape
         torch.Size([10])
     """

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from equilibria import plugins
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.training.checkpoints import Checkpoints, CheckpointWarning
 from equilibria.training.files import (
     DamagedFileError,

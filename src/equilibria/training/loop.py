@@ -16,19 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.context import State, state_tensors, warn_caller
-from equilibria.data import Augmentation, Batches, Source, usual_workers
-from equilibria.equilibrium import (
-    EquilibriumLayer,
-    Record,
-    jacobian_penalty,
-    random_iterate,
-    solving,
-)
+from equilibria.context import State
+from equilibria.context.caller import warn_caller
+from equilibria.context.state import state_tensors
+from equilibria.data import Augmentation, Batches, Source
+from equilibria.data.workers import usual_workers
+from equilibria.equilibrium import EquilibriumLayer, jacobian_penalty, solving
+from equilibria.equilibrium.jacobian import random_iterate
+from equilibria.equilibrium.solving import Record
 from equilibria.models import NonFiniteInputError, finite_samples
 from equilibria.models.non_finite import listed
-from equilibria.tasks import Evaluation, Outcome, SolveStatistics, Task
-from equilibria.tasks.evaluation import Solved, last_solves
+from equilibria.tasks import Evaluation, Outcome, Task
+from equilibria.tasks.evaluation import Solved, SolveStatistics, last_solves
 from equilibria.training.checkpoints import Checkpoints, TrainingState
 from equilibria.training.metrics import EpochMetrics, StepProgress
 from equilibria.training.processes import ALONE, Processes, denormals_as_zero

@@ -106,6 +106,7 @@ class TensorBoardLog:
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the writer, if it was opened."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

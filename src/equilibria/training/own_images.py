@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from equilibria.context import warn_caller
-from equilibria.data import DataSet, Survey, known_labels, list_own_images, survey
-from equilibria.data.sets.own import TABLES, TEST_SHARE, Listing
+from equilibria.context.caller import warn_caller
+from equilibria.data import DataSet
+from equilibria.data.sets.own import TABLES, TEST_SHARE, Listing, list_own_images
+from equilibria.data.source import known_labels
+from equilibria.data.survey import Survey, survey
 from equilibria.models import list_models, model_options
 
 SMALL_SIDE, PHOTO_SIDE = 40, 64

@@ -26,7 +26,9 @@ def kept_latents(place: str | Path) -> Tensor | None:
     """Of training images, as the run of a generator, or the file of one, keeps them.
 
     Examples:
-        >>> eq.training.kept_latents(eq.models.pretrained_file("mnist-generator")).shape
+        >>> from equilibria.models.pretrained import pretrained_file
+        >>> from equilibria.training.packed import kept_latents
+        >>> kept_latents(pretrained_file("mnist-generator")).shape
         torch.Size([2000, 24])
     """
     path = Path(place)
@@ -50,7 +52,8 @@ def pack(run: RecipeModel, path: Path, *, latents: Tensor | None = None, **card:
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.pack(eq.training.trained_model("digits-opteq"), Path("mine.safetensors"))
+        >>> from equilibria.training.experiment import trained_model
+        >>> eq.training.pack(trained_model("digits-opteq"), Path("mine.safetensors"))
         >>> eq.load("mine.safetensors").images.image_shape
         (1, 8, 8)
     """

@@ -19,12 +19,13 @@ from equilibria.training.recipe import Recipe, RecipeError, load_recipe
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What is followed in a folder.
 
     Examples:
         >>> from pathlib import Path
-        >>> plan = eq.training.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
+        >>> from equilibria.training.planning import plan_run
+        >>> plan = plan_run("digits-opteq", ["training.epochs=2"], Path("runs/planned"))
         >>> plan.recipe.training.epochs, plan.resume
         (2, False)
     """
@@ -45,7 +46,7 @@ def plan_run(
     resume: bool = False,
     overwrite: bool = False,
     epochs: str | int | None = None,
-) -> Plan:
+) -> RunPlan:
     """What to follow, without touching anything.
 
     recipe: None for that of the run in `output`, which goes on; if it was ended before its first
@@ -55,7 +56,8 @@ def plan_run(
 
     Examples:
         >>> from pathlib import Path
-        >>> eq.training.plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
+        >>> from equilibria.training.planning import plan_run
+        >>> plan_run("digits-opteq", ["training.epochs=2"], Path("runs/new")).resume
         False
     """
     run = RunFolder(output)
@@ -94,7 +96,7 @@ def plan_run(
         raise TypeError("overrides are for a recipe by name or file: change the object instead")
     if count is None or not there or from_beginning:
         given = chosen.training if count is None else replace(chosen.training, epochs=count)
-        return Plan(replace(chosen, training=given), goes_on, from_beginning=from_beginning)
+        return RunPlan(replace(chosen, training=given), goes_on, from_beginning=from_beginning)
     present = load_recipe(run.config).training
     so_far = replace(chosen.training, epochs=present.epochs, continued_at=present.continued_at)
     earlier = replace(chosen, training=so_far)
@@ -105,9 +107,9 @@ def plan_run(
             "not fewer; start another run in a new folder"
         )
     if total == present.epochs:
-        return Plan(earlier, goes_on, from_beginning=from_beginning)
+        return RunPlan(earlier, goes_on, from_beginning=from_beginning)
     longer = replace(so_far, epochs=total, continued_at=(*present.continued_at, present.epochs))
-    return Plan(replace(chosen, training=longer), goes_on, earlier)
+    return RunPlan(replace(chosen, training=longer), goes_on, earlier)
 
 
 def _epochs(asked: str | int | None) -> tuple[bool, int | None]:
@@ -121,7 +123,7 @@ def _epochs(asked: str | int | None) -> tuple[bool, int | None]:
 
 
 def open_run(
-    plan: Plan,
+    plan: RunPlan,
     experiment: Experiment,
     output: Path,
     *,
@@ -135,8 +137,10 @@ def open_run(
 
     Examples:
         >>> from pathlib import Path
-        >>> plan, folder = eq.training.plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
-        >>> run = eq.training.open_run(plan, eq.training.Experiment.of(plan.recipe), folder)
+        >>> from equilibria.training.experiment import Experiment
+        >>> from equilibria.training.planning import open_run, plan_run
+        >>> plan, folder = plan_run("digits-opteq", [], Path("runs/a")), Path("runs/a")
+        >>> run = open_run(plan, Experiment.of(plan.recipe), folder)
         >>> run.close()
         >>> (folder / "run.json").is_file()
         True

@@ -16,7 +16,8 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     """The device called `name`; "auto" is the first of cuda, mps and cpu that is there.
 
     Examples:
-        >>> eq.training.choose_device("cpu")
+        >>> from equilibria.training.processes import choose_device
+        >>> choose_device("cpu")
         device(type='cpu')
     """
     if isinstance(name, torch.device):
@@ -36,12 +37,15 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
 
 
 def now(device: torch.device) -> float:
-    """Seconds: processor time on a CPU, where waiting for a core does not count; elsewhere the
-    clock, once the device has done its work.
+    """Return a time in seconds.
+
+    Processor time on a CPU, which excludes waiting for a core; on other devices the clock, after
+    a synchronization.
 
     Examples:
-        >>> start = eq.training.now(torch.device("cpu"))
-        >>> eq.training.now(torch.device("cpu")) >= start
+        >>> from equilibria.training.processes import now
+        >>> start = now(torch.device("cpu"))
+        >>> now(torch.device("cpu")) >= start
         True
     """
     if device.type == "cpu":
@@ -60,7 +64,8 @@ def denormals_as_zero() -> Iterator[None]:
     threads, once started, keep what held then: the commands `train` and `reproduce` set it first.
 
     Examples:
-        >>> with eq.training.denormals_as_zero():
+        >>> from equilibria.training.processes import denormals_as_zero
+        >>> with denormals_as_zero():
         ...     tiny = torch.full((64,), 1e-30) * 1e-10
         >>> float(tiny.sum()) < 1e-37
         True
@@ -81,7 +86,8 @@ class Processes:
     them by `total`, gradients by `sum_gradients`.
 
     Examples:
-        >>> alone = eq.training.ALONE
+        >>> from equilibria.training.processes import ALONE
+        >>> alone = ALONE
         >>> alone.leads, alone.count, alone.part_of(torch.arange(3))
         (True, 1, tensor([0, 1, 2]))
     """

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from equilibria.equilibrium import EquilibriumLayer, solving
-from equilibria.models import parameter_count
+from equilibria.models.registry import parameter_count
 from equilibria.training.checkpoints import Checkpoints
 from equilibria.training.experiment import Experiment
 from equilibria.training.folder import RunFolder
 from equilibria.training.metrics import EpochMetrics, StepProgress
-from equilibria.training.planning import Plan
+from equilibria.training.planning import RunPlan
 from equilibria.training.processes import ALONE, Processes
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _solver(experiment: Experiment) -> str:
     return " / ".join(sorted(found))
 
 
-def notes(plan: Plan, run: RunFolder) -> list[str]:
+def notes(plan: RunPlan, run: RunFolder) -> list[str]:
     """Say where a run starts if it is not a new one: at which epoch, with which weights."""
     lines, training = [], plan.recipe.training
     if plan.from_beginning:

@@ -140,7 +140,8 @@ def recipe_from_data(data: Mapping[str, Any]) -> Recipe:
 
     Examples:
         >>> data = {"model": {"name": "opteq-small"}, "data": {"name": "digits"}}
-        >>> eq.training.recipe_from_data({**data, "training": {"epochs": 3}}).training.epochs
+        >>> from equilibria.training.recipe import recipe_from_data
+        >>> recipe_from_data({**data, "training": {"epochs": 3}}).training.epochs
         3
     """
     from pydantic import ValidationError
@@ -265,7 +266,8 @@ def find_recipe(source: str | Path) -> Path:
     """The file of a recipe, given by its path or its name.
 
     Examples:
-        >>> eq.training.find_recipe("digits-opteq").name
+        >>> from equilibria.training.recipe import find_recipe
+        >>> find_recipe("digits-opteq").name
         'digits-opteq.yaml'
     """
     path = Path(source)
@@ -316,7 +318,8 @@ def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
     """The data of a recipe with `key=value` changes, made in it.
 
     Examples:
-        >>> eq.training.with_overrides({"training": {"epochs": 30}}, ["training.epochs=3"])
+        >>> from equilibria.training.recipe import with_overrides
+        >>> with_overrides({"training": {"epochs": 30}}, ["training.epochs=3"])
         {'training': {'epochs': 3}}
     """
     for override in overrides:

@@ -152,6 +152,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Create the optimizer of a model; some parameters have no weight decay."""
     groups = parameter_groups(model, settings.weight_decay)
     rate, momentum = settings.learning_rate, settings.momentum
     if settings.optimizer == "sgd":

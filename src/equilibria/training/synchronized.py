@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.energies.kernel_scale import RunningScale
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.training.processes import Processes

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibria.equilibrium import EquilibriumLayer, Record, Solving, solving
+from equilibria.equilibrium import EquilibriumLayer, Solving, solving
+from equilibria.equilibrium.solving import Record
 from equilibria.gradients import (
     GradientRule,
     Implicit,
@@ -30,12 +31,12 @@ from equilibria.solvers import (
     Anderson,
     ConvergenceError,
     ConvergenceWarning,
-    LinearSolution,
-    Method,
     Solution,
     get_solver,
     list_solvers,
 )
+from equilibria.solvers.linear.base import LinearSolution
+from equilibria.solvers.method import Method
 from equilibria.training.processes import now
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)

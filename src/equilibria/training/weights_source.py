@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from equilibria.context import warn_caller
+from equilibria.context.caller import warn_caller
 from equilibria.models import model_options
 from equilibria.models.pretrained import header_of, pretrained_cards, pretrained_file
 from equilibria.registry import nearest

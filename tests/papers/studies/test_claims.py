@@ -14,7 +14,8 @@ import torch
 
 import equilibria as eq
 from equilibria.data import load_digits
-from equilibria.papers import Study, Work
+from equilibria.models.registry import parameter_count
+from equilibria.papers import Study
 from equilibria.papers.studies import comparing
 from equilibria.papers.studies import protocol as protocol_module
 from equilibria.papers.studies.claims import CLAIM_STUDIES, ClaimStudy, Comparison, Value
@@ -25,15 +26,16 @@ from equilibria.papers.studies.measures import heritage_diversity, perturbations
 from equilibria.papers.studies.paired import Difference, deviation, half_width
 from equilibria.papers.studies.protocol import (
     EVALUATION_TOLERANCE,
+    ContestantRun,
     Plateau,
     Protocol,
-    Run,
     Runs,
     accuracy_on,
     check_matched,
     draw,
     small_images,
 )
+from equilibria.papers.studies.study import Work
 
 DIGITS = Protocol(
     data="digits", side=8, training_images=96, validation_images=64, rates=(1e-2,), first_rate=0
@@ -107,7 +109,7 @@ def test_the_models_of_every_study_are_matched(study: ClaimStudy) -> None:
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=1, num_classes=10)
-        counts[contestant.title] = eq.models.parameter_count(model)
+        counts[contestant.title] = parameter_count(model)
     check_matched(counts)
 
 
@@ -197,10 +199,12 @@ def test_the_ladder_is_climbed_until_both_neighbors_are_worse(
     runs = Runs(tmp_path, load_digits(), protocol)
     seen = []
 
-    def run(contestant: Contestant, seed: int, rate: float, *_: object, **__: object) -> Run:
+    def run(
+        contestant: Contestant, seed: int, rate: float, *_: object, **__: object
+    ) -> ContestantRun:
         seen.append(protocol.rates.index(rate))
         score = -abs(protocol.rates.index(rate) - best)
-        return Run(contestant.name, seed, rate, 1, score, 1, True, 1.0)
+        return ContestantRun(contestant.name, seed, rate, 1, score, 1, True, 1.0)
 
     monkeypatch.setattr(runs, "run", run)
     assert runs.rate(PLAIN, ignored) == protocol.rates[best]
@@ -208,8 +212,8 @@ def test_the_ladder_is_climbed_until_both_neighbors_are_worse(
 
 
 def test_a_finding_is_that_of_the_paired_seeds() -> None:
-    def run(name: str, seed: int, accuracy: float) -> Run:
-        return Run(name, seed, 1e-2, 1, 0.5, 1, True, 36.0, accuracy)
+    def run(name: str, seed: int, accuracy: float) -> ContestantRun:
+        return ContestantRun(name, seed, 1e-2, 1, 0.5, 1, True, 36.0, accuracy)
 
     results = {
         "mopteq": [run("mopteq", seed, 0.8 + 0.01 * seed) for seed in range(3)],

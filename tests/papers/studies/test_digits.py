@@ -10,10 +10,10 @@ import torch
 
 import equilibria as eq
 from equilibria.data import load_digits
-from equilibria.papers import Work
 from equilibria.papers.studies import digits
 from equilibria.papers.studies.family import FAMILY, Contestant, contestants, left_out
 from equilibria.papers.studies.fitting import fit, studied
+from equilibria.papers.studies.study import Work
 from equilibria.training import TrainingSettings
 
 BUILDABLE = [contestant for contestant in FAMILY if contestant.missing is None]

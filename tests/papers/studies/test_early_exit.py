@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import equilibria as eq
-from equilibria.papers import Work
 from equilibria.papers.studies.early_exit import STUDY
+from equilibria.papers.studies.study import Work
 
 
 @pytest.mark.parametrize("recipe", ["digits-opteq", "digits-certified"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.papers import Work
 from equilibria.papers.studies import small_budgets
+from equilibria.papers.studies.study import Work
 
 
 @pytest.mark.parametrize("family", small_budgets.FAMILIES, ids=lambda family: family.title)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from equilibria.papers import Work
+from equilibria.papers.studies.study import Work
 from equilibria.papers.studies.theorem6 import (
     STUDY,
     Network,
-    Setting,
     SmoothLeakyReLU,
+    WidthSetting,
     fitted_rate,
     tangent_spectrum,
     train,
@@ -43,7 +43,7 @@ def test_the_activation_meets_the_assumptions() -> None:
 
 def test_the_tangent_kernel_bounds_the_gradient_of_the_loss() -> None:
     """λ_min ≤ ‖∇ℓ‖²/2ℓ ≤ λ_max for every target."""
-    setting = Setting(width=12, feature=6, samples=4, inputs=6)
+    setting = WidthSetting(width=12, feature=6, samples=4, inputs=6)
     generator = torch.Generator().manual_seed(0)
     network = Network(setting, generator)
     x = torch.randn(4, 6, generator=generator, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_the_tangent_kernel_bounds_the_gradient_of_the_loss() -> None:
 
 
 def test_a_wide_network_trains_at_the_linear_rate() -> None:
-    run = train(Setting(width=256, feature=12, samples=6, inputs=12, steps=60))
+    run = train(WidthSetting(width=256, feature=12, samples=6, inputs=12, steps=60))
     assert run.holds
     assert run.rises == 0
     assert not run.diverged
@@ -74,7 +74,7 @@ def test_a_wide_network_trains_at_the_linear_rate() -> None:
 
 
 def test_a_broken_bound_is_reported() -> None:
-    run = train(Setting(width=8, feature=12, samples=6, inputs=12, steps=2))
+    run = train(WidthSetting(width=8, feature=12, samples=6, inputs=12, steps=2))
     first = run.losses[0]
     risen = replace(run, losses=[first, 2 * first, first])
     assert risen.rises == 1

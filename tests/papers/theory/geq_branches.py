@@ -7,9 +7,10 @@ from torch import Tensor
 
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.equilibrium import EquilibriumLayer
-from equilibria.models import EquilibriumClassifier, GEQCell, geq
+from equilibria.models import EquilibriumClassifier, GEQCell
+from equilibria.models.geq.model import geq
 from equilibria.operators import Conv2d
-from equilibria.papers.theory import BranchFacts, layer_facts
+from equilibria.papers.theory.geq_bounds import BranchFacts, layer_facts
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

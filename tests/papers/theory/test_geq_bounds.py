@@ -14,10 +14,9 @@ from equilibria.energies.gaussian import GaussianKernel
 from equilibria.equilibrium import EquilibriumLayer
 from equilibria.models import GEQCell
 from equilibria.operators import Dense
-from equilibria.papers.theory import (
-    branch_facts,
+from equilibria.papers.theory import branch_facts, lipschitz_bounds
+from equilibria.papers.theory.geq_bounds import (
     layer_facts,
-    lipschitz_bounds,
     measured_lipschitz,
     opteq_lipschitz,
     printed_lipschitz,

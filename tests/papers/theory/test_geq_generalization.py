@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equilibria.papers.theory import PacBayes, generalization_bounds, margin_loss
+from equilibria.papers.theory import generalization_bounds
+from equilibria.papers.theory.geq_generalization import PacBayes, margin_loss
 from tests.papers.theory.geq_branches import images, small
 
 

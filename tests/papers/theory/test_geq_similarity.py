@@ -9,14 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.papers.theory import (
-    arc_cosine,
-    branch_facts,
-    expected_opteq_similarity,
-    layer_facts,
-    remark_3,
-    similarity_bounds,
-)
+from equilibria.papers.theory import branch_facts, similarity_bounds
+from equilibria.papers.theory.geq_bounds import layer_facts
+from equilibria.papers.theory.geq_similarity import arc_cosine, expected_opteq_similarity, remark_3
 from tests.papers.theory.geq_branches import (
     facts_of,
     images,

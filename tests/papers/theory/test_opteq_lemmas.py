@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 import equilibria as eq
 from equilibria.models import DeepOptEqCell, OptEqCell, UnitLayer
-from equilibria.papers.theory import (
-    deep_opteq_of_network,
-    is_proximal,
-    universal_hidden_units,
-)
+from equilibria.papers.theory import deep_opteq_of_network, is_proximal
+from equilibria.papers.theory.opteq import universal_hidden_units
 
 sizes = st.lists(st.integers(1, 5), min_size=3, max_size=6)
 

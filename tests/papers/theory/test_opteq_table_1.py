@@ -15,12 +15,8 @@ from torch import Tensor, nn
 import equilibria as eq
 from equilibria.activations import LeakyReLU
 from equilibria.models import DeepOptEqCell, UnitLayer
-from equilibria.papers.theory import (
-    AffineOptEqCell,
-    MultivariateOptEqCell,
-    is_proximal,
-    psd_factor,
-)
+from equilibria.papers.theory import is_proximal
+from equilibria.papers.theory.opteq import AffineOptEqCell, MultivariateOptEqCell, psd_factor
 
 SIZE = 4
 SLOPE = 0.3

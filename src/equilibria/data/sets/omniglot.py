@@ -181,6 +181,7 @@ class Episodes:
         return self.episodes
 
     def fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images and targets of episodes by index."""
         shape = (len(indices), len(self.targets), *self.images.shape[2:])
         images = torch.empty(shape, dtype=self.images.dtype)
         for row, index in enumerate(indices.tolist()):

@@ -65,7 +65,8 @@ def list_own_images(folder: Path, labels: str | None = None) -> Listing:
         >>> for kind in ("cats", "dogs"):
         ...     Path("pets", kind).mkdir(parents=True)
         ...     eq.data.image_from_tensor(torch.rand(3, 4, 4)).save(Path("pets", kind, "a.png"))
-        >>> eq.data.list_own_images(Path("pets")).class_names
+        >>> from equilibria.data.sets.own import list_own_images
+        >>> list_own_images(Path("pets")).class_names
         ('cats', 'dogs')
     """
     if labels is not None:

@@ -5,24 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from equilibria.inputs.engines.base import Engine
-from equilibria.inputs.engines.mixing import MixingEngine, anderson
+from equilibria.inputs.engines.mixing import anderson
 from equilibria.inputs.engines.momentum import MomentumEngine
-from equilibria.inputs.engines.official import PAPER_SETTINGS, official
+from equilibria.inputs.engines.official import official
 from equilibria.inputs.engines.secant import SecantEngine
 from equilibria.inputs.engines.solved import SolvedEngine
 from equilibria.registry import Registry
-
-__all__ = [
-    "PAPER_SETTINGS",
-    "Engine",
-    "MixingEngine",
-    "MomentumEngine",
-    "SecantEngine",
-    "SolvedEngine",
-    "get_engine",
-    "list_engines",
-    "register_engine",
-]
 
 _engines: Registry[Engine] = Registry(
     "engine",

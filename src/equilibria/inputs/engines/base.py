@@ -107,7 +107,7 @@ class EngineRun(Generic[EngineT]):
     def follow(
         self, here: FixedInput, now: JointIterate, *, first: bool
     ) -> tuple[JointIterate, JointEvaluation]:
-        """z and μ brought up to date at x, and the last evaluation.
+        """Return z and μ updated at x, and the last evaluation.
 
         z first, without a graph; then μ, through the graph of the last evaluation alone.
         """

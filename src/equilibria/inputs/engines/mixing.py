@@ -34,6 +34,8 @@ class MixingEngine(Engine):
 
 @dataclass
 class MixingRun(EngineRun[MixingEngine]):
+    """State of one search with a `MixingEngine`."""
+
     def __post_init__(self) -> None:
         self.memory: Any = None
         """The mixing solver's."""

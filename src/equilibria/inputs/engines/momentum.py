@@ -49,6 +49,8 @@ class MomentumEngine(Engine):
 
 @dataclass
 class MomentumRun(EngineRun[MomentumEngine]):
+    """State of one search with a `MomentumEngine`."""
+
     def __post_init__(self) -> None:
         self.last_x: Tensor | None = None
         self.slope: Tensor | None = None

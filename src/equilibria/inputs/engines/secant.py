@@ -48,6 +48,8 @@ class SecantEngine(Engine):
 
 @dataclass
 class SecantRun(EngineRun[SecantEngine]):
+    """State of one search with a `SecantEngine`."""
+
     def __post_init__(self) -> None:
         self.secants = Secants(self.engine.memory)
         memory = self.engine.inner_memory
@@ -91,7 +93,7 @@ class Secants:
         self.last = (x, values)
 
     def predict(self, x: Tensor) -> tuple[Tensor, ...]:
-        """z and μ at a new x."""
+        """Return z and μ at a new x."""
         assert self.last is not None
         before, values = self.last
         if not self.steps:

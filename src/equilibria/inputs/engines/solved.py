@@ -35,6 +35,8 @@ class SolvedEngine(Engine):
 
 @dataclass
 class SolvedRun(EngineRun[SolvedEngine]):
+    """State of one search with a `SolvedEngine`."""
+
     def start(self, here: FixedInput, z: Tensor | None) -> Tensor:
         """A solve follows: there is nothing to prepare."""
         return self.problem.packing.pack(self.problem.zero_state) if z is None else z

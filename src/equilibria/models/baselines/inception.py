@@ -1,5 +1,6 @@
-"""Inception-V2, an explicit baseline: GoogLeNet with two 3×3 convolutions for a 5×5 and with batch
-norms (BN-Inception).
+"""Inception-V2 (BN-Inception), an explicit baseline.
+
+It is GoogLeNet with batch norms, and with two 3×3 convolutions in place of a 5×5.
 
 Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
 Covariate Shift", ICML 2015, Figure 5.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation, get_activation
-from equilibria.context import run_eagerly
+from equilibria.context.context import run_eagerly
 from equilibria.models.blocks import PooledLinearHead, check_images
 from equilibria.models.non_finite import finite_samples
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive

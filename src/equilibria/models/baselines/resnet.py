@@ -135,7 +135,8 @@ class ResNet(nn.Module):
 
     Examples:
         >>> model = eq.create_model("resnet-small", in_channels=1)
-        >>> isinstance(model, eq.models.ResNet)
+        >>> from equilibria.models.baselines.resnet import ResNet
+        >>> isinstance(model, ResNet)
         True
     """
 
@@ -225,7 +226,8 @@ def resnet_small(
     """A CIFAR-style network of basic blocks with free widths, for images of 8×8 to 32×32.
 
     Examples:
-        >>> eq.models.resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
+        >>> from equilibria.models.baselines.resnet import resnet_small
+        >>> resnet_small(in_channels=1)(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
     trunk = ResNetTrunk(

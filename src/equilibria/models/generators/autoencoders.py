@@ -27,7 +27,8 @@ class Autoencoder(nn.Module):
         latent given the image. The reconstruction is that of the mean; draws are for the training.
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, latent_dim=3, width=4)
         >>> images = torch.rand(2, 1, 8, 8)
         >>> model.encode(images).shape, model(images).shape
         (torch.Size([2, 3]), torch.Size([2, 1, 8, 8]))
@@ -59,6 +60,7 @@ class Autoencoder(nn.Module):
         return mean, log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
 
     def decode(self, latents: Tensor) -> Tensor:
+        """Decode latents into images."""
         images: Tensor = self.decoder(latents)
         return images
 
@@ -127,7 +129,8 @@ def convolutional_autoencoder(
     deterministic autoencoders", ICLR 2020, have 128 channels there).
 
     Examples:
-        >>> model = eq.models.convolutional_autoencoder(image_size=8, width=4, variational=True)
+        >>> from equilibria.models.generators.autoencoders import convolutional_autoencoder
+        >>> model = convolutional_autoencoder(image_size=8, width=4, variational=True)
         >>> mean, log_variance = model.posterior(torch.rand(2, 1, 8, 8))
         >>> mean.shape == log_variance.shape == (2, 32)
         True
@@ -162,7 +165,8 @@ def mdeq_autoencoder(
     All norms are group norms, so that JIIO can be run on the decoder of a trained one.
 
     Examples:
-        >>> model = eq.models.mdeq_autoencoder(image_size=8, latent_dim=3, channels=(4, 8))
+        >>> from equilibria.models.generators.autoencoders import mdeq_autoencoder
+        >>> model = mdeq_autoencoder(image_size=8, latent_dim=3, channels=(4, 8))
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 1, 8, 8])
     """

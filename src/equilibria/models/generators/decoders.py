@@ -36,7 +36,8 @@ class EquilibriumDecoder(EquilibriumModel):
 
     Examples:
         >>> decoder = eq.load("mnist-generator")
-        >>> isinstance(decoder, eq.models.EquilibriumDecoder), decoder.latent_dim
+        >>> from equilibria.models.generators.decoders import EquilibriumDecoder
+        >>> isinstance(decoder, EquilibriumDecoder), decoder.latent_dim
         (True, 24)
         >>> decoder(torch.zeros(1, 24)).shape
         torch.Size([1, 1, 28, 28])
@@ -213,7 +214,8 @@ def mdeq_decoder(
     sample.
 
     Examples:
-        >>> decoder = eq.models.mdeq_decoder(image_size=8, latent_dim=3, channels=(4, 8))
+        >>> from equilibria.models.generators.decoders import mdeq_decoder
+        >>> decoder = mdeq_decoder(image_size=8, latent_dim=3, channels=(4, 8))
         >>> decoder(torch.rand(2, 3)).shape
         torch.Size([2, 1, 8, 8])
     """
@@ -260,7 +262,8 @@ def opteq_decoder(
     `readout` and `head_gain` are those of `mdeq_decoder`.
 
     Examples:
-        >>> decoder = eq.models.opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
+        >>> from equilibria.models.generators.decoders import opteq_decoder
+        >>> decoder = opteq_decoder(image_size=8, latent_dim=4, channels=8, width=8)
         >>> decoder(torch.randn(2, 4)).shape
         torch.Size([2, 1, 8, 8])
     """

@@ -25,7 +25,7 @@ class Density(Protocol):
     def sample(self, count: int, *, seed: int = 0) -> Tensor: ...
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """ln p of each vector, where that is known; a bound below it otherwise. Differentiable."""
+        """Return ln p of each vector or, where unknown, a lower bound. Differentiable."""
         ...
 
 
@@ -74,7 +74,7 @@ class MixtureDensity:
         return self.like.new_tensor(drawn[order] * self.spread + self.mean)
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
-        """ln Σ_k w_k N(x; m_k, C_k), with C_k⁻¹ = P_k P_kᵀ."""
+        """Return ln Σ_k w_k N(x; m_k, C_k), with C_k⁻¹ = P_k P_kᵀ."""
         mixture, size = self.mixture, latents.shape[1]
         weights, means, roots = (
             torch.as_tensor(part, device=latents.device)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import Context, State, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.state import state_tensors
 from equilibria.energies import Branches, Energy, Quadratic
 from equilibria.energies.gaussian import GaussianKernel
 from equilibria.energies.kernel_scale import KernelScale
@@ -104,7 +105,8 @@ def geq(
     −½‖Wy‖² beside the kernel; `rho` and `form` are those of `PolynomialKernel`, `SigmoidKernel`.
 
     Examples:
-        >>> model = eq.models.geq(channels=8, widths=(8,), scales=(1,), hidden=None, in_channels=1)
+        >>> from equilibria.models.geq.model import geq
+        >>> model = geq(channels=8, widths=(8,), scales=(1,), hidden=None, in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation, IdentityActivation, get_activation
-from equilibria.context import Context, State, state_tensors, unflatten_state
-from equilibria.context.state import in_format_of
+from equilibria.context import Context, State
+from equilibria.context.state import in_format_of, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell
 from equilibria.models.blocks import Norm, channels_of, check_halvings
 from equilibria.models.mdeq.layers import CellConv2d, CellNorm, prepared_layers
@@ -27,7 +27,7 @@ MakeNorm = Callable[..., CellNorm]
 """Of the channels, and the gain that it starts with."""
 
 
-class ResidualBlock(nn.Module):
+class MDEQBlock(nn.Module):
     """norm(σ(norm(conv(σ(norm(conv z))) · mask + injection) + z)) of one branch (Figure 2)."""
 
     def __init__(
@@ -175,7 +175,7 @@ class MDEQCell(Cell):
         make_mixer_norm = partial(CellNorm, norm=norm, groups=max(1, groups // 2))
         count = len(self.channels)
         self.blocks = nn.ModuleList(
-            ResidualBlock(
+            MDEQBlock(
                 width,
                 expansion=expansion,
                 activation=sigma,

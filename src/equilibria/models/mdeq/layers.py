@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import Context, Entry
+from equilibria.context import Context
+from equilibria.context.context import Entry
 from equilibria.models.blocks import Norm, fitting_groups
 from equilibria.registry import check_choice, check_positive
 

@@ -134,7 +134,8 @@ def mdeq(
     stem. The other options are those of `MDEQCell`.
 
     Examples:
-        >>> model = eq.models.mdeq(channels=(4, 8), groups=2, in_channels=1).eval()
+        >>> from equilibria.models.mdeq.model import mdeq
+        >>> model = mdeq(channels=(4, 8), groups=2, in_channels=1).eval()
         >>> with eq.solving(model, tolerance=0.1):
         ...     print(model(torch.rand(1, 1, 8, 8)).shape)
         torch.Size([1, 10])

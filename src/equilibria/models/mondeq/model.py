@@ -22,15 +22,9 @@ from equilibria.activations import (
     SoftThreshold,
     get_activation,
 )
-from equilibria.context import (
-    Context,
-    Entry,
-    Layout,
-    Packing,
-    State,
-    state_tensors,
-    unflatten_state,
-)
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, Packing, state_tensors, unflatten_state
 from equilibria.equilibrium import Cell, StepBounds
 from equilibria.models.base import EquilibriumClassifier, image_classifier
 from equilibria.models.blocks import channels_of, check_halvings, check_odd
@@ -175,7 +169,7 @@ class MonDEQCell(Cell):
         return unflatten_state(state, (2 * v - r for v, r in zip(solved, reflected, strict=True)))
 
     def tiers(self, state: State, context: Context) -> tuple[Tensor, ...]:
-        """z of every tier, without the frame."""
+        """Return z of every tier, without the frame."""
         a = context["a"]
         return tuple(
             self._inside(
@@ -185,7 +179,7 @@ class MonDEQCell(Cell):
         )
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z of the last tier."""
+        """Return z of the last tier."""
         return self.tiers(state, context)[-1]
 
     def lipschitz_bound(self, layout: Layout) -> Tensor:
@@ -210,6 +204,7 @@ class MonDEQCell(Cell):
 
     @property
     def guarantee(self) -> str:
+        """Guarantee of a unique equilibrium, with m."""
         return f"unique, m = {self.m:g}"
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
@@ -327,7 +322,8 @@ def mondeq(
     U acts on what a stem makes of the images, or, as published, on the images (`stem_depth=0`).
 
     Examples:
-        >>> eq.models.mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        >>> from equilibria.models.mondeq.model import mondeq
+        >>> mondeq(channels=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
     inputs = in_channels if stem_depth == 0 else channels_of(channels, "tier")[0]

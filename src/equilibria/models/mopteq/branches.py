@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equilibria.activations import Activation
-from equilibria.context import Context, State, numbered, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import state_tensors
 from equilibria.energies import Branches, Energy, Input, Quadratic
 from equilibria.equilibrium import Cell, EnergyCell
 from equilibria.models.blocks import PooledLinearHead
 from equilibria.models.opteq.cells import UnitLayer
-from equilibria.operators import AveragePool, Conv2d, LinearOperator, OperatorLike, as_operator
+from equilibria.operators import AveragePool, Conv2d, LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.registry import check_choice
 
 Fusion = Literal["average", "sum", "none"]
@@ -93,6 +96,7 @@ class POptEqCell(BranchCell):
 
     @property
     def W(self) -> list[LinearOperator]:  # noqa: N802 - the paper's symbol
+        """The operators W of the branches."""
         return [term.W for term in self.energy.modules() if isinstance(term, Quadratic)]
 
     def features(self, state: State, context: Context) -> Sequence[Tensor]:

@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Layout, Packing, State, map_state, numbered, state_tensors
-from equilibria.energies import Branches, Energy, HeritageDiversity, Input, Sum
-from equilibria.equilibrium import Cell, EnergyForm, StepBounds, capabilities
-from equilibria.equilibrium.capabilities import OutputForm
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import Layout, Packing, map_state, state_tensors
+from equilibria.energies import Branches, Energy, HeritageDiversity, Input
+from equilibria.energies.compose import Sum
+from equilibria.equilibrium import Cell, StepBounds, capabilities
+from equilibria.equilibrium.capabilities import EnergyForm, OutputForm
 from equilibria.models.base import MapObjective
 from equilibria.models.mopteq.branches import BranchCell, Fusion
-from equilibria.operators import LinearOperator, Weights
+from equilibria.operators import LinearOperator
+from equilibria.operators.base import Weights
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_choice, check_not_negative
 
@@ -39,7 +43,8 @@ class MOptEqCell(BranchCell):
     iterations and then kept, so that the solve converges.
 
     Examples:
-        >>> model = eq.models.mopteq(channels=4, in_channels=1)
+        >>> from equilibria.models.mopteq.models import mopteq
+        >>> model = mopteq(channels=4, in_channels=1)
         >>> model.features(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 4, 8, 8])
     """
@@ -74,14 +79,17 @@ class MOptEqCell(BranchCell):
 
     @property
     def perturbs(self) -> bool:
+        """Whether solves perturb the state in the current mode."""
         return self.pe == "always" or (self.pe == "train" and self.training)
 
     @property
     def refresh_until(self) -> int:
+        """Number of iterations during which the context is updated."""
         return max(self.energy.facts.refresh_until, self.perturb_for if self.perturbs else 0)
 
     @property
     def heritage_diversity(self) -> HeritageDiversity:
+        """The heritage and diversity term of the energy."""
         assert isinstance(self.energy, Sum)
         term = self.energy["heritage_diversity"]
         assert isinstance(term, HeritageDiversity)

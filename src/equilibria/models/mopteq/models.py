@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from equilibria.context import Context, State, state_tensors
+from equilibria.context import Context, State
+from equilibria.context.state import state_tensors
 from equilibria.energies import (
     BranchCoupling,
     Energy,
@@ -98,7 +99,8 @@ def popteq(
     give 222 K. Both places with 96 to 96 have 278 K: the count fits either.
 
     Examples:
-        >>> model = eq.models.popteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
+        >>> from equilibria.models.mopteq.models import popteq
+        >>> model = popteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
@@ -143,7 +145,8 @@ def perturbed_logits(
 
     Examples:
         >>> model = eq.create_model("mopteq-small", in_channels=1)
-        >>> eq.models.perturbed_logits(model, torch.rand(2, 1, 8, 8), epsilon=0.1).shape
+        >>> from equilibria.models.mopteq.models import perturbed_logits
+        >>> perturbed_logits(model, torch.rand(2, 1, 8, 8), epsilon=0.1).shape
         torch.Size([2, 10])
     """
     check_choice(get_args(Direction), direction=direction)
@@ -177,7 +180,8 @@ def branch_features(cell: Cell, state: State, context: Context) -> list[Tensor]:
     Examples:
         >>> model = eq.create_model("mopteq-small", in_channels=1)
         >>> found = model.solve(torch.rand(1, 1, 8, 8))
-        >>> branches = eq.models.branch_features(model.layer.cell, found.state, found.context)
+        >>> from equilibria.models.mopteq.models import branch_features
+        >>> branches = branch_features(model.layer.cell, found.state, found.context)
         >>> [tuple(z.shape[2:]) for z in branches]
         [(8, 8), (8, 8), (8, 8)]
     """
@@ -226,7 +230,8 @@ def mopteq(
     the features are much larger than the middle widths, or a kernel needs y.
 
     Examples:
-        >>> model = eq.models.mopteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
+        >>> from equilibria.models.mopteq.models import mopteq
+        >>> model = mopteq(channels=8, widths=(4, 4), scales=(1, 2), in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """

@@ -13,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation, ReLU, get_activation
-from equilibria.context import Context, Layout, State, numbered, sum_per_sample
-from equilibria.energies import Input, Quadratic, Regularizer, Rounding, get_regularizer
+from equilibria.context import Context, State
+from equilibria.context.context import numbered
+from equilibria.context.state import Layout, sum_per_sample
+from equilibria.energies import Input, Quadratic, Regularizer, get_regularizer
 from equilibria.energies.bounds import all_known
-from equilibria.equilibrium import (
-    Cell,
-    EnergyCell,
-    EnergyForm,
-    EnergyObjective,
-    Objective,
-    StepBounds,
-)
-from equilibria.equilibrium.capabilities import OutputForm
+from equilibria.energies.rounding import Rounding
+from equilibria.equilibrium import Cell, EnergyCell, Objective, StepBounds
+from equilibria.equilibrium.capabilities import EnergyForm, OutputForm
+from equilibria.equilibrium.objective import EnergyObjective
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
-from equilibria.operators import LinearOperator, OperatorLike, as_operator
+from equilibria.operators import LinearOperator, as_operator
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.rounding import application_rounding, upper_norm
 from equilibria.registry import check_choice, check_not_negative, check_positive, check_share
 
@@ -69,12 +67,13 @@ class OptEqCell(EnergyCell):
 
     @property
     def W(self) -> LinearOperator:  # noqa: N802 - the paper's symbol
+        """The operator W of the quadratic term."""
         return next(term.W for term in self.energy.modules() if isinstance(term, Quadratic))
 
     output_form = "linear"
 
     def output(self, state: State, context: Context) -> Tensor:
-        """z = Wᵀy/μ."""
+        """Return z = Wᵀy/μ."""
         assert isinstance(state, Tensor)
         return self.W.adjoint(state, context.parts["quadratic"].weights("W")) / self.mu
 
@@ -122,6 +121,7 @@ class UnitLayer(nn.Module):
 
     @property
     def alpha(self) -> Tensor | float:
+        """Relaxation α, computed from its unconstrained parameter if learned."""
         raw = self.raw_alpha
         if not isinstance(raw, Tensor):
             return raw
@@ -130,10 +130,11 @@ class UnitLayer(nn.Module):
         return 1 - torch.where(below_one <= span, below_one, 2 * span - below_one)
 
     def inject(self, x: Tensor) -> Context:
-        """c = Ux + b."""
+        """Return c = Ux + b."""
         return self.input.inject(x)
 
     def prepare(self, layout: Layout) -> dict[str, Any]:
+        """Return the weights and α, computed once per solve."""
         alpha = self.alpha
         prepared: dict[str, Any] = {"W": self.W.weights(layout[0])}
         if isinstance(alpha, Tensor):
@@ -141,11 +142,11 @@ class UnitLayer(nn.Module):
         return prepared
 
     def lift(self, z: Tensor, context: Context) -> Tensor:
-        """y = σ(Wz + Ux + b)."""
+        """Return y = σ(Wz + Ux + b)."""
         return self.activation(self.W(z, context.weights("W")) + context["c"])
 
     def lower(self, y: Tensor, context: Context) -> Tensor:
-        """p = Wᵀy/μ."""
+        """Return p = Wᵀy/μ."""
         p = self.W.adjoint(y, context.weights("W"))
         return p if self.mu == 1 else p / self.mu
 
@@ -262,9 +263,11 @@ class DeepOptEqCell(Cell):
 
     @property
     def monotone(self) -> bool:
+        """Whether the map is monotone because its Jacobian is symmetric."""
         return self._is_symmetric
 
     def units(self) -> list[UnitLayer]:
+        """Return the layers that are `UnitLayer`."""
         return [layer for layer in self.layers if isinstance(layer, UnitLayer)]
 
     def inject(self, x: Tensor) -> Context:
@@ -305,6 +308,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def output_form(self) -> OutputForm:
+        """Form of the output map: "linear" without a regularizer."""
         return "linear" if self.regularizer is None else "other"
 
     def output(self, state: State, context: Context) -> Tensor:
@@ -325,6 +329,7 @@ class DeepOptEqCell(Cell):
 
     @property
     def formula(self) -> str | None:
+        """Objective of the cell as text; None without one."""
         if not self.is_stationary:
             return None
         count = len(self.layers)
@@ -424,7 +429,7 @@ class DeepOptEqCell(Cell):
         return DeepOptEqObjective(self, context)
 
 
-class Block(NamedTuple):
+class UnitBlock(NamedTuple):
     """What one layer does to its input v: z = αp + (1−α)v with p = Wᵀσ(Wv + c)/μ = prox_φ(v)."""
 
     v: Tensor
@@ -454,7 +459,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
     def is_minimized(self) -> bool:
         return self.cell.is_stationary and len(self.cell.units()) <= 2
 
-    def blocks(self, state: State) -> list[Block]:
+    def blocks(self, state: State) -> list[UnitBlock]:
         assert isinstance(state, Tensor)
         blocks = []
         z = state
@@ -468,7 +473,7 @@ class DeepOptEqObjective(MapObjective[DeepOptEqCell]):
             z = v + alpha * (p - v)
             distance = sum_per_sample((v - p).square())
             envelope = alpha * (layer.phi(y, context) + 0.5 * (1 - alpha) * distance)
-            blocks.append(Block(v, z, envelope))
+            blocks.append(UnitBlock(v, z, envelope))
         return blocks
 
     def value(self, state: State) -> Tensor:

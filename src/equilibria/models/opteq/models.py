@@ -50,7 +50,8 @@ def opteq(
     `space="auto"` iterates in y-space, or in z-space where the middle width is the larger.
 
     Examples:
-        >>> eq.models.opteq(channels=8, width=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
+        >>> from equilibria.models.opteq.models import opteq
+        >>> opteq(channels=8, width=8, in_channels=1)(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
     check_choice(("auto", "y", "z"), space=space)
@@ -110,7 +111,8 @@ def deep_opteq(
     """A convolutional Deep OptEq classifier; `widths` are the middle widths of its layers.
 
     Examples:
-        >>> model = eq.models.deep_opteq(channels=8, widths=(4, 8), in_channels=1)
+        >>> from equilibria.models.opteq.models import deep_opteq
+        >>> model = deep_opteq(channels=8, widths=(4, 8), in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
@@ -178,7 +180,8 @@ def opteq_imagenet(
 
     Examples:
         >>> small = {"extractor_channels": 4, "channels": 8, "widths": (8,), "kernel_sizes": (3,)}
-        >>> model = eq.models.opteq_imagenet(num_classes=3, head_widths=(8,), **small)
+        >>> from equilibria.models.opteq.models import opteq_imagenet
+        >>> model = opteq_imagenet(num_classes=3, head_widths=(8,), **small)
         >>> model.eval()(torch.rand(1, 3, 32, 32)).shape
         torch.Size([1, 3])
     """
@@ -212,8 +215,9 @@ class EquilibriumSegmenter(EquilibriumClassifier):
     for `features`, `solve`, `objective` and `contraction_bound`; the logits are cut back.
 
     Examples:
-        >>> model = eq.models.deep_opteq_segmentation(num_classes=3, widths=(4, 4, 4)).eval()
-        >>> isinstance(model, eq.models.EquilibriumSegmenter)
+        >>> from equilibria.models.opteq.models import EquilibriumSegmenter, deep_opteq_segmentation
+        >>> model = deep_opteq_segmentation(num_classes=3, widths=(4, 4, 4)).eval()
+        >>> isinstance(model, EquilibriumSegmenter)
         True
         >>> model(torch.rand(1, 3, 9, 13)).shape  # a size that does not fit the stride
         torch.Size([1, 3, 9, 13])
@@ -244,8 +248,10 @@ def equilibrium_segmenter(
         where it has branches of several.
 
     Examples:
-        >>> cell = eq.models.mopteq(channels=8).layer.cell
-        >>> model = eq.models.equilibrium_segmenter(cell, num_classes=3, channels=8, multiple=4)
+        >>> from equilibria.models.mopteq.models import mopteq
+        >>> from equilibria.models.opteq.models import equilibrium_segmenter
+        >>> cell = mopteq(channels=8).layer.cell
+        >>> model = equilibrium_segmenter(cell, num_classes=3, channels=8, multiple=4)
         >>> model.eval()(torch.rand(1, 3, 32, 32)).shape
         torch.Size([1, 3, 32, 32])
     """
@@ -276,7 +282,8 @@ def deep_opteq_segmentation(
     norm="estimate"; it states the widths alone. The other options are those of `deep_opteq`.
 
     Examples:
-        >>> model = eq.models.deep_opteq_segmentation(num_classes=4, widths=(8, 8, 8)).eval()
+        >>> from equilibria.models.opteq.models import deep_opteq_segmentation
+        >>> model = deep_opteq_segmentation(num_classes=4, widths=(8, 8, 8)).eval()
         >>> model(torch.rand(1, 3, 32, 40)).shape
         torch.Size([1, 4, 32, 40])
     """

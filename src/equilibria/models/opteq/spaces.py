@@ -23,7 +23,8 @@ def opteq_cell(
 
     Examples:
         >>> W, U = eq.Dense(3, 4, norm="bound"), eq.Dense(2, 4)
-        >>> in_y, in_z = (eq.models.opteq_cell(W, U, space=space) for space in ("y", "z"))
+        >>> from equilibria.models.opteq.spaces import opteq_cell
+        >>> in_y, in_z = (opteq_cell(W, U, space=space) for space in ("y", "z"))
         >>> features = [eq.EquilibriumLayer(cell=cell)(torch.ones(1, 2)) for cell in (in_y, in_z)]
         >>> torch.allclose(*features, atol=1e-3)
         True

@@ -26,13 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equilibria.context import Context, Layout, State
+from equilibria.context import Context, State
+from equilibria.context.state import Layout
 from equilibria.energies import Input
 from equilibria.energies.convex_potential import ConvexPotential
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumClassifier
 from equilibria.models.blocks import check_images
-from equilibria.operators import Conv2d, Dense, Identity, OperatorLike
+from equilibria.operators import Conv2d, Dense, Identity
+from equilibria.operators.compose import OperatorLike
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.operators.rounding import accumulated
 from equilibria.registry import check_at_least_one, check_positive
@@ -91,6 +93,7 @@ class ReflectionCell(EnergyCell):
 
     @property
     def guarantee(self) -> str | None:
+        """Guarantee of a unique, 1-Lipschitz equilibrium."""
         return "unique, 1-Lipschitz in the input"
 
 
@@ -222,7 +225,8 @@ def reflection_network(
     norm: how ‖W‖ is kept there: "estimate" or "bound". No certificate depends on it.
 
     Examples:
-        >>> model = eq.models.reflection_network(image_size=8, units=(16,), in_channels=1)
+        >>> from equilibria.models.reflection.model import reflection_network
+        >>> model = reflection_network(image_size=8, units=(16,), in_channels=1)
         >>> model(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """

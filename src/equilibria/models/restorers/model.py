@@ -12,8 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from equilibria.context import Context, Entry, Layout, State, sum_per_sample
-from equilibria.energies import Bounds, Energy, Input, Sum
+from equilibria.context import Context, State
+from equilibria.context.context import Entry
+from equilibria.context.state import Layout, sum_per_sample
+from equilibria.energies import Bounds, Energy, Input
+from equilibria.energies.compose import Sum
 from equilibria.energies.terms import one_tensor
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumModel
@@ -157,7 +160,8 @@ class EquilibriumRestorer(EquilibriumModel):
     (`scale`, which must be the model's factor).
 
     Examples:
-        >>> restorer = eq.models.deq_restorer(in_channels=1, channels=8)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> restorer = deq_restorer(in_channels=1, channels=8)
         >>> restorer(torch.rand(1, 1, 8, 8)).shape
         torch.Size([1, 1, 8, 8])
     """
@@ -170,8 +174,9 @@ class EquilibriumRestorer(EquilibriumModel):
         super().__init__(MeasurementStem(in_channels, self.factor), layer, nn.Identity())
 
     def reach(self, accuracy: float) -> int:
-        """How far a restored pixel looks, in pixels of the restored image: beyond, `accuracy` of
-        what is there at the most counts.
+        """Return the reach of a restored pixel, in pixels of the restored image.
+
+        A change beyond it changes the pixel by at most `accuracy` times that change.
 
         Two equilibria whose surroundings differ by e differ by S^½ M⁻¹ S^½ e with 0 ≤ S ≤ 1
         diagonal and M = I + S^½ H S^½, H the Hessian of the data term, in which a pixel reaches r
@@ -216,9 +221,11 @@ def deq_restorer(
         same for pictures of all sizes. If None, the norm is bounded for each size anew.
 
     Examples:
-        >>> restorer = eq.models.deq_restorer(channels=4, kernel_size=3)
+        >>> from equilibria.models.restorers.model import deq_restorer
+        >>> from equilibria.restoration.tiles import answer
+        >>> restorer = deq_restorer(channels=4, kernel_size=3)
         >>> seen = eq.restoration.Denoising(0.1).corrupt(torch.rand(1, 1, 9, 7))
-        >>> eq.restoration.answer(restorer, seen).shape
+        >>> answer(restorer, seen).shape
         torch.Size([1, 1, 9, 7])
     """
     W = Conv2d(in_channels, channels, kernel_size, norm="bound", zeta=1.0)

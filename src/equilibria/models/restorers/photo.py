@@ -16,8 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from equilibria.context import Context, Layout, State
-from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior, Sum
+from equilibria.context import Context, State
+from equilibria.context.state import Layout
+from equilibria.energies import DataFidelity, Energy, OpponentPrior, Quadratic, RidgePrior
+from equilibria.energies.compose import Sum
 from equilibria.energies.ridge import KNOTS
 from equilibria.equilibrium import EnergyCell, EquilibriumLayer, Solving, StepBounds
 from equilibria.models.base import EquilibriumModel
@@ -75,6 +77,7 @@ def save_prior(prior: OpponentPrior, file: Path) -> None:
 
 
 def load_prior(file: Path) -> OpponentPrior:
+    """Load a frozen prior from a file of weights."""
     with safe_open(file, framework="pt") as weights:
         options = json.loads(weights.metadata()["options"])
         prior = photo_denoiser(**options).prior
@@ -151,7 +154,8 @@ def photo_denoiser(
         that are given without one.
 
     Examples:
-        >>> model = eq.models.photo_denoiser(in_channels=1, channels=4, kernel_size=5)
+        >>> from equilibria.models.restorers.photo import photo_denoiser
+        >>> model = photo_denoiser(in_channels=1, channels=4, kernel_size=5)
         >>> model(torch.rand(1, 1, 16, 16)).shape
         torch.Size([1, 1, 16, 16])
     """

@@ -13,9 +13,7 @@ from equilibria.papers.studies import (
     small_budgets,
     theorem6,
 )
-from equilibria.papers.studies.study import Study, StudyResult, Work
-
-__all__ = ["Study", "StudyResult", "Work", "list_studies"]
+from equilibria.papers.studies.study import Study
 
 
 def list_studies() -> list[Study]:

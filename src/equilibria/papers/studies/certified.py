@@ -25,7 +25,7 @@ from equilibria.certificates import certifier
 from equilibria.data import Batches
 from equilibria.inputs import AttackSettings
 from equilibria.papers.studies.study import Found, Study, Work
-from equilibria.training import Experiment, trained
+from equilibria.training.experiment import Experiment, trained
 
 RADII = (0.1, 0.3, 0.5, 1.0, 1.58)
 ATTACKED = 500
@@ -50,10 +50,13 @@ class Judged:
 
 
 def judged(run: Path, radii: Sequence[float], attacked: int) -> Judged:
+    """Measure the certified and the attacked accuracy of a trained run."""
     experiment = trained(run)
     model = experiment.model.eval()
     right, radius = _certified(experiment)
-    found = Judged(run.name, eq.models.parameter_count(model), float(right.double().mean()))
+    found = Judged(
+        run.name, eq.models.registry.parameter_count(model), float(right.double().mean())
+    )
     for eps in radii:
         found.certified[eps] = float((radius >= eps).double().mean())
     images, labels = experiment.some_test_images(attacked)
@@ -92,6 +95,8 @@ def _under_attack(
 
 
 def table(found: Sequence[Judged], radii: Sequence[float]) -> str:
+    """Return the results of all runs as a Markdown table."""
+
     def over(values: Sequence[float]) -> str:
         shares = [100 * value for value in values]
         spread = f" ± {statistics.stdev(shares):.1f}" if len(shares) > 1 else ""

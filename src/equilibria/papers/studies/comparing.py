@@ -29,14 +29,14 @@ from equilibria.papers.studies.paired import Answer, Difference, deviation
 from equilibria.papers.studies.protocol import (
     FULL,
     QUICK,
+    ContestantRun,
     Follow,
     Protocol,
-    Run,
     Runs,
     check_matched,
 )
 from equilibria.papers.studies.study import Found, Study, Work, markdown_table
-from equilibria.training import StepProgress
+from equilibria.training.metrics import StepProgress
 
 LADDER_RUNS = 3
 """At least so many rates are tried of each model."""
@@ -65,11 +65,12 @@ class Finding:
         return f"{self.answer} (needs {self.hours_needed:.1f} core-hours)"
 
 
-Results = dict[str, list[Run]]
+Results = dict[str, list[ContestantRun]]
 """By the name of a model, a run a seed."""
 
 
 def planned_runs(study: ClaimStudy, seeds: Sequence[int]) -> int:
+    """Return the number of training runs of a study."""
     return len(study.contestants) * (len(seeds) + LADDER_RUNS)
 
 
@@ -90,11 +91,12 @@ def compared(study: ClaimStudy, seeds: Sequence[int], runs: Runs, progress: Prog
 
 
 def check_sizes(study: ClaimStudy, runs: Runs) -> None:
+    """Check that the contestants have matching parameter counts."""
     channels, classes = runs.test.images.shape[1], runs.data.num_classes
     counts = {}
     for contestant in study.contestants:
         model = contestant.build(in_channels=channels, num_classes=classes)
-        counts[contestant.name] = eq.models.parameter_count(model)
+        counts[contestant.name] = eq.models.registry.parameter_count(model)
     check_matched(counts)
 
 
@@ -120,13 +122,14 @@ class _Followed:
         return on_epoch
 
 
-def number(run: Run, measure: str) -> float:
+def number(run: ContestantRun, measure: str) -> float:
+    """Return a measure of a run."""
     value = run.accuracy if measure == "accuracy" else run.measures[measure]
     assert value is not None
     return value
 
 
-def cost(run: Run, values: Iterable[Value]) -> float:
+def cost(run: ContestantRun, values: Iterable[Value]) -> float:
     """CPU seconds of a run, with those of what is measured of it for these values."""
     wanted = {v.measure.partition(".")[0] for v in values if v.contestant.name == run.name}
     spent = (run.measures.get(f"{name}.seconds", 0.0) for name in wanted)
@@ -134,6 +137,8 @@ def cost(run: Run, values: Iterable[Value]) -> float:
 
 
 def find(comparison: Comparison, results: Results) -> Finding:
+    """Evaluate a comparison over the seeds of both contestants."""
+
     def scores(value: Value) -> dict[int, float]:
         return {
             run.seed: comparison.scale * number(run, value.measure)

@@ -18,7 +18,7 @@ import torch
 
 from equilibria.data import RandomShift, Split, load_digits, stratified_split
 from equilibria.papers.studies.family import Contestant, contestants, left_out
-from equilibria.papers.studies.fitting import Outcome, Progress, fit, machine, optional
+from equilibria.papers.studies.fitting import FitOutcome, Progress, fit, machine, optional
 from equilibria.papers.studies.study import Found, Study, Work, markdown_table
 from equilibria.training import TrainingSettings
 
@@ -38,10 +38,11 @@ VALIDATION_SEED = 1000
 
 
 def epochs_of(contestant: Contestant) -> int:
+    """Return the number of training epochs of a contestant."""
     return COSTLY_EPOCHS if contestant.name in COSTLY else EPOCHS
 
 
-def row(contestant: Contestant, outcome: Outcome, epochs: int, budget: float) -> list[str]:
+def row(contestant: Contestant, outcome: FitOutcome, epochs: int, budget: float) -> list[str]:
     """The cells of one model."""
     reached = outcome.accuracy >= TARGET and outcome.seconds <= budget
     return [

@@ -22,9 +22,10 @@ from torch import Tensor
 
 import equilibria as eq
 from equilibria.certificates import CertifiedExit, certifier
-from equilibria.models import ReflectionNetwork, predicted_classes
+from equilibria.models.base import predicted_classes
+from equilibria.models.reflection.model import ReflectionNetwork
 from equilibria.papers.studies.study import Found, Study, Work
-from equilibria.training import trained
+from equilibria.training.experiment import trained
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 SAMPLES = 360
@@ -53,6 +54,7 @@ class Saved:
 
 
 def saved(run: Path, samples: int, turns: int) -> Saved:
+    """Measure the evaluations that certified early exit saves."""
     experiment = trained(run)
     model = experiment.model.eval()
     images, _ = experiment.some_test_images(samples)
@@ -95,6 +97,7 @@ def _timed(
 
 
 def table(found: Sequence[Saved]) -> str:
+    """Return the results of all runs as a Markdown table."""
     lines = [
         "| run | certified at 1e-2 / 1e-3 / 1e-4 (%) | evaluations to 1e-4 | early exit | saved | "
         "certain (%) | processor time (s) | other classes |",

@@ -68,7 +68,7 @@ def contestants(names: Sequence[str] | None = None) -> list[Contestant]:
     known = {contestant.name: contestant for contestant in FAMILY}
     chosen = []
     for name in names:
-        eq.models.model_card(known[name].model if name in known else name)
+        eq.models.registry.model_card(known[name].model if name in known else name)
         chosen.append(known.get(name) or Contestant(name, name, name))
     return chosen
 

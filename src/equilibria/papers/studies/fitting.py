@@ -16,8 +16,9 @@ from equilibria.data import Augmentation, Batches, Split
 from equilibria.papers.studies.family import Contestant
 from equilibria.papers.studies.study import Work
 from equilibria.tasks import Classification
-from equilibria.training import StepProgress, TrainingSettings
+from equilibria.training import TrainingSettings
 from equilibria.training import fit as fit_model
+from equilibria.training.metrics import StepProgress
 
 TASK = Classification(label_smoothing=0.05)
 TRAINING_TOLERANCE = 1e-2
@@ -27,7 +28,7 @@ EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FitOutcome:
     """One model, trained once."""
 
     name: str
@@ -61,7 +62,7 @@ def fit(
     *,
     augmentation: Augmentation | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
-) -> Outcome:
+) -> FitOutcome:
     """Train the model and evaluate it; `settings.seed` also draws the initial weights."""
     torch.manual_seed(settings.seed)
     classes = int(training.labels.max()) + 1
@@ -76,10 +77,10 @@ def fit(
         result = Classification().evaluate(model, Batches(test, EVALUATION_BATCH))
     assert result.correct is not None
     assert history[-1].accuracy is not None
-    return Outcome(
+    return FitOutcome(
         name=contestant.name,
         seed=settings.seed,
-        parameters=eq.models.parameter_count(model),
+        parameters=eq.models.registry.parameter_count(model),
         correct=result.correct,
         samples=result.samples,
         training_accuracy=history[-1].accuracy,

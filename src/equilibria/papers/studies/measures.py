@@ -8,15 +8,11 @@ import torch
 from torch import nn
 
 from equilibria.data import Batches, Split
-from equilibria.energies import diversity, heritage
+from equilibria.energies.branch_coupling import diversity, heritage
 from equilibria.inputs import AttackSettings, measure_attack
-from equilibria.models import (
-    EquilibriumClassifier,
-    branch_features,
-    perturbed_logits,
-    predicted_classes,
-)
-from equilibria.models.mopteq.models import Direction
+from equilibria.models import EquilibriumClassifier
+from equilibria.models.base import predicted_classes
+from equilibria.models.mopteq.models import Direction, branch_features, perturbed_logits
 from equilibria.papers.studies.protocol import Measure
 
 SEEN = 500

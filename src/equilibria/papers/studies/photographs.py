@@ -35,7 +35,7 @@ from equilibria.papers.runner import RUNS
 from equilibria.papers.studies.study import Found, Study, Work
 from equilibria.registry import check_choice
 from equilibria.restoration import (
-    Corruption,
+    Damage,
     Deblurring,
     Demosaicing,
     Denoising,
@@ -44,9 +44,9 @@ from equilibria.restoration import (
     Scattering,
     SuperResolution,
     answer_in_tiles,
-    least_variation,
 )
 from equilibria.restoration.photo import PRIOR_LEVEL
+from equilibria.restoration.total_variation import least_variation
 from equilibria.tasks.image_quality import picture_psnr
 
 SAMPLES = ("camera", "astronaut", "coffee", "chelsea", "rocket", "brick", "grass", "gravel")
@@ -57,7 +57,7 @@ SMALL_WEIGHTS = tuple(1e-4 * 2 ** (place / 2) for place in range(14))
 """The same where other damage is undone."""
 STEPS, MANY_STEPS = 200, 1000
 """Of total variation, against noise and against other damage, which takes longer."""
-TASKS: dict[str, Corruption] = {
+TASKS: dict[str, Damage] = {
     **{f"denoise-{noise}": Denoising(noise / 255) for noise in (15, 25, 50)},
     "deblur": Deblurring(1.5, 0.01),
     "inpaint": Scattering(0.7, 1 / 255),
@@ -65,12 +65,14 @@ TASKS: dict[str, Corruption] = {
     "demosaic": Demosaicing(1 / 255),
 }
 OURS = "photo prior"
-Method = Callable[[RestorationProblem, Tensor], Tensor]
+RestoreFunction = Callable[[RestorationProblem, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Contestant:
-    restore: Method
+class RestorationMethod:
+    """A restoration method and its number of learned parameters."""
+
+    restore: RestoreFunction
     parameters: int | None = None
     """That were learned."""
 
@@ -110,31 +112,32 @@ def _pictures(which: str) -> dict[str, Any]:
 
 def methods(
     task: str, networks: Mapping[str, Path], levels: Sequence[float]
-) -> dict[str, Contestant]:
+) -> dict[str, RestorationMethod]:
+    """Return the methods that are compared on a task, by name."""
     prior = photo_prior()
     parameters = sum(p.numel() for p in prior.parameters())
 
-    def ours(level: float) -> Method:
+    def ours(level: float) -> RestoreFunction:
         restorer = PhotoRestorer(prior, strength=1.0, level=level)
         return lambda seen, clean: restorer.restore(seen).images
 
     named = {OURS: PRIOR_LEVEL} | {f"{OURS}, level {level:g}": level for level in levels}
-    found = {name: Contestant(ours(level), parameters) for name, level in named.items()}
+    found = {name: RestorationMethod(ours(level), parameters) for name, level in named.items()}
     if levels:
         return found
-    found["total variation, best weight"] = Contestant(
+    found["total variation, best weight"] = RestorationMethod(
         lambda seen, clean: least_of_all(seen, clean, weights_for(task, seen.noise))
     )
     if not task.startswith("denoise"):
         return found
-    found |= {name: Contestant(method) for name, method in _of_noise().items()}
+    found |= {name: RestorationMethod(method) for name, method in _of_noise().items()}
     for name, run in networks.items():
         model = eq.load(run).eval()
-        found[name] = Contestant(_network(model), sum(p.numel() for p in model.parameters()))
+        found[name] = RestorationMethod(_network(model), sum(p.numel() for p in model.parameters()))
     return found
 
 
-def _network(model: torch.nn.Module) -> Method:
+def _network(model: torch.nn.Module) -> RestoreFunction:
     def method(seen: RestorationProblem, clean: Tensor) -> Tensor:
         with torch.no_grad():
             return answer_in_tiles(model, seen)
@@ -143,6 +146,7 @@ def _network(model: torch.nn.Module) -> Method:
 
 
 def weights_for(task: str, noise: float) -> list[float]:
+    """Return the weights of total variation that are tried on a task."""
     return [w * noise for w in WEIGHTS] if task.startswith("denoise") else list(SMALL_WEIGHTS)
 
 
@@ -176,11 +180,11 @@ def variation_checked(task: str, side: int, which: str) -> str:
     )
 
 
-def _of_noise() -> dict[str, Method]:
+def _of_noise() -> dict[str, RestoreFunction]:
     from bm3d import bm3d
     from skimage.restoration import denoise_nl_means, denoise_wavelet
 
-    def of(function: Callable[[Any, float], Any]) -> Method:
+    def of(function: Callable[[Any, float], Any]) -> RestoreFunction:
         def method(seen: RestorationProblem, clean: Tensor) -> Tensor:
             found = function(seen.measured[0, 0].double().numpy(), seen.noise)
             return torch.from_numpy(np.asarray(found)).float()[None, None]
@@ -199,6 +203,7 @@ def _of_noise() -> dict[str, Method]:
 
 
 def ssim(images: Tensor, clean: Tensor) -> float:
+    """Return the structural similarity of two images."""
     from skimage.metrics import structural_similarity
 
     one, other = (some[0].clamp(0, 1).double().numpy() for some in (images, clean))
@@ -206,8 +211,9 @@ def ssim(images: Tensor, clean: Tensor) -> float:
 
 
 def measure(
-    task: str, draws: int, side: int, which: str, contestants: dict[str, Contestant]
+    task: str, draws: int, side: int, which: str, contestants: dict[str, RestorationMethod]
 ) -> Iterator[dict[str, Any]]:
+    """Yield one record per draw, photograph, and method."""
     damage = TASKS[task]
     for draw in range(draws):
         for name, clean in photographs(side, gray=task != "demosaic", which=which):

@@ -33,13 +33,9 @@ from equilibria.data import Batches, DataSet, Split
 from equilibria.papers.studies.family import Contestant
 from equilibria.papers.studies.fitting import EVALUATION_BATCH, TASK, TRAINING_TOLERANCE, studied
 from equilibria.tasks import Classification
-from equilibria.training import (
-    TrainingSettings,
-    denormals_as_zero,
-    load_weights,
-    save_weights,
-    write_atomically,
-)
+from equilibria.training import TrainingSettings, load_weights, save_weights
+from equilibria.training.files import write_atomically
+from equilibria.training.processes import denormals_as_zero
 from equilibria.training.settings import build_optimizer
 
 MATCHED = 0.10
@@ -83,7 +79,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Run:
+class ContestantRun:
     """One model, trained once."""
 
     name: str
@@ -109,6 +105,7 @@ def small_images(images: Tensor, side: int) -> Tensor:
 
 
 def taken(source: Any, indices: Tensor, side: int) -> Split:
+    """Fetch images by index, reduced to a side length."""
     images, labels = source.fetch(indices)
     return Split(small_images(images, side), labels)
 
@@ -266,11 +263,11 @@ class Runs:
         follow: Callable[[str], Follow],
         *,
         test: bool = True,
-    ) -> Run:
+    ) -> ContestantRun:
         """The run of a model, a seed and a rate, from the folder or made now."""
         path = self._path(contestant, seed, rate)
         if path.exists():
-            return Run(**json.loads(path.read_text(encoding="utf-8")))
+            return ContestantRun(**json.loads(path.read_text(encoding="utf-8")))
         started = time.process_time()
         model = self._build(contestant, seed)
         images = draw(self.data, seed, self.protocol)
@@ -278,11 +275,11 @@ class Runs:
         protocol = self.protocol if test else replace(self.protocol, decays=1)
         trained = train_until_flat(model, images, rate, seed, protocol, on_epoch)
         accuracy = accuracy_on(self.test, model, EVALUATION_TOLERANCE) if test else None
-        run = Run(
+        run = ContestantRun(
             name=contestant.name,
             seed=seed,
             rate=rate,
-            parameters=eq.models.parameter_count(model),
+            parameters=eq.models.registry.parameter_count(model),
             **asdict(trained),
             accuracy=accuracy,
             seconds=time.process_time() - started,
@@ -292,7 +289,9 @@ class Runs:
         _keep(path, run)
         return run
 
-    def measured(self, contestant: Contestant, run: Run, name: str, measure: Measure) -> Run:
+    def measured(
+        self, contestant: Contestant, run: ContestantRun, name: str, measure: Measure
+    ) -> ContestantRun:
         """The run with the numbers that a measure gives, taken of its kept weights if not there."""
         if any(key.startswith(f"{name}.") for key in run.measures):
             return run
@@ -303,7 +302,7 @@ class Runs:
         numbers = measure(model.eval(), self.test, run.seed)
         named = {f"{name}.{key}": value for key, value in numbers.items()}
         spent = {f"{name}.seconds": time.process_time() - started}
-        run = Run(**{**asdict(run), "measures": {**run.measures, **named, **spent}})
+        run = ContestantRun(**{**asdict(run), "measures": {**run.measures, **named, **spent}})
         _keep(path, run)
         return run
 
@@ -319,5 +318,5 @@ class Runs:
 Follow = Callable[[int, float], None]
 
 
-def _keep(path: Path, run: Run) -> None:
+def _keep(path: Path, run: ContestantRun) -> None:
     write_atomically(path, (json.dumps(asdict(run), indent=1) + "\n").encode())

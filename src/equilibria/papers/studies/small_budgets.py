@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equilibria.models import model_outline, nearest_width, parameter_count
+from equilibria.models.registry import model_outline, nearest_width, parameter_count
 from equilibria.papers.jobs import Job, make_job, run_jobs
 from equilibria.papers.measures import deviation
 from equilibria.papers.runner import RUNS

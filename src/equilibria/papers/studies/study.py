@@ -13,8 +13,8 @@ from typing import Any
 
 from equilibria.papers.report import provenance
 from equilibria.registry import nearest
-from equilibria.training import with_overrides, write_atomically
-from equilibria.training.recipe import explained
+from equilibria.training.files import write_atomically
+from equilibria.training.recipe import explained, with_overrides
 
 LEFT_OUT = ("root", "workers")
 """Settings that change no number."""
@@ -34,7 +34,8 @@ class Work:
 
     Examples:
         >>> from pathlib import Path
-        >>> work = eq.papers.Work(Path("studies"), say=print)
+        >>> from equilibria.papers.studies.study import Work
+        >>> work = Work(Path("studies"), say=print)
     """
 
     output: Path
@@ -75,7 +76,8 @@ class Study:
         >>> settings = study.configure(["widths=12", "steps=4"])
         >>> study.command(settings)
         "equilibria reproduce theorem6 'widths=[12]' steps=4"
-        >>> sorted(f.name for f in study.carry_out(settings, eq.papers.Work(Path("t6"))).files)
+        >>> from equilibria.papers.studies.study import Work
+        >>> sorted(f.name for f in study.carry_out(settings, Work(Path("t6"))).files)
         ['theorem6.json', 'theorem6.md', 'theorem6.png']
     """
 

@@ -95,7 +95,7 @@ class SmoothLeakyReLU(Activation):
 
 
 @dataclass(frozen=True)
-class Setting:
+class WidthSetting:
     """The problem and the training; `width` is n_l, the rows of every W_l."""
 
     width: int
@@ -110,10 +110,10 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Run:
+class WidthRun:
     """What one training showed."""
 
-    setting: Setting
+    setting: WidthSetting
     parameters: int
     learning_rate: float
     q0: float
@@ -164,7 +164,7 @@ class Run:
 
 
 def fitted_rate(values: Sequence[float], floor: float) -> float:
-    """exp of the slope of log(values) over their second half, by least squares."""
+    """Return exp of the slope of log(values) over their second half, by least squares."""
     usable = [value for value in values if math.isfinite(value) and value > floor]
     tail = usable[len(usable) // 2 :]
     if len(tail) < 2:
@@ -178,7 +178,7 @@ def fitted_rate(values: Sequence[float], floor: float) -> float:
 class Network(nn.Module):
     """y = W_{L+1} z*, z* the equilibrium of a Deep OptEq (Eq. 5) without control of its norms."""
 
-    def __init__(self, setting: Setting, generator: torch.Generator) -> None:
+    def __init__(self, setting: WidthSetting, generator: torch.Generator) -> None:
         super().__init__()
 
         def gaussian(*shape: int) -> nn.Parameter:
@@ -234,7 +234,7 @@ def tangent_spectrum(network: Network, x: Tensor) -> Tensor:
     return eigenvalues
 
 
-def train(setting: Setting) -> Run:
+def train(setting: WidthSetting) -> WidthRun:
     """Full-batch gradient descent on ℓ = ½‖prediction − target‖² in float64."""
     generator = torch.Generator().manual_seed(setting.seed)
     shape = (setting.samples, setting.inputs)
@@ -271,7 +271,7 @@ def train(setting: Setting) -> Run:
                 parameter.sub_(gradient, alpha=learning_rate)
         norm = max(norm, network.singular_values()[1])
     end = network.flat()
-    return Run(
+    return WidthRun(
         setting=setting,
         parameters=end.numel(),
         learning_rate=learning_rate,
@@ -287,7 +287,7 @@ def train(setting: Setting) -> Run:
     )
 
 
-def table(runs: Sequence[Run]) -> str:
+def table(runs: Sequence[WidthRun]) -> str:
     """One line a width."""
     lines = [
         "  width   weights  s_min  max‖W‖  moved   λ-cond  PL÷Q0  "
@@ -307,7 +307,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 @drawing()
-def figure(runs: Sequence[Run]) -> Any:
+def figure(runs: Sequence[WidthRun]) -> Any:
     """Loss and distance to the end against the linear rates, on logarithmic axes."""
     from matplotlib.figure import Figure
 
@@ -354,7 +354,7 @@ def carry_out(settings: Settings, work: Work) -> Found:
     runs = []
     for place, width in enumerate(settings.widths):
         work.on_progress(place, len(settings.widths), f"width {width}")
-        runs.append(train(Setting(width, steps=settings.steps, seed=settings.seed)))
+        runs.append(train(WidthSetting(width, steps=settings.steps, seed=settings.seed)))
     text = table(runs)
     return Found(
         data={"runs": [{**asdict(run), "holds": run.holds} for run in runs]},

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equilibria.activations import get_activation
-from equilibria.context import state_tensors
+from equilibria.context.state import state_tensors
 from equilibria.energies.gaussian import GaussianKernel, grid_dimensions
 from equilibria.energies.kernel_scale import FixedScale, RunningScale
 from equilibria.equilibrium import EquilibriumLayer
@@ -156,11 +156,11 @@ def layer_facts(layer: EquilibriumLayer, inputs: Tensor) -> list[BranchFacts]:
         ValueError: If the activation is not ReLU, or if γ depends on the input.
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> model = eq.create_model("geq-small", in_channels=1, channels=8, widths=(8, 8))
         >>> images = torch.rand(3, 1, 8, 8, dtype=torch.float64)
         >>> inputs = model.double().eval().injected(images).detach()
-        >>> branch, _ = theory.layer_facts(model.layer, inputs)
+        >>> from equilibria.papers.theory.geq_bounds import layer_facts
+        >>> branch, _ = layer_facts(model.layer, inputs)
         >>> len(branch.states)
         3
     """
@@ -289,8 +289,8 @@ def printed_lipschitz(mu: float, beta_max: float, gamma: float, radius: float) -
         The bound. It is infinite if a ≥ 1.
 
     Examples:
-        >>> from equilibria.papers import theory
-        >>> theory.printed_lipschitz(mu=0.5, beta_max=0.5, gamma=1.0, radius=1.0)  # a = 1/4
+        >>> from equilibria.papers.theory.geq_bounds import printed_lipschitz
+        >>> printed_lipschitz(mu=0.5, beta_max=0.5, gamma=1.0, radius=1.0)  # a = 1/4
         0.3333333333333333
     """
     a = beta_max * mu**2 + math.sqrt(gamma) * radius * mu**3
@@ -307,8 +307,8 @@ def opteq_lipschitz(mu: float) -> float:
         The bound. It is infinite if μ ≥ 1.
 
     Examples:
-        >>> from equilibria.papers import theory
-        >>> theory.opteq_lipschitz(1.0)
+        >>> from equilibria.papers.theory.geq_bounds import opteq_lipschitz
+        >>> opteq_lipschitz(1.0)
         inf
     """
     return quotient(mu, 1 - mu**2)
@@ -326,8 +326,8 @@ def remark_2(beta_max: float, gamma: float, radius: float) -> bool:
         Whether β_max < 0.8, B < 1, and √γ < 0.2.
 
     Examples:
-        >>> from equilibria.papers import theory
-        >>> theory.remark_2(beta_max=0.7, gamma=0.01, radius=0.5)
+        >>> from equilibria.papers.theory.geq_bounds import remark_2
+        >>> remark_2(beta_max=0.7, gamma=0.01, radius=0.5)
         True
     """
     return beta_max < 0.8 and radius < 1 and math.sqrt(gamma) < 0.2
@@ -352,10 +352,10 @@ def measured_lipschitz(
         The largest quotient found.
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> layer = eq.EquilibriumLayer(lambda z, x: 0.5 * z + x, tolerance=1e-10)  # z* = 2x
         >>> x = torch.rand(3, 4, dtype=torch.float64)
-        >>> round(theory.measured_lipschitz(layer, x), 4)
+        >>> from equilibria.papers.theory.geq_bounds import measured_lipschitz
+        >>> round(measured_lipschitz(layer, x), 4)
         2.0
     """
 

@@ -140,8 +140,8 @@ class PacBayes:
     """Quantities of Proposition 2 and the two forms of its bound.
 
     Examples:
-        >>> from equilibria.papers import theory
-        >>> numbers = theory.PacBayes(
+        >>> from equilibria.papers.theory.geq_generalization import PacBayes
+        >>> numbers = PacBayes(
         ...     mu=0.95, m=0.9, beta_max=0.7, radius=2.0, units=10, weights=3.0,
         ...     samples=1000, margin=1.0, delta=0.05,
         ... )
@@ -235,9 +235,9 @@ def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
         The fraction, between 0 and 1.
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> logits = torch.tensor([[3.0, 1.0], [3.0, 2.5]])
-        >>> theory.margin_loss(logits, torch.tensor([0, 0]), margin=1.0)
+        >>> from equilibria.papers.theory.geq_generalization import margin_loss
+        >>> margin_loss(logits, torch.tensor([0, 0]), margin=1.0)
         0.5
     """
     own = logits.gather(1, labels[:, None])

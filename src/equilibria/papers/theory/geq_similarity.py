@@ -115,9 +115,9 @@ def arc_cosine(x1: Tensor, x2: Tensor, variance: float, units: int = 1) -> Tenso
         The expectation for every pair, shape (n, m).
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> x = torch.eye(2)
-        >>> theory.arc_cosine(x, x, variance=1.0).round(decimals=3)  # 1/2 and 1/(2π)
+        >>> from equilibria.papers.theory.geq_similarity import arc_cosine
+        >>> arc_cosine(x, x, variance=1.0).round(decimals=3)  # 1/2 and 1/(2π)
         tensor([[0.5000, 0.1590],
                 [0.1590, 0.5000]])
     """
@@ -147,9 +147,9 @@ def expected_opteq_similarity(
         The bound for every pair, shape (n, m).
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> x = torch.tensor([[2.0, 0.0]])
-        >>> theory.expected_opteq_similarity(x, x, variance=0.5, units=3, mu=0.0)
+        >>> from equilibria.papers.theory.geq_similarity import expected_opteq_similarity
+        >>> expected_opteq_similarity(x, x, variance=0.5, units=3, mu=0.0)
         tensor([[3.]])
     """
     sizes = torch.outer(x1.norm(dim=1), x2.norm(dim=1))
@@ -170,8 +170,8 @@ def remark_3(log_d: float, gamma: float, smallest: float) -> float:
         2√(log D/γ)/σ_min. It is infinite if σ_min is 0.
 
     Examples:
-        >>> from equilibria.papers import theory
-        >>> theory.remark_3(log_d=4.0, gamma=1.0, smallest=0.5)
+        >>> from equilibria.papers.theory.geq_similarity import remark_3
+        >>> remark_3(log_d=4.0, gamma=1.0, smallest=0.5)
         8.0
     """
     return quotient(2 * math.sqrt(log_d / gamma), smallest)

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.activations import Activation
-from equilibria.context import Context, Layout, Packing, State, sum_per_sample
+from equilibria.context import Context, State
+from equilibria.context.state import Layout, Packing, sum_per_sample
 from equilibria.energies import Input
 from equilibria.equilibrium import Cell, StepBounds
 from equilibria.gradients import Symmetry
 from equilibria.models.base import MapObjective
 from equilibria.models.opteq.cells import DeepOptEqCell, DeepOptEqObjective, UnitLayer
-from equilibria.operators import OperatorLike, as_operator
+from equilibria.operators import as_operator
+from equilibria.operators.compose import OperatorLike
 
 
 class AffineOptEqCell(Cell):
@@ -51,9 +53,9 @@ class AffineOptEqCell(Cell):
         ValueError: If R is not square or not invertible, or if the shape of t does not match R.
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> layer = eq.models.UnitLayer(0.5 * torch.eye(2), torch.eye(2), bias=False)
-        >>> cell = theory.AffineOptEqCell(layer, torch.eye(2), t=torch.tensor([0.0, 1.0]))
+        >>> from equilibria.papers.theory.opteq import AffineOptEqCell
+        >>> cell = AffineOptEqCell(layer, torch.eye(2), t=torch.tensor([0.0, 1.0]))
         >>> eq.EquilibriumLayer(cell=cell, tolerance=1e-6)(torch.ones(1, 2)).round(decimals=3)
         tensor([[ 0.6670, -0.3330]])
     """
@@ -172,8 +174,9 @@ class MultivariateOptEqCell(Cell):
     Examples:
         >>> from equilibria.papers import theory
         >>> S = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-        >>> W, U, F = 0.5 * torch.eye(2), torch.eye(2), theory.psd_factor(S)
-        >>> cell = theory.MultivariateOptEqCell(W, U, F, bias=False)
+        >>> from equilibria.papers.theory.opteq import MultivariateOptEqCell, psd_factor
+        >>> W, U, F = 0.5 * torch.eye(2), torch.eye(2), psd_factor(S)
+        >>> cell = MultivariateOptEqCell(W, U, F, bias=False)
         >>> bool(theory.is_proximal(cell, torch.ones(1, 2)))
         True
     """
@@ -272,9 +275,9 @@ def psd_factor(S: Tensor) -> Tensor:
         ValueError: If S is not square, not symmetric, or has a negative eigenvalue.
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> S = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-        >>> F = theory.psd_factor(S)
+        >>> from equilibria.papers.theory.opteq import psd_factor
+        >>> F = psd_factor(S)
         >>> torch.allclose(F @ F.T, S)
         True
     """
@@ -329,9 +332,9 @@ def universal_hidden_units(weights: Sequence[Tensor], width: int | None = None) 
         ValueError: If consecutive shapes do not match, or if the width is too small.
 
     Examples:
-        >>> from equilibria.papers import theory
         >>> weights = [torch.randn(3, 2), torch.randn(4, 3)]
-        >>> first, second = theory.universal_hidden_units(weights)
+        >>> from equilibria.papers.theory.opteq import universal_hidden_units
+        >>> first, second = universal_hidden_units(weights)
         >>> first.shape, torch.allclose(second @ first.T, weights[1], atol=1e-5)
         (torch.Size([3, 7]), True)
     """

@@ -47,9 +47,11 @@ class LinearSolution:
 
     @property
     def converged(self) -> Tensor:
+        """Whether each solve converged."""
         return self.status == Status.CONVERGED
 
     def summary(self) -> str:
+        """Describe in one sentence how many solves converged."""
         total = self.status.numel()
         failed = int((~self.converged).sum())
         if failed == 0:
@@ -64,7 +66,7 @@ class LinearSolution:
         )
 
 
-class Run(NamedTuple):
+class KrylovRun(NamedTuple):
     """What one run of a method found for A d = r."""
 
     correction: Tensor
@@ -78,7 +80,7 @@ class Run(NamedTuple):
 
 def refine(
     method: str,
-    run: Callable[[Tensor, Tensor, int], Run],
+    run: Callable[[Tensor, Tensor, int], KrylovRun],
     operator: LinearMap,
     rhs: Tensor,
     start: Tensor | None,

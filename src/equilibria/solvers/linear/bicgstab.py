@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equilibria.solvers.convergence import row_norms
-from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
+from equilibria.solvers.linear.base import KrylovRun, LinearMap, LinearSolution, refine
 
 
 def bicgstab(
@@ -32,7 +32,7 @@ def bicgstab(
         tensor([[1.5000, 1.0000]])
     """
 
-    def run(rhs: Tensor, goal: Tensor, limit: int) -> Run:
+    def run(rhs: Tensor, goal: Tensor, limit: int) -> KrylovRun:
         solution, residual, shadow, direction = torch.zeros_like(rhs), rhs, rhs, rhs
         rho = torch.linalg.vecdot(shadow, residual)
         norm = row_norms(residual)
@@ -72,7 +72,7 @@ def bicgstab(
             stuck = (omega == 0) | (step == 0) | ~torch.isfinite(norm)
             broken = broken | (active & stuck & ~(best_norm <= goal))
             active = active & ~(norm <= goal) & ~broken
-        return Run(best, iterations, evaluations, broken)
+        return KrylovRun(best, iterations, evaluations, broken)
 
     return refine(
         "BiCGSTAB", run, operator, rhs, start, tolerance, max_iterations, epsilon, relative_to
@@ -80,6 +80,6 @@ def bicgstab(
 
 
 def _quotient(numerator: Tensor, denominator: Tensor, active: Tensor, tiny: float) -> Tensor:
-    """numerator / denominator where that means something, else zero."""
+    """Return numerator / denominator where that is defined, zero elsewhere."""
     sound = active & (denominator.abs() > tiny)
     return torch.where(sound, numerator / torch.where(sound, denominator, 1.0), 0.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from equilibria.solvers._cpu import Scratch
 from equilibria.solvers.convergence import row_norms
-from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
+from equilibria.solvers.linear.base import KrylovRun, LinearMap, LinearSolution, refine
 
 
 def conjugate_gradients(
@@ -33,7 +33,7 @@ def conjugate_gradients(
         tensor([[2., 1.]])
     """
 
-    def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
+    def run(residual: Tensor, goal: Tensor, limit: int) -> KrylovRun:
         return weighted_run(operator, residual, weight, goal, limit)
 
     return refine(
@@ -51,7 +51,7 @@ def conjugate_gradients(
 
 def weighted_run(
     operator: LinearMap, residual: Tensor, weight: Tensor | None, goal: Tensor, limit: int
-) -> Run:
+) -> KrylovRun:
     """One run of conjugate gradients on A u = r, which it overwrites, until ‖r − Au‖_S ≤ goal.
 
     Four vectors of memory. S may have zeros: there the inner product sees nothing, and u + r =
@@ -100,5 +100,5 @@ def weighted_run(
         if bool((shortest < 1).any()):
             share = shortest if weight is None else shortest / weight
             torch.addcmul(solution, share.clamp_max(1.0), residual, out=solution)
-            return Run(solution, iterations, len(steps), broken, norm)
-    return Run(solution.add_(residual), iterations, len(steps), broken, norm)
+            return KrylovRun(solution, iterations, len(steps), broken, norm)
+    return KrylovRun(solution.add_(residual), iterations, len(steps), broken, norm)

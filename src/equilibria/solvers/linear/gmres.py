@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equilibria.solvers._cpu import Scratch
-from equilibria.solvers.linear.base import LinearMap, LinearSolution, Run, refine
+from equilibria.solvers.linear.base import KrylovRun, LinearMap, LinearSolution, refine
 
 FIRST_ROOM = 8
 """Vectors that a basis has room for at first; most solves need no more."""
@@ -41,13 +41,13 @@ def gmres(
         tensor([[-2.,  1.]])
     """
 
-    def run(residual: Tensor, goal: Tensor, limit: int) -> Run:
+    def run(residual: Tensor, goal: Tensor, limit: int) -> KrylovRun:
         cycle = _Cycle(operator, jacobian, residual, goal, min(restart, limit))
         unbroken = torch.zeros_like(goal, dtype=torch.bool)
         norm = cycle.target[:, cycle.steps].abs()
         correction = cycle.correction()
         cycle.scratch.give_back()
-        return Run(correction, cycle.iterations, cycle.steps, unbroken, norm)
+        return KrylovRun(correction, cycle.iterations, cycle.steps, unbroken, norm)
 
     return refine(
         "GMRES", run, operator, rhs, start, tolerance, max_iterations, epsilon, relative_to

@@ -32,7 +32,7 @@ class Point:
 
     @property
     def gap(self) -> Tensor:
-        """d − a, minus the gradient of G: zero where y is stationary."""
+        """Return d − a, minus the gradient of G: zero where y is stationary."""
         return self.descent - self.a
 
     def step_to(self, other: Point) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ class CountedObjective:
         return best
 
     def newton_direction(self, at: Point, weight: Tensor, forcing: Tensor, limit: int) -> Tensor:
-        """w with (I + ∇²E S) w = d − a; d − a itself where the curvature is not positive."""
+        """Return w with (I + ∇²E S) w = d − a; d − a itself where the curvature is not positive."""
         product = self.potential.hessian_product(self.problem, at.y)
         found = weighted_run(
             lambda v: v + product(weight * v),

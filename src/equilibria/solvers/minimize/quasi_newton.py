@@ -52,7 +52,7 @@ class Pairs(Memory):
     def direction(
         self, rows: Tensor, gap: Tensor, weight: Tensor, length: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """w with (I − S + BS) w = d − a for S = σ′(a), as in a Newton step, and the scale 1/γ of B.
+        """Return w with (I − S + BS) w = d − a for S = σ′(a), and the scale 1/γ of B.
 
         B = γI − UN⁻¹Uᵀ with U made of the pairs (Byrd, Nocedal and Schnabel, 1994), so that a
         system as large as the memory is solved. Units that are off go to d.
