@@ -79,7 +79,7 @@ class InnerProductKernel(Energy, ABC):
     @property
     @abstractmethod
     def _curvature_factor(self) -> float | None:
-        """Factor k of the bound ‖∇²E‖ ≤ k‖c‖²/n (n = 1 for form="printed"), or None if unbounded."""
+        """Factor k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 for form="printed"), or None if unbounded."""
 
     @property
     def limits(self) -> Bounds[float]:
