@@ -60,7 +60,7 @@ class Energy(nn.Module):
             context: Result of `inject` and `complete`.
 
         Returns:
-            Shape (batch,), or a scalar for a term that couples the batch.
+            Shape (B,), or a scalar for a term that couples the batch.
         """
         raise TypeError(
             f"{type(self).__name__} is an energy term without a `value` method: "

@@ -78,7 +78,8 @@ class BranchCoupling(nn.Module):
     Mixing channels commutes with resampling pixels, and ⟨Pa, z⟩ = ⟨a, Pᵀz⟩, so everything is
     computed at the coarser of the two resolutions.
 
-    D has kinks at its minimizers, where the plain iteration oscillates. `sign` selects a remedy:
+    D has kinks, and minimizing it drives M to them, where the plain iteration oscillates. `sign`
+    selects a remedy:
 
     - "smooth": √(M² + t²) − t replaces |M|. t = τ‖A_k‖‖z_l‖ (norms with a floor) is computed once
       per solve at the first image and is part of the graph. Solves converge and gradients are

@@ -140,8 +140,8 @@ class GaussianKernel(Energy):
     Args:
         U: Operator from the input to the middle width.
         W: Operator from y to the middle width.
-        W_h: Dense(c_s p², hidden), or None for the identity. It reads a patch pixel by pixel, all
-            channels of a pixel first.
+        W_h: Dense(c_s p², hidden), or None for the identity. The entries of a patch are ordered by
+            pixel, with the channels of a pixel adjacent.
         bias: b, see `Input`.
         channel_split: c_s, the number of channels per patch.
         patch: p, the side length of a patch in pixels (or time steps); maps are padded with zeros

@@ -34,8 +34,7 @@ KNOTS = (0.25, 0.5, 2.0, 5.0, 9.0)
 Each knot costs one pass over all responses.
 """
 RATE_FACTOR = 5.0
-"""Factor by which scales and slopes learn faster than filters: their parameters are divided by it.
-"""
+"""Scales and slopes are stored divided by this factor, so that they learn faster than filters."""
 GRID_SIZE = 128
 """Frequencies per direction at which the norm of the filters is evaluated."""
 RESPONSES_PER_PIECE = 2**18
@@ -61,8 +60,8 @@ class RidgePrior(Energy):
     """Learned image prior R(y; σ) = Σ_c Σ_pixels α_c(σ)⁻² ψ(α_c(σ) (W y)_c).
 
     It acts on each image channel separately. W is a composition of zero-mean convolutions without
-    padding, with norm 1. ψ is even, and ψ′ is a linear spline that is constant beyond its last
-    knot, with slopes between −`concavity` and `steepness`:
+    padding, with norm at most 1. ψ is even, and ψ′ is a linear spline that is constant beyond its
+    last knot, with slopes between −`concavity` and `steepness`:
 
         ψ = Σ_k (s_k − s_{k+1}) h_k,  h_k(t) = ½ min(|t|, τ_k)² + τ_k max(|t| − τ_k, 0),
 
