@@ -39,7 +39,7 @@ def test_coupled_layers_warn_once_at_inference(make: object) -> None:
         layer.train()(x)
         layer.eval()(x[:1])  # a single sample does not depend on others
         layer(x[:0])
-    with pytest.warns(BatchCouplingWarning, match="depends on the rest of its batch"):
+    with pytest.warns(BatchCouplingWarning, match="depends on the others in its batch"):
         layer(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

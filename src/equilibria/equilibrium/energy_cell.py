@@ -206,7 +206,7 @@ class EnergyCell(Cell):
         if not self.energy.facts.has_gradient:
             raise NoObjectiveError(
                 f"{type(self).__name__} has no hidden objective, because a scale of its energy "
-                "follows the state (gamma='paper'); use gamma='running'"
+                "follows the state (gamma='paper'); gamma='running' has an objective"
             )
         return EnergyObjective(self.energy, self.activation, context, relaxed=self.alpha < 1)
 

@@ -34,7 +34,7 @@ class SolveReports:
         if self.is_new("coupling"):
             warn_caller(
                 "this layer couples the samples of a batch, for example by a regularizer such as "
-                "decorrelation or HSIC, so the result of a sample depends on the rest of its "
+                "decorrelation or HSIC, so the result of a sample depends on the others in its "
                 "batch. If that matters, run samples one by one or always in the same batches.",
                 BatchCouplingWarning,
             )
@@ -44,7 +44,7 @@ class SolveReports:
         if solution.tolerance > requested and self.is_new("precision"):
             warn_caller(
                 f"the tolerance {requested:.1e} is below the floating-point precision "
-                f"{solution.epsilon:.1e}; solves stop at {solution.tolerance:.1e}. Raise the "
+                f"{solution.epsilon:.1e}; solves end at {solution.tolerance:.1e}. Raise the "
                 "tolerance, or compute in a wider type (model.double())",
                 ConvergenceWarning,
             )
