@@ -81,8 +81,8 @@ class Bounds(Generic[N]):
     def concavity(self) -> N | None:
         """Upper bound on the eigenvalues of −∇²E."""
         if callable(self._concavity):
-            known = self._concavity()
-            self._concavity = self.curvature if known is None else known
+            concavity = self._concavity()
+            self._concavity = self.curvature if concavity is None else concavity
         return self._concavity  # type: ignore[no-any-return]
 
     @property
@@ -101,12 +101,12 @@ class Bounds(Generic[N]):
 
     def __add__(self, other: Bounds[N]) -> Bounds[N]:
         def units() -> Sequence[UnitBound] | None:
-            known = all_known([self.units, other.units])
-            if known is None:
+            summands = all_known([self.units, other.units])
+            if summands is None:
                 return None
             return [
-                UnitBound(one.input + two.input, torch.hypot(one.state, two.state))
-                for one, two in zip(*known, strict=True)
+                UnitBound(a.input + b.input, torch.hypot(a.state, b.state))
+                for a, b in zip(*summands, strict=True)
             ]
 
         return Bounds(
@@ -119,22 +119,22 @@ class Bounds(Generic[N]):
     def __mul__(self, factor: float | Tensor) -> Bounds[N]:
         def size(name: str) -> Any:
             def scaled() -> Any:
-                known: Any = getattr(self, name)
-                return None if known is None else abs(factor * known)
+                bound: Any = getattr(self, name)
+                return None if bound is None else abs(factor * bound)
 
             return scaled
 
         def concavity() -> Any:
             if not factor >= 0:
                 return None  # concavity defaults to the curvature
-            known: Any = self.concavity
-            return None if known is None else factor * known
+            bound: Any = self.concavity
+            return None if bound is None else factor * bound
 
         def units() -> Sequence[UnitBound] | None:
-            number, known = float(factor), self.units
-            if known is None or number < 0:
+            number, bounds = float(factor), self.units
+            if bounds is None or number < 0:
                 return None
-            return [UnitBound(number * one.input, math.sqrt(number) * one.state) for one in known]
+            return [UnitBound(number * u.input, math.sqrt(number) * u.state) for u in bounds]
 
         return Bounds(size("curvature"), concavity, size("input"), units)
 
@@ -144,8 +144,8 @@ class Bounds(Generic[N]):
         """Return bounds of E₁(y₁; x) + E₂(y₂; x), two branches of the state that share x."""
 
         def units() -> Sequence[UnitBound] | None:
-            known = all_known([self.units, other.units])
-            return None if known is None else [unit for units in known for unit in units]
+            branches = all_known([self.units, other.units])
+            return None if branches is None else [unit for units in branches for unit in units]
 
         return Bounds(
             self._joined(other, _maximum, "curvature"),
@@ -162,8 +162,8 @@ class Bounds(Generic[N]):
         """Join one number of both bounds, lazily if either is not computed yet."""
 
         def joined() -> Any:
-            one, two = getattr(self, name), getattr(other, name)
-            return None if one is None or two is None else join(one, two)
+            a, b = getattr(self, name), getattr(other, name)
+            return None if a is None or b is None else join(a, b)
 
         is_lazy = callable(getattr(self, f"_{name}")) or callable(getattr(other, f"_{name}"))
         return joined if is_lazy else joined()
@@ -176,9 +176,9 @@ def all_known(values: Iterable[P | None]) -> list[P] | None:
     return known if len(known) == len(collected) else None
 
 
-def _maximum(one: Any, other: Any) -> Any:
-    return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
+def _maximum(a: Any, b: Any) -> Any:
+    return torch.maximum(a, b) if isinstance(a, Tensor) else max(a, b)
 
 
-def _hypot(one: Any, other: Any) -> Any:
-    return torch.hypot(one, other) if isinstance(one, Tensor) else math.hypot(one, other)
+def _hypot(a: Any, b: Any) -> Any:
+    return torch.hypot(a, b) if isinstance(a, Tensor) else math.hypot(a, b)

@@ -162,7 +162,7 @@ class BranchCoupling(nn.Module):
     def messages(self, features: Features, constants: Constants) -> list[Tensor]:
         """Return hᵢ of Proposition 1 for every branch: minus the gradient of `value` in zᵢ."""
         scales = [constants.get(pair.name) for pair in self.pairs()]
-        tensors = [one for one in (*features, *scales) if isinstance(one, Tensor)]
+        tensors = [tensor for tensor in (*features, *scales) if isinstance(tensor, Tensor)]
         if self.sign == "smooth" and self.diversity and _is_recorded(tensors):
             messages: tuple[Tensor, ...] = _Messages.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return list(messages)

@@ -60,15 +60,15 @@ class Composite(Energy):
 
     def complete(self, context: Context, layout: Layout) -> Context:
         each = self.each(context, self.layouts(layout))
-        return self._joined(term.complete(part, own) for term, part, own in each)
+        return self._joined(term.complete(part, shapes) for term, part, shapes in each)
 
     def calibrate(self, image: State, context: Context) -> Context:
         each = self.each(context, self.states(image))
-        return self._joined(capabilities.calibrate(term, own, part) for term, part, own in each)
+        return self._joined(capabilities.calibrate(term, y, part) for term, part, y in each)
 
     def refresh(self, state: State, context: Context) -> Context:
         each = self.each(context, self.states(state))
-        return self._joined(capabilities.refresh(term, own, part) for term, part, own in each)
+        return self._joined(capabilities.refresh(term, y, part) for term, part, y in each)
 
     def initial_state(self, context: Context) -> State | None:
         each = self.each(context, itertools.repeat(None, self._count))
@@ -77,7 +77,7 @@ class Composite(Energy):
 
     def _term_bounds(self, context: Context, layout: Layout) -> list[Bounds[Tensor]]:
         each = self.each(context, self.layouts(layout))
-        return [term.bounds(part, own) for term, part, own in each]
+        return [term.bounds(part, shapes) for term, part, shapes in each]
 
 
 class Terms(Composite):
@@ -104,7 +104,7 @@ class Terms(Composite):
     def value(self, state: State, context: Context) -> Tensor:
         """Return the sum of the terms: per sample, or a scalar if a term couples the batch."""
         each = self.each(context, self.states(state))
-        values = [term.value(own, part) for term, part, own in each]
+        values = [term.value(y, part) for term, part, y in each]
         if self.facts.couples_batch:
             values = [value.sum() for value in values]
         return torch.stack(values).sum(dim=0)
@@ -115,8 +115,8 @@ class Terms(Composite):
         assert isinstance(exact, Terms)
         pairs = zip(self.named_terms(), exact.each(context, self.layouts(layout)), strict=True)
         bounds = [
-            (name, capabilities.rounding(term, exact_term, part, own, unit))
-            for (name, term), (exact_term, part, own) in pairs
+            (name, capabilities.rounding(term, exact_term, part, shapes, unit))
+            for (name, term), (exact_term, part, shapes) in pairs
         ]
         return all_known(None if bound is None else bound.inside(name) for name, bound in bounds)
 
@@ -135,12 +135,12 @@ class Terms(Composite):
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
-def _added(one: Tensor, other: Tensor, owned: tuple[bool, bool]) -> Tensor:
+def _added(a: Tensor, b: Tensor, owned: tuple[bool, bool]) -> Tensor:
     """Return the sum, in the memory of an `owned` summand if no graph needs its value."""
-    same_format = one.stride() == other.stride() and one.dtype == other.dtype
-    if torch.is_grad_enabled() or not same_format or one.shape != other.shape or not any(owned):
-        return one + other
-    return torch.add(one, other, out=one if owned[0] else other)
+    same_format = a.stride() == b.stride() and a.dtype == b.dtype
+    if torch.is_grad_enabled() or not same_format or a.shape != b.shape or not any(owned):
+        return a + b
+    return torch.add(a, b, out=a if owned[0] else b)
 
 
 class Sum(Terms):
@@ -164,8 +164,9 @@ class Sum(Terms):
     def __init__(self, *terms: Energy, **named: Energy) -> None:
         flat: dict[str, Energy] = {}
         for term in terms:
-            for name, one in term.named_terms() if isinstance(term, Sum) else [(term.name, term)]:
-                flat[_unused(name, flat)] = one
+            parts = term.named_terms() if isinstance(term, Sum) else [(term.name, term)]
+            for name, part in parts:
+                flat[_unused(name, flat)] = part
         all_terms = {**flat, **named}
         super().__init__(all_terms, owns_descent=len(all_terms) > 1)
 
@@ -209,8 +210,8 @@ class Sum(Terms):
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
         """Return the rounding error bound of the sum, if every term has one."""
-        known = self._roundings(exact, context, layout, unit)
-        return None if known is None else functools.reduce(operator.add, known)
+        bounds = self._roundings(exact, context, layout, unit)
+        return None if bounds is None else functools.reduce(operator.add, bounds)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Also accept weights saved before version 0.2, which number the terms."""
@@ -304,13 +305,13 @@ class Scaled(Composite):
     ) -> Rounding | None:
         """Return the rounding error bound of the scaled term, if known."""
         assert isinstance(exact, Scaled)
-        inner = capabilities.rounding(self.term, exact.term, context, layout, unit)
-        size = exact.term.bounds(context, layout).curvature
-        if inner is None or size is None:
+        term_error = capabilities.rounding(self.term, exact.term, context, layout, unit)
+        curvature = exact.term.bounds(context, layout).curvature
+        if term_error is None or curvature is None:
             return None
         # The product is rounded, and the factor itself may be (1/μ).
-        own = Rounding(state=4 * unit * float(size), injected=4 * unit)
-        return (inner + own) * abs(float(self.factor))
+        product_error = Rounding(state=4 * unit * float(curvature), injected=4 * unit)
+        return (term_error + product_error) * abs(float(self.factor))
 
 
 def as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:

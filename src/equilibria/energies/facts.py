@@ -11,8 +11,8 @@ class Facts:
     """Properties of an energy term; the defaults are safe for every term.
 
     Args:
-        couples_batch: Whether the value of one sample depends on the others. Solver, adjoint and
-            status then treat the batch as one problem.
+        couples_batch: Whether the value of each sample depends on the others. Solver, adjoint and
+            status then treat the batch as each problem.
         is_concave: Whether E is concave in y. The map σ(−∇E) is then monotone.
         is_quadratic: Whether ∇²E is the same matrix at every state and input.
         vanishes_at_zero: Whether ∇E(0; x) = 0.
@@ -46,12 +46,12 @@ class Facts:
         """
         facts = list(several)
         return cls(
-            couples_batch=any(one.couples_batch for one in facts),
-            is_concave=all(one.is_concave for one in facts),
-            is_quadratic=all(one.is_quadratic for one in facts),
-            vanishes_at_zero=all(one.vanishes_at_zero for one in facts),
-            has_gradient=all(one.has_gradient for one in facts),
+            couples_batch=any(each.couples_batch for each in facts),
+            is_concave=all(each.is_concave for each in facts),
+            is_quadratic=all(each.is_quadratic for each in facts),
+            vanishes_at_zero=all(each.vanishes_at_zero for each in facts),
+            has_gradient=all(each.has_gradient for each in facts),
             owns_descent=owns_descent,
-            calibrates=any(one.calibrates for one in facts),
-            refresh_until=max((one.refresh_until for one in facts), default=0),
+            calibrates=any(each.calibrates for each in facts),
+            refresh_until=max((each.refresh_until for each in facts), default=0),
         )

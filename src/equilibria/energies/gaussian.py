@@ -78,8 +78,8 @@ class Patches:
             r = F.pad(r, [zeros for count in reversed(missing) for zeros in (0, count)])
         counts = zip(r.shape[1:], sizes, strict=True)
         blocks = r.reshape(r.shape[0], *(k for n, size in counts for k in (n // size, size)))
-        places, inside = range(3, blocks.dim(), 2), range(4, blocks.dim(), 2)
-        return blocks.permute(0, *places, 1, *inside, 2)
+        positions, inside = range(3, blocks.dim(), 2), range(4, blocks.dim(), 2)
+        return blocks.permute(0, *positions, 1, *inside, 2)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """Join patches into a map with the shape and memory format of `like`."""

@@ -61,7 +61,7 @@ class HeritageDiversity(Energy):
         scales = (1,) * len(W) if scales is None else tuple(scales)
         if len(scales) != len(W):
             raise ValueError(f"scales must have one entry per branch ({len(W)}), got {len(scales)}")
-        self.W = nn.ModuleList(as_operator(one) for one in W)
+        self.W = nn.ModuleList(as_operator(operator) for operator in W)
         self.coupling = BranchCoupling(
             scales,
             diversity=diversity,

@@ -91,8 +91,8 @@ class OpponentPrior(Energy):
         rotated = self._rotated(y, self.basis)
         bright = self.luminance.descent(rotated[:, :1], context.parts["bright"])
         colors = self.colors.descent(rotated[:, 1:], context.parts["colors"])
-        both = torch.cat([one_tensor(bright, self), one_tensor(colors, self)], dim=1)
-        return self._rotated(both, self.basis.T)
+        descent = torch.cat([one_tensor(bright, self), one_tensor(colors, self)], dim=1)
+        return self._rotated(descent, self.basis.T)
 
     @property
     def limits(self) -> Bounds[float]:

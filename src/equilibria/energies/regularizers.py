@@ -236,8 +236,8 @@ class HSIC(Regularizer):
         scale = NORMAL_MEDIAN * torch.where(varies, variance, 1.0).sqrt()
         if self.bandwidth == "median" and rows.shape[1] > 1:
             size = rows.shape[1]
-            one, other = torch.triu_indices(size, size, offset=1, device=rows.device)
-            distances = (rows[:, one] - rows[:, other]).abs()
+            i, j = torch.triu_indices(size, size, offset=1, device=rows.device)
+            distances = (rows[:, i] - rows[:, j]).abs()
             median = distances.median(dim=1, keepdim=True).values
             # More than half of the distances may be zero although the channel is not constant.
             scale = torch.where(median > rounding, median, scale)

@@ -48,10 +48,10 @@ class Rounding:
             feature: ‖x‖, shape (B,).
             error: Norm of the error of x, shape (B,).
         """
-        own = self.state * state + self.injected * injected_size(context)
+        linear = self.state * state + self.injected * injected_size(context)
         propagated = self.feature * feature + self.carried * error
         extra = 0.0 if self.extra is None else self.extra(context, state)
-        return own + propagated + extra
+        return linear + propagated + extra
 
     def __add__(self, other: Rounding) -> Rounding:
         return self._joined(other, operator.add, operator.add, operator.add)
@@ -81,19 +81,19 @@ class Rounding:
         join_shared: Callable[[float, float], float],
         join_extra: Callable[[Tensor, Tensor], Tensor],
     ) -> Rounding:
-        one, two = self.extra, other.extra
+        a, b = self.extra, other.extra
 
-        def both(context: Context, y: Tensor) -> Tensor:
-            assert one is not None
-            assert two is not None
-            return join_extra(one(context, y), two(context, y))
+        def joined(context: Context, y: Tensor) -> Tensor:
+            assert a is not None
+            assert b is not None
+            return join_extra(a(context, y), b(context, y))
 
         return Rounding(
             join_own(self.state, other.state),
             join_own(self.injected, other.injected),
             join_shared(self.feature, other.feature),
             join_shared(self.carried, other.carried),
-            both if one is not None and two is not None else one or two,
+            joined if a is not None and b is not None else a or b,
         )
 
 

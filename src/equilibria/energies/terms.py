@@ -253,8 +253,8 @@ class Branches(Terms):
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
         """Return the rounding error bound of the branches, if all have one."""
-        known = self._roundings(exact, context, layout, unit)
-        return None if known is None else functools.reduce(Rounding.beside, known)
+        bounds = self._roundings(exact, context, layout, unit)
+        return None if bounds is None else functools.reduce(Rounding.beside, bounds)
 
 
 def indexed(formula: str) -> str:
