@@ -83,10 +83,10 @@ def assert_descent(energy: eq.Energy, y: Tensor, context: Context) -> None:
 
 def hessian(energy: eq.Energy, y: Tensor, context: Context, sample: int = 0) -> Tensor:
     """Return ∇²E of one sample as the Jacobian of −descent."""
-    one = context.keep(torch.tensor([sample]))
+    single = context.keep(torch.tensor([sample]))
 
     def descent(v: Tensor) -> Tensor:
-        image = energy.descent(v.view_as(y[:1]), one)
+        image = energy.descent(v.view_as(y[:1]), single)
         assert isinstance(image, Tensor)
         return -image.flatten()
 
@@ -164,9 +164,9 @@ def test_samples_are_independent(gamma: str | float) -> None:
     y = state_for(energy, context)
     for i in range(4):
         alone = context_of(energy, x[i : i + 1])
-        one = y[i : i + 1]
-        torch.testing.assert_close(energy.value(one, alone)[0], energy.value(y, context)[i])
-        torch.testing.assert_close(energy.descent(one, alone)[0], energy.descent(y, context)[i])
+        single = y[i : i + 1]
+        torch.testing.assert_close(energy.value(single, alone)[0], energy.value(y, context)[i])
+        torch.testing.assert_close(energy.descent(single, alone)[0], energy.descent(y, context)[i])
 
 
 def test_patches_contain_adjacent_channels_and_pixels() -> None:

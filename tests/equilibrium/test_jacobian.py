@@ -18,8 +18,8 @@ def test_penalty_estimates_the_squared_frobenius_norm(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     estimate = jacobian_penalty(problem.cell, state, context, vectors=4000, generator=generator)
     for i in range(len(problem.x)):
-        one = context.keep(torch.tensor([i]))
-        jacobian = dense_jacobian(problem.cell, state, one, i)
+        single = context.keep(torch.tensor([i]))
+        jacobian = dense_jacobian(problem.cell, state, single, i)
         expected = jacobian.square().sum() / jacobian.shape[0]
         torch.testing.assert_close(estimate[i].detach(), expected, rtol=0.1, atol=1e-12)
 
@@ -46,9 +46,9 @@ def test_spectral_radius_is_the_largest_eigenvalue_magnitude(name: str) -> None:
     context = problem.cell.inject(problem.x)
     radius = spectral_radius(problem.cell, problem.fixed_point, context, iterations=600)
     for i in range(len(problem.x)):
-        one = context.keep(torch.tensor([i]))
+        single = context.keep(torch.tensor([i]))
         eigenvalues = torch.linalg.eigvals(
-            dense_jacobian(problem.cell, problem.fixed_point, one, i)
+            dense_jacobian(problem.cell, problem.fixed_point, single, i)
         )
         torch.testing.assert_close(radius[i], eigenvalues.abs().max(), rtol=2e-2, atol=1e-6)
 

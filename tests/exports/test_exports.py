@@ -105,8 +105,8 @@ def test_exported_constants_give_valid_error_bounds_and_radii(name: str) -> None
     examples = images(6)
     constants = certificate_constants(model, tuple(examples.shape[1:]))
     assert all(q < 1 for q in constants["contraction"])
-    rough = model_graph(model, examples[:1], Loop(tolerance=1e-3), any_size=False)
-    logits, residual, _ = rough(examples)
+    approximate = model_graph(model, examples[:1], Loop(tolerance=1e-3), any_size=False)
+    logits, residual, _ = approximate(examples)
     exact = model(examples)
     best = logits.argmax(dim=1)
 

@@ -11,8 +11,8 @@ class Facts:
     """Properties of an energy term; the defaults are safe for every term.
 
     Args:
-        couples_batch: Whether the value of each sample depends on the others. Solver, adjoint and
-            status then treat the batch as each problem.
+        couples_batch: Whether the value of one sample depends on the others. Solver, adjoint and
+            status then treat the batch as one problem.
         is_concave: Whether E is concave in y. The map σ(−∇E) is then monotone.
         is_quadratic: Whether ∇²E is the same matrix at every state and input.
         vanishes_at_zero: Whether ∇E(0; x) = 0.
