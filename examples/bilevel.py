@@ -1,9 +1,9 @@
-"""A bilevel problem: how much regularization makes the validation loss least?
+"""Bilevel optimization: find the amount of regularization with the smallest validation loss.
 
     λ* = argmin_λ ‖X_v w*(λ) − t_v‖²        w*(λ) = argmin_w ½‖Xw − t‖²/n + ½e^λ‖w‖²
 
-The inner problem is an equilibrium layer, λ its input. First and second derivatives pass through
-the minimizer, so that the outer problem is solved by Newton's method, in a handful of solves.
+The inner problem is an equilibrium layer with input λ. First and second derivatives pass through
+the minimizer, so Newton's method solves the outer problem in a few steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import equilibria as eq
 
 
 class Ridge(eq.Energy):
-    """½‖Xw − t‖²/n + ½e^λ‖w‖², without the layer's own ½‖w‖²; λ is the input of the layer."""
+    """Inner objective ½‖Xw − t‖²/n + ½e^λ‖w‖², minus the term ½‖w‖² that the layer adds.
+
+    The input of the layer is λ.
+    """
 
     X: Tensor
     t: Tensor
@@ -37,7 +40,7 @@ class Ridge(eq.Energy):
 
 
 def main(quick: bool = False) -> tuple[float, float]:
-    """λ as Newton's method finds it, and how far that is from a search over the closed form."""
+    """Return λ from Newton's method, and its distance from a grid search over the closed form."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(70, 12, generator=generator, dtype=torch.float64)
     truth = torch.randn(12, generator=generator, dtype=torch.float64)
@@ -50,26 +53,26 @@ def main(quick: bool = False) -> tuple[float, float]:
         max_iterations=2000,
         gradient=eq.Implicit(tolerance=1e-11),
     )
-    at = torch.tensor([[-2.0]], dtype=torch.float64)
+    lam = torch.tensor([[-2.0]], dtype=torch.float64)
     for step in range(5 if quick else 8):
-        at = at.detach().requires_grad_()
-        loss = (layer(at) @ Xv.mT - tv).square().mean()
-        (slope,) = torch.autograd.grad(loss, at, create_graph=True)
-        (bend,) = torch.autograd.grad(slope, at)
-        told = (float(number.detach()) for number in (at, loss, slope))
-        print("step {}: λ = {:+.6f}, loss {:.6f}, slope {:+.1e}".format(step, *told))
-        # Where the loss is not convex, a step down the slope.
-        move = slope / bend if float(bend) > 0 else slope.sign()
-        at = at - move.clamp(-1, 1)
-    found = float(at.detach())
+        lam = lam.detach().requires_grad_()
+        loss = (layer(lam) @ Xv.mT - tv).square().mean()
+        (first,) = torch.autograd.grad(loss, lam, create_graph=True)
+        (second,) = torch.autograd.grad(first, lam)
+        numbers = (float(number.detach()) for number in (lam, loss, first))
+        print("step {}: λ = {:+.6f}, loss {:.6f}, derivative {:+.1e}".format(step, *numbers))
+        # Take a gradient step where the loss is not convex.
+        change = first / second if float(second) > 0 else first.sign()
+        lam = lam - change.clamp(-1, 1)
+    result = float(lam.detach())
     grid = torch.linspace(-8, 4, 120_001, dtype=torch.float64)
     gram, moment = X.mT @ X / len(X), X.mT @ t / len(X)
     values, vectors = torch.linalg.eigh(gram)
     weights = (vectors.mT @ moment) / (values + grid.exp()[:, None])
     losses = (weights @ (Xv @ vectors).mT - tv).square().mean(dim=1)
     best = float(grid[losses.argmin()])
-    print(f"Newton: {found:.5f}; a search over 120,001 closed forms: {best:.5f}")
-    return found, abs(found - best)
+    print(f"Newton: λ = {result:.5f}; grid search over 120,001 values: λ = {best:.5f}")
+    return result, abs(result - best)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""torch.compile around a model.
+"""torch.compile applied to a layer.
 
-`torch.compile(model)` compiles stem and head. The solve is a loop that depends on the data and runs
-without compilation. Outputs and derivatives stay the same.
+`torch.compile(model)` compiles everything outside of the equilibrium layer. The solve, a loop that
+depends on the data, runs without compilation. Outputs and gradients are the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import equilibria as eq
 
 
 def main(quick: bool = False) -> float:
-    """The largest difference of an output or a gradient."""
+    """Return the largest relative difference of an output or a gradient."""
     backend = "eager" if quick else "inductor"
     torch.manual_seed(0)
     x = torch.randn(16, 8)
@@ -24,13 +24,13 @@ def main(quick: bool = False) -> float:
     plain = eq.EquilibriumLayer(energy, tolerance=1e-5)
     compiled = torch.compile(plain, backend=backend)
 
-    def outcome(layer: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    def results(layer: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         output = layer(x)
         return [output.detach(), *torch.autograd.grad(output.square().sum(), [U.kernel, W.kernel])]
 
-    pairs = zip(outcome(compiled), outcome(plain), strict=True)
+    pairs = zip(results(compiled), results(plain), strict=True)
     largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-    print(f"outputs and gradients differ by {largest:.1e} of the largest")
+    print(f"largest difference of outputs and gradients, relative to their maximum: {largest:.1e}")
     return largest
 
 

@@ -1,8 +1,8 @@
-"""An implicit graph network on Zachary's karate club: who follows whom after the split?
+"""Implicit graph network on Zachary's karate club: predict the side of each member after the split.
 
-Two of 34 members have a label, the two who quarreled. The features of all members are one
-equilibrium of OptEq's energy, U and W graph convolutions Z ↦ ÂZWᵀ: what is known travels as far as
-it has to, and ‖W‖ ≤ 0.95 makes the equilibrium unique.
+Only two of the 34 members, the leaders of the two sides, have a label. The features of all members
+are one equilibrium of OptEq's energy with graph convolutions U and W, Z ↦ ÂZWᵀ. Information spreads
+over the whole graph, and ‖W‖ ≤ 0.95 makes the equilibrium unique.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ class GraphNetwork(nn.Module):
 
 
 def main(quick: bool = False) -> float:
-    """The share of members without a label whose side is found."""
+    """Return the accuracy on members without a label."""
     torch.manual_seed(0)
     club = networkx.karate_club_graph()
     sides = torch.tensor([int(club.nodes[i]["club"] == "Officer") for i in club.nodes])
     one_way = torch.tensor(list(club.edges)).mT
     edges = torch.cat([one_way, one_way.flip(0)], dim=1)
-    features, known = torch.eye(len(sides)), torch.tensor([0, 33])
+    features, labeled = torch.eye(len(sides)), torch.tensor([0, 33])
     model = GraphNetwork(edges, len(sides))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(15 if quick else 60):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(features)[known], sides[known]).backward()
+        nn.functional.cross_entropy(model(features)[labeled], sides[labeled]).backward()
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        answer = model(features).argmax(dim=1)
-    hidden = torch.ones(len(sides), dtype=torch.bool).index_fill(0, known, False)
-    right = float((answer == sides)[hidden].float().mean())
+        predictions = model(features).argmax(dim=1)
+    unlabeled = torch.ones(len(sides), dtype=torch.bool).index_fill(0, labeled, False)
+    accuracy = float((predictions == sides)[unlabeled].float().mean())
     print(
-        f"{right:.1%} of {int(hidden.sum())} members on their side; {guarantee(model.layer.cell)}"
+        f"accuracy {accuracy:.1%} on {int(unlabeled.sum())} members; equilibrium: "
+        f"{guarantee(model.layer.cell)}"
     )
-    return right
+    return accuracy
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""An energy with attention: which value belongs to this key?
+"""An energy with attention that retrieves the value of a key from a sequence.
 
-A sequence holds pairs of a key and a value, tokens x_s. A query is a noisy key alone. The state y,
-a token, minimizes
+The tokens x_s of a sequence are pairs of a key and a value. The query c is a noisy key without a
+value. The state y, a token, minimizes
 
-    G(y) = ½‖y‖² − (1/β) log Σ_s exp(β⟨Ky, Kx_s⟩) − ⟨c, y⟩        c: the query, its value unknown
+    G(y) = ½‖y‖² − (1/β) log Σ_s exp(β⟨Ky, Kx_s⟩) − ⟨c, y⟩
 
-whose stationary points are y = c + Kᵀ Σ_s softmax_s(β⟨Ky, Kx_s⟩) Kx_s: a head of attention that
-looks again at what it has found (a modern Hopfield network). β and K are learned.
+Its stationary points y = c + Kᵀ Σ_s softmax_s(β⟨Ky, Kx_s⟩) Kx_s are fixed points of an attention
+head, as in a modern Hopfield network. β and K are learned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY, VALUE, PAIRS = 6, 4, 8
 
 
 class Attention(eq.Energy):
-    """−(1/β) log Σ_s exp(β⟨Ky, Kx_s⟩); a term with parameters of its own is a class."""
+    """Energy term −(1/β) log Σ_s exp(β⟨Ky, Kx_s⟩) with trainable K and β."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,35 +50,35 @@ class Recall(nn.Module):
         return logits
 
 
-def made(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (count, width), tokens (count, pairs, width), and the class of the wanted value."""
+def random_batch(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries (count, width), tokens (count, pairs, width), and classes of the values."""
     keys = nn.functional.normalize(torch.randn(count, PAIRS, KEY), dim=2)
     values = torch.randint(VALUE, (count, PAIRS))
     tokens = torch.cat([keys, nn.functional.one_hot(values, VALUE).float()], dim=2)
-    wanted = torch.randint(PAIRS, (count,))
+    targets = torch.randint(PAIRS, (count,))
     rows = torch.arange(count)
-    noisy = keys[rows, wanted] + 0.1 * torch.randn(count, KEY)
+    noisy = keys[rows, targets] + 0.1 * torch.randn(count, KEY)
     query = nn.functional.pad(noisy, (0, VALUE))
-    return query, tokens, values[rows, wanted]
+    return query, tokens, values[rows, targets]
 
 
 def main(quick: bool = False) -> float:
-    """The share of values that are recalled, on sequences that were not seen."""
+    """Return the accuracy of retrieved values on new sequences."""
     torch.manual_seed(0)
     model = Recall()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(12 if quick else 100):
-        query, tokens, label = made(64)
+        query, tokens, label = random_batch(64)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(query, tokens), label).backward()
         optimizer.step()
     model.eval()
-    query, tokens, label = made(500)
+    query, tokens, label = random_batch(500)
     with torch.no_grad():
-        right = float((model(query, tokens).argmax(dim=1) == label).float().mean())
+        accuracy = float((model(query, tokens).argmax(dim=1) == label).float().mean())
     beta = float(model.layer.cell.energy["attention"].log_beta.detach().exp())
-    print(f"recalled: {right:.1%} (by chance {1 / VALUE:.0%}); β = {beta:.1f}")
-    return right
+    print(f"accuracy {accuracy:.1%} (chance level {1 / VALUE:.0%}); β = {beta:.1f}")
+    return accuracy
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""An energy of your own on a table: benign or malignant, from 30 measurements of a tumor.
+"""A custom energy for tabular data: classify tumors as benign or malignant from 30 measurements.
 
-The features of a row minimize OptEq's energy and a term that ties neighboring features together:
+The features of a row minimize OptEq's energy plus a term that couples neighboring features:
 
     G(y) = 1ᵀf(y) + ½‖y‖² − ⟨Ux + b, y⟩ − ½‖Wᵀy‖² + 0.1 Σ_i √(1 + (y_i − y_{i+1})²)
 """
@@ -19,7 +19,7 @@ import equilibria as eq
 
 @eq.energy_term
 def neighbors(y: Tensor, x: Tensor) -> Tensor:
-    """Convex, and almost flat for large differences: groups of features may part."""
+    """Convex penalty on differences, with linear growth so that large differences are allowed."""
     return (1 + (y[:, 1:] - y[:, :-1]).square()).sqrt().sum(dim=1)
 
 
@@ -30,7 +30,7 @@ def make_model(width: int = 16) -> nn.Module:
 
 
 def main(quick: bool = False) -> float:
-    """Accuracy on rows that were held out."""
+    """Return the accuracy on held-out rows."""
     torch.manual_seed(0)
     data = load_breast_cancer()
     x, labels = torch.tensor(data.data).float(), torch.tensor(data.target)
@@ -46,11 +46,11 @@ def main(quick: bool = False) -> float:
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        right = (model(x[test]).argmax(dim=1) == labels[test]).float().mean()
-    plain = LogisticRegression(max_iter=1000).fit(x[train], labels[train])
-    print(f"equilibrium: {float(right):.1%} of {len(test)} rows")
-    print(f"logistic regression: {plain.score(x[test], labels[test]):.1%}")
-    return float(right)
+        accuracy = float((model(x[test]).argmax(dim=1) == labels[test]).float().mean())
+    baseline = LogisticRegression(max_iter=1000).fit(x[train], labels[train])
+    print(f"accuracy of the equilibrium model: {accuracy:.1%} of {len(test)} rows")
+    print(f"accuracy of logistic regression: {baseline.score(x[test], labels[test]):.1%}")
+    return accuracy
 
 
 if __name__ == "__main__":

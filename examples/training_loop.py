@@ -1,7 +1,7 @@
-"""An equilibrium model inside a loop of another's: `training_step` and `configure_optimizers`.
+"""An equilibrium model in a third-party training loop.
 
-That is what Lightning, and loops like it, ask of a module. The model is an ordinary `nn.Module`;
-what a solve did is in `last_solution`, to be logged.
+Lightning and similar trainers call `training_step` and `configure_optimizers` of a module. The
+model is an ordinary `nn.Module`; `last_solution` has the results of a solve for logging.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import equilibria as eq
 
 
 class DigitModule(nn.Module):
-    """As a LightningModule would be; derive it from that instead, and the rest stays."""
+    """Stand-in for a LightningModule: derive from that instead, the rest stays the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class DigitModule(nn.Module):
 
 
 class Trainer:
-    """The part that is not ours."""
+    """Stand-in for the third-party trainer."""
 
     def __init__(self, max_steps: int) -> None:
         self.max_steps = max_steps
@@ -62,7 +62,7 @@ class Trainer:
 
 
 def main(quick: bool = False) -> float:
-    """Accuracy on test digits."""
+    """Return the accuracy on test digits."""
     torch.manual_seed(0)
     digits = eq.data.load_dataset("digits")
     images, labels = digits.train.fetch(torch.arange(len(digits.train)))
@@ -72,9 +72,9 @@ def main(quick: bool = False) -> float:
     images, labels = digits.test.fetch(torch.arange(len(digits.test)))
     module.eval()
     with torch.no_grad():
-        right = float((module.model(images).argmax(dim=1) == labels).float().mean())
-    print(f"{right:.1%} of {len(labels)} test digits")
-    return right
+        accuracy = float((module.model(images).argmax(dim=1) == labels).float().mean())
+    print(f"accuracy {accuracy:.1%} on {len(labels)} test digits")
+    return accuracy
 
 
 if __name__ == "__main__":

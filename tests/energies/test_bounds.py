@@ -1,4 +1,4 @@
-"""Bounds of derivatives add and scale like the energies that they bound."""
+"""Bounds on derivatives add and scale like the energies they bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sizes = st.one_of(st.none(), st.floats(0, 1e3))
 
 @st.composite
 def some_bounds(draw: st.DrawFn) -> Bounds[float]:
-    """Bounds as a term states them: the concavity is at most the curvature."""
+    """Random bounds with a concavity of at most the curvature."""
     curvature = draw(sizes)
     concavity = None if curvature is None else draw(st.floats(0, 1)) * curvature
     return Bounds(curvature, concavity, draw(sizes))
@@ -48,16 +48,14 @@ def test_sums_commute_and_associate(
 
 
 @given(bounds=some_bounds(), a=st.floats(0, 10), b=st.floats(0, 10))
-def test_multiples_by_positive_factors_distribute(
-    bounds: Bounds[float], a: float, b: float
-) -> None:
+def test_positive_multiples_distribute_over_sums(bounds: Bounds[float], a: float, b: float) -> None:
     assert_same(bounds * a * b, bounds * (a * b))
     assert_same(bounds * a + bounds * b, bounds * (a + b))
     assert_same(a * bounds, bounds * a)
 
 
 @given(bounds=some_bounds(), factor=st.floats(-10, -0.1))
-def test_a_negative_factor_turns_the_curvature_into_concavity(
+def test_negative_multiples_have_the_curvature_as_concavity(
     bounds: Bounds[float], factor: float
 ) -> None:
     scaled = bounds * factor
@@ -66,7 +64,7 @@ def test_a_negative_factor_turns_the_curvature_into_concavity(
 
 
 @given(one=some_bounds(), two=some_bounds())
-def test_branches_take_the_larger_curvature_and_share_the_input(
+def test_branches_have_the_maximal_curvature_and_the_joint_input_bound(
     one: Bounds[float], two: Bounds[float]
 ) -> None:
     both = one.beside(two)
@@ -78,39 +76,39 @@ def test_branches_take_the_larger_curvature_and_share_the_input(
 
 
 @given(one=some_bounds(), two=some_bounds())
-def test_what_one_term_does_not_know_the_sum_does_not_know(
+def test_bounds_of_a_sum_are_unknown_if_those_of_a_term_are(
     one: Bounds[float], two: Bounds[float]
 ) -> None:
     for name in NAMES:
-        unknown = getattr(one, name) is None or getattr(two, name) is None
-        assert (getattr(one + two, name) is None) == unknown
+        is_unknown = getattr(one, name) is None or getattr(two, name) is None
+        assert (getattr(one + two, name) is None) == is_unknown
 
 
-def test_the_concavity_is_at_most_the_curvature_by_default() -> None:
+def test_concavity_defaults_to_the_curvature() -> None:
     assert Bounds(2.0).concavity == 2.0
     assert Bounds(2.0, 0.5).concavity == 0.5
     assert numbers(Bounds()) == [None, None, None]
 
 
-def test_a_number_is_computed_once_and_only_if_it_is_read() -> None:
-    read: list[str] = []
+def test_numbers_are_computed_once_on_first_access() -> None:
+    computed: list[str] = []
 
-    def noted(name: str) -> Callable[[], float]:
+    def recorded(name: str) -> Callable[[], float]:
         def compute() -> float:
-            read.append(name)
+            computed.append(name)
             return 1.0
 
         return compute
 
-    bounds = Bounds(noted("curvature"), input=noted("input"))
+    bounds = Bounds(recorded("curvature"), input=recorded("input"))
     combined = 0.5 * (bounds + bounds)
-    assert read == []
+    assert computed == []
     assert combined.curvature == 1.0
     assert combined.curvature == 1.0
-    assert read == ["curvature"]
+    assert computed == ["curvature"]
 
 
-def test_units_of_a_quadratic_energy_add_as_rows_of_matrices() -> None:
+def test_unit_bounds_of_quadratic_energies_add_like_matrix_rows() -> None:
     rows = torch.tensor([3.0, 1.0])
     one = Bounds(units=[UnitBound(rows, torch.zeros(2))])
     two = Bounds(units=[UnitBound(torch.zeros(2), rows)])
@@ -127,7 +125,7 @@ def test_units_of_a_quadratic_energy_add_as_rows_of_matrices() -> None:
 @pytest.mark.parametrize(
     "factor", [2.0, -0.5, torch.tensor(0.3), torch.nn.Parameter(torch.tensor(-0.3))]
 )
-def test_a_composed_energy_is_bounded_as_its_dense_hessian(factor: float | Tensor) -> None:
+def test_bounds_of_a_composed_energy_hold_for_its_dense_hessian(factor: float | Tensor) -> None:
     torch.manual_seed(0)
     W = eq.Dense(3, 4)
     energy = (eq.Input(torch.eye(4)) + factor * eq.Quadratic(W) + 0.5 * eq.Quadratic(W)).double()
@@ -163,7 +161,7 @@ def test_facts_of_a_sum_hold_for_every_term() -> None:
     assert (2.0 * eq.Quadratic(torch.eye(2))).facts.is_concave
 
 
-def test_an_energy_has_at_most_twelve_public_members() -> None:
+def test_public_members_of_energy() -> None:
     members = {name for name in vars(eq.Energy) if not name.startswith("_")}
     assert members == {
         "value",

@@ -1,4 +1,4 @@
-"""What every energy of the family keeps: its descent, its symmetry, its gradients as a layer."""
+"""Properties of all energies: descent, symmetric Hessian, and gradients of the layer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mopteq(scales: tuple[int, ...] = (1, 1, 1), **options: object) -> Callable[[
 
 
 def with_kernel(kernel: type[eq.Energy]) -> Callable[[], eq.Energy]:
-    """GEQ's Table 5: HH&D with another kernel for the input."""
+    """HH&D with another kernel for the input (GEQ Table 5)."""
 
     def make() -> eq.Energy:
         inputs = Branches([kernel(injection(2, 3, s)) for s in (1, 2)])
@@ -197,14 +197,14 @@ def layer_of(name: str, activation: str = "relu") -> tuple[eq.EquilibriumLayer, 
         strict=True,
     ).double()
     x = torch.randn(3, *shape, dtype=torch.float64)
-    layer.eval()  # where running statistics (GEQ's γ) stay as the first batch sets them
+    layer.eval()  # keeps running statistics (GEQ's γ) at their value for the first batch
     with torch.no_grad():
         layer(x)
     return layer, x
 
 
 class Concatenating(eq.EnergyCell):
-    """An energy's cell whose output is the whole state."""
+    """Energy cell whose output is the whole state."""
 
     def output(self, state: eq.State, context: eq.Context) -> Tensor:
         return torch.cat([tensor.flatten(1) for tensor in state_tensors(state)], dim=1)
@@ -218,7 +218,7 @@ def random_state(cell: eq.Cell, x: Tensor, context: eq.Context) -> tuple[Packing
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
+def test_descent_is_minus_the_gradient_of_the_value(name: str) -> None:
     layer, x = layer_of(name)
     energy = layer.cell.energy
     context = layer.cell.inject(x)
@@ -236,7 +236,7 @@ def test_values_do_not_depend_on_the_batch(name: str) -> None:
     layer, x = layer_of(name)
     energy = layer.cell.energy
     if energy.facts.couples_batch:
-        pytest.skip("couples the batch, and says so")
+        pytest.skip("couples the batch")
     context = layer.cell.inject(x)
     packing, flat = random_state(layer.cell, x, context)
     together = energy.value(packing.unpack(flat), context)
@@ -247,7 +247,7 @@ def test_values_do_not_depend_on_the_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_hessian_is_symmetric(name: str) -> None:
+def test_hessian_is_symmetric(name: str) -> None:
     layer, x = layer_of(name)
     x = x if layer.cell.couples_batch else x[:1]
     context = layer.cell.inject(x)
@@ -261,14 +261,14 @@ def test_the_hessian_is_symmetric(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_adjoint_is_that_of_a_dense_solve(name: str) -> None:
+def test_input_gradient_matches_a_dense_adjoint_solve(name: str) -> None:
     layer, x = layer_of(name)
     cell = layer.cell
     x = x if cell.couples_batch else x[:1]
     x.requires_grad_()
     output = layer(x)
     g = torch.randn_like(output)
-    (found,) = torch.autograd.grad(output, x, g)
+    (gradient,) = torch.autograd.grad(output, x, g)
     assert layer.last_backward is not None
     assert layer.last_backward.method == "conjugate gradients"
 
@@ -278,9 +278,9 @@ def test_the_adjoint_is_that_of_a_dense_solve(name: str) -> None:
     flat = packing.pack(solution.state)
 
     def step(v: Tensor) -> Tensor:
-        # A frozen sign was frozen during the solve.
-        kept = solution.context if cell.refresh_until else context
-        return packing.pack(cell.step(packing.unpack(v), kept))
+        # Frozen signs are those of the solve.
+        constants = solution.context if cell.refresh_until else context
+        return packing.pack(cell.step(packing.unpack(v), constants))
 
     jacobian = torch.autograd.functional.jacobian(step, flat).reshape(flat.numel(), -1)
     identity = torch.eye(flat.numel(), dtype=flat.dtype)
@@ -288,14 +288,14 @@ def test_the_adjoint_is_that_of_a_dense_solve(name: str) -> None:
     adjoint = torch.linalg.solve(identity - jacobian.mT, order.flatten()).reshape(flat.shape)
     if cell.refresh_until:
         context = cell.refresh(solution.state, cell.inject(x))
-        context = _with_kept_signs(context, solution.context)
+        context = _with_signs_of(context, solution.context)
     image = packing.pack(cell.step(packing.unpack(flat), context))
     (expected,) = torch.autograd.grad(image, x, adjoint)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-10)
 
 
-def _with_kept_signs(context: eq.Context, other: eq.Context) -> eq.Context:
-    """`context`, with the signs of `other` (its coupling part holds nothing that is trained)."""
+def _with_signs_of(context: eq.Context, other: eq.Context) -> eq.Context:
+    """Return `context` with the signs of `other`, whose coupling part has no trained entries."""
     return context.with_part("heritage_diversity", other.parts["heritage_diversity"])
 
 
@@ -303,7 +303,7 @@ Output = Callable[..., Tensor]
 
 
 def function_of_parameters(name: str, activation: str) -> tuple[Output, tuple[Tensor, ...]]:
-    """The whole layer as a function of its input and its parameters, and where to check it."""
+    """Return the layer as a function of input and parameters, and arguments for it."""
     layer, x = layer_of(name, activation)
     names = [n for n, _ in layer.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
@@ -317,24 +317,23 @@ def function_of_parameters(name: str, activation: str) -> tuple[Output, tuple[Te
 
 @pytest.mark.parametrize("activation", ["relu", "softplus"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_derivatives_of_the_whole_layer(name: str, activation: str) -> None:
+def test_gradcheck_of_the_layer(name: str, activation: str) -> None:
     assert gradcheck(*function_of_parameters(name, activation), fast_mode=True)
 
 
 def second_derivatives() -> list[object]:
-    """Variants of one energy are slow: of each kind the smallest is checked every time."""
+    """Cases of the second-derivative test; all but the smallest MOptEq are marked as slow."""
     names = [name for name in CASES if name != "mopteq-four-scales"]
-    many = [n for n in names if n.startswith("mopteq") and n != "mopteq-two-scales"]
-    return [pytest.param(n, marks=pytest.mark.slow) if n in many else n for n in names]
+    slow = [n for n in names if n.startswith("mopteq") and n != "mopteq-two-scales"]
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
 
 
 @pytest.mark.parametrize("name", second_derivatives())
-def test_second_derivatives_of_the_whole_layer(name: str) -> None:
+def test_gradgradcheck_of_the_layer(name: str) -> None:
     assert gradgradcheck(*function_of_parameters(name, "softplus"), fast_mode=True)
 
 
-def test_the_layer_trains() -> None:
-    """Parameters of all parts of a coupled energy get a gradient."""
+def test_all_parameters_of_a_coupled_energy_get_a_gradient() -> None:
     layer, x = layer_of("mopteq-two-scales")
     layer(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())

@@ -1,4 +1,4 @@
-"""Every energy term: its descent is minus the gradient of its value, in every grad mode."""
+"""Energy terms: `descent` is minus the gradient of `value` in every grad mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.operators.bank import EDGES
 
 
 class Bump(eq.Energy):
-    """A user's term with a parameter, the input, and nothing but a value."""
+    """Custom term that defines only `value`, with a parameter and the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class Bump(eq.Energy):
         return -torch.exp(-self.width * (y - context["x"]).square()).flatten(1).sum(dim=1)
 
 
-class Centerd(eq.Energy):
-    """A term that couples the samples of a batch."""
+class Spread(eq.Energy):
+    """Term that couples the samples of a batch."""
 
     facts = eq.energies.Facts(couples_batch=True)
 
@@ -46,7 +46,7 @@ def smoothness(y: Tensor, x: Tensor) -> Tensor:
 
 
 VECTOR, IMAGE, SEQUENCE, TOKENS, NODES = (5,), (2, 4, 4), (2, 7), (4, 3), (6, 3)
-PICTURE = (2, 5, 6)
+ODD_IMAGE = (2, 5, 6)
 
 TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "input": (VECTOR, lambda: eq.Input(eq.Dense(5, 5))),
@@ -61,21 +61,21 @@ TERMS: dict[str, tuple[tuple[int, ...], Callable[[], eq.Energy]]] = {
     "quadratic-tokens": (TOKENS, lambda: eq.Quadratic(eq.Dense(4, 3, norm="bound", zeta=0.5))),
     "quadratic-graph": (NODES, lambda: eq.Quadratic(GraphConv(EDGES, 4, 3))),
     "laplacian": (NODES, lambda: -0.5 * eq.Quadratic(Incidence(EDGES).T)),
-    "ridge": (PICTURE, lambda: RidgePrior((12,), (3,), noise=0.5)),
-    "ridge-composed": (PICTURE, lambda: RidgePrior((2, 4), (2, 2), noise=0.5)),
-    "ridge-convex": (PICTURE, lambda: RidgePrior((2, 5), (2, 2), concavity=0, noise=0.5)),
-    "fidelity": (PICTURE, DataFidelity),
-    "fidelity-blur": (PICTURE, lambda: DataFidelity(eq.operators.Blur(0.5), box=0.4)),
-    "fidelity-function": (PICTURE, lambda: DataFidelity(torch.tanh)),
+    "ridge": (ODD_IMAGE, lambda: RidgePrior((12,), (3,), noise=0.5)),
+    "ridge-composed": (ODD_IMAGE, lambda: RidgePrior((2, 4), (2, 2), noise=0.5)),
+    "ridge-convex": (ODD_IMAGE, lambda: RidgePrior((2, 5), (2, 2), concavity=0, noise=0.5)),
+    "fidelity": (ODD_IMAGE, DataFidelity),
+    "fidelity-blur": (ODD_IMAGE, lambda: DataFidelity(eq.operators.Blur(0.5), box=0.4)),
+    "fidelity-function": (ODD_IMAGE, lambda: DataFidelity(torch.tanh)),
     "bump": (VECTOR, Bump),
     "bump-image": (IMAGE, Bump),
     "function": (IMAGE, lambda: FunctionEnergy(smoothness)),
-    "centerd": (VECTOR, Centerd),
+    "spread": (VECTOR, Spread),
     "sum": (
         VECTOR,
         lambda: eq.Input(eq.Dense(5, 5)) + 0.3 * Bump() - 0.5 * eq.Quadratic(eq.Dense(4, 5)),
     ),
-    "sum-coupled": (VECTOR, lambda: eq.Input(eq.Dense(5, 5)) + 2 * Centerd()),
+    "sum-coupled": (VECTOR, lambda: eq.Input(eq.Dense(5, 5)) + 2 * Spread()),
     "learnable-multiple": (VECTOR, lambda: nn.Parameter(torch.tensor(0.4)) * Bump()),
 }
 
@@ -109,8 +109,8 @@ def test_descent_without_gradients(name: str, mode: Callable[[], object]) -> Non
     expected = energy.descent(y, context).detach()
     with mode():  # type: ignore[attr-defined]
         inside = 1 * energy.descent(y.clone(), context)
-        made_inside = energy.complete(energy.inject(y), Packing.of(y).layout)
-        energy.descent(y.clone(), made_inside)
+        context_inside = energy.complete(energy.inject(y), Packing.of(y).layout)
+        energy.descent(y.clone(), context_inside)
     assert not inside.requires_grad
     torch.testing.assert_close(inside.clone(), expected)
 
@@ -143,14 +143,14 @@ def test_descent_trains_with_second_order_terms(name: str) -> None:
     assert gradgradcheck(descent, arguments, fast_mode=True)
 
 
-def test_hooks_on_saved_tensors_do_not_reach_inside() -> None:
-    """Activation checkpointing installs such hooks: unpacking would recompute the forward."""
+def test_outer_saved_tensor_hooks_do_not_see_the_inner_graph() -> None:
+    """Activation checkpointing installs such hooks; unpacking would recompute the forward."""
     energy, y, context = case("bump")
 
-    def refuse(_: object) -> Tensor:
-        raise AssertionError("a tensor of the inner graph went through an outer hook")
+    def fail(_: object) -> Tensor:
+        raise AssertionError("an outer hook received a tensor of the inner graph")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, refuse):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, fail):
         energy.descent(y, context)
         with torch.no_grad():
             energy.descent(y, context)
@@ -161,13 +161,13 @@ def test_curvature_bound_is_an_upper_bound(name: str) -> None:
     energy, y, context = case(name)
     bound = energy.bounds(context, Packing.of(y).layout).curvature
     if bound is None:
-        assert any(word in name for word in ("bump", "function", "centerd", "sum", "multiple"))
+        assert any(word in name for word in ("bump", "function", "spread", "sum", "multiple"))
         return
     hessian = torch.autograd.functional.hessian(
         lambda v: energy.value(v.view_as(y[:1]), context.keep(torch.tensor([0]))).sum(),
         y[0].flatten(),
     )
-    first = bound.detach().expand(len(y))[0]  # One number, or one for each sample.
+    first = bound.detach().expand(len(y))[0]  # a scalar, or one number per sample
     assert torch.linalg.matrix_norm(hessian, 2) <= first * (1 + 1e-9)
 
 
@@ -191,7 +191,7 @@ def test_sums_and_multiples_are_linear(a: float, b: float, seed: int) -> None:
     )
 
 
-def test_the_algebra() -> None:
+def test_sums_name_their_terms_and_multiples_are_scaled() -> None:
     one, two = eq.Quadratic(torch.eye(3)), Bump()
     nested = (one + two) + (0.5 * one + smoothness)
     assert isinstance(nested, Sum)
@@ -205,16 +205,16 @@ def test_the_algebra() -> None:
     assert isinstance(-one, Scaled)
     assert isinstance(one * 2, Scaled)
     assert sum([one, two]).facts.couples_batch is False  # type: ignore[union-attr]
-    assert (one + 0.1 * Centerd()).facts.couples_batch is True
+    assert (one + 0.1 * Spread()).facts.couples_batch is True
     with pytest.raises(TypeError, match="cannot add"):
         one + 3  # type: ignore[operator]
-    with pytest.raises(TypeError, match="multiplied by a number"):
+    with pytest.raises(TypeError, match="multiplied only by a number"):
         "a" * one  # type: ignore[operator]
-    with pytest.raises(ValueError, match="one number"):
+    with pytest.raises(ValueError, match="a tensor with one entry"):
         torch.ones(3) * one
 
 
-def test_the_decorator_makes_a_term() -> None:
+def test_energy_term_decorator_returns_an_energy() -> None:
     @eq.energy_term
     def ridge(y: Tensor, x: Tensor) -> Tensor:
         return 0.5 * y.square().sum(dim=1)
@@ -231,19 +231,17 @@ def test_the_decorator_makes_a_term() -> None:
     assert "ridge" in repr(ridge)
 
 
-def test_a_term_that_ignores_the_state_has_no_descent() -> None:
+def test_descent_is_zero_for_a_term_that_ignores_the_state() -> None:
     term = FunctionEnergy(lambda y, x: x.sum(dim=1))
     y = torch.randn(2, 3)
     assert torch.equal(term.descent(y, term.inject(y)), torch.zeros(2, 3))
 
 
-def test_a_wrong_value_is_explained() -> None:
+def test_values_of_wrong_shape_raise() -> None:
     y = torch.randn(2, 3)
     for function, shape in ((lambda y, x: y, r"\(2, 3\)"), (lambda y, x: y.sum(), r"\(\)")):
         term = FunctionEnergy(function)
-        with pytest.raises(
-            ValueError, match=rf"shape {shape}; expected \(2,\).*one number per sample"
-        ):
+        with pytest.raises(ValueError, match=rf"shape \(2,\), got {shape}.*one number per sample"):
             term.descent(y, term.inject(y))
     with pytest.raises(TypeError, match="without a `value` method"):
         eq.Energy().value(y, Context())
@@ -258,7 +256,7 @@ def test_input_options() -> None:
     assert term.bias is bias
     x = torch.zeros(1, 2)
     assert torch.equal(term.inject(x)["c"], torch.ones(1, 3))
-    with pytest.raises(ValueError, match="give the bias as a tensor"):
+    with pytest.raises(ValueError, match="pass the bias as a tensor"):
         eq.Input(eq.operators.Identity(), bias=True)
     with pytest.raises(KeyError, match="the context holds no tensor 'z'; it has"):
         term.inject(x)["z"]
@@ -275,8 +273,8 @@ def test_input_options() -> None:
     ],
     ids=lambda energy: " ".join(energy.terms),
 )
-def test_a_sum_is_added_up_in_memory_of_its_own(energy: eq.Energy) -> None:
-    """Without a graph terms are added in place: never into the state, nor into the context."""
+def test_sums_modify_neither_state_nor_context(energy: eq.Energy) -> None:
+    """Without a graph, terms are added in place."""
     x, y = torch.randn(2, 4), torch.randn(2, 4)
     state = y.clone()
     context = energy.complete(energy.inject(x), ((4,),))
@@ -285,9 +283,9 @@ def test_a_sum_is_added_up_in_memory_of_its_own(energy: eq.Energy) -> None:
         in_place = [energy.descent(state, context) for _ in range(2)]
     recorded = energy.descent(state, context)
     assert torch.equal(state, y)
-    for tensor, kept in zip(context.tensors(), before, strict=True):
-        assert torch.equal(tensor, kept)
+    for tensor, original in zip(context.tensors(), before, strict=True):
+        assert torch.equal(tensor, original)
     assert isinstance(recorded, Tensor)
-    for found in in_place:
-        assert isinstance(found, Tensor)
-        torch.testing.assert_close(found, recorded.detach(), rtol=0, atol=0)
+    for descent in in_place:
+        assert isinstance(descent, Tensor)
+        torch.testing.assert_close(descent, recorded.detach(), rtol=0, atol=0)

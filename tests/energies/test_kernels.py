@@ -26,7 +26,7 @@ from equilibria.energies.kernel_scale import (
 from equilibria.energies.kernels import PolynomialKernel, SigmoidKernel
 
 LOWEST = -2 * math.exp(-1.5)
-"""The least eigenvalue of ∇²(−e^{−γ‖q‖²}/2γ), for every γ."""
+"""Smallest eigenvalue of ∇²(−e^{−γ‖q‖²}/2γ), for every γ."""
 
 
 def gaussian(
@@ -82,11 +82,11 @@ def assert_descent(energy: eq.Energy, y: Tensor, context: Context) -> None:
 
 
 def hessian(energy: eq.Energy, y: Tensor, context: Context, sample: int = 0) -> Tensor:
-    """∇²E of one sample as the Jacobian of −descent: symmetric only if descent is a gradient."""
-    one = context.keep(torch.tensor([sample]))
+    """Return ∇²E of one sample as the Jacobian of −descent."""
+    single = context.keep(torch.tensor([sample]))
 
     def descent(v: Tensor) -> Tensor:
-        image = energy.descent(v.view_as(y[:1]), one)
+        image = energy.descent(v.view_as(y[:1]), single)
         assert isinstance(image, Tensor)
         return -image.flatten()
 
@@ -99,10 +99,9 @@ def hessian(energy: eq.Energy, y: Tensor, context: Context, sample: int = 0) -> 
 @pytest.mark.parametrize("patch", [None, 1, 2, 3])
 @pytest.mark.parametrize("hidden", [None, 2, 20])
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (1, 1)])
-def test_gaussian_descent(
+def test_gaussian_descent_is_minus_the_gradient(
     gamma: str | float, patch: int | None, hidden: int | None, size: tuple[int, int]
 ) -> None:
-    """All patch sizes, on maps they divide and maps they do not; W_h narrow, wide and absent."""
     if patch is None and hidden is not None:
         return
     energy = gaussian(gamma=gamma, patch=patch, hidden=hidden, norm="bound", mid=5)
@@ -117,8 +116,8 @@ def test_gaussian_descent(
 
 
 @pytest.mark.parametrize("gamma", [0.4, "running", "per-sample"])
-def test_gaussian_descent_of_vectors(gamma: str | float) -> None:
-    """Eq. 6, without patches: −∇E = e^{−γ‖r‖²} Wᵀr, r = Ux + b − Wy."""
+def test_gaussian_descent_of_vectors_is_equation_6(gamma: str | float) -> None:
+    """−∇E = e^{−γ‖r‖²} Wᵀr, r = Ux + b − Wy."""
     energy = dense(gamma=gamma)
     context = context_of(energy, torch.randn(3, 3, dtype=torch.float64))
     y = state_for(energy, context)
@@ -130,7 +129,7 @@ def test_gaussian_descent_of_vectors(gamma: str | float) -> None:
 
 
 @pytest.mark.parametrize("hidden", [2, 9])
-def test_the_one_patch_of_a_whole_state_may_be_projected(hidden: int) -> None:
+def test_a_single_whole_state_patch_can_be_projected(hidden: int) -> None:
     energy = GaussianKernel(
         eq.Dense(3, 5), eq.Dense(4, 5), eq.Dense(5, hidden), patch=None, gamma=0.4
     ).double()
@@ -140,8 +139,8 @@ def test_the_one_patch_of_a_whole_state_may_be_projected(hidden: int) -> None:
     assert energy.attention(y, context).shape == (3, 1, 1, 1)
 
 
-def test_printed_gamma_is_frozen_in_its_own_derivative() -> None:
-    """gamma="paper": one number for the batch, γ = 0.2/min‖q‖² at the state, no derivative."""
+def test_gamma_of_the_paper_couples_the_batch_and_is_detached() -> None:
+    """γ = 0.2/min‖q‖² over the batch at the current state."""
     energy = gaussian(gamma="paper", hidden=20)
     assert energy.facts.couples_batch
     context = context_of(energy, images())
@@ -157,7 +156,7 @@ def test_printed_gamma_is_frozen_in_its_own_derivative() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.3, "running", "per-sample"])
-def test_samples_do_not_influence_each_other(gamma: str | float) -> None:
+def test_samples_are_independent(gamma: str | float) -> None:
     energy = gaussian(gamma=gamma, hidden=20).eval()
     x = images(4)
     x[2] *= 30
@@ -165,13 +164,12 @@ def test_samples_do_not_influence_each_other(gamma: str | float) -> None:
     y = state_for(energy, context)
     for i in range(4):
         alone = context_of(energy, x[i : i + 1])
-        one = y[i : i + 1]
-        torch.testing.assert_close(energy.value(one, alone)[0], energy.value(y, context)[i])
-        torch.testing.assert_close(energy.descent(one, alone)[0], energy.descent(y, context)[i])
+        single = y[i : i + 1]
+        torch.testing.assert_close(energy.value(single, alone)[0], energy.value(y, context)[i])
+        torch.testing.assert_close(energy.descent(single, alone)[0], energy.descent(y, context)[i])
 
 
-def test_patches_hold_what_the_paper_says() -> None:
-    """Rows of c_s p² numbers: c_s neighboring channels by p × p neighboring pixels."""
+def test_patches_contain_adjacent_channels_and_pixels() -> None:
     r = torch.randn(2, 6, 4, 6, dtype=torch.float64)
     for layout in (torch.contiguous_format, torch.channels_last):
         patches = Patches(3, 2)
@@ -186,8 +184,8 @@ def test_patches_hold_what_the_paper_says() -> None:
                         2 * row : 2 * row + 2,
                         2 * column : 2 * column + 2,
                     ]
-                    found = blocks[:, row, column, group].permute(0, 3, 1, 2)
-                    assert torch.equal(found, expected)
+                    patch = blocks[:, row, column, group].permute(0, 3, 1, 2)
+                    assert torch.equal(patch, expected)
         like = r.contiguous(memory_format=layout)
         merged = patches.merge(blocks, like)
         assert torch.equal(merged, r)
@@ -195,7 +193,7 @@ def test_patches_hold_what_the_paper_says() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 7), (1, 1, 1), (4, 4, 4)])
-def test_maps_that_are_no_multiple_of_a_patch_are_continued_by_zeros(
+def test_maps_are_padded_with_zeros_to_whole_patches(
     shape: tuple[int, int, int],
 ) -> None:
     r = torch.randn(2, *shape, dtype=torch.float64)
@@ -206,7 +204,7 @@ def test_maps_that_are_no_multiple_of_a_patch_are_continued_by_zeros(
 
 
 def test_eigenvalues_of_the_kernel_for_every_gamma() -> None:
-    """∇² in q lies in [−2e^{−3/2}, 1]; both ends are reached, at γ‖q‖² = 3/2 and at q = 0."""
+    """They lie in [−2e^{−3/2}, 1]; the ends are attained at γ‖q‖² = 3/2 and at q = 0."""
     lowest, highest = [], []
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
@@ -227,7 +225,9 @@ def test_eigenvalues_of_the_kernel_for_every_gamma() -> None:
 
 @pytest.mark.parametrize("hidden", [None, 3, 20])
 @pytest.mark.parametrize("gamma", [0.02, 0.5, 10.0])
-def test_gaussian_curvature_against_dense_hessians(hidden: int | None, gamma: float) -> None:
+def test_gaussian_curvature_bound_holds_for_dense_hessians(
+    hidden: int | None, gamma: float
+) -> None:
     energy = gaussian(hidden=hidden, gamma=gamma)
     context = context_of(energy, images(2, 3, 4))
     y = state_for(energy, context) * 0.3
@@ -240,7 +240,7 @@ def test_gaussian_curvature_against_dense_hessians(hidden: int | None, gamma: fl
         assert values[0] >= LOWEST * bound * (1 + 1e-9)
 
 
-def test_gaussian_curvature_limit_is_that_of_the_norm_control() -> None:
+def test_gaussian_curvature_limit_follows_from_norm_control() -> None:
     energy = gaussian(hidden=20, norm="bound")
     assert energy.limits.curvature == pytest.approx((0.9 * 0.8) ** 2)
     context = context_of(energy, images())
@@ -253,8 +253,10 @@ def test_gaussian_curvature_limit_is_that_of_the_norm_control() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gamma", [1.0, "per-sample"])
 @pytest.mark.parametrize("size", [1e2, 1e8, 1e25])
-def test_no_nan_far_from_the_input(dtype: torch.dtype, gamma: str | float, size: float) -> None:
-    """β underflows there; values, first and second derivatives stay finite."""
+def test_derivatives_are_finite_far_from_the_input(
+    dtype: torch.dtype, gamma: str | float, size: float
+) -> None:
+    """β underflows there."""
     torch.manual_seed(0)
     W = torch.eye(4)
     energy = GaussianKernel(torch.eye(4), W, gamma=gamma, patch=None).to(dtype)
@@ -271,10 +273,10 @@ def test_no_nan_far_from_the_input(dtype: torch.dtype, gamma: str | float, size:
         assert gradient is None or gradient.isfinite().all()
 
 
-# γ and its policies.
+# Rules for γ.
 
 
-def test_running_scale_follows_training_batches() -> None:
+def test_running_scale_is_updated_by_training_batches_only() -> None:
     scale = RunningScale().double()
     first = torch.tensor([[1.0, 3.0], [5.0, 7.0]], dtype=torch.float64)
     assert scale.at_start(first).item() == pytest.approx(0.2 / 4)
@@ -291,7 +293,7 @@ def test_running_scale_follows_training_batches() -> None:
     assert copy.deepcopy(scale).at_start(first) == scale.at_start(first)
 
 
-def test_an_untouched_running_scale_takes_the_first_batch_in_evaluation_too() -> None:
+def test_first_batch_initializes_the_running_scale_in_evaluation() -> None:
     scale = RunningScale().double().eval()
     energies = torch.tensor([[2.0]], dtype=torch.float64)
     assert scale.at_start(energies).item() == pytest.approx(0.1)
@@ -299,10 +301,10 @@ def test_an_untouched_running_scale_takes_the_first_batch_in_evaluation_too() ->
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_bad_samples_do_not_enter_the_running_scale(training: bool) -> None:
+def test_running_scale_ignores_non_finite_samples(training: bool) -> None:
     scale = RunningScale().double().train(training)
-    for nothing in (torch.full((2, 3), math.nan), torch.full((2, 3), math.inf), torch.zeros(2, 3)):
-        assert scale.at_start(nothing.double()).isfinite()
+    for unusable in (torch.full((2, 3), math.nan), torch.full((2, 3), math.inf), torch.zeros(2, 3)):
+        assert scale.at_start(unusable.double()).isfinite()
         assert scale.patch_energy == 0
     scale.at_start(torch.zeros(0, 3, dtype=torch.float64))
     assert scale.patch_energy == 0
@@ -311,8 +313,8 @@ def test_bad_samples_do_not_enter_the_running_scale(training: bool) -> None:
     assert scale.patch_energy.item() == pytest.approx(4)
 
 
-def test_a_recomputed_forward_pass_gets_the_same_gamma_and_counts_once() -> None:
-    """Activation checkpointing runs the forward pass a second time."""
+def test_recomputed_forward_passes_get_the_same_gamma_and_count_once() -> None:
+    """Activation checkpointing runs the forward pass twice."""
     scale = RunningScale().double()
     first, second = torch.ones(1, 2, dtype=torch.float64), 5 * torch.ones(1, 2, dtype=torch.float64)
     scale.at_start(first)
@@ -323,7 +325,7 @@ def test_a_recomputed_forward_pass_gets_the_same_gamma_and_counts_once() -> None
     assert scale.at_start(first) != gamma
 
 
-def test_per_sample_scale_has_a_floor() -> None:
+def test_per_sample_scale_has_an_upper_limit() -> None:
     energies = torch.tensor([[3.0, 2.0, 4.0], [1e-9, 2.0, 4.0]], dtype=torch.float64)
     gamma = PerSampleScale().at_start(energies)
     torch.testing.assert_close(gamma.flatten().tolist(), [0.2 / 2, 0.2 / 0.02])
@@ -343,7 +345,7 @@ def test_per_sample_scale_is_part_of_the_graph() -> None:
     assert gradcheck(descent, (images(2).requires_grad_(),), fast_mode=True)
 
 
-def test_printed_scale() -> None:
+def test_step_scale_is_detached_and_ignores_non_finite_energies() -> None:
     scale = StepScale()
     energies = torch.tensor([[3.0, 2.0], [math.nan, 0.5]])
     gamma = scale.at_state(torch.tensor(1.0), energies.requires_grad_())
@@ -359,33 +361,33 @@ def test_gamma_options() -> None:
         assert kernel_scale(scale) is scale
     with pytest.raises(ValueError, match="a number, running, per-sample, paper, not 'runing'"):
         kernel_scale("runing")
-    for bad in (0.0, -1.0, math.inf, math.nan):
+    for invalid in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="gamma must be positive"):
-            kernel_scale(bad)
+            kernel_scale(invalid)
     with pytest.raises(ValueError, match="momentum"):
         RunningScale(0.0)
 
 
 def test_gaussian_options() -> None:
     U, W = eq.Conv2d(2, 4, 3), eq.Conv2d(3, 4, 3)
-    with pytest.raises(ValueError, match=r"has 8 numbers, but W_h takes 9: use Dense\(8, hidden\)"):
+    with pytest.raises(ValueError, match=r"has 8 numbers, but W_h takes 9; use Dense\(8, hidden\)"):
         GaussianKernel(U, W, eq.Dense(9, 3), channel_split=2)
     with pytest.raises(ValueError, match="at least 1"):
         GaussianKernel(U, W, patch=0)
-    with pytest.raises(TypeError, match="give a Dense"):
+    with pytest.raises(TypeError, match="must be a Dense"):
         GaussianKernel(U, W, torch.zeros(1, 1, 1, 1))
     energy = GaussianKernel(eq.Dense(2, 4), eq.Dense(3, 4))
-    with pytest.raises(ValueError, match="patch=None takes the whole state"):
+    with pytest.raises(ValueError, match="use patch=None to treat the state as one patch"):
         context_of(energy, torch.randn(1, 2))
 
 
 # Proposition 1.
 
 
-def test_the_kernel_is_an_inner_product_of_infinite_features() -> None:
-    """e^{−γ‖u−w‖²} = λ⟨Φ(u), Φ(w)⟩, Φ⁽ⁱ⁾ all products of i entries times √((2γ)ⁱ/i!).
+def test_gaussian_kernel_is_an_inner_product_of_infinitely_many_features() -> None:
+    """e^{−γ‖u−w‖²} = λ⟨Φ(u), Φ(w)⟩ with Φ⁽ⁱ⁾ all products of i entries times √((2γ)ⁱ/i!).
 
-    λ = e^{−γ‖u‖²−γ‖w‖²} (the print lacks the last square), −2γE is the kernel.
+    λ = e^{−γ‖u‖²−γ‖w‖²} (the paper omits the last square), and the kernel is −2γE.
     """
     gamma = 0.2
     energy = dense(n=2, m=3, gamma=gamma)
@@ -428,8 +430,10 @@ INNER: dict[str, Callable[[], eq.Energy]] = {
 
 @pytest.mark.parametrize("name", list(INNER))
 @pytest.mark.parametrize("size", [0.2, 30.0])
-def test_inner_product_kernels(name: str, size: float) -> None:
-    """Descent, symmetry, batch independence and curvature; n on either side of its maximum."""
+def test_descent_symmetry_independence_and_curvature_of_inner_product_kernels(
+    name: str, size: float
+) -> None:
+    """The sizes make either argument of the maximum in n the larger one."""
     energy = INNER[name]().double()
     x = size * images()
     context = context_of(energy, x)
@@ -455,8 +459,8 @@ def test_inner_product_kernels(name: str, size: float) -> None:
         assert limit <= 0.1
 
 
-def test_curvature_bounds_are_reached() -> None:
-    """The sigmoid's at tanh² = 1/3; both where ‖c‖² is so large that n = ‖c‖²/ρ."""
+def test_curvature_bounds_are_attained() -> None:
+    """At tanh² = 1/3 for the sigmoid; for both if ‖c‖² is so large that n = ‖c‖²/ρ."""
     x = 50 * images(1)
     for energy in (PolynomialKernel(eq.Conv2d(2, 3, 3), 2), SigmoidKernel(eq.Conv2d(2, 3, 3))):
         energy.double()
@@ -478,7 +482,7 @@ def test_a_polynomial_of_degree_one_is_the_input_term() -> None:
         torch.testing.assert_close(energy.descent(y, context_of(energy, x)), expected)
 
 
-def test_the_printed_polynomial_is_trapped_at_zero_and_diverges() -> None:
+def test_the_polynomial_of_the_paper_stays_at_zero_or_diverges() -> None:
     U = eq.Conv2d(2, 3, 3).double()
     W = eq.Conv2d(3, 4, 3, norm="bound", zeta=0.9).double()
     x = images()
@@ -572,7 +576,7 @@ def test_derivatives_of_the_layer(name: str) -> None:
     ).eval()
     x = images(2, 2, 3)
     with torch.no_grad():
-        layer(x)  # A running statistic takes its first batch.
+        layer(x)  # initializes the running statistic
     names = [n for n, _ in layer.named_parameters()]
     parameters = [p.detach().clone().requires_grad_() for p in layer.parameters()]
 

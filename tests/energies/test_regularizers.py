@@ -1,4 +1,4 @@
-"""Feature regularizers: Table 2's operators against autograd and minimization, Theorem 4."""
+"""Feature regularizers: the operators of Table 2 and Theorem 4."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMOOTH_HSIC = [HSIC(), HSIC(bandwidth=0.5), HSIC(features=8, seed=3)]
 BATCH: list[Regularizer] = [Decorrelation(), *SMOOTH_HSIC]
 REGULARIZERS: list[Regularizer] = [L2(), L1(), Incay(), Incay(epsilon=0.2), *BATCH]
 MEDIAN: list[Regularizer] = [HSIC("median"), HSIC("median", features=5)]
-PRINTED: list[Regularizer] = [
+PAPER: list[Regularizer] = [
     Incay(scale="batch"),
     Decorrelation(scale="batch", epsilon=0.0),
     HSIC(scale="batch", epsilon=0.0),
@@ -36,11 +36,9 @@ PRINTED: list[Regularizer] = [
 SOLVER = eq.Anderson(tolerance=1e-13, max_iterations=5000)
 
 
-@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *MEDIAN, *PRINTED], ids=str)
+@pytest.mark.parametrize("regularizer", [*REGULARIZERS, *MEDIAN, *PAPER], ids=str)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3, 2)])
-def test_the_gradient_is_that_of_the_value(
-    regularizer: Regularizer, shape: tuple[int, ...]
-) -> None:
+def test_gradient_is_that_of_the_value(regularizer: Regularizer, shape: tuple[int, ...]) -> None:
     z = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
     value = regularizer.value(z)
     assert value.shape == (() if regularizer.couples_batch else (5,))
@@ -50,27 +48,27 @@ def test_the_gradient_is_that_of_the_value(
 
 
 @pytest.mark.parametrize("regularizer", [L2(), L1()], ids=str)
-def test_the_proximal_operator_minimizes(regularizer: Regularizer) -> None:
+def test_proximal_operator_is_a_minimizer(regularizer: Regularizer) -> None:
     z = torch.randn(1, 6, dtype=torch.float64)
     gamma = 0.4
-    best = regularizer.proximal(z, gamma)
-    assert best is not None
+    minimizer = regularizer.proximal(z, gamma)
+    assert minimizer is not None
 
     def objective(u: Tensor) -> Tensor:
         return gamma * regularizer.value(u) + 0.5 * (u - z).square().sum(dim=1)
 
     for radius in (1e-4, 1e-2, 1.0):
-        others = best + radius * torch.randn(200, 6, dtype=torch.float64)
-        assert (objective(others) >= objective(best) - 1e-12).all()
+        others = minimizer + radius * torch.randn(200, 6, dtype=torch.float64)
+        assert (objective(others) >= objective(minimizer) - 1e-12).all()
 
 
-def test_the_operators_of_table_2_corrected() -> None:
+def test_steps_are_the_corrected_operators_of_table_2() -> None:
     z = torch.randn(3, 4, dtype=torch.float64)
     gamma, epsilon = 0.3, 1.0
     torch.testing.assert_close(L2().step(z, gamma), z / 1.3)
     torch.testing.assert_close(L1().step(z, gamma), z - z.clamp(-gamma, gamma))
     size = z.square().sum(dim=1, keepdim=True) + 2 * epsilon
-    # Printed with a minus, which would shrink what it is meant to expand.
+    # The paper has a minus sign, which would shrink the feature.
     incay = Incay(scale="batch")
     torch.testing.assert_close(incay.step(z, gamma), (1 + 4 * gamma / size.square()) * z)
     assert (incay.step(z, gamma).norm(dim=1) > z.norm(dim=1)).all()
@@ -86,7 +84,7 @@ def test_the_operators_of_table_2_corrected() -> None:
         torch.testing.assert_close(step[:, i], expected)
 
 
-def test_decorrelation_guards_dead_channels() -> None:
+def test_decorrelation_has_zero_gradient_in_zero_channels() -> None:
     z = torch.randn(4, 3, dtype=torch.float64)
     z[:, 1] = 0
     for regularizer in (Decorrelation(), Decorrelation(epsilon=0.0)):
@@ -119,22 +117,21 @@ def test_hsic_is_the_sum_over_pairs_of_channels(bandwidth: float | str) -> None:
     torch.testing.assert_close(average, expected / m**2, rtol=1e-6, atol=0)
 
 
-def test_the_gradient_of_table_2_at_a_fixed_bandwidth() -> None:
+def test_hsic_gradient_at_a_fixed_bandwidth_is_that_of_table_2() -> None:
     B, m, s = 5, 3, 0.6
     z = torch.randn(B, m, dtype=torch.float64)
     H = torch.eye(B, dtype=torch.float64) - 1 / B
     differences = z.T[:, :, None] - z.T[:, None, :]
     K = torch.exp(-(differences**2) / (2 * s**2))
-    centerd = H @ K @ H
-    product = (centerd.sum(dim=0) - centerd) * K * differences
+    centered = H @ K @ H
+    product = (centered.sum(dim=0) - centered) * K * differences
     expected = -2 / (s**2 * (B - 1) ** 2) * product.sum(dim=2)
     gradient = HSIC(bandwidth=s, scale="batch").gradient(z)
     torch.testing.assert_close(gradient, expected.T, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("options", [{}, {"bandwidth": "median"}, {"features": 7}], ids=str)
-def test_hsic_measures_dependence_whatever_the_units(options: dict[str, Any]) -> None:
-    """With a bandwidth that follows the channel, shrinking or shifting features changes nothing."""
+def test_hsic_is_invariant_to_scaling_and_shifting_channels(options: dict[str, Any]) -> None:
     regularizer = HSIC(epsilon=0.0, **options)
     z = torch.randn(7, 3, dtype=torch.float64)
     scales = torch.tensor([1e-3, 1.0, 1e4], dtype=torch.float64)
@@ -143,11 +140,11 @@ def test_hsic_measures_dependence_whatever_the_units(options: dict[str, Any]) ->
     gradient = regularizer.gradient(z)
     assert (gradient.sum(dim=0).abs() < 1e-12).all()
     assert ((gradient * z).sum(dim=0).abs() < 1e-12).all()
-    # A constant bandwidth can be outwitted by shrinking.
+    # With a constant bandwidth, shrinking features lowers the value.
     assert HSIC(bandwidth=1.0).value(0.01 * z) < 1e-6 * HSIC(bandwidth=1.0).value(z)
 
 
-def test_hsic_tells_dependence_from_correlation() -> None:
+def test_hsic_detects_dependence_without_correlation() -> None:
     a = torch.linspace(-2, 2, 200, dtype=torch.float64)
     noise = torch.randn(200, dtype=torch.float64)
     dependent, independent = (torch.stack([a, b], dim=1) for b in (a.square(), noise))
@@ -155,7 +152,7 @@ def test_hsic_tells_dependence_from_correlation() -> None:
     assert HSIC().value(dependent) > 20 * HSIC().value(independent)
 
 
-def test_random_features_tend_to_the_kernel() -> None:
+def test_random_features_converge_to_the_kernel() -> None:
     z = torch.randn(20, 5, dtype=torch.float64)
     exact = HSIC().value(z)
     errors = []
@@ -168,7 +165,7 @@ def test_random_features_tend_to_the_kernel() -> None:
 
 @pytest.mark.parametrize(("batch", "channels"), [(3, 5), (30, 3), (50, 2)])
 def test_random_features_replace_the_kernel_by_a_mean_of_cosines(batch: int, channels: int) -> None:
-    """The shapes make either Gram matrix the smaller one, of all features and of one channel's."""
+    """The shapes cover both choices of the smaller Gram matrix."""
     z = torch.randn(batch, channels, dtype=torch.float64)
     approximate = HSIC(bandwidth=1.0, features=7, scale="batch")
     omega = torch.tensor(approximate.frequencies, dtype=torch.float64)
@@ -181,7 +178,7 @@ def test_random_features_replace_the_kernel_by_a_mean_of_cosines(batch: int, cha
     torch.testing.assert_close(approximate.gradient(z), slope, rtol=1e-10, atol=1e-12)
 
 
-def test_random_features_belong_to_the_value() -> None:
+def test_random_features_are_determined_by_the_seed() -> None:
     z = torch.randn(6, 3)
     one = HSIC(features=5, seed=1)
     for same in (HSIC(features=5, seed=1), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
@@ -194,9 +191,11 @@ def test_random_features_belong_to_the_value() -> None:
         assert HSIC(features=5, seed=1).frequencies == one.frequencies
 
 
-@pytest.mark.parametrize("regularizer", [*BATCH, *MEDIAN, *PRINTED[1:]], ids=str)
+@pytest.mark.parametrize("regularizer", [*BATCH, *MEDIAN, *PAPER[1:]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_degenerate_batches(regularizer: Regularizer, dtype: torch.dtype) -> None:
+def test_degenerate_batches_have_finite_values_and_gradients(
+    regularizer: Regularizer, dtype: torch.dtype
+) -> None:
     z = torch.randn(6, 4).to(dtype)
     z[:, 1] = 0
     z[:, 2] = 0.1
@@ -216,7 +215,7 @@ def test_degenerate_batches(regularizer: Regularizer, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("regularizer", BATCH, ids=str)
-def test_autocast_does_not_reach_the_regularizers(regularizer: Regularizer) -> None:
+def test_autocast_does_not_affect_regularizers(regularizer: Regularizer) -> None:
     z = torch.randn(9, 5)
     value, gradient = regularizer.value(z), regularizer.gradient(z)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -248,9 +247,9 @@ def feature(run: eq.EquilibriumLayer, x: Tensor) -> Tensor:
 def test_theorem_4_the_equilibrium_is_stationary_for_the_sum(
     regularizer: Regularizer, step: str
 ) -> None:
-    """z* = f(z* − γ∇R(z*)), or f∘prox: the paper's map has the equilibrium as its fixed point."""
+    """The equilibrium is a fixed point of the paper's map z* = f(z* − γ∇R(z*)), or f∘prox."""
     if isinstance(regularizer, L1) and step == "gradient":
-        step = "proximal"  # its gradient jumps at zero
+        step = "proximal"  # its gradient is discontinuous at zero
     gamma = 0.1
     run = layer(regularizer, gamma, step)
     x = torch.randn(5, 3, dtype=torch.float64)
@@ -270,7 +269,7 @@ def test_theorem_4_the_equilibrium_is_stationary_for_the_sum(
     assert term.facts.couples_batch == regularizer.couples_batch
 
 
-def test_regularizers_do_what_they_are_for() -> None:
+def test_regularizers_have_their_intended_effect_on_features() -> None:
     x = torch.randn(8, 3, dtype=torch.float64)
     plain = feature(layer(L2(), 0.0), x)
     assert (feature(layer(L2(), 0.5), x).norm(dim=1) < plain.norm(dim=1)).all()
@@ -279,7 +278,7 @@ def test_regularizers_do_what_they_are_for() -> None:
     assert Decorrelation().value(decorrelated) < Decorrelation().value(plain)
     gamma = 0.2
     sparse = feature(layer(L1(), gamma), x)
-    # z* is not sparse, its proximal point is (SPEC: 0 against 5 zeros of 5).
+    # z* itself is not sparse; its proximal point is.
     assert (sparse == 0).sum() == 0
     assert (L1().proximal(sparse, gamma) == 0).sum() > 0
 
@@ -292,8 +291,8 @@ def test_hsic_makes_features_less_dependent() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_the_median_of_the_samples_chatters_and_the_deviation_does_not() -> None:
-    """The gradient of the sample median jumps from pair to pair, so no step is small enough."""
+def test_iterations_converge_with_the_deviation_but_not_with_the_median() -> None:
+    """The gradient of the sample median is discontinuous, so no step is small enough."""
     x = torch.randn(24, 3, dtype=torch.float64)
     for bandwidth, converges in (("deviation", True), ("median", False)):
         run = layer(HSIC(bandwidth), 0.5).train()  # type: ignore[arg-type]
@@ -339,7 +338,7 @@ def test_second_derivatives_through_an_equilibrium_with_hsic(regularizer: HSIC) 
     assert torch.autograd.gradgradcheck(run, x)
 
 
-def test_options_are_checked() -> None:
+def test_invalid_options_raise() -> None:
     W = torch.eye(3)
     with pytest.raises(ValueError, match="bandwidth must be a number"):
         HSIC("mean")  # type: ignore[arg-type]
@@ -361,17 +360,17 @@ def test_options_are_checked() -> None:
 
 
 @pytest.mark.parametrize("samples", [3, 40])
-def test_decorrelation_of_every_entry_is_equation_13(samples: int) -> None:
-    """By the smaller Gram matrix, whichever that is."""
+def test_decorrelation_of_entries_is_equation_13(samples: int) -> None:
+    """The sample counts cover both choices of the smaller Gram matrix."""
     z = torch.randn(samples, 2, 3, 2, dtype=torch.float64)
     z[:, 1, 2, 0] = 0
     rows = z.flatten(1).T
     lengths = rows.norm(dim=1, keepdim=True)
     unit = rows / torch.where(lengths > 0, lengths, 1.0)
     expected = 0.5 * (unit @ unit.T - torch.eye(12, dtype=torch.float64)).square().sum()
-    printed = Decorrelation(rows="entries", scale="batch", epsilon=0.0)
-    # Table 2's form, without the diagonal, where the row of zeros leaves ½.
-    torch.testing.assert_close(printed.value(z), expected - 0.5)
+    paper = Decorrelation(rows="entries", scale="batch", epsilon=0.0)
+    # Without the diagonal, as in Table 2; the zero row contributes ½ to `expected`.
+    torch.testing.assert_close(paper.value(z), expected - 0.5)
     flat = z.flatten(1)
     torch.testing.assert_close(
         Decorrelation(rows="entries").gradient(flat), Decorrelation().gradient(flat)
@@ -381,28 +380,27 @@ def test_decorrelation_of_every_entry_is_equation_13(samples: int) -> None:
 
 
 @pytest.mark.parametrize("regularizer", [L1(), L2(), Incay(), Decorrelation(), HSIC()], ids=str)
-def test_gamma_means_the_same_for_every_size_of_image(regularizer: Regularizer) -> None:
-    """The gradient in a number of z does not change when the image is laid out four times."""
+def test_gradients_do_not_depend_on_the_image_size(regularizer: Regularizer) -> None:
     z = torch.randn(6, 4, 2, 3, dtype=torch.float64)
     tiled = regularizer.gradient(z.tile(1, 1, 2, 2))
     torch.testing.assert_close(tiled, regularizer.gradient(z).tile(1, 1, 2, 2))
 
 
 @pytest.mark.parametrize("regularizer", [L1(), L2(), Incay(), Decorrelation(), HSIC()], ids=str)
-def test_gamma_means_the_same_for_every_size_of_batch(regularizer: Regularizer) -> None:
-    """Samples that come twice have the gradient of samples that come once (HSIC: (B−1)² aside)."""
+def test_gradients_do_not_depend_on_the_batch_size(regularizer: Regularizer) -> None:
+    """Repeating all samples leaves the gradient unchanged (for HSIC up to the factor (B−1)²)."""
     z = torch.randn(60, 4, dtype=torch.float64)
     once, twice = regularizer.gradient(z), regularizer.gradient(z.tile(2, 1))[:60]
     assert (once - twice).norm() < (0.1 if isinstance(regularizer, HSIC) else 1e-9) * once.norm()
     if not isinstance(regularizer, L1 | L2):
         assert isinstance(regularizer, Incay | Decorrelation | HSIC)
-        printed = replace(regularizer, scale="batch")
-        ratio = printed.gradient(z).norm() / printed.gradient(z.tile(2, 1))[:60].norm()
+        paper = replace(regularizer, scale="batch")
+        ratio = paper.gradient(z).norm() / paper.gradient(z.tile(2, 1))[:60].norm()
         assert abs(ratio - (2 if regularizer.couples_batch else 1)) < 0.2
 
 
-def strained(samples: int, channels: int, seed: int) -> Tensor:
-    """Channels that are nearly parallel, from far weaker to far stronger than one."""
+def ill_conditioned(samples: int, channels: int, seed: int) -> Tensor:
+    """Return nearly parallel channels with very different norms."""
     draw = torch.Generator().manual_seed(seed)
     common, sizes, noise = (
         torch.randn(*shape, generator=draw, dtype=torch.float64)
@@ -412,8 +410,8 @@ def strained(samples: int, channels: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_curvature_is_bounded_by_epsilon(seed: int) -> None:
-    """γL ≤ 2 is what keeps z − γ∇R(z) from overshooting; without ε there is no such γ."""
+def test_curvature_is_bounded_by_epsilon(seed: int) -> None:
+    """z − γ∇R(z) is non-expansive only for γL ≤ 2; without ε no γ satisfies this."""
 
     def curvature(regularizer: Regularizer, z: Tensor) -> Tensor:
         hessian = torch.autograd.functional.hessian(lambda z: regularizer.value(z).sum(), z)
@@ -421,7 +419,7 @@ def test_the_curvature_is_bounded_by_epsilon(seed: int) -> None:
         return values
 
     epsilon = 0.3
-    z = strained(6, 4, seed)
+    z = ill_conditioned(6, 4, seed)
     for regularizer, largest in (
         (Decorrelation(epsilon=epsilon), 2 / epsilon),
         (HSIC(epsilon=epsilon), 1.5 / epsilon),

@@ -1,4 +1,4 @@
-"""A layer whose samples depend on each other says so where that surprises: at inference."""
+"""Layers whose samples depend on each other warn at inference."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def from_deep_cell() -> eq.EquilibriumLayer:
     return eq.EquilibriumLayer(cell=cell)
 
 
-def from_own_cell() -> eq.EquilibriumLayer:
+def from_custom_cell() -> eq.EquilibriumLayer:
     return eq.EquilibriumLayer(cell=CoupledMean())
 
 
-@pytest.mark.parametrize("make", [from_energy, from_deep_cell, from_own_cell])
-def test_inference_says_once_that_samples_depend_on_each_other(make: object) -> None:
+@pytest.mark.parametrize("make", [from_energy, from_deep_cell, from_custom_cell])
+def test_coupled_layers_warn_once_at_inference(make: object) -> None:
     assert callable(make)
     layer: eq.EquilibriumLayer = make()
     x = torch.randn(4, 3) + 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer.train()(x)
-        layer.eval()(x[:1])  # one sample has no batch mates
+        layer.eval()(x[:1])  # a single sample does not depend on others
         layer(x[:0])
     with pytest.warns(BatchCouplingWarning, match="depends on the others in its batch"):
         layer(x)
@@ -47,7 +47,7 @@ def test_inference_says_once_that_samples_depend_on_each_other(make: object) -> 
         layer.solve(x)
 
 
-def test_solve_says_it_too_and_uncoupled_layers_say_nothing() -> None:
+def test_solve_warns_and_uncoupled_layers_do_not() -> None:
     x = torch.randn(4, 3) + 1
     with pytest.warns(BatchCouplingWarning):
         from_energy().eval().solve(x)
@@ -58,8 +58,7 @@ def test_solve_says_it_too_and_uncoupled_layers_say_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_a_solver_may_couple_the_batch_too() -> None:
-    """SAM selects by a regularizer; one that relates samples makes the batch one problem."""
+def test_sam_with_a_coupling_regularizer_couples_the_batch() -> None:
     cell = DeepOptEqCell([UnitLayer(0.5 * torch.eye(3), torch.eye(3))])
     x = torch.randn(4, 3) + 1
     for regularizer, problems in ((eq.energies.L2(), 4), (eq.energies.Decorrelation(), 1)):

@@ -1,4 +1,4 @@
-"""Large batches are solved and differentiated in blocks of samples, and nobody can tell."""
+"""Solving and differentiating large batches in blocks of samples does not change results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 7
 
 @pytest.fixture
 def three_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small a state is, seven samples are three blocks."""
+    """Split seven samples into three blocks, whatever the size of the state."""
     monkeypatch.setattr(blocks, "sample_blocks", _three)
     monkeypatch.setattr("equilibria.gradients.implicit.sample_blocks", _three)
 
@@ -26,18 +26,18 @@ def _three(state: eq.State) -> list[slice]:
 
 
 @given(samples=st.integers(0, 300), size=st.integers(1, 2**20), threads=st.integers(1, 4))
-def test_blocks_hold_every_sample_once_and_about_what_a_thread_has_room_for(
+def test_blocks_partition_the_samples_and_fit_into_the_block_size(
     samples: int, size: int, threads: int
 ) -> None:
     state = torch.empty(1).expand(samples, size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        found = blocks.sample_blocks(state)
-    assert [i for rows in found for i in range(samples)[rows]] == list(range(samples))
-    counts = [rows.stop - rows.start for rows in found]
+        slices = blocks.sample_blocks(state)
+    assert [i for rows in slices for i in range(samples)[rows]] == list(range(samples))
+    counts = [rows.stop - rows.start for rows in slices]
     assert max(counts) - min(counts) <= 1
-    room = threads * blocks.BLOCK_BYTES / (4 * size)
-    assert len(found) == 1 or max(counts) <= max(1, 2 * room)
+    capacity = threads * blocks.BLOCK_BYTES / (4 * size)
+    assert len(slices) == 1 or max(counts) <= max(1, 2 * capacity)
 
 
 def _conv() -> eq.EquilibriumLayer:
@@ -83,15 +83,15 @@ def _results(layer: eq.EquilibriumLayer, x: Tensor) -> tuple[eq.Solution, list[T
 
 
 @pytest.mark.parametrize("make", [_conv, _deep, _branches])
-def test_equilibria_and_gradients_are_those_of_the_whole_batch(
+def test_equilibria_and_gradients_match_the_whole_batch(
     make: object, request: pytest.FixtureRequest
 ) -> None:
     layer = make().double()  # type: ignore[operator]
     x = torch.randn(SAMPLES, 2, 6, 6, dtype=torch.float64)
     whole, expected = _results(layer, x)
     request.getfixturevalue("three_blocks")
-    split, found = _results(layer, x)
-    for a, b in zip(found, expected, strict=True):
+    split, results = _results(layer, x)
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
     assert bool(split.converged.all())
     assert split.status.shape == split.residual.shape == split.iterations.shape == (SAMPLES,)
@@ -108,7 +108,7 @@ def test_blocks_keep_the_memory_format(three_blocks: None) -> None:
     assert state.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_sample_that_fails_is_told_where_it_is(three_blocks: None) -> None:
+def test_warnings_number_failed_samples_by_their_place_in_the_batch(three_blocks: None) -> None:
     x = torch.randn(SAMPLES, 2, 6, 6)
     x[4] = torch.nan
     layer = _conv().train()
@@ -136,11 +136,13 @@ class _Normed(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("case", ["coupled", "batch norm", "trace"])
-def test_what_sees_the_whole_batch_is_not_cut(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(state: eq.State) -> list[slice]:
-        raise AssertionError("cut")
+def test_coupled_batches_and_traced_solves_are_not_split(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(state: eq.State) -> list[slice]:
+        raise AssertionError("split")
 
-    monkeypatch.setattr(blocks, "sample_blocks", cut)
+    monkeypatch.setattr(blocks, "sample_blocks", fail)
     x = torch.randn(SAMPLES, 3)
     if case == "coupled":
         term = eq.energy_term(lambda y, x: 0.01 * y.mean(0).square().sum(), couples_batch=True)
@@ -151,5 +153,5 @@ def test_what_sees_the_whole_batch_is_not_cut(case: str, monkeypatch: pytest.Mon
     else:
         layer = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 3)))
         assert layer.solve(x, trace=True).trace is not None
-    with pytest.raises(AssertionError, match="cut"):
+    with pytest.raises(AssertionError, match="split"):
         eq.EquilibriumLayer(eq.Input(eq.Dense(3, 3))).solve(x)

@@ -1,4 +1,4 @@
-"""The contract of a cell is small, and what describes a step follows the step."""
+"""Public members of cells, and members that are reset with a redefined step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def energy() -> eq.Energy:
 
 
 class Halved(eq.EnergyCell):
-    """Half the step of its base, with another equilibrium."""
+    """Takes half the step of its base, which changes the equilibrium."""
 
     def step(self, state: eq.State, context: Context) -> eq.State:
         image = super().step(state, context)
@@ -30,15 +30,15 @@ class Halved(eq.EnergyCell):
         return 0.5 * image
 
 
-class Stated(Halved):
-    """Restates what still holds of half a step."""
+class Declared(Halved):
+    """Declares the bounds that still hold."""
 
     bounds = eq.EnergyCell.bounds
     limits = eq.EnergyCell.limits
 
 
 class Mixin:
-    """A step that comes from a class which is no cell."""
+    """Defines a step, but is not a cell."""
 
     def step(self, state: Tensor, context: Context) -> Tensor:
         return 0.25 * state + context.parts["input"]["c"]
@@ -48,11 +48,11 @@ class Mixed(Mixin, eq.EnergyCell):  # type: ignore[misc]
     pass
 
 
-class Refined(Stated):
-    """Inherits step and statements from the same class."""
+class Refined(Declared):
+    """Inherits the step and its bounds from the same class."""
 
 
-def test_a_cell_has_at_most_twelve_public_members() -> None:
+def test_public_members_of_cell() -> None:
     members = {name for name in vars(eq.Cell) if not name.startswith("_")}
     assert members == {
         "inject",
@@ -70,7 +70,7 @@ def test_a_cell_has_at_most_twelve_public_members() -> None:
 
 
 @pytest.mark.parametrize("kind", [Halved, Mixed])
-def test_nothing_that_describes_the_old_step_is_inherited(kind: type[eq.EnergyCell]) -> None:
+def test_redefining_step_resets_all_members_that_describe_it(kind: type[eq.EnergyCell]) -> None:
     cell, x = kind(energy()), torch.ones(1, 2, dtype=torch.float64)
     context = cell.inject(x)
     state = cell.initial_state(x, context)
@@ -91,8 +91,8 @@ def test_nothing_that_describes_the_old_step_is_inherited(kind: type[eq.EnergyCe
         cell.objective(context)
 
 
-@pytest.mark.parametrize("kind", [Halved, Mixed, Stated, Refined])
-def test_the_derivative_is_that_of_the_step_of_the_class(kind: type[eq.EnergyCell]) -> None:
+@pytest.mark.parametrize("kind", [Halved, Mixed, Declared, Refined])
+def test_gradients_are_those_of_the_redefined_step(kind: type[eq.EnergyCell]) -> None:
     cell = kind(energy())
     layer = eq.EquilibriumLayer(
         cell=cell, solver=eq.Picard(tolerance=1e-13), gradient=eq.Implicit(tolerance=1e-12)
@@ -107,8 +107,8 @@ def test_the_derivative_is_that_of_the_step_of_the_class(kind: type[eq.EnergyCel
     )
 
 
-@pytest.mark.parametrize("kind", [Stated, Refined])
-def test_what_is_restated_holds_for_the_class_and_its_subclasses(
+@pytest.mark.parametrize("kind", [Declared, Refined])
+def test_declared_bounds_hold_for_the_class_and_its_subclasses(
     kind: type[eq.EnergyCell],
 ) -> None:
     cell = kind(energy())
@@ -116,7 +116,7 @@ def test_what_is_restated_holds_for_the_class_and_its_subclasses(
     assert capabilities.guarantee(cell) == "unique, q ≤ 0.36"
 
 
-def test_a_subclass_that_keeps_the_step_keeps_what_describes_it() -> None:
+def test_subclasses_with_an_inherited_step_inherit_its_description() -> None:
     class Named(eq.EnergyCell):
         remedy = "none"
 
@@ -129,7 +129,7 @@ def test_a_subclass_that_keeps_the_step_keeps_what_describes_it() -> None:
     assert capabilities.first_image(named, context) is not None
 
 
-def test_an_own_start_or_output_forgets_the_first_image_or_the_output_form() -> None:
+def test_redefining_start_or_output_resets_first_image_or_output_form() -> None:
     class Elsewhere(eq.EnergyCell):
         def initial_state(self, x: Tensor, *others_and_context: object) -> Tensor:
             return torch.ones_like(x)
@@ -182,7 +182,7 @@ def test_every_capability_has_a_default() -> None:
         symmetry_weight(cell, x, context)
 
 
-def test_a_step_replaced_on_an_instance_is_not_bypassed() -> None:
+def test_steps_replaced_on_an_instance_are_not_bypassed() -> None:
     cell, x = eq.EnergyCell(energy()), torch.ones(1, 2, dtype=torch.float64)
     context, plain = cell.inject(x), cell.step
     cell.step = lambda state, context: plain(state, context)  # type: ignore[method-assign]
@@ -191,7 +191,7 @@ def test_a_step_replaced_on_an_instance_is_not_bypassed() -> None:
     assert linearize(cell, x, context).argument is None
 
 
-def test_symmetry_that_depends_on_the_instance_is_forgotten_too() -> None:
+def test_redefining_step_resets_symmetry_set_on_the_instance() -> None:
     class Skewed(eq.models.DeepOptEqCell):
         def step(self, state: eq.State, context: Context) -> eq.State:
             image = super().step(state, context)

@@ -1,4 +1,4 @@
-"""The Jacobian penalty and the spectral radius against dense Jacobians."""
+"""Jacobian penalty and spectral radius, compared with dense Jacobians."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.problems import PROBLEMS, CoupledMean, tanh, two_tensors
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
-def test_the_penalty_is_the_frobenius_norm(name: str) -> None:
+def test_penalty_estimates_the_squared_frobenius_norm(name: str) -> None:
     problem = PROBLEMS[name]()
     context = problem.cell.inject(problem.x)
     state = problem.fixed_point
     generator = torch.Generator().manual_seed(0)
     estimate = jacobian_penalty(problem.cell, state, context, vectors=4000, generator=generator)
     for i in range(len(problem.x)):
-        one = context.keep(torch.tensor([i]))
-        jacobian = dense_jacobian(problem.cell, state, one, i)
+        single = context.keep(torch.tensor([i]))
+        jacobian = dense_jacobian(problem.cell, state, single, i)
         expected = jacobian.square().sum() / jacobian.shape[0]
         torch.testing.assert_close(estimate[i].detach(), expected, rtol=0.1, atol=1e-12)
 
@@ -41,20 +41,19 @@ def dense_jacobian(
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
-def test_the_spectral_radius(name: str) -> None:
+def test_spectral_radius_is_the_largest_eigenvalue_magnitude(name: str) -> None:
     problem = PROBLEMS[name]()
     context = problem.cell.inject(problem.x)
-    found = spectral_radius(problem.cell, problem.fixed_point, context, iterations=600)
+    radius = spectral_radius(problem.cell, problem.fixed_point, context, iterations=600)
     for i in range(len(problem.x)):
-        one = context.keep(torch.tensor([i]))
+        single = context.keep(torch.tensor([i]))
         eigenvalues = torch.linalg.eigvals(
-            dense_jacobian(problem.cell, problem.fixed_point, one, i)
+            dense_jacobian(problem.cell, problem.fixed_point, single, i)
         )
-        torch.testing.assert_close(found[i], eigenvalues.abs().max(), rtol=2e-2, atol=1e-6)
+        torch.testing.assert_close(radius[i], eigenvalues.abs().max(), rtol=2e-2, atol=1e-6)
 
 
-def test_the_penalty_trains() -> None:
-    """Its gradient agrees with finite differences, and descending it makes the map contract."""
+def test_gradient_of_the_penalty_is_exact_and_descending_it_lowers_the_radius() -> None:
     torch.manual_seed(0)
     W = torch.nn.Parameter(0.4 * torch.randn(5, 4, dtype=torch.float64))
     cell = eq.EnergyCell(eq.Input(eq.operators.Identity()) + eq.Quadratic(W), "tanh")
@@ -80,7 +79,7 @@ def test_the_penalty_trains() -> None:
     assert spectral_radius(cell, state, cell.inject(x)).max() < before
 
 
-def test_a_coupled_batch_has_one_jacobian() -> None:
+def test_coupled_batches_have_one_jacobian() -> None:
     x = torch.randn(4, 2, dtype=torch.float64)
     cell = CoupledMean()
     assert jacobian_penalty(cell, x, cell.inject(x)).shape == (1,)
@@ -88,7 +87,7 @@ def test_a_coupled_batch_has_one_jacobian() -> None:
     torch.testing.assert_close(radius, torch.tensor([0.5], dtype=torch.float64))
 
 
-def test_a_random_iterate_is_one_of_the_trajectory_each_as_likely() -> None:
+def test_random_iterates_are_uniform_on_the_trajectory() -> None:
     problem = tanh()
     context = problem.cell.inject(problem.x)
     trajectory = [torch.zeros_like(problem.x)]
@@ -100,15 +99,15 @@ def test_a_random_iterate_is_one_of_the_trajectory_each_as_likely() -> None:
     for _ in range(400):
         state, _ = random_iterate(problem.cell, problem.x, max_iterations=4, generator=generator)
         assert isinstance(state, torch.Tensor)
-        (found,) = [k for k, one in enumerate(trajectory) if torch.equal(one, state)]
-        counts[found] += 1
+        (index,) = [k for k, iterate in enumerate(trajectory) if torch.equal(iterate, state)]
+        counts[index] += 1
     assert counts[0] == 0
     assert all(70 < count < 130 for count in counts[1:])
     started, _ = random_iterate(problem.cell, problem.x, max_iterations=1, start=trajectory[2])
     assert torch.equal(started, trajectory[3])  # type: ignore[arg-type]
 
 
-def test_a_random_iterate_of_several_tensors() -> None:
+def test_random_iterates_of_states_with_several_tensors() -> None:
     problem = two_tensors()
     state, _ = random_iterate(problem.cell, problem.x, max_iterations=500)
     again, _ = random_iterate(problem.cell, problem.x, max_iterations=1, start=state)
@@ -116,7 +115,7 @@ def test_a_random_iterate_of_several_tensors() -> None:
     assert [t.shape for t in again] == [t.shape for t in problem.fixed_point]
 
 
-def test_the_penalty_at_a_random_iterate_reaches_input_and_parameters() -> None:
+def test_penalty_at_a_random_iterate_has_gradients_in_input_and_parameters() -> None:
     W = torch.nn.Parameter(0.4 * torch.randn(5, 4, dtype=torch.float64))
     U = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
     cell = eq.EnergyCell(eq.Input(eq.Dense.from_tensor(U)) + eq.Quadratic(W), "tanh")
@@ -130,26 +129,26 @@ def test_the_penalty_at_a_random_iterate_reaches_input_and_parameters() -> None:
     assert all(g.abs().max() > 0 for g in torch.autograd.grad(penalty.sum(), (x, W, U)))
 
 
-def test_a_random_iterate_renews_the_context_like_a_solve() -> None:
+def test_random_iterates_refresh_the_context_like_a_solve() -> None:
     class Counting(CoupledMean):
         refresh_until = 3
 
         def inject(self, x: torch.Tensor) -> eq.Context:
-            return eq.Context(sample={"x": x}, shared={"renewed": torch.zeros(())})
+            return eq.Context(sample={"x": x}, shared={"refreshes": torch.zeros(())})
 
         def refresh(self, state: eq.State, context: eq.Context) -> eq.Context:
-            return context.with_shared({"renewed": context["renewed"] + 1})
+            return context.with_shared({"refreshes": context["refreshes"] + 1})
 
     x = torch.randn(2, 2)
-    seen = set()
+    counts = set()
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
         _, context = random_iterate(Counting(), x, max_iterations=5, generator=generator)
-        seen.add(int(context["renewed"]))
-    assert seen == {1, 2, 3}
+        counts.add(int(context["refreshes"]))
+    assert counts == {1, 2, 3}
 
 
-def test_options_are_checked() -> None:
+def test_invalid_options_raise() -> None:
     x = torch.randn(4, 2)
     cell = CoupledMean()
     with pytest.raises(ValueError, match="max_iterations"):

@@ -1,4 +1,4 @@
-"""The layer: cell + solver + gradient rule, and what it says when something is wrong."""
+"""Equilibrium layers: cell, solver and gradient rule, warnings and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equilibria.operators import Identity
 from tests.problems import linear_nonsymmetric, relu_active_set
 
 
-def test_the_readme_example() -> None:
+def test_readme_example() -> None:
     @eq.energy_term
     def smoothness(y: Tensor, x: Tensor) -> Tensor:
         return (y[:, 1:] - y[:, :-1]).square().sum(dim=1)
@@ -39,7 +39,7 @@ def test_the_readme_example() -> None:
     assert (layer.objective(x).value(y) < layer.objective(x).value(start)).all()
 
 
-def test_an_energy_without_an_input_term_has_states_like_its_input() -> None:
+def test_state_has_the_shape_of_the_input_without_an_input_term() -> None:
     @eq.energy_term
     def attract(y: Tensor, x: Tensor) -> Tensor:
         return (0.25 * y.square() - x * y).sum(dim=1)
@@ -49,30 +49,30 @@ def test_an_energy_without_an_input_term_has_states_like_its_input() -> None:
     torch.testing.assert_close(y, x / 1.5)
 
 
-def test_a_cell_may_be_given_in_the_place_of_the_energy() -> None:
+def test_first_argument_is_an_energy_a_cell_or_a_function() -> None:
     problem = linear_nonsymmetric()
     assert eq.EquilibriumLayer(problem.cell).cell is problem.cell
-    with pytest.raises(ValueError, match="an energy or a cell"):
+    with pytest.raises(ValueError, match="exactly one of energy and cell"):
         eq.EquilibriumLayer()
-    with pytest.raises(ValueError, match="an energy or a cell"):
+    with pytest.raises(ValueError, match="exactly one of energy and cell"):
         eq.EquilibriumLayer(eq.Quadratic(torch.eye(2)), cell=problem.cell)
-    with pytest.raises(TypeError, match="not int"):
+    with pytest.raises(TypeError, match="got int"):
         eq.EquilibriumLayer(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="takes the state, and then the inputs"):
+    with pytest.raises(TypeError, match="must take the state and the inputs"):
         eq.EquilibriumLayer(torch.nn.Linear(2, 2))(torch.zeros(1, 2))
     with pytest.raises(ValueError, match="unknown activation 'rellu'; did you mean"):
         eq.EquilibriumLayer(eq.Quadratic(torch.eye(2)), activation="rellu")
 
 
 def steep_l1() -> eq.EquilibriumLayer:
-    """A layer whose energy has kinks at which every solve stalls."""
+    """Layer whose energy has kinks at which every solve stalls."""
     l1 = eq.energy_term(lambda y, x: y.abs().sum(dim=1))
     energy = eq.Input(eq.operators.Identity()) + 3 * l1
     return eq.EquilibriumLayer(energy, activation="identity", tolerance=1e-6)
 
 
 def warnings_of(layer: eq.EquilibriumLayer, x: Tensor, times: int = 2) -> list[str]:
-    """The convergence warnings of some forward passes."""
+    """Return the convergence warnings of a few forward passes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(times):
@@ -80,7 +80,7 @@ def warnings_of(layer: eq.EquilibriumLayer, x: Tensor, times: int = 2) -> list[s
     return [str(w.message) for w in caught if w.category is eq.ConvergenceWarning]
 
 
-def test_a_stalled_solve_warns_once_in_training_too() -> None:
+def test_stalled_solves_warn_once_in_training() -> None:
     layer = steep_l1()
     assert layer.training
     (message,) = warnings_of(layer, torch.randn(4, 16))
@@ -88,7 +88,7 @@ def test_a_stalled_solve_warns_once_in_training_too() -> None:
     assert "stalled" in message
 
 
-def test_a_diverged_solve_warns_once_in_training_too() -> None:
+def test_diverged_solves_warn_once_in_training() -> None:
     layer = eq.EquilibriumLayer(lambda z, x: 3 * z + x, tolerance=1e-6, solver="picard")
     (message,) = warnings_of(layer, torch.ones(2, 3))
     assert "diverged" in message
@@ -98,17 +98,17 @@ def test_a_diverged_solve_warns_once_in_training_too() -> None:
 def test_training_warns_only_of_residuals_far_above_the_tolerance(
     tolerance: float, count: int
 ) -> None:
-    """The relative residuals of z ← z/2 + x are 1, 1/3, 1/7, 1/15, 1/31 from zero on."""
+    """Starting at zero, the relative residuals of z ← z/2 + x are 1, 1/3, 1/7, 1/15, 1/31."""
     solver = eq.Picard(tolerance=tolerance / 8, max_iterations=5)
     layer = eq.EquilibriumLayer(lambda z, x: z / 2 + x, solver=solver)
     assert len(warnings_of(layer, torch.ones(2, 3))) == count
     assert layer.last_solution is not None
     assert layer.last_solution.share_converged == 0
     layer.eval()
-    assert len(warnings_of(layer, torch.ones(2, 3))) == 1 - count  # said once for each status
+    assert len(warnings_of(layer, torch.ones(2, 3))) == 1 - count  # one warning per status
 
 
-def test_each_way_to_fail_is_reported_although_another_was() -> None:
+def test_each_status_is_reported_once() -> None:
     factor = torch.tensor(0.5)
     layer = eq.EquilibriumLayer(
         lambda z, x: factor * z + x, solver=eq.Picard(max_iterations=20, tolerance=1e-12)
@@ -120,7 +120,7 @@ def test_each_way_to_fail_is_reported_although_another_was() -> None:
         layer(torch.ones(2, 3, dtype=torch.float64))
 
 
-def test_a_strict_layer_raises_in_training() -> None:
+def test_strict_layers_raise_in_training() -> None:
     problem = relu_active_set()
     solver = eq.Picard(max_iterations=2, tolerance=1e-8)
     strict = eq.EquilibriumLayer(cell=problem.cell, solver=solver, strict=True)
@@ -128,12 +128,12 @@ def test_a_strict_layer_raises_in_training() -> None:
         strict(problem.x)
 
 
-def test_iterations_that_are_the_output_do_not_warn_in_training() -> None:
+def test_unrolled_iterations_do_not_warn_in_training() -> None:
     layer = eq.EquilibriumLayer(lambda z, x: z / 2 + x, gradient=eq.Unrolled(steps=3))
     assert warnings_of(layer, torch.ones(2, 3)) == []
 
 
-def test_the_warning_points_at_the_line_of_the_caller() -> None:
+def test_forward_warnings_point_at_the_caller() -> None:
     layer = steep_l1()
     model = torch.nn.Sequential(torch.nn.Identity(), layer)
     with pytest.warns(eq.ConvergenceWarning) as caught:
@@ -141,7 +141,7 @@ def test_the_warning_points_at_the_line_of_the_caller() -> None:
     assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_the_warning_of_a_backward_solve_points_at_the_line_of_the_caller() -> None:
+def test_backward_warnings_point_at_the_caller() -> None:
     problem = relu_active_set()
     gradient = eq.Implicit(max_iterations=1, tolerance=1e-12)
     layer = eq.EquilibriumLayer(cell=problem.cell, tolerance=1e-8, gradient=gradient)
@@ -153,7 +153,7 @@ def test_the_warning_of_a_backward_solve_points_at_the_line_of_the_caller() -> N
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.filterwarnings("ignore:.*did not converge")
-def test_samples_that_diverge_are_nan_and_the_others_are_not_touched(training: bool) -> None:
+def test_diverged_samples_are_nan_and_others_are_unaffected(training: bool) -> None:
     """z ← x·z + 1 contracts for |x| < 1."""
     layer = eq.EquilibriumLayer(lambda z, x: x * z + 1, solver="picard").train(training)
     x = torch.tensor([[0.5], [1e3], [torch.nan], [0.25]])
@@ -162,7 +162,7 @@ def test_samples_that_diverge_are_nan_and_the_others_are_not_touched(training: b
         torch.testing.assert_close(output, expected, rtol=1e-3, atol=0, equal_nan=True)
 
 
-def test_a_map_that_normalizes_a_faint_input_has_not_diverged() -> None:
+def test_maps_that_normalize_a_tiny_input_converge() -> None:
     layer = eq.EquilibriumLayer(
         lambda z, x: (
             0.5 * z + x / x.norm(dim=1, keepdim=True) * (z.norm(dim=1, keepdim=True) > 0) + x
@@ -174,13 +174,13 @@ def test_a_map_that_normalizes_a_faint_input_has_not_diverged() -> None:
 
 
 @pytest.mark.parametrize("call", ["forward", "solve"])
-def test_float16_on_a_cpu_is_refused_with_the_reason(call: str) -> None:
+def test_float16_on_a_cpu_raises(call: str) -> None:
     layer = eq.EquilibriumLayer(eq.Input(torch.eye(2))).half()
     with pytest.raises(NotImplementedError, match=r"float16 on a CPU.*model\.float\(\)"):
         getattr(layer, call)(torch.ones(1, 2, dtype=torch.float16))
 
 
-def test_inject_runs_once_a_solve_and_step_once_an_iteration() -> None:
+def test_inject_runs_once_per_solve_and_step_once_per_iteration() -> None:
     problem = relu_active_set()
     calls = {"inject": 0, "step": 0}
 
@@ -197,11 +197,11 @@ def test_inject_runs_once_a_solve_and_step_once_an_iteration() -> None:
     layer = eq.EquilibriumLayer(cell=cell)
     layer(problem.x.requires_grad_()).sum().backward()
     assert layer.last_solution is not None
-    # The backward pass rebuilds one step, and no more.
+    # The backward pass evaluates one more step.
     assert calls == {"inject": 1, "step": layer.last_solution.evaluations + 1}
 
 
-def test_reports_hold_no_state() -> None:
+def test_stored_solutions_have_no_state() -> None:
     problem = relu_active_set()
     layer = eq.EquilibriumLayer(cell=problem.cell)
     layer(problem.x.requires_grad_()).sum().backward()
@@ -228,7 +228,7 @@ def test_contraction_bound() -> None:
     assert eq.EquilibriumLayer(cell=linear_nonsymmetric().cell).contraction_bound(x) is None
 
 
-def test_a_cell_says_what_it_lacks() -> None:
+def test_missing_methods_of_a_cell_raise() -> None:
     x = torch.zeros(1, 2)
     with pytest.raises(TypeError, match="must define inject"):
         eq.EquilibriumLayer(cell=eq.Cell())(x)
@@ -240,7 +240,7 @@ def test_a_cell_says_what_it_lacks() -> None:
         eq.Cell().output((x, x), Context())
 
 
-def test_wrong_shapes_are_named() -> None:
+def test_errors_name_wrong_shapes() -> None:
     layer = eq.EquilibriumLayer(eq.Input(eq.Dense(3, 4)) + eq.Quadratic(eq.Dense(2, 4)))
     with pytest.raises(ValueError, match=r"expected an input of shape \(B, …, 3\), got \(B, 5\)"):
         layer(torch.zeros(2, 5))
@@ -249,8 +249,7 @@ def test_wrong_shapes_are_named() -> None:
         mismatched(torch.zeros(2, 3))
 
 
-def test_randomness_lives_in_the_context() -> None:
-    """A dropout mask drawn in inject is one mask for the whole solve: it converges."""
+def test_random_masks_in_the_context_are_constant_during_a_solve() -> None:
 
     class Dropout(eq.EnergyCell):
         def inject(self, x: Tensor) -> Context:
@@ -271,14 +270,14 @@ def test_randomness_lives_in_the_context() -> None:
     x = torch.rand(4, 20, requires_grad=True)
     y = layer(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    kept = y != 0
-    assert 0 < kept.sum() < kept.numel()
-    assert (gradient[~kept] == 0).all()
-    torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / 0.36))
+    active = y != 0
+    assert 0 < active.sum() < active.numel()
+    assert (gradient[~active] == 0).all()
+    torch.testing.assert_close(gradient[active], torch.full_like(gradient[active], 1 / 0.36))
 
 
 @pytest.mark.parametrize("name", eq.gradients.list_gradients())
-def test_every_rule_pairs_with_every_solver(name: str) -> None:
+def test_every_gradient_rule_works_with_every_solver(name: str) -> None:
     problem = relu_active_set()
     for solver in [name for name in eq.solvers.list_solvers() if name != "sam"]:
         layer = eq.EquilibriumLayer(
@@ -296,8 +295,8 @@ def test_every_rule_pairs_with_every_solver(name: str) -> None:
         assert cosine > (0.5 if name == "one_step" else 0.95)
 
 
-def test_a_step_of_ones_own_is_the_one_that_is_differentiated() -> None:
-    """EnergyCell linearizes its own step in one evaluation; a changed step must not be bypassed."""
+def test_overridden_steps_are_the_ones_that_are_differentiated() -> None:
+    """EnergyCell.linearize must not bypass a redefined step."""
 
     class Halved(eq.EnergyCell):
         def step(self, state: eq.State, context: Context) -> eq.State:
@@ -316,19 +315,19 @@ def test_a_step_of_ones_own_is_the_one_that_is_differentiated() -> None:
         torch.testing.assert_close(gradient, torch.full_like(x, 0.5 / (1 - 0.18)))
 
 
-def test_a_start_in_another_memory_format_is_brought_into_that_of_the_input() -> None:
-    """The solver's buffer takes the format of the start, and a whole solve ran in NCHW."""
+def test_starts_are_converted_to_the_memory_format_of_the_input() -> None:
+    """The solver's buffer takes the format of the start."""
     layer = eq.EquilibriumLayer(
         eq.Input(eq.Conv2d(2, 3, 3)) + eq.Quadratic(eq.Conv2d(3, 3, 3, norm="bound"))
     )
-    seen: list[bool] = []
+    is_channels_last: list[bool] = []
     step = layer.cell.step
 
-    def watched(state: eq.State, context: eq.Context) -> eq.State:
+    def recorded(state: eq.State, context: eq.Context) -> eq.State:
         assert isinstance(state, torch.Tensor)
-        seen.append(state.is_contiguous(memory_format=torch.channels_last))
+        is_channels_last.append(state.is_contiguous(memory_format=torch.channels_last))
         return step(state, context)
 
-    layer.cell.step = watched  # type: ignore[method-assign]
+    layer.cell.step = recorded  # type: ignore[method-assign]
     layer.solve(torch.rand(4, 2, 6, 6), start=torch.zeros(4, 3, 6, 6))
-    assert set(seen) == {True}
+    assert set(is_channels_last) == {True}

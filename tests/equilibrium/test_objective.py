@@ -1,4 +1,4 @@
-"""The hidden objective: against autograd, numerical minimizers and Theorem 1, in float64."""
+"""Hidden objectives compared with autograd, numerical minimizers and Theorem 1, in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = {"square": (4, 4), "tall": (3, 6), "wide": (6, 3), "singular": (4, 4), 
 
 
 def opteq(shape: str, activation: str, mu: float = 1.0, alpha: float = 1.0) -> OptEqCell:
-    """W of each kind: invertible, rectangular, singular, convolutional; ‖W‖² L_σ < μ."""
+    """Cell with W invertible, rectangular, singular or convolutional, and ‖W‖² L_σ < μ."""
     torch.manual_seed(0)
     columns, rows = SHAPES[shape]
     zeta = 0.9 * mu**0.5
@@ -60,7 +60,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "activation", "mu"), CASES)
-def test_the_equilibrium_is_stationary(shape: str, activation: str, mu: float) -> None:
+def test_equilibria_are_stationary(shape: str, activation: str, mu: float) -> None:
     state, objective, _ = solved(opteq(shape, activation, mu), inputs(shape))
     assert (objective.residual(state) < 1e-10).all()
     assert objective.value(state).shape == (3,)
@@ -69,7 +69,7 @@ def test_the_equilibrium_is_stationary(shape: str, activation: str, mu: float) -
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "softplus", "identity", "leaky_relu"])
-def test_the_gradient_is_that_of_the_value(shape: str, activation: str) -> None:
+def test_gradient_is_that_of_the_value(shape: str, activation: str) -> None:
     cell = opteq(shape, activation)
     with torch.no_grad():
         context = cell.inject(inputs(shape))
@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_the_value(shape: str, activation: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "activation", "mu"), CASES)
-def test_the_equilibrium_is_the_numerical_minimizer(shape: str, activation: str, mu: float) -> None:
+def test_equilibria_are_numerical_minimizers(shape: str, activation: str, mu: float) -> None:
     cell = opteq(shape, activation, mu)
     x = inputs(shape)[:1]
     state, objective, _ = solved(cell, x)
@@ -92,7 +92,7 @@ def test_the_equilibrium_is_the_numerical_minimizer(shape: str, activation: str,
         "tanh": (-1 + 1e-9, 1 - 1e-9),
     }.get(activation, (None, None))
 
-    # The kink of the soft threshold's penalty λ|y| is split off: y = p − n with p, n ≥ 0.
+    # Remove the kink of the soft threshold's penalty λ|y| by splitting y = p − n with p, n ≥ 0.
     split = activation == "soft_threshold"
     if split:
         bounds = (0, None)
@@ -111,7 +111,7 @@ def test_the_equilibrium_is_the_numerical_minimizer(shape: str, activation: str,
     torch.manual_seed(7)
     start = cell.activation(torch.randn_like(state)).flatten().numpy()
     start = np.concatenate([start.clip(0), (-start).clip(0)]) if split else start
-    found = minimize(
+    result = minimize(
         function,
         start,
         jac=True,
@@ -119,9 +119,9 @@ def test_the_equilibrium_is_the_numerical_minimizer(shape: str, activation: str,
         bounds=[bounds] * len(start),
         options={"maxiter": 5000, "maxfun": 50000, "ftol": 1e-15, "gtol": 1e-10},
     )
-    assert objective.value(state).item() <= found.fun + 1e-9
-    reached = unpacked(torch.from_numpy(found.x))
-    torch.testing.assert_close(reached, state, rtol=0, atol=2e-5)
+    assert objective.value(state).item() <= result.fun + 1e-9
+    minimizer = unpacked(torch.from_numpy(result.x))
+    torch.testing.assert_close(minimizer, state, rtol=0, atol=2e-5)
 
 
 def psi(cell: OptEqCell, v: Tensor, x: Tensor) -> Tensor:
@@ -141,10 +141,8 @@ def feature_shape(cell: OptEqCell, x: Tensor) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("shape", "activation", "mu"), CASES)
-def test_the_value_is_theorem_1s_phi_at_every_output(
-    shape: str, activation: str, mu: float
-) -> None:
-    """φ(z) = ⟨z, v⟩ − ψ(v) − ½‖z‖² for z = f(v), any v: exact, not only at the equilibrium."""
+def test_value_is_phi_of_theorem_1_at_every_output(shape: str, activation: str, mu: float) -> None:
+    """φ(z) = ⟨z, v⟩ − ψ(v) − ½‖z‖² for z = f(v) and any v, not only at the equilibrium."""
     cell, x = opteq(shape, activation, mu), inputs(shape)
     with torch.no_grad():
         v = torch.randn(3, *feature_shape(cell, x), dtype=torch.float64)
@@ -159,8 +157,8 @@ def test_the_value_is_theorem_1s_phi_at_every_output(
 @pytest.mark.parametrize("mu", [1.0, 1.7])
 @pytest.mark.parametrize("activation", ["relu", "tanh", "leaky_relu", "softplus"])
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_the_layer_is_the_proximal_operator_of_phi(shape: str, activation: str, mu: float) -> None:
-    """f(v) = prox_φ(v): ½‖u − v‖² + φ(u) is least at u = f(v), among outputs u = f(v′)."""
+def test_layer_is_the_proximal_operator_of_phi(shape: str, activation: str, mu: float) -> None:
+    """½‖u − v‖² + φ(u) is minimal at u = f(v) among the outputs u = f(v′)."""
     cell, x = opteq(shape, activation, mu), inputs(shape)[:1]
     with torch.no_grad():
         context = cell.inject(x)
@@ -178,16 +176,16 @@ def test_the_layer_is_the_proximal_operator_of_phi(shape: str, activation: str, 
             many = cell.objective(cell.inject(x.expand(len(points), *x.shape[1:])))
             return 0.5 * sum_per_sample((u - v).square()) + many.value(y)
 
-        best = proximal(v)
+        minimum = proximal(v)
         for radius in (1e-3, 1e-1, 1.0, 10.0):
             others = v + radius * torch.randn(200, *shape_z, dtype=torch.float64)
-            assert (proximal(others) >= best - 1e-12).all()
+            assert (proximal(others) >= minimum - 1e-12).all()
     assert objective is not None
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_the_layer_is_a_numerical_argmin_for_an_invertible_weight(activation: str) -> None:
-    """f(v) = argmin_u ½‖u − v‖² + φ(u), u free: with W invertible, φ(u) = G(W⁻ᵀu)."""
+def test_layer_is_a_numerical_argmin_for_an_invertible_weight(activation: str) -> None:
+    """f(v) = argmin_u ½‖u − v‖² + φ(u) over all u, since φ(u) = G(W⁻ᵀu) for invertible W."""
     cell, x = opteq("square", activation), inputs("square")[:1]
     with torch.no_grad():
         context = cell.inject(x)
@@ -203,16 +201,16 @@ def test_the_layer_is_a_numerical_argmin_for_an_invertible_weight(activation: st
         return value.item(), gradient.flatten().numpy()
 
     bounds = (0, None) if activation == "relu" else (-1 + 1e-9, 1 - 1e-9)
-    found = minimize(
+    result = minimize(
         function, np.full(4, 0.1), jac=True, method="L-BFGS-B", bounds=[bounds] * 4,
         options={"ftol": 1e-15, "gtol": 1e-10},
     )  # fmt: skip
-    np.testing.assert_allclose(found.x @ W.numpy(), expected[0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(result.x @ W.numpy(), expected[0].numpy(), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
 @given(seed=st.integers(0, 2**16), norm=st.floats(0.1, 1.0), alpha=st.floats(0.1, 1.0))
-def test_the_objective_falls_along_a_picard_iteration(seed: int, norm: float, alpha: float) -> None:
+def test_objective_decreases_along_picard_iterations(seed: int, norm: float, alpha: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     W = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     W *= norm / torch.linalg.matrix_norm(W, 2)
@@ -231,7 +229,7 @@ def test_the_objective_falls_along_a_picard_iteration(seed: int, norm: float, al
         assert (values.diff(dim=0) <= 1e-12 * values.abs().max()).all()
 
 
-def test_outside_the_domain_the_objective_is_infinite() -> None:
+def test_objective_is_infinite_outside_the_domain() -> None:
     cell, x = opteq("square", "relu"), inputs("square")
     objective = cell.objective(cell.inject(x))
     y = torch.full((3, 4), 0.5, dtype=torch.float64)
@@ -240,7 +238,7 @@ def test_outside_the_domain_the_objective_is_infinite() -> None:
     assert value.isfinite().tolist() == [True, False, True]
 
 
-def test_a_coupled_energy_has_one_value() -> None:
+def test_objective_of_a_coupled_energy_is_a_scalar() -> None:
     @eq.energy_term(couples_batch=True)
     def decorrelate(y: Tensor, x: Tensor) -> Tensor:
         return 0.01 * (y.T @ y).square().sum()

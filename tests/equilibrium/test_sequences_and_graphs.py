@@ -1,4 +1,4 @@
-"""Sequences (B, C, T), tokens (B, T, F) and nodes (B, N, F) are states as images are."""
+"""States that are sequences (B, C, T), tokens (B, T, F) or graph nodes (B, N, F)."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ CASES: dict[str, tuple[tuple[int, ...], Make]] = {
 def solved(name: str) -> tuple[eq.EquilibriumLayer, Tensor]:
     shape, make = CASES[name]
     layer = eq.EquilibriumLayer(make(), solver=eq.Anderson(tolerance=1e-10)).double().eval()
-    # Samples that need different numbers of iterations: the first are done, and dropped, early.
+    # The samples need different numbers of iterations; the first ones are dropped early.
     x = torch.randn(4, *shape).double() * torch.tensor([0.0, 1e-3, 1.0, 20.0])[:, None, None]
     return layer, x
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_each_sample_stops_on_its_own_and_is_stationary(name: str) -> None:
+def test_samples_stop_separately_at_stationary_points(name: str) -> None:
     layer, x = solved(name)
     solution = layer.solve(x)
     assert (solution.status == Status.CONVERGED).all()
     objective = layer.objective(x)
     assert objective.value(solution.state).shape == (4,)
     size = solution.state.flatten(1).norm(dim=1)  # type: ignore[union-attr]
-    # T(y) contracts, so that its residual is below that of y, which is what was asked for.
+    # T contracts, so the residual of T(y) is below that of y, which meets the tolerance.
     assert (objective.residual(solution.state) <= 1e-9 * size).all()
     for i in range(4):
         alone = layer.solve(x[i : i + 1])
         assert int(alone.iterations[0]) == int(solution.iterations[i])
         torch.testing.assert_close(alone.state[0], solution.state[i])  # type: ignore[index]
-    bad = x.clone()
-    bad[1] = torch.nan
+    damaged = x.clone()
+    damaged[1] = torch.nan
     with pytest.warns(eq.ConvergenceWarning, match="sample 1: diverged"):
-        beside = layer.solve(bad)
-    assert beside.status.tolist() == [Status.CONVERGED, Status.DIVERGED] + 2 * [Status.CONVERGED]
-    torch.testing.assert_close(beside.state[2], solution.state[2])  # type: ignore[index]
+        partial = layer.solve(damaged)
+    assert partial.status.tolist() == [Status.CONVERGED, Status.DIVERGED] + 2 * [Status.CONVERGED]
+    torch.testing.assert_close(partial.state[2], solution.state[2])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_contraction_bound_holds(name: str) -> None:
+def test_contraction_bound_holds(name: str) -> None:
     layer, x = solved(name)
     x = x[2:3]
     context = layer.cell.inject(x)
@@ -100,8 +100,8 @@ def laplacian() -> Tensor:
     return D.T @ D
 
 
-def test_the_minimizer_of_a_laplacian_energy_solves_a_linear_system() -> None:
-    """½‖y − x‖² + 3·½‖Dy‖² has its minimum at (I + 3L)⁻¹x."""
+def test_minimizer_of_a_laplacian_energy_solves_a_linear_system() -> None:
+    """½‖y − x‖² + 3·½‖Dy‖² is minimal at (I + 3L)⁻¹x."""
     energy = eq.Input(Identity()) - 3 * eq.Quadratic(Incidence(EDGES).T)
     layer = eq.EquilibriumLayer(energy, activation="identity", tolerance=1e-11).double()
     x = torch.randn(3, 6, 2, dtype=torch.float64)
@@ -111,13 +111,13 @@ def test_the_minimizer_of_a_laplacian_energy_solves_a_linear_system() -> None:
 
 @eq.energy_term
 def rough(y: Tensor, x: Tensor, graph: Tensor) -> Tensor:
-    """½ Σ_ij A_ij ‖y_i − y_j‖²/2 for a graph (B, N, N) a sample, which is given with it."""
+    """½ Σ_ij A_ij ‖y_i − y_j‖²/2 for one graph per sample, shape (B, N, N)."""
     return 0.25 * (graph * torch.cdist(y, y).square()).sum(dim=(1, 2))
 
 
 @eq.energy_term
 def smooth(y: Tensor, x: Tensor, graph: Tensor) -> Tensor:
-    """The same as a quadratic form, ½⟨y, (D − A)y⟩."""
+    """The same energy as a quadratic form, ½⟨y, (D − A)y⟩."""
     degrees = graph.sum(dim=2, keepdim=True)
     return 0.5 * (y * (degrees * y - graph @ y)).sum(dim=(1, 2))
 
@@ -127,7 +127,7 @@ def random_graphs(count: int, size: int) -> Tensor:
     return weights + weights.mT
 
 
-def test_a_graph_is_an_input_with_gradients() -> None:
+def test_gradients_reach_a_graph_that_is_an_input() -> None:
     layer = eq.EquilibriumLayer(
         eq.Input(Identity()) + smooth,
         activation="identity",
@@ -150,8 +150,8 @@ def test_a_graph_is_an_input_with_gradients() -> None:
     assert torch.autograd.gradgradcheck(symmetric, inputs, fast_mode=True)
 
 
-def test_each_sample_has_its_own_graph() -> None:
-    """Sparse and dense graphs take different numbers of iterations; each is as if it were alone."""
+def test_samples_with_different_graphs_are_independent() -> None:
+    """Sparse and dense graphs take different numbers of iterations."""
     energy = eq.Input(eq.Dense(2, 3)) + smooth
     layer = eq.EquilibriumLayer(energy, tolerance=1e-9).double().eval()
     x = torch.randn(3, 4, 2, dtype=torch.float64)
@@ -164,8 +164,8 @@ def test_each_sample_has_its_own_graph() -> None:
         torch.testing.assert_close(alone.state[0], together.state[i])  # type: ignore[index]
 
 
-def test_edges_may_be_integers() -> None:
-    """A list of edges (B, 2, E) for each sample, in the place of a matrix."""
+def test_inputs_can_be_integer_edge_lists() -> None:
+    """One list of edges per sample, shape (B, 2, E)."""
 
     @eq.energy_term
     def differences(y: Tensor, x: Tensor, edges: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def test_edges_may_be_integers() -> None:
     assert torch.autograd.gradcheck(lambda x: layer((x, edges)), x, fast_mode=True, atol=1e-4)
 
 
-def test_a_graph_without_a_batch_is_named() -> None:
+def test_errors_name_a_missing_batch_dimension() -> None:
     layer = eq.EquilibriumLayer(nodes())
     with pytest.raises(ValueError, match=r"\(B, 6, 3\) .*batch of one, x\[None\]\), got \(B, 3\)"):
         layer(torch.zeros(6, 2))
@@ -186,12 +186,12 @@ def test_a_graph_without_a_batch_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["sequence", "tokens", "nodes"])
-def test_autocast_of_states_that_are_no_images(name: str) -> None:
+def test_autocast_of_sequences_tokens_and_graphs(name: str) -> None:
     layer, x = solved(name)
     layer, x = layer.float(), x.float()[2:]
     with eq.solving(layer, tolerance=2e-2):
         expected = layer(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = layer(x).float()
-    # The contraction factor is 0.81: errors of 2 % in a step are at most 11 % in the end.
-    assert (found - expected).norm() <= 0.25 * expected.norm()
+            result = layer(x).float()
+    # With a contraction factor of 0.81, errors of 2 % per step accumulate to at most 11 %.
+    assert (result - expected).norm() <= 0.25 * expected.norm()

@@ -1,4 +1,4 @@
-"""How a layer solves is a value; a block changes it for a while, records, and puts it back."""
+"""Solver settings of layers, and `solving` blocks that change them temporarily."""
 
 from __future__ import annotations
 
@@ -23,49 +23,50 @@ def inputs(samples: int = 5) -> Tensor:
     return torch.randn(samples, 3, dtype=torch.float64)
 
 
-def test_a_value_of_names_objects_and_limits() -> None:
-    made = eq.Solving("anderson", {"name": "phantom", "steps": 3}, tolerance=1e-7)
-    assert made.solver == eq.Anderson(tolerance=1e-7)
-    assert made.gradient == eq.Phantom(steps=3)
-    assert (made.tolerance, made.max_iterations) == (1e-7, eq.Anderson().max_iterations)
+def test_settings_accept_names_objects_and_limits() -> None:
+    settings = eq.Solving("anderson", {"name": "phantom", "steps": 3}, tolerance=1e-7)
+    assert settings.solver == eq.Anderson(tolerance=1e-7)
+    assert settings.gradient == eq.Phantom(steps=3)
+    assert (settings.tolerance, settings.max_iterations) == (1e-7, eq.Anderson().max_iterations)
     assert eq.Solving(eq.Picard(max_iterations=7)).max_iterations == 7
     assert eq.Solving(eq.Picard(), tolerance=1e-3).solver == eq.Picard(tolerance=1e-3)
 
 
-def test_changing_a_value() -> None:
-    own = eq.Solving("anderson", tolerance=1e-6, max_iterations=50)
-    assert own.changed(solver="picard").solver == eq.Picard(tolerance=1e-6, max_iterations=50)
-    assert own.changed(solver=eq.Picard()).solver == eq.Picard()
-    assert own.changed(tolerance=1e-2).solver == eq.Anderson(tolerance=1e-2, max_iterations=50)
-    assert own.changed(gradient="one_step", strict=True).strict
-    assert own.changed() == own
+def test_changed_settings() -> None:
+    settings = eq.Solving("anderson", tolerance=1e-6, max_iterations=50)
+    assert settings.changed(solver="picard").solver == eq.Picard(tolerance=1e-6, max_iterations=50)
+    assert settings.changed(solver=eq.Picard()).solver == eq.Picard()
+    assert settings.changed(tolerance=1e-2).solver == eq.Anderson(tolerance=1e-2, max_iterations=50)
+    assert settings.changed(gradient="one_step", strict=True).strict
+    assert settings.changed() == settings
 
 
-def test_a_block_changes_the_solves_inside_and_nothing_else() -> None:
+def test_blocks_change_only_the_solves_inside() -> None:
     run, x = layer(), inputs()
     before = dict(run.__dict__)
-    with eq.solving(run, solver="picard", tolerance=1e-9, gradient="one_step", record=True) as seen:
+    settings = {"solver": "picard", "tolerance": 1e-9, "gradient": "one_step"}
+    with eq.solving(run, **settings, record=True) as record:  # type: ignore[arg-type]
         assert run.solver == eq.Picard(tolerance=1e-9, max_iterations=100)
         assert isinstance(run.gradient, eq.OneStep)
         run(x)
         run.solve(x)
-    assert [solution.solver for solution in seen.solutions] == ["Picard", "Picard"]
-    assert all((solution.residual <= 1e-9).all() for solution in seen.solutions)
+    assert [solution.solver for solution in record.solutions] == ["Picard", "Picard"]
+    assert all((solution.residual <= 1e-9).all() for solution in record.solutions)
     assert run.solver == run.solving.solver == eq.Auto()
     run(x)
-    assert len(seen.solutions) == 2
+    assert len(record.solutions) == 2
     changed = {name for name, value in run.__dict__.items() if before[name] is not value}
     assert changed <= {"last_solution"}
 
 
-def test_an_exception_ends_the_block_too() -> None:
+def test_exceptions_end_a_block() -> None:
     run = layer()
     with pytest.raises(RuntimeError, match="stop"), eq.solving(run, tolerance=0.1):
         raise RuntimeError("stop")
     assert run.solver.tolerance == eq.Auto().tolerance
 
 
-def test_inner_blocks_win_and_all_record() -> None:
+def test_inner_blocks_take_precedence_and_all_blocks_record() -> None:
     run, x = layer(), inputs()
     with eq.solving(run, solver="picard", tolerance=1e-3, record=True) as outer:
         with eq.solving(run, tolerance=1e-8, record=True) as inner:
@@ -76,12 +77,12 @@ def test_inner_blocks_win_and_all_record() -> None:
     assert {solution.solver for solution in outer.solutions} == {"Picard"}
 
 
-def test_a_private_block_is_not_heard_outside() -> None:
+def test_private_blocks_are_hidden_from_enclosing_blocks() -> None:
     run, x = layer(), inputs()
     start = torch.ones(5, 6, dtype=torch.float64)
     with eq.solving(run, tolerance=1e-3, start={run: start}, record=True) as outer:
         with eq.solving(run, private=True, record=True) as inner:
-            assert run.solver.tolerance == 1e-3  # how to solve is still the outer block's say
+            assert run.solver.tolerance == 1e-3  # settings of the outer block still apply
             cold = run.solve(x)
         run.solve(x)
     assert (len(inner.solutions), len(outer.solutions)) == (1, 1)
@@ -91,11 +92,11 @@ def test_a_private_block_is_not_heard_outside() -> None:
 def test_threads_do_not_see_each_others_blocks() -> None:
     run = layer()
     inside, done = threading.Event(), threading.Event()
-    seen: list[float] = []
+    tolerances: list[float] = []
 
     def other() -> None:
         inside.wait(60)
-        seen.append(run.solver.tolerance)
+        tolerances.append(run.solver.tolerance)
         done.set()
 
     thread = threading.Thread(target=other)
@@ -105,10 +106,10 @@ def test_threads_do_not_see_each_others_blocks() -> None:
         assert done.wait(60)
         assert run.solver.tolerance == 0.5
     thread.join()
-    assert seen == [eq.Auto().tolerance]
+    assert tolerances == [eq.Auto().tolerance]
 
 
-def test_only_layers_of_the_model_are_covered() -> None:
+def test_blocks_apply_only_to_layers_of_the_model() -> None:
     first, second = layer(), layer()
     model = nn.Sequential(first)
     with eq.solving(model, tolerance=0.5):
@@ -117,46 +118,46 @@ def test_only_layers_of_the_model_are_covered() -> None:
 
 def test_backward_solves_are_recorded_even_after_the_block() -> None:
     run = layer()
-    with eq.solving(run, record=True) as seen:
+    with eq.solving(run, record=True) as record:
         value = run(inputs().requires_grad_()).sum()
-        assert not seen.backward
+        assert not record.backward
     value.backward()
-    assert len(seen.backward) == 1
-    assert bool(seen.backward[0].converged.all())
+    assert len(record.backward) == 1
+    assert bool(record.backward[0].converged.all())
 
 
 def test_equilibria_are_recorded_in_the_graph() -> None:
     run, x = layer(), inputs().requires_grad_()
-    with eq.solving(run, record="equilibria") as seen:
+    with eq.solving(run, record="equilibria") as record:
         feature = run(x)
-    (found,) = seen.equilibria
-    assert found.layer is run
-    assert torch.equal(run.cell.output(found.state, found.context), feature)
-    assert found.state.requires_grad
+    (equilibrium,) = record.equilibria
+    assert equilibrium.layer is run
+    assert torch.equal(run.cell.output(equilibrium.state, equilibrium.context), feature)
+    assert equilibrium.state.requires_grad
 
 
 def test_iterates_are_recorded_on_request() -> None:
     run, x = layer(solver=eq.Picard(tolerance=1e-6)), inputs()
-    with eq.solving(run, record="iterates") as seen:
+    with eq.solving(run, record="iterates") as record:
         run(x)
-    (solution,) = seen.solutions
+    (solution,) = record.solutions
     assert solution.trace is not None
     assert solution.trace.states is not None
     assert len(solution.trace.states) == solution.evaluations
     torch.testing.assert_close(solution.trace.states[-1], solution.state)
 
 
-def test_solves_start_where_the_last_one_ended() -> None:
+def test_solves_start_at_the_previous_result_with_start_last() -> None:
     run, x = layer(solver=eq.Picard(tolerance=1e-10)), inputs()
-    with eq.solving(run, start="last", record=True) as seen:
+    with eq.solving(run, start="last", record=True) as record:
         run(x)
         run(x)
-    first, second = seen.solutions
+    first, second = record.solutions
     assert (first.iterations > 5).all()
     assert (second.iterations <= 1).all()
 
 
-def test_a_strict_block_raises_forward_and_backward() -> None:
+def test_strict_blocks_raise_for_forward_and_backward_solves() -> None:
     run, x = layer(), inputs().requires_grad_()
     hard = eq.solving(run, solver="picard", tolerance=1e-12, max_iterations=2)
     with eq.solving(run, strict=True), hard, pytest.raises(eq.ConvergenceError):
@@ -167,15 +168,15 @@ def test_a_strict_block_raises_forward_and_backward() -> None:
         value.backward()
 
 
-def test_nobody_can_write_to_a_layer() -> None:
+def test_settings_of_a_layer_are_read_only() -> None:
     run = layer()
     for name in ("solver", "gradient", "strict"):
         with pytest.raises(AttributeError):
             setattr(run, name, "picard")
 
 
-class SmallestEntry(StoppingCriterion):
-    """Stops a sample when one entry of its state exceeds a level: nothing to do with residuals."""
+class LargestEntry(StoppingCriterion):
+    """Stops a sample when an entry of its state exceeds a level, whatever its residual."""
 
     def __init__(self, level: float) -> None:
         self.level = level
@@ -188,25 +189,24 @@ class SmallestEntry(StoppingCriterion):
 
 @pytest.mark.filterwarnings("ignore:.*did not converge")
 @pytest.mark.parametrize("solver", ["picard", "anderson", "auto"])
-def test_when_to_stop_is_an_object(solver: str) -> None:
-    """And each sample stops by it on its own, also after others were dropped from the batch."""
+def test_custom_criteria_stop_each_sample_separately(solver: str) -> None:
     run = layer()
     x = inputs(12) * torch.logspace(-2, 1, 12, dtype=torch.float64)[:, None]
     plain = run.solve(x, solver=eq.solvers.get_solver(solver, tolerance=1e-10))
-    criterion = SmallestEntry(0.5)
-    found = run.solve(x, solver=eq.solvers.get_solver(solver, stop=criterion, tolerance=1e-10))
+    criterion = LargestEntry(0.5)
+    solution = run.solve(x, solver=eq.solvers.get_solver(solver, stop=criterion, tolerance=1e-10))
     largest = plain.state.amax(dim=1)  # type: ignore[union-attr]
-    # The iteration grows towards the equilibrium from below, where the map is monotone or nearly.
+    # Iterates increase towards the equilibrium, because the map is nearly monotone.
     clear = (largest < 0.45) | (largest > 0.6)
-    assert torch.equal(found.converged[clear], (largest > 0.5)[clear])
-    assert (found.iterations[largest > 0.6] <= plain.iterations[largest > 0.6]).all()
+    assert torch.equal(solution.converged[clear], (largest > 0.5)[clear])
+    assert (solution.iterations[largest > 0.6] <= plain.iterations[largest > 0.6]).all()
 
 
-def test_what_a_solution_says_is_true_for_every_criterion() -> None:
+def test_summaries_report_the_residual_with_custom_criteria() -> None:
     run, x = layer(), inputs(3)
-    found = run.solve(x, solver=eq.Picard(stop=SmallestEntry(-1.0), tolerance=1e-10))
-    assert bool(found.converged.all())
-    assert f"converged to {float(found.residual.max()):.1e}" in found.summary()
+    solution = run.solve(x, solver=eq.Picard(stop=LargestEntry(-1.0), tolerance=1e-10))
+    assert bool(solution.converged.all())
+    assert f"converged to {float(solution.residual.max()):.1e}" in solution.summary()
 
 
 def modulated(y: Tensor, x: Tensor, shift: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def modulated(y: Tensor, x: Tensor, shift: Tensor) -> Tensor:
 
 
 class Scaled(eq.Cell):
-    """y = tanh(a·x + W y) with a scale a for each sample: two inputs."""
+    """Cell y = tanh(a·x + W y) with two inputs: x, and a scale a per sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Scaled(eq.Cell):
         return torch.tanh(context["c"] + state @ self.W)
 
 
-def test_several_inputs_each_with_its_gradient() -> None:
+def test_gradients_reach_each_of_several_inputs() -> None:
     run = eq.EquilibriumLayer(
         Scaled(),
         solver=eq.Anderson(tolerance=1e-13, max_iterations=300),
@@ -247,8 +247,8 @@ def test_several_inputs_each_with_its_gradient() -> None:
         torch.testing.assert_close(alone.state[0], together.state[i])  # type: ignore[index]
 
 
-def test_a_function_of_several_inputs_is_an_energy() -> None:
-    """With every term of a sum given all inputs; y* = relu(c + 0.2·shift)/1.2 here."""
+def test_every_term_of_a_sum_gets_all_inputs() -> None:
+    """Here y* = relu(c + 0.2·shift)/1.2."""
     torch.manual_seed(0)
     U = eq.Dense(3, 4).double()
     run = eq.EquilibriumLayer(
@@ -262,16 +262,16 @@ def test_a_function_of_several_inputs_is_an_energy() -> None:
     torch.testing.assert_close(gradient, (feature > 0).double() * 0.2 / 1.2, rtol=1e-4, atol=1e-6)
 
 
-def test_each_input_term_says_which_input_it_takes() -> None:
+def test_input_terms_select_an_input_by_index() -> None:
     U, V = eq.Dense(3, 4).double(), eq.Dense(2, 4).double()
     run = eq.EquilibriumLayer(eq.Input(U) + eq.Input(V, of=1), tolerance=1e-12)
     x, other = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
     torch.testing.assert_close(run((x, other)), (U(x) + V(other)).relu())
-    with pytest.raises(ValueError, match=r"looks for input 1, and the layer was given 1"):
+    with pytest.raises(ValueError, match=r"Input\(of=1\) does not exist: the layer got 1 inputs"):
         run(x)
 
 
-def test_an_energy_bound_of_each_sample() -> None:
+def test_contraction_bound_has_one_entry_per_sample() -> None:
     torch.manual_seed(0)
     kernel = eq.energies.PolynomialKernel(eq.Dense(3, 6).double(), 2, form="printed")
     run = eq.EquilibriumLayer(

@@ -1,4 +1,4 @@
-"""What cannot work with an equilibrium is refused in a sentence of ours; what can, works."""
+"""Transforms and recorders: unsupported ones raise with a remedy, others work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import equilibria as eq
 
-# torch itself scripts a few functions the first time that forward mode runs.
+# PyTorch scripts some functions when forward mode is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 RECORDED = ["phantom", "one_step", "unrolled"]
@@ -57,12 +57,12 @@ FORWARD_MODE: dict[str, Callable[[eq.EquilibriumLayer], object]] = {
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "unrolled"])
 @pytest.mark.parametrize("mode", FORWARD_MODE)
-def test_forward_mode_needs_the_iterations(mode: str, rule: str) -> None:
+def test_forward_mode_raises_except_for_unrolled_gradients(mode: str, rule: str) -> None:
     with pytest.raises(NotImplementedError, match=r"no forward-mode derivative.*'unrolled'"):
         FORWARD_MODE[mode](layer(rule))
 
 
-def test_forward_mode_through_the_iterations_is_right() -> None:
+def test_forward_mode_matches_reverse_mode_for_unrolled_gradients() -> None:
     run = layer("unrolled")
     _, expected = torch.autograd.functional.jvp(run, X, torch.ones_like(X))
     torch.testing.assert_close(dual(run), expected)
@@ -77,14 +77,14 @@ TRANSFORMS: dict[str, Callable[[eq.EquilibriumLayer], Tensor]] = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_torch_func_does_not_reach_the_implicit_rule(transform: str) -> None:
+def test_torch_func_raises_for_implicit_gradients(transform: str) -> None:
     with pytest.raises(NotImplementedError, match=r"use torch\.autograd\.grad"):
         TRANSFORMS[transform](layer("implicit"))
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("rule", RECORDED)
-def test_torch_func_works_with_rules_that_are_recorded(transform: str, rule: str) -> None:
+def test_torch_func_works_with_other_gradient_rules(transform: str, rule: str) -> None:
     run = layer(rule)
     x = X.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss_of(run)(x), x)
@@ -92,14 +92,14 @@ def test_torch_func_works_with_rules_that_are_recorded(transform: str, rule: str
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_vmap_is_refused(rule: str) -> None:
+def test_vmap_raises(rule: str) -> None:
     run = layer(rule)
     for mapped in (lambda x: run(x[None])[0], torch.func.grad(lambda x: run(x[None]).sum())):
         with pytest.raises(NotImplementedError, match="pass the whole batch"):
             torch.func.vmap(mapped)(X)
 
 
-def test_vectorized_backward_passes_are_refused() -> None:
+def test_vectorized_backward_passes_raise() -> None:
     with pytest.raises(NotImplementedError, match="leave out vectorize=True"):
         torch.autograd.functional.jacobian(layer("implicit"), X, vectorize=True)
     plain = torch.autograd.functional.jacobian(layer("implicit"), X)
@@ -108,8 +108,8 @@ def test_vectorized_backward_passes_are_refused() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("whole", [False, True], ids=["layer", "model"])
-def test_recording_is_refused(rule: str, whole: bool) -> None:
-    """A trace would have frozen the number of iterations without a word."""
+def test_tracing_scripting_and_export_raise(rule: str, whole: bool) -> None:
+    """A trace would silently freeze the number of iterations."""
     run: nn.Module = nn.Sequential(nn.Linear(4, 4), layer(rule)) if whole else layer(rule)
     run = run.eval()
     recorders = {

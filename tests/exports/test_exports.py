@@ -1,4 +1,4 @@
-"""A model as a file computes what the model does, and says how sure that is."""
+"""Exported files compute the same results as the model and contain its certificate constants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIGHT = Loop(tolerance=1e-13, max_iterations=2000)
 
 @pytest.fixture(autouse=True)
 def _no_logs() -> Iterator[None]:
-    """torch logs every step of an export, and pytest would keep it all."""
+    """Disable the logs of PyTorch's exporter, which pytest would capture."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -43,8 +43,8 @@ def model_of(name: str, **options: Any) -> Any:
     return reflections() if name == "reflections" else settled(small_model(name, **options))
 
 
-def single(model: nn.Module) -> Any:
-    """In the precision of files, solved as tightly as that permits."""
+def single_precision(model: nn.Module) -> Any:
+    """Convert a model to float32, with a tolerance near the floating-point precision."""
     model = model.float()
     for layer in model.modules():
         if isinstance(layer, eq.EquilibriumLayer):
@@ -54,7 +54,7 @@ def single(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("name", [*FAMILIES, "reflections"])
 @torch.no_grad()
-def test_the_graph_of_a_model_computes_what_the_model_does(name: str) -> None:
+def test_graphs_compute_the_same_logits_as_the_model(name: str) -> None:
     model = model_of(name)
     graph = model_graph(model, images(1), TIGHT, any_size=False)
     logits, residual, iterations = graph(images(4))
@@ -68,46 +68,46 @@ def test_the_graph_of_a_model_computes_what_the_model_does(name: str) -> None:
 
 @pytest.mark.slow
 def test_onnx_runtime_agrees_with_pytorch(tmp_path: Path) -> None:
-    """Of MOptEqs, whose graph holds all that the others' do; docs/export.md does OptEq."""
+    """The graph of MOptEqs contains all operators; docs/export.md tests OptEq."""
     pytest.importorskip("onnxruntime")
-    model = single(model_of("mopteq-small"))
-    shown = images(8).float()
-    found = eq.export(model, tmp_path / "model.onnx", images=shown)
-    assert found.samples == found.same_classes == found.converged == 8
-    assert found.difference < 1e-4
-    run = onnx_file.runner(found.path)
-    for some in (shown[:1], shown[:3]):
+    model = single_precision(model_of("mopteq-small"))
+    examples = images(8).float()
+    exported = eq.export(model, tmp_path / "model.onnx", images=examples)
+    assert exported.samples == exported.same_classes == exported.converged == 8
+    assert exported.difference < 1e-4
+    run = onnx_file.runner(exported.path)
+    for batch in (examples[:1], examples[:3]):
         with torch.no_grad():
-            torch.testing.assert_close(run(some)[0], model(some), rtol=1e-4, atol=1e-4)
-    assert onnx_file.read_facts(found.path) == found.metadata
+            torch.testing.assert_close(run(batch)[0], model(batch), rtol=1e-4, atol=1e-4)
+    assert onnx_file.read_facts(exported.path) == exported.metadata
     import onnx
 
-    assert "Loop" in {node.op_type for node in onnx.load(found.path).graph.node}
+    assert "Loop" in {node.op_type for node in onnx.load(exported.path).graph.node}
 
 
-def test_a_pytorch_program_needs_no_code_of_ours(tmp_path: Path) -> None:
-    model = single(model_of("deep-opteq-small"))
-    found = eq.export(
+def test_torch_programs_run_without_this_package(tmp_path: Path) -> None:
+    model = single_precision(model_of("deep-opteq-small"))
+    exported = eq.export(
         model, tmp_path / "model.pt2", format="torch-export", images=images(5).float()
     )
-    assert found.same_classes == 5
-    assert found.difference < 1e-4
-    assert torch_program.read_facts(found.path) == found.metadata
-    logits, _, _ = torch.export.load(found.path).module()(images(2).float())
+    assert exported.same_classes == 5
+    assert exported.difference < 1e-4
+    assert torch_program.read_facts(exported.path) == exported.metadata
+    logits, _, _ = torch.export.load(exported.path).module()(images(2).float())
     with torch.no_grad():
         torch.testing.assert_close(logits, model(images(2).float()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["opteq-small", "deep-opteq-small", "geq-small", "reflections"])
 @torch.no_grad()
-def test_the_constants_in_a_file_give_what_certify_gives(name: str) -> None:
+def test_exported_constants_give_valid_error_bounds_and_radii(name: str) -> None:
     model = model_of(name)
-    shown = images(6)
-    constants = certificate_constants(model, tuple(shown.shape[1:]))
+    examples = images(6)
+    constants = certificate_constants(model, tuple(examples.shape[1:]))
     assert all(q < 1 for q in constants["contraction"])
-    rough = model_graph(model, shown[:1], Loop(tolerance=1e-3), any_size=False)
-    logits, residual, _ = rough(shown)
-    exact = model(shown)
+    approximate = model_graph(model, examples[:1], Loop(tolerance=1e-3), any_size=False)
+    logits, residual, _ = approximate(examples)
+    exact = model(examples)
     best = logits.argmax(dim=1)
 
     def margins(of: Tensor) -> Tensor:
@@ -117,45 +117,47 @@ def test_the_constants_in_a_file_give_what_certify_gives(name: str) -> None:
     assert bool(((margins(logits) - margins(exact)).abs() <= error + 1e-9).all())
     slope = torch.tensor(constants["margin_slope"]).double()[best]
     radii = ((margins(logits) - error) / slope).scatter(1, best[:, None], torch.inf).amin(dim=1)
-    proven = eq.certify(model, shown, refine=False).radii["global"]
+    proven = eq.certify(model, examples, refine=False).radii["global"]
     assert bool((radii.clamp_min(0) <= proven * (1 + 1e-6)).all())
 
 
 @torch.no_grad()
-def test_unrolled_steps_are_as_far_away_as_the_metadata_say(tmp_path: Path) -> None:
-    model = single(model_of("opteq-small"))
-    shown = images(4).float()
-    found = eq.export(
-        model, tmp_path / "model.pt2", format="torch-export", unrolled=3, images=shown
+def test_metadata_bound_the_error_of_unrolled_steps(tmp_path: Path) -> None:
+    model = single_precision(model_of("opteq-small"))
+    examples = images(4).float()
+    exported = eq.export(
+        model, tmp_path / "model.pt2", format="torch-export", unrolled=3, images=examples
     )
-    program = torch.export.load(found.path)
+    program = torch.export.load(exported.path)
     assert not any("while_loop" in str(node.target) for node in program.graph.nodes)
-    assert found.converged is None
-    _, residual, iterations = program.module()(shown)
+    assert exported.converged is None
+    _, residual, iterations = program.module()(examples)
     assert iterations.tolist() == [3] * 4
-    cell, feature = model.layer.cell, model.stem(shown)
+    cell, feature = model.layer.cell, model.stem(examples)
     context = cell.inject(feature)
     start = cell.initial_state(feature, context)
     first, state = cell.step(start, context), start
     for _ in range(3):
         state = cell.step(state, context)
-    distance = (state - model.solve(shown).state).flatten(1).norm(dim=1)
-    (factor,) = found.metadata["iteration"]["error_of_first_residual"]
+    distance = (state - model.solve(examples).state).flatten(1).norm(dim=1)
+    (factor,) = exported.metadata["iteration"]["error_of_first_residual"]
     assert bool((distance <= factor * (first - start).flatten(1).norm(dim=1) + 1e-4).all())
-    (q,) = found.metadata["certificate"]["contraction"]
+    (q,) = exported.metadata["certificate"]["contraction"]
     assert bool((distance <= q / (1 - q) * residual + 1e-4).all())
 
 
-def test_images_of_any_size_where_weights_do_not_depend_on_it(tmp_path: Path) -> None:
+def test_any_size_needs_weights_that_do_not_depend_on_the_size(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"bounded for images of one size.*norm: null"):
         model_graph(model_of("opteq-small"), images(1), TIGHT, any_size=True)
     free = {"norm": None, "init_scale": 0.3}
     with pytest.raises(ExportError, match="pool: 1"):
         model_graph(model_of("opteq-small", **free), images(1), TIGHT, any_size=True)
-    model = single(model_of("opteq-small", **free, pool=1))
+    model = single_precision(model_of("opteq-small", **free, pool=1))
     path = tmp_path / "model.pt2"
-    found = eq.export(model, path, format="torch-export", any_size=True, images=images(3).float())
-    assert found.metadata["images"]["shape"] == [2, "any", "any"]
+    exported = eq.export(
+        model, path, format="torch-export", any_size=True, images=images(3).float()
+    )
+    assert exported.metadata["images"]["shape"] == [2, "any", "any"]
     run, others = torch_program.runner(path), images(2, size=9).float()
     with torch.no_grad():
         torch.testing.assert_close(run(others)[0], model(others), rtol=1e-4, atol=1e-4)
@@ -165,36 +167,36 @@ def test_images_of_any_size_where_weights_do_not_depend_on_it(tmp_path: Path) ->
     ("name", "options", "message"),
     [
         ("resnet-small", {}, "no stem, equilibrium layer and head"),
-        ("mdeq-small", {}, "nothing proves that a plain iteration of MDEQCell converges"),
+        ("mdeq-small", {}, "MDEQCell has neither a proof that plain iterations converge"),
         ("mopteq-small", {"sign": "freeze"}, "sign='smooth'"),
         ("geq-small", {"gamma": "paper"}, "couples the samples"),
-        ("geq-small", {}, "seen no data yet"),
+        ("geq-small", {}, "has no data yet"),
     ],
 )
-def test_what_cannot_be_exported_says_why(name: str, options: Any, message: str) -> None:
+def test_unsupported_models_raise_with_the_reason(name: str, options: Any, message: str) -> None:
     model = eq.create_model(name, in_channels=2, **options).eval()
     with pytest.raises(ExportError, match=message):
         model_graph(model, images(1).float(), Loop(), any_size=False)
 
 
-def test_a_file_is_not_replaced_unasked(tmp_path: Path) -> None:
-    there = tmp_path / "model.onnx"
-    there.write_text("mine")
+def test_existing_files_are_not_replaced_by_default(tmp_path: Path) -> None:
+    existing = tmp_path / "model.onnx"
+    existing.write_text("mine")
     with pytest.raises(FileExistsError, match="overwrite"):
-        eq.export(nn.Identity(), there)
-    assert there.read_text() == "mine"
+        eq.export(nn.Identity(), existing)
+    assert existing.read_text() == "mine"
     with pytest.raises(ValueError, match="onnx"):
         eq.export(nn.Identity(), tmp_path / "other", format="tflite")  # type: ignore[arg-type]
 
 
-def test_a_run_in_one_file_is_the_run(tmp_path: Path) -> None:
+def test_a_packed_run_equals_the_run(tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "packed.safetensors"
     eq.train("digits-opteq", "training.epochs=1", "data.options.train_samples=100", output=run)
     assert invoke("export", run, "--format", "safetensors", "--output", file).exit_code == 0
     model, packed = eq.load(run), eq.load(file)
-    shown = torch.rand(3, 1, 8, 8)
+    examples = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
-        assert torch.equal(model(shown), packed(shown))
+        assert torch.equal(model(examples), packed(examples))
     assert packed.images.class_names == model.images.class_names
     assert packed.images.frame == model.images.frame
     assert eq.evaluate(file).accuracy == eq.evaluate(run).accuracy

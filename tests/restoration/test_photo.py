@@ -320,7 +320,7 @@ def test_bad_pictures_are_explained(prior: eq.energies.OpponentPrior) -> None:
         restorer.restore(torch.full((1, 1, 12, 12), torch.nan).double())
     with pytest.raises(ValueError, match="hides every pixel"):
         restorer.restore(torch.zeros(1, 1, 12, 12).double(), Mask(torch.zeros(1, 1, 12, 12)))
-    with pytest.raises(ValueError, match="gray or has three colors"):
+    with pytest.raises(ValueError, match="1 or 3 channels"):
         restorer.restore(torch.zeros(1, 2, 12, 12).double())
     with pytest.raises(ValueError, match="sides of more than"):
         restorer.restore(torch.zeros(1, 1, 12, 12).double(), Blur(5.0))

@@ -1,4 +1,4 @@
-"""A server in a thread of its own, on a free port of the loopback device."""
+"""A server in a separate thread, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equilibria.serving.sockets import Listener
 
 @contextmanager
 def running(app: Starlette, listener: Listener | None = None) -> Iterator[str]:
-    """The address that the application answers at."""
+    """Run an application and yield the address of its server."""
     listener = bind("127.0.0.1", 0) if listener is None else listener
     server = server_of(app, log_level="critical")
     thread = threading.Thread(target=server.run, args=[list(listener.sockets)], daemon=True)
@@ -36,7 +36,7 @@ def running(app: Starlette, listener: Listener | None = None) -> Iterator[str]:
 
 
 def png(image: Tensor) -> bytes:
-    """A gray image with values in [0, 1] as a file."""
+    """Return a grayscale image with values in [0, 1] as a PNG file."""
     content = io.BytesIO()
     Image.fromarray((image[0] * 255).round().byte().numpy()).save(content, "PNG")
     return content.getvalue()

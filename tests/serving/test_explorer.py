@@ -1,4 +1,4 @@
-"""The explorer in a browser, as its visitors use it, and what it asks the server for."""
+"""The explorer in a browser, and the requests it sends."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of an explorer of an OptEq and of a MOptEqs."""
+    """Address of an explorer with an OptEq and a MOptEqs."""
     explored = []
     for recipe in ("digits-opteq", "digits-mopteq"):
         folder = tmp_path_factory.mktemp("runs") / recipe
         options = ("training.epochs=2", "model.options.channels=8", "--output", folder)
-        made = invoke("train", recipe, *options)
-        assert made.exit_code == 0, made.output
+        result = invoke("train", recipe, *options)
+        assert result.exit_code == 0, result.output
         explored.append(Explored(recipe, trained_model(folder)))
-    with running(explorer_app(explored, Limits(seconds=600))) as place:
-        yield place
+    with running(explorer_app(explored, Limits(seconds=600))) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -47,36 +47,35 @@ def digit() -> bytes:
     return png(load_digits().test.images[3])
 
 
-def ask(address: str, path: str, content: bytes, **values: object) -> requests.Response:
+def post(address: str, path: str, content: bytes, **values: object) -> requests.Response:
     return requests.post(f"{address}/explorer/{path}", data=content, params=values, timeout=120)  # type: ignore[arg-type]
 
 
-def test_error_bars_hold_along_a_solve(address: str, digit: bytes) -> None:
-    """Picard's residuals fall at the proven rate, and each error bar holds those that follow."""
-    said = ask(address, "follow", digit, solver="picard", tolerance=1e-6).json()
-    steps = said["steps"]
+def test_error_bounds_and_objective_decrease_along_a_solve(address: str, digit: bytes) -> None:
+    result = post(address, "follow", digit, solver="picard", tolerance=1e-6).json()
+    steps = result["steps"]
     assert len(steps) > 2
     assert all(later["error"] < former["error"] for former, later in pairwise(steps))
     objective = [step["objective"] for step in steps]
     assert all(later <= former + 1e-9 * abs(former) for former, later in pairwise(objective))
     assert sum(steps[-1]["shares"]) == pytest.approx(1, abs=1e-5)
-    assert said["answer"]["label"] == str(max(range(10), key=lambda k: steps[-1]["shares"][k]))
+    assert result["answer"]["label"] == str(max(range(10), key=lambda k: steps[-1]["shares"][k]))
 
 
 def test_knobs_change_the_solve(address: str, digit: bytes) -> None:
-    usual = ask(address, "follow", digit, solver="picard", tolerance=1e-5).json()
-    slow = ask(address, "follow", digit, solver="picard", tolerance=1e-5, alpha=0.3).json()
-    assert len(slow["steps"]) > len(usual["steps"])
-    coarse = ask(address, "follow", digit, solver="picard", tolerance=0.3).json()
-    assert len(coarse["steps"]) < len(usual["steps"])
+    default = post(address, "follow", digit, solver="picard", tolerance=1e-5).json()
+    slow = post(address, "follow", digit, solver="picard", tolerance=1e-5, alpha=0.3).json()
+    assert len(slow["steps"]) > len(default["steps"])
+    coarse = post(address, "follow", digit, solver="picard", tolerance=0.3).json()
+    assert len(coarse["steps"]) < len(default["steps"])
 
 
-def test_an_attack_within_the_radius_changes_nothing(address: str, digit: bytes) -> None:
-    said = ask(address, "fool", digit, eps=3.0, method="pgd").json()
-    assert said["distance"] <= 3.0
-    radius = said["before"]["radius"]
+def test_attacks_within_the_radius_do_not_change_the_class(address: str, digit: bytes) -> None:
+    large = post(address, "fool", digit, eps=3.0, method="pgd").json()
+    assert large["distance"] <= 3.0
+    radius = large["before"]["radius"]
     assert radius > 1e-4
-    small = ask(address, "fool", digit, eps=0.99 * radius).json()
+    small = post(address, "fool", digit, eps=0.99 * radius).json()
     assert small["promised"]
     assert not small["changed"]
 
@@ -84,40 +83,40 @@ def test_an_attack_within_the_radius_changes_nothing(address: str, digit: bytes)
 @pytest.mark.parametrize(
     "name", [name for name, card in pretrained_cards().items() if card.task in CLASSIFIERS]
 )
-def test_models_that_come_along_can_be_explored(name: str) -> None:
-    """Reflection networks of several layers too, of which the last one is shown."""
-    one = Explored(name, trained_model(name))
-    image = torch.rand(one.run.images.image_shape, generator=torch.Generator().manual_seed(0))
-    found = one.follow(image, {"tolerance": 1e-5}, "auto")
-    shares = found["steps"][-1]["shares"]
-    assert max(shares) == pytest.approx(found["answer"]["confidence"], abs=1e-2)
-    for knob in one.knobs:
-        assert one.follow(image, {knob.name: (knob.least + knob.most) / 2}, "picard")["steps"]
+def test_all_included_classifiers_can_be_explored(name: str) -> None:
+    """The explorer shows the last layer of reflection networks with several layers."""
+    explored = Explored(name, trained_model(name))
+    image = torch.rand(explored.run.images.image_shape, generator=torch.Generator().manual_seed(0))
+    result = explored.follow(image, {"tolerance": 1e-5}, "auto")
+    shares = result["steps"][-1]["shares"]
+    assert max(shares) == pytest.approx(result["answer"]["confidence"], abs=1e-2)
+    for knob in explored.knobs:
+        assert explored.follow(image, {knob.name: (knob.least + knob.most) / 2}, "picard")["steps"]
 
 
 @pytest.mark.parametrize(
-    ("path", "values", "status", "says"),
+    ("path", "values", "status", "message"),
     [
-        ("follow", {"tolerance": "nan"}, 400, "tolerance is a number"),
+        ("follow", {"tolerance": "nan"}, 400, "tolerance must be a number"),
         ("follow", {"solver": "magic"}, 400, "no solver 'magic'"),
-        ("follow", {"alpha": "7"}, 400, "alpha is a number"),
+        ("follow", {"alpha": "7"}, 400, "alpha must be a number"),
         ("follow", {"model": "../../etc"}, 404, "no model"),
-        ("fool", {"eps": "-1"}, 400, "eps is a number"),
-        ("photo", {"noise": "9"}, 400, "noise is a number"),
+        ("fool", {"eps": "-1"}, 400, "eps must be a number"),
+        ("photo", {"noise": "9"}, 400, "noise must be a number"),
     ],
 )
-def test_what_cannot_be_asked_is_told(
-    address: str, digit: bytes, path: str, values: dict[str, str], status: int, says: str
+def test_invalid_parameters_are_rejected(
+    address: str, digit: bytes, path: str, values: dict[str, str], status: int, message: str
 ) -> None:
-    answer = ask(address, path, digit, **values)
-    assert answer.status_code == status
-    assert says in answer.json()["error"]
+    response = post(address, path, digit, **values)
+    assert response.status_code == status
+    assert message in response.json()["error"]
 
 
-def test_in_a_browser(address: str, tmp_path: Path) -> None:
+def test_all_views_in_a_browser(address: str, tmp_path: Path) -> None:
     executable = find_chromium()
     if executable is None:
-        pytest.skip("there is no Chromium here: apt-get install chromium")
+        pytest.skip("Chromium is not installed: apt-get install chromium")
     photo = tmp_path / "photo.jpg"
     Image.linear_gradient("L").resize((64, 48)).convert("RGB").save(photo)
     with chromium(executable) as browser:
@@ -136,7 +135,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
 
 
 def watch(browser: Browser) -> None:
-    """The slider goes through the iterations."""
+    """Move the slider through the iterations, and change the tolerance."""
     assert browser.value("document.querySelectorAll('#chart-residual polyline').length") == 2
     last = browser.value("document.getElementById('at').textContent")
     browser.value(
@@ -185,16 +184,15 @@ def restore(browser: Browser, photo: Path) -> None:
     assert browser.value("document.getElementById('photo-restored').naturalWidth") == 192
 
 
-def test_a_photograph_clears_up_line_by_line(address: str) -> None:
-    """The noisy picture comes first, then iterates whose objective ends lower than it began."""
+def test_restoration_sends_the_noisy_image_and_then_iterates(address: str) -> None:
     names = requests.get(f"{address}/explorer/photos", timeout=60).json()
     assert names == ["temple", "flower"]
     sample = requests.get(f"{address}/explorer/photos/flower", timeout=60).content
     picture = Image.open(io.BytesIO(sample)).resize((48, 32))
     content = io.BytesIO()
     picture.save(content, "PNG")
-    answer = ask(address, "photo", content.getvalue(), noise=0.1)
-    first, *steps = [json.loads(line) for line in answer.text.splitlines()]
+    response = post(address, "photo", content.getvalue(), noise=0.1)
+    first, *steps = [json.loads(line) for line in response.text.splitlines()]
     assert first["before"] == pytest.approx(20, abs=1.5)
     assert [step["iteration"] for step in steps] == sorted(step["iteration"] for step in steps)
     assert steps[-1]["objective"] == min(step["objective"] for step in steps)
@@ -202,11 +200,11 @@ def test_a_photograph_clears_up_line_by_line(address: str) -> None:
     assert all("bound" not in step for step in steps[:-1])
     assert steps[-1]["after"] > first["before"] + 3
     assert requests.get(f"{address}/explorer/photos/no", timeout=60).status_code == 404
-    assert ask(address, "photo", b"no picture", noise=0.1).status_code == 400
+    assert post(address, "photo", b"no picture", noise=0.1).status_code == 400
 
 
-def test_samples_come_back_as_they_are(address: str) -> None:
-    (one, *_) = requests.get(f"{address}/explorer/models", timeout=60).json()
-    content = base64.b64decode(one["samples"][2].split(",")[1])
-    seen = image_to_tensor(Image.open(io.BytesIO(content)))
-    assert torch.equal(seen.float(), (load_digits().test.images[2] * 255).round())
+def test_sample_images_are_exact(address: str) -> None:
+    (first, *_) = requests.get(f"{address}/explorer/models", timeout=60).json()
+    content = base64.b64decode(first["samples"][2].split(",")[1])
+    sample = image_to_tensor(Image.open(io.BytesIO(content)))
+    assert torch.equal(sample.float(), (load_digits().test.images[2] * 255).round())

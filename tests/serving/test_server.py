@@ -1,4 +1,4 @@
-"""A model served over the loopback device, as its clients see it."""
+"""A model served over the loopback interface."""
 
 from __future__ import annotations
 
@@ -31,104 +31,106 @@ CLIENTS = 64
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
     folder = tmp_path_factory.mktemp("runs") / "opteq"
-    made = invoke(
+    result = invoke(
         *("train", "digits-opteq", "training.epochs=3", "model.options.channels=8"),
         *("data.options.test_samples=12", "--output", folder),
     )
-    assert made.exit_code == 0, made.output
+    assert result.exit_code == 0, result.output
     return eq.load(folder)
 
 
 @pytest.fixture(scope="module")
 def digits() -> Tensor:
-    """As a file keeps them."""
+    """Test digits, rounded to 8 bits like image files."""
     return (load_digits().test.images[:40] * 255).round() / 255
 
 
 @pytest.fixture(scope="module")
 def address(model: nn.Module) -> Iterator[str]:
     limits = Limits(megabytes=0.2, seconds=60)
-    with running(prediction_app(Answerer(model), "digits", limits)) as place:
-        yield place
+    with running(prediction_app(Answerer(model), "digits", limits)) as url:
+        yield url
 
 
-def ask(address: str, content: bytes, **options: object) -> requests.Response:
+def post(address: str, content: bytes, **options: object) -> requests.Response:
     return requests.post(f"{address}/predict", data=content, timeout=60, **options)  # type: ignore[arg-type]
 
 
-def test_an_answer_is_that_of_predict_and_certify(
+def test_answers_match_predict_and_certify(model: nn.Module, digits: Tensor, address: str) -> None:
+    answer = post(address, png(digits[0])).json()
+    (prediction,) = eq.predict(model, digits[:1], top=5)
+    assert answer["label"] == prediction.label
+    assert answer["confidence"] == pytest.approx(prediction.confidence, abs=1e-5)
+    assert list(answer["top"]) == list(prediction.top)
+    certificate = eq.certify(model, digits[:1], refine=False)
+    assert answer["certified"] == bool(certificate.certified_class[0])
+    assert answer["radius"] == pytest.approx(float(certificate.radius[0]), rel=1e-6)
+    assert answer["error"] == pytest.approx(float(certificate.error[0]), rel=1e-3)
+    assert answer["margin"] > answer["margin_error"] > 0
+
+
+def test_concurrent_clients_get_their_own_answers(
     model: nn.Module, digits: Tensor, address: str
 ) -> None:
-    said = ask(address, png(digits[0])).json()
-    (known,) = eq.predict(model, digits[:1], top=5)
-    assert said["label"] == known.label
-    assert said["confidence"] == pytest.approx(known.confidence, abs=1e-5)
-    assert list(said["top"]) == list(known.top)
-    found = eq.certify(model, digits[:1], refine=False)
-    assert said["certified"] == bool(found.certified_class[0])
-    assert said["radius"] == pytest.approx(float(found.radius[0]), rel=1e-6)
-    assert said["error"] == pytest.approx(float(found.error[0]), rel=1e-3)
-    assert said["margin"] > said["margin_error"] > 0
-
-
-def test_no_answer_is_lost_or_mixed_up(model: nn.Module, digits: Tensor, address: str) -> None:
-    """64 clients at once, each with its own pictures, some of which are no pictures."""
-    known = [one.label for one in eq.predict(model, digits)]
-    assert len(set(known)) > 3
+    """64 clients at once, some of whose requests are not images."""
+    labels = [prediction.label for prediction in eq.predict(model, digits)]
+    assert len(set(labels)) > 3
     bodies = [png(digit) for digit in digits]
 
     def client(number: int) -> list[tuple[int, int, dict[str, object]]]:
-        got = []
+        results = []
         for turn in range(3):
-            place = (number * 7 + turn * 13) % len(bodies)
+            index = (number * 7 + turn * 13) % len(bodies)
             if (number + turn) % 8 == 0:
-                answer = ask(address, bodies[place][:30] + bytes(turn))
-                got.append((-1, answer.status_code, answer.json()))
+                response = post(address, bodies[index][:30] + bytes(turn))
+                results.append((-1, response.status_code, response.json()))
             else:
-                answer = ask(address, bodies[place])
-                got.append((place, answer.status_code, answer.json()))
-        return got
+                response = post(address, bodies[index])
+                results.append((index, response.status_code, response.json()))
+        return results
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = [one for got in pool.map(client, range(CLIENTS)) for one in got]
-    assert len(answers) == 3 * CLIENTS
-    for place, status, said in answers:
-        if place < 0:
+        results = [result for part in pool.map(client, range(CLIENTS)) for result in part]
+    assert len(results) == 3 * CLIENTS
+    for index, status, answer in results:
+        if index < 0:
             assert status == 400
-            assert "cannot be read as an image" in str(said["error"])
+            assert "cannot be read as an image" in str(answer["error"])
         else:
             assert status == 200
-            assert said["label"] == known[place]
-    numbers = requests.get(f"{address}/metrics", timeout=60).text
-    assert 'equilibria_requests_total{path="/predict",status="200"}' in numbers
-    assert 'equilibria_request_seconds_bucket{le="+Inf"}' in numbers
+            assert answer["label"] == labels[index]
+    metrics = requests.get(f"{address}/metrics", timeout=60).text
+    assert 'equilibria_requests_total{path="/predict",status="200"}' in metrics
+    assert 'equilibria_request_seconds_bucket{le="+Inf"}' in metrics
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "says"),
+    ("content", "status", "message"),
     [
         (b"", 400, "empty"),
         (b"hello", 400, "cannot be read as an image"),
-        (bytes(300_000), 413, "send a smaller picture"),
+        (bytes(300_000), 413, "send a smaller image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "cannot be read"),
     ],
     ids=["empty", "text", "too large", "eps"],
 )
-def test_what_is_no_picture_is_told(address: str, content: bytes, status: int, says: str) -> None:
-    answer = ask(address, content)
-    assert answer.status_code == status
-    assert says in answer.json()["error"]
+def test_invalid_bodies_are_rejected(
+    address: str, content: bytes, status: int, message: str
+) -> None:
+    response = post(address, content)
+    assert response.status_code == status
+    assert message in response.json()["error"]
     assert requests.get(f"{address}/health", timeout=60).json()["status"] == "ok"
 
 
-def test_a_form_with_one_file_is_a_picture(address: str, digits: Tensor) -> None:
+def test_forms_with_one_file_are_accepted(address: str, digits: Tensor) -> None:
     content = png(digits[0])
-    known = ask(address, content).json()
+    expected = post(address, content).json()
     form = {"file": ("digit.png", content, "image/png")}
     for options in ({"files": form}, {"files": form, "data": {"note": "a zero"}}):
-        answer = requests.post(f"{address}/predict", timeout=60, **options)  # type: ignore[arg-type]
-        assert answer.status_code == 200
-        assert answer.json() == known
+        response = requests.post(f"{address}/predict", timeout=60, **options)  # type: ignore[arg-type]
+        assert response.status_code == 200
+        assert response.json() == expected
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -137,7 +139,7 @@ NOTE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nhello\r\n'
 
 
 @pytest.mark.parametrize(
-    ("content", "headers", "status", "says"),
+    ("content", "headers", "status", "message"),
     [
         (FILE + b"x\r\n" + FILE + b"y\r\n--b--\r\n", FORM, 400, "the form has 2 files"),
         (NOTE + b"--b--\r\n", FORM, 400, "the form has no file"),
@@ -149,23 +151,22 @@ NOTE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nhello\r\n'
         (NOTE * 33 + b"--b--", FORM, 400, "more than 32 fields"),
         (FILE, {"Content-Type": "multipart/form-data"}, 400, "no boundary"),
         (FILE + b"hello\r\n--b--\r\n", FORM, 400, "cannot be read as an image"),
-        (FILE + bytes(300_000) + b"\r\n--b--\r\n", FORM, 413, "send a smaller picture"),
+        (FILE + bytes(300_000) + b"\r\n--b--\r\n", FORM, 413, "send a smaller image"),
     ],
     ids=[
         *("two files", "text only", "no field", "empty file", "cut off", "no form", "no headers"),
         *("many fields", "no boundary", "no picture", "too large"),
     ],
 )
-def test_a_form_without_just_one_picture_is_refused(
-    address: str, content: bytes, headers: dict[str, str], status: int, says: str
+def test_forms_without_exactly_one_image_are_rejected(
+    address: str, content: bytes, headers: dict[str, str], status: int, message: str
 ) -> None:
-    answer = ask(address, content, headers=headers)
-    assert answer.status_code == status
-    assert says in answer.json()["error"]
+    response = post(address, content, headers=headers)
+    assert response.status_code == status
+    assert message in response.json()["error"]
 
 
-def test_an_answer_takes_one_solve(digits: Tensor) -> None:
-    """It was two, one for the prediction and one for the certificate."""
+def test_prediction_and_certificate_share_one_solve(digits: Tensor) -> None:
     model = eq.load("digits-opteq")
     answerer = Answerer(model)
     with eq.solving(model, record=True) as record:
@@ -190,148 +191,151 @@ class Counting(Answerer):
 
 
 @pytest.mark.parametrize(("name", "layers"), [("digits-opteq", 1), ("cifar10-certified", 2)])
-def test_a_request_takes_one_solve_per_layer(name: str, layers: int, digits: Tensor) -> None:
+def test_requests_take_one_solve_per_layer(name: str, layers: int, digits: Tensor) -> None:
     counting = Counting(eq.load(name))
-    with running(prediction_app(counting, name)) as place:
-        assert ask(place, png(digits[0])).status_code == 200
+    with running(prediction_app(counting, name)) as url:
+        assert post(url, png(digits[0])).status_code == 200
     assert counting.solves == [layers]
 
 
-def test_an_unrolled_model_is_answered_by_its_last_iterate(digits: Tensor) -> None:
-    """Its certificate is of the equilibrium, which is another state."""
+def test_predictions_of_unrolled_models_are_their_last_iterates(digits: Tensor) -> None:
+    """The certificate applies to the equilibrium, which is a different state."""
     model = eq.create_model("opteq-small", in_channels=1)
-    known = eq.load("digits-opteq")
-    model.images = known.images
+    model.images = eq.load("digits-opteq").images
     with eq.solving(model, gradient="unrolled"):
         (answer,) = Answerer(model)([digits[0]])
-        (said,) = eq.predict(model, digits[:1])
-    assert (answer.iterations, answer.confidence) == (said.iterations, said.confidence)
+        (prediction,) = eq.predict(model, digits[:1])
+    assert (answer.iterations, answer.confidence) == (prediction.iterations, prediction.confidence)
 
 
 @pytest.mark.parametrize("side", [6_000, 15_000])
-def test_a_picture_that_would_fill_the_memory_is_not_decoded(address: str, side: int) -> None:
+def test_images_with_too_many_pixels_are_not_decoded(address: str, side: int) -> None:
     content = io.BytesIO()
     Image.new("1", (side, side)).save(content, "PNG")
     assert len(content.getvalue()) < 200_000
-    answer = ask(address, content.getvalue())
-    assert answer.status_code == 400
-    assert "more than 25,000,000 pixels" in answer.json()["error"]
+    response = post(address, content.getvalue())
+    assert response.status_code == 400
+    assert "more than 25,000,000 pixels" in response.json()["error"]
 
 
-def test_a_body_without_a_length_is_cut_off(address: str) -> None:
+def test_size_limit_applies_to_bodies_without_a_length(address: str) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(50):
             yield bytes(10_000)
 
     try:
-        status = ask(address, pieces()).status_code  # type: ignore[arg-type]
+        status = post(address, pieces()).status_code  # type: ignore[arg-type]
     except requests.ConnectionError:
-        return  # The server may close before everything was sent.
+        return  # the server may close the connection before everything is sent
     assert status == 413
 
 
 @pytest.mark.parametrize(
     "headers", [{"Origin": "http://elsewhere.example"}, {"Host": "elsewhere.example"}]
 )
-def test_pages_from_elsewhere_are_refused(
+def test_requests_from_other_sites_and_for_other_hosts_are_rejected(
     address: str, digits: Tensor, headers: dict[str, str]
 ) -> None:
-    answer = ask(address, png(digits[0]), headers=headers)
-    assert answer.status_code == 403
-    assert ask(address, png(digits[0]), headers={"Origin": address}).status_code == 200
+    response = post(address, png(digits[0]), headers=headers)
+    assert response.status_code == 403
+    assert post(address, png(digits[0]), headers={"Origin": address}).status_code == 200
 
 
-def test_paths_and_methods_that_are_not_there(address: str) -> None:
+def test_unknown_paths_and_methods(address: str) -> None:
     assert requests.get(f"{address}/predict", timeout=60).status_code == 405
     assert requests.get(f"{address}/nothing", timeout=60).status_code == 404
     assert "/nothing" not in requests.get(f"{address}/metrics", timeout=60).text
 
 
-class Held(Answerer):
-    """Answers when it is let."""
+class BlockedAnswerer(Answerer):
+    """Answers only after `released` is set."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, certificates=False)
-        self.let, self.begun = threading.Event(), threading.Event()
+        self.started, self.released = threading.Event(), threading.Event()
 
     def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
-        self.begun.set()
-        assert self.let.wait(60)
+        self.started.set()
+        assert self.released.wait(60)
         return super().__call__(images)
 
 
-def test_more_than_may_wait_is_refused_and_the_rest_is_answered(
+def test_requests_above_the_queue_limit_get_503_and_others_are_answered(
     model: nn.Module, digits: Tensor
 ) -> None:
-    held = Held(model)
-    app = prediction_app(held, "digits", Limits(seconds=60, largest_batch=4, waiting=3))
-    with running(app) as place, ThreadPoolExecutor(8) as pool:
-        first = pool.submit(ask, place, png(digits[0]))
-        assert held.begun.wait(60)
-        others = [pool.submit(ask, place, png(digits[i])) for i in range(1, 4)]
-        until(lambda: waiting(place) == 3)
-        refused = ask(place, png(digits[5]))
+    answerer = BlockedAnswerer(model)
+    app = prediction_app(answerer, "digits", Limits(seconds=60, largest_batch=4, waiting=3))
+    with running(app) as url, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(post, url, png(digits[0]))
+        assert answerer.started.wait(60)
+        others = [pool.submit(post, url, png(digits[i])) for i in range(1, 4)]
+        until(lambda: waiting(url) == 3)
+        refused = post(url, png(digits[5]))
         assert refused.status_code == 503
         assert refused.headers["Retry-After"] == "1"
-        held.let.set()
+        answerer.released.set()
         assert first.result().status_code == 200
         assert [other.result().status_code for other in others] == [200] * 3
 
 
-def test_what_takes_too_long_is_told_and_leaves_the_queue(model: nn.Module, digits: Tensor) -> None:
-    held = Held(model)
-    with running(prediction_app(held, "digits", Limits(seconds=0.3))) as place:
-        assert ask(place, png(digits[0])).status_code == 504
-        held.let.set()
-        until(lambda: ask(place, png(digits[1])).status_code == 200)
+def test_requests_above_the_time_limit_get_504_and_leave_the_queue(
+    model: nn.Module, digits: Tensor
+) -> None:
+    answerer = BlockedAnswerer(model)
+    with running(prediction_app(answerer, "digits", Limits(seconds=0.3))) as url:
+        assert post(url, png(digits[0])).status_code == 504
+        answerer.released.set()
+        until(lambda: post(url, png(digits[1])).status_code == 200)
 
 
-def test_a_connection_that_sends_nothing_more_harms_nobody(address: str, digits: Tensor) -> None:
+def test_stalled_connections_do_not_block_others(address: str, digits: Tensor) -> None:
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nab")
-        assert ask(address, png(digits[0])).status_code == 200
+        assert post(address, png(digits[0])).status_code == 200
 
 
-def test_one_that_fails_does_not_take_others_along(model: nn.Module, digits: Tensor) -> None:
-    class Picky(Answerer):
+def test_failing_images_do_not_affect_others_in_their_batch(
+    model: nn.Module, digits: Tensor
+) -> None:
+    class FailsOnBlack(Answerer):
         def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
             if any(float(image.max()) == 0 for image in images):
                 raise RuntimeError("black")
             return super().__call__(images)
 
-    picky = Picky(model, certificates=False)
-    app = prediction_app(picky, "digits", Limits(seconds=60))
-    with running(app) as place, ThreadPoolExecutor(8) as pool:
+    answerer = FailsOnBlack(model, certificates=False)
+    app = prediction_app(answerer, "digits", Limits(seconds=60))
+    with running(app) as url, ThreadPoolExecutor(8) as pool:
         bodies = [png(torch.zeros(1, 8, 8)) if i % 4 == 0 else png(digits[i]) for i in range(16)]
-        statuses = [answer.status_code for answer in pool.map(lambda b: ask(place, b), bodies)]
+        statuses = [response.status_code for response in pool.map(lambda b: post(url, b), bodies)]
     assert statuses == [500 if i % 4 == 0 else 200 for i in range(16)]
 
 
-def test_a_generator_is_not_served() -> None:
-    with pytest.raises(ValueError, match=r"take one of eq\.load"):
+def test_generators_cannot_be_served() -> None:
+    with pytest.raises(ValueError, match=r"load a trained model with eq\.load"):
         Answerer(eq.create_model("opteq-decoder", latent_dim=4, image_size=16))
 
 
-def test_the_command_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_reports_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equilibria.cli.serve.find_spec", lambda name: None)
-    said = invoke("serve", tmp_path)
-    assert said.exit_code == 2
-    assert "pip install 'equilibria[serve]'" in said.stderr
+    result = invoke("serve", tmp_path)
+    assert result.exit_code == 2
+    assert "pip install 'equilibria[serve]'" in result.stderr
 
 
 def waiting(address: str) -> int:
     return int(requests.get(f"{address}/health", timeout=60).json()["waiting"])
 
 
-def until(holds: object, seconds: float = 60) -> None:
+def until(condition: object, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
+    while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_names_that_a_server_may_be_called_by(capsys: pytest.CaptureFixture[str]) -> None:
+def test_accepted_host_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert hosts("127.0.0.1", None) == (*LOOPBACK, "127.0.0.1")
     assert hosts("0.0.0.0", ["Models.Example.org", "10.0.0.7"])[-2:] == (
         "models.example.org",
@@ -340,6 +344,6 @@ def test_names_that_a_server_may_be_called_by(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
     assert "example.org" not in hosts("0.0.0.0", None)
     assert "--name" in capsys.readouterr().out
-    for wrong in ("*", "http://example.org", "example.org:8000", ""):
+    for invalid in ("*", "http://example.org", "example.org:8000", ""):
         with pytest.raises(ValueError, match="not the name of a host"):
-            hosts("0.0.0.0", [wrong])
+            hosts("0.0.0.0", [invalid])

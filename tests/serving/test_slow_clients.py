@@ -1,4 +1,4 @@
-"""Slow clients lose their connection, and a limit holds for the number of connections."""
+"""Timeouts for slow clients, and the limit on the number of connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.program import invoke
 from tests.serving.running import png, running
 
 SHORT = 0.5
-"""Seconds that the servers of these tests wait for a client."""
+"""Timeout of the servers in these tests, in seconds."""
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 BODY = HEAD + b"Content-Length: 99999\r\n\r\nab"
 ELSEWHERE = BODY.replace(b"/predict", b"/nothing")
@@ -34,7 +34,7 @@ CLIENTS = (
     ("half the body", BODY, 408),
     ("half a body that is not read", ELSEWHERE, 404),
 )
-"""Name, bytes that a client sends before it stops, and status of the answer (None: no answer)."""
+"""Name, bytes sent before the client stops, and status of the response (None: no response)."""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def digit() -> bytes:
 
 @pytest.fixture(scope="module")
 def address(answerer: Answerer) -> Iterator[str]:
-    """Address of a server with short time-outs."""
+    """Address of a server with short timeouts."""
     limits = Limits(seconds=60, header_seconds=SHORT, body_seconds=SHORT)
-    with running(prediction_app(answerer, "digits", limits)) as place:
-        yield place
+    with running(prediction_app(answerer, "digits", limits)) as url:
+        yield url
 
 
 def connect(address: str) -> socket.socket:
@@ -61,7 +61,7 @@ def connect(address: str) -> socket.socket:
 
 
 def received(client: socket.socket) -> bytes:
-    """All that the server sends until it closes the connection."""
+    """Return everything that the server sends until it closes the connection."""
     content = b""
     with suppress(ConnectionError):
         while piece := client.recv(65536):
@@ -70,7 +70,7 @@ def received(client: socket.socket) -> bytes:
 
 
 def trickle(client: socket.socket) -> None:
-    """Send a byte now and then, until the connection is closed."""
+    """Send single bytes slowly until the connection is closed."""
     with suppress(OSError):
         while True:
             client.sendall(b"x")
@@ -81,29 +81,31 @@ def status_of(address: str, digit: bytes) -> int:
     return requests.post(f"{address}/predict", data=digit, timeout=60).status_code
 
 
-def test_clients_that_stop_lose_their_connections(address: str) -> None:
+def test_connections_of_clients_that_stop_sending_are_closed(address: str) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(address)) for _ in CLIENTS]
         for client, (_, sent, _) in zip(clients, CLIENTS, strict=True):
             client.sendall(sent)
-        for client, (what, _, status) in zip(clients, CLIENTS, strict=True):
+        for client, (name, _, status) in zip(clients, CLIENTS, strict=True):
             content = received(client)
             head = b"" if status is None else f"HTTP/1.1 {status} ".encode()
-            assert content[: len(head) or None] == head, what
-            assert (b"not complete after 0.5 seconds" in content) == (status == 408), what
+            assert content[: len(head) or None] == head, name
+            assert (b"not complete after 0.5 seconds" in content) == (status == 408), name
 
 
-def test_clients_that_send_a_byte_now_and_then_lose_their_connections(address: str) -> None:
+def test_connections_of_clients_that_send_slowly_are_closed(address: str) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(address)) for _ in CLIENTS]
         for client, (_, sent, _) in zip(clients, CLIENTS, strict=True):
             client.sendall(sent)
             threading.Thread(target=trickle, args=[client], daemon=True).start()
         for client in clients:
-            received(client)  # It returns when the connection has ended.
+            received(client)  # returns when the connection is closed
 
 
-def test_an_idle_connection_is_kept_and_its_second_request_must_be_quick_too(address: str) -> None:
+def test_idle_connections_stay_open_and_header_timeouts_apply_to_later_requests(
+    address: str,
+) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connect(address) as client:
         client.sendall(request)
@@ -115,7 +117,7 @@ def test_an_idle_connection_is_kept_and_its_second_request_must_be_quick_too(add
     assert content.count(b"HTTP/1.1 408 ") == 1
 
 
-def test_a_client_that_does_not_take_its_answer_loses_its_connection(
+def test_connections_of_clients_that_do_not_read_the_response_are_closed(
     answerer: Answerer, digit: bytes
 ) -> None:
     def large(_: Request) -> Response:
@@ -126,55 +128,55 @@ def test_a_client_that_does_not_take_its_answer_loses_its_connection(
     with running(app) as address, connect(address) as slow:
         slow.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert slow.recv(1)
-        # There is room for one connection only.
+        # The server accepts one connection only.
         deadline = time.monotonic() + 60
         while status_of(address, digit) != 200:
             assert time.monotonic() < deadline
         assert len(received(slow)) < 50_000_000
 
 
-class Held(Answerer):
-    """Answers when a test lets it."""
+class BlockedAnswerer(Answerer):
+    """Answers only after `released` is set."""
 
     def __init__(self) -> None:
         super().__init__(eq.load("digits-opteq"), certificates=False)
-        self.begun, self.let = threading.Event(), threading.Event()
+        self.started, self.released = threading.Event(), threading.Event()
 
     def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
-        self.begun.set()
-        assert self.let.wait(60)
+        self.started.set()
+        assert self.released.wait(60)
         return super().__call__(images)
 
 
-def test_connections_above_the_limit_are_refused_and_running_requests_end(digit: bytes) -> None:
-    held = Held()
-    app = prediction_app(held, "digits", Limits(seconds=60, header_seconds=60, connections=4))
+def test_connections_above_the_limit_get_503_and_running_requests_finish(digit: bytes) -> None:
+    answerer = BlockedAnswerer()
+    app = prediction_app(answerer, "digits", Limits(seconds=60, header_seconds=60, connections=4))
     statuses: list[int] = []
     with running(app) as address, ExitStack() as stack:
-        asking = threading.Thread(target=lambda: statuses.append(status_of(address, digit)))
-        asking.start()
-        assert held.begun.wait(60)
+        client = threading.Thread(target=lambda: statuses.append(status_of(address, digit)))
+        client.start()
+        assert answerer.started.wait(60)
         idle = [stack.enter_context(connect(address)) for _ in range(3)]
         for _ in range(5):
             refused = requests.post(f"{address}/predict", data=bytes(200_000), timeout=60)
             assert refused.status_code == 503
             assert refused.headers["Retry-After"] == "1"
-            assert "4 connections are open already" in refused.json()["error"]
-        held.let.set()
-        asking.join(60)
+            assert "4 connections are already open" in refused.json()["error"]
+        answerer.released.set()
+        client.join(60)
         assert statuses == [200]
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
         deadline = time.monotonic() + 60
         while status_of(address, digit) != 200:
             assert time.monotonic() < deadline
 
 
-def test_a_crowd_of_connections_leaves_the_server_as_it_was(answerer: Answerer) -> None:
+def test_server_works_after_many_idle_connections(answerer: Answerer) -> None:
     limits = Limits(seconds=60, header_seconds=SHORT, connections=8)
     with running(prediction_app(answerer, "digits", limits)) as address, ExitStack() as stack:
-        crowd = [stack.enter_context(connect(address)) for _ in range(100)]
-        assert [received(one) for one in crowd] == [b""] * 100
+        clients = [stack.enter_context(connect(address)) for _ in range(100)]
+        assert [received(client) for client in clients] == [b""] * 100
         assert requests.get(f"{address}/health", timeout=60).status_code == 200
 
 
@@ -185,13 +187,15 @@ def test_limits_are_positive(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "explore"])
-def test_the_program_takes_the_limits(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_have_options_for_the_limits(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     apps: list[Starlette] = []
     monkeypatch.setattr("equilibria.serving.run_server", lambda app, **_: apps.append(app))
-    said = invoke(
+    result = invoke(
         *(command, "digits-opteq", "--port", 0),
         *("--header-seconds", 3, "--body-seconds", 7, "--connections", 9),
     )
-    assert said.exit_code == 0, said.output
+    assert result.exit_code == 0, result.output
     limits = apps[0].state.limits
     assert (limits.header_seconds, limits.body_seconds, limits.connections) == (3, 7, 9)

@@ -1,4 +1,4 @@
-"""What nobody waits for any more is stopped, and does not keep others waiting."""
+"""Abandoned work of the explorer is stopped, so that it does not delay other requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.serving.running import png, running
 
 
 def endless(started: threading.Event, ended: threading.Event) -> None:
-    """A step that never ends by itself."""
+    """Run PyTorch operations until one raises an error."""
     started.set()
     try:
         total = torch.zeros(1)
@@ -27,29 +27,30 @@ def endless(started: threading.Event, ended: threading.Event) -> None:
         ended.set()
 
 
-def test_torch_stops_at_its_next_call() -> None:
-    gone = threading.Event()
-    with explorer.WhileWanted(gone):
+def test_the_next_torch_call_raises_after_abandonment() -> None:
+    is_abandoned = threading.Event()
+    with explorer.WhileWanted(is_abandoned):
         assert float(torch.ones(2).sum()) == 2
-        gone.set()
+        is_abandoned.set()
         with pytest.raises(explorer.AbandonedError):
             torch.ones(2)
     assert float(torch.ones(2).sum()) == 2
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_the_next_visitor_is_answered(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one before has left, or has waited for as long as is allowed."""
+@pytest.mark.parametrize("disconnects", [True, False])
+def test_work_stops_after_a_disconnect_or_the_time_limit(
+    disconnects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(explorer, "restored_photo", lambda *_: endless(started, ended))
     explored = [Explored("digits", trained_model("digits-opteq"))]
     digit = png(load_digits().test.images[0])
-    limits = Limits(seconds=600 if leaves else 1)
+    limits = Limits(seconds=600 if disconnects else 1)
     with running(explorer.explorer_app(explored, limits)) as address:
-        visitor = HTTPConnection(urlsplit(address).netloc, timeout=60)
-        visitor.request("POST", "/explorer/photo", digit)
+        client = HTTPConnection(urlsplit(address).netloc, timeout=60)
+        client.request("POST", "/explorer/photo", digit)
         assert started.wait(60)
-        if not leaves:
-            assert visitor.getresponse().status == 504
-        visitor.close()
+        if not disconnects:
+            assert client.getresponse().status == 504
+        client.close()
         assert ended.wait(60)

@@ -1,4 +1,4 @@
-"""The smooth part E(y; x) of a hidden objective, term by term."""
+"""Energy terms: the smooth part E(y; x) of a hidden objective."""
 
 from equilibria.energies.base import Energy
 from equilibria.energies.bounds import Bounds

@@ -1,4 +1,4 @@
-"""The energy term: what an author writes."""
+"""Base class of energy terms."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Energy(nn.Module):
     """A smooth term E(y; x) of a hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x).
 
     A new term needs one method, `value`, written with ordinary torch operations. The fixed-point
-    map is y = σ(−∇E(y; x)). Parameters of the term are trained like those of any module. Terms add,
-    and are multiplied by numbers.
+    map is y = σ(−∇E(y; x)). Parameters of the term are trained like those of any module. Terms can
+    be added to each other and multiplied by numbers.
 
-    | implement | what it brings | without it |
+    | implement | purpose | default |
     |---|---|---|
     | `value(state, context)` | the energy | required |
-    | `inject(*inputs)` | what depends on the input, once per solve | `context["x"]` |
+    | `inject(*inputs)` | quantities that depend on the input, once per solve | `context["x"]` |
     | `descent(state, context)` | −∇E by hand, often faster | automatic differentiation |
-    | `initial_state(context)` | the shape of the state | that of the first input |
-    | `prepare(layout)` | what depends on parameters only, once per solve | nothing |
+    | `initial_state(context)` | shape of the state | shape of the first input |
+    | `prepare(layout)` | quantities that depend on parameters only, once per solve | none |
     | `complete(context, layout)` | a context that needs both | `inject`, then `prepare` |
     | `facts` | faster solves (see `Facts`) | nothing is known |
     | `limits` | a contraction by construction | no contraction is known |
-    | `bounds(context, layout)` | certificates for these weights | no certificates |
-    | `name`, `formula` | how the term is shown | the name of the class |
+    | `bounds(context, layout)` | certificates for the current weights | no certificates |
+    | `name`, `formula` | display of the term | name of the class |
 
     `calibrate`, `refresh`, `first_descent` and `rounding` are optional too: see
     `equilibria.energies.capabilities`.
@@ -53,24 +53,32 @@ class Energy(nn.Module):
     """
 
     def value(self, state: State, context: Context) -> Tensor:
-        """E(y; x) of each sample, shape `(batch,)`; one number where the term couples the batch."""
+        """Return E(y; x) of each sample.
+
+        Args:
+            state: The state y.
+            context: Result of `inject` and `complete`.
+
+        Returns:
+            Shape (B,), or a scalar for a term that couples the batch.
+        """
         raise TypeError(
             f"{type(self).__name__} is an energy term without a `value` method: "
             "define value(self, state, context) and return one number per sample."
         )
 
     def _keep_inputs(self, *inputs: Tensor) -> Context:
-        """Return what depends on the input, once per solve. By default the input itself, as `x`.
+        """Return the quantities that depend on the input; called once per solve.
 
-        A layer with several inputs, given as a tuple, passes all of them; a term may take any
-        number: `inject(self, image, graph)`.
+        The default stores the input itself as `context["x"]`. A layer with several inputs, given as
+        a tuple, passes all of them, and a term may take any number: `inject(self, image, graph)`.
         """
         return Context(sample={"x": inputs[0] if len(inputs) == 1 else inputs})
 
     inject: Callable[..., Context] = _keep_inputs
 
     def descent(self, state: State, context: Context) -> State:
-        """−∇E(y; x), by automatic differentiation of `value`."""
+        """Return −∇E(y; x); by default by automatic differentiation of `value`."""
 
         def checked(tensors: tuple[Tensor, ...], context: Context) -> Tensor:
             value = self.value(unflatten_state(state, tensors), context)
@@ -81,29 +89,29 @@ class Energy(nn.Module):
         return unflatten_state(state, (-gradient for gradient in gradients))
 
     def initial_state(self, context: Context) -> State | None:
-        """A state of zeros, or None if the term does not define the shape of the state."""
+        """Return a state of zeros, or None if the term does not define the shape of the state."""
         return None
 
-    # All that follows is optional: what it brings is in the table above.
+    # The rest is optional; the table above lists the defaults.
 
     facts = Facts()
 
     @property
     def limits(self) -> Bounds[float]:
-        """Bounds that hold by construction, for every value of the parameters."""
+        """Bounds on the derivatives that hold for every value of the parameters."""
         return Bounds()
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Bounds for the present parameters and this context.
+        """Return bounds on the derivatives for the current parameters and this context.
 
         Args:
-            context: What `inject` and `complete` made of the input.
+            context: Result of `inject` and `complete`.
             layout: Shapes of the tensors of the state, without the batch dimension.
         """
         return Bounds()
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
-        """Return entries that depend on parameters only, once per solve.
+        """Return context entries that depend on parameters only; called once per solve.
 
         Args:
             layout: Shapes of the tensors of the state, without the batch dimension.
@@ -111,28 +119,33 @@ class Energy(nn.Module):
         return {}
 
     def complete(self, context: Context, layout: Layout) -> Context:
-        """Return `context` with the entries of `prepare`."""
+        """Return `context` extended by the entries of `prepare`."""
         return context.with_shared(self.prepare(layout))
 
     @property
     def name(self) -> str:
-        """Name of the term in a sum: its class, in lower case."""
+        """Name of the term in a sum; by default the class name in snake case."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
     def formula(self) -> str:
-        """The term as people write it."""
+        """Mathematical formula of the term."""
         return f"{type(self).__name__}(y; x)"
 
     def _check(self, value: Tensor, state: State) -> None:
         couples = self.facts.couples_batch
         expected = () if couples else (batch_size(state),)
         if tuple(value.shape) != expected and not (couples and value.numel() == 1):
-            hint = "it couples the batch" if couples else "one number per sample"
-            remedy = "" if couples else ", or state facts = eq.energies.Facts(couples_batch=True)"
+            if couples:
+                remedy = "The term couples the batch: sum over all dimensions."
+            else:
+                remedy = (
+                    "Return one number per sample: sum over all dimensions but the first, or set "
+                    "facts = eq.energies.Facts(couples_batch=True)."
+                )
             raise ValueError(
-                f"{type(self).__name__}.value returned shape {tuple(value.shape)}; "
-                f"expected {expected} ({hint}). Sum over all dimensions but the first{remedy}."
+                f"{type(self).__name__}.value must have shape {expected}, got "
+                f"{tuple(value.shape)}. {remedy}"
             )
 
     def __add__(self, other: Energy | Callable[..., Tensor]) -> Sum:

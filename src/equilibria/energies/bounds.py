@@ -1,4 +1,4 @@
-"""Bounds of the derivatives of a term: one value, which adds and scales like the term."""
+"""Bounds on the derivatives of an energy term, which add and scale like the term."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import torch
 from torch import Tensor
 
 N = TypeVar("N")
-"""The numbers of a bound: floats where they hold by construction, tensors where computed."""
+"""Number type of a bound: float for bounds by construction, Tensor for computed ones."""
 P = TypeVar("P")
 
 
 class UnitBound(NamedTuple):
-    """How strongly each unit of a quadratic energy is pulled: −∇²E = WWᵀ and ∇E linear in x.
+    """Row norms per unit of a quadratic energy, with −∇²E = WWᵀ and ∇E linear in x.
 
-    The tensors have shapes that broadcast with the state's.
+    The shapes of the tensors broadcast with the state.
     """
 
     input: Tensor
-    """The norm of each unit's row of the derivative in x."""
+    """Norm of each unit's row of the derivative with respect to x."""
     state: Tensor
-    """The norm of each unit's row of W."""
+    """Norm of each unit's row of W."""
 
 
 Given: TypeAlias = N | Callable[[], N | None] | None
-"""A number, a function that computes it when it is first read, or None for "not known"."""
+"""A number, a function that computes it on first access, or None for "not known"."""
 
 
 class Bounds(Generic[N]):
-    """Bounds of the derivatives of an energy E(y; x), at every state y. None means "not known".
+    """Bounds on the derivatives of an energy E(y; x) at every state y. None means "not known".
 
-    The bounds of a sum are the sum of the bounds, and those of a multiple are the multiple:
+    Bounds of a sum are the sum of the bounds, and bounds of a multiple are the multiple:
     `a.bounds(...) + b.bounds(...)`, `bounds * factor`.
 
-    A number is a float, a tensor without dimensions, or a tensor with one entry per sample where
-    the bound depends on the input. A function in the place of a number is called when the number
-    is first read, so that a norm which is not used is never computed.
+    A number is a float, a scalar tensor, or a tensor with one entry per sample if the bound depends
+    on the input. A function in place of a number is called on first access, so that unused norms
+    are never computed.
 
     Args:
-        curvature: Upper bound of ‖∇²E‖.
-        concavity: Upper bound of the eigenvalues of −∇²E; by default that of the curvature. A
-            convex energy has 0. With L_σ ≤ 1 the objective G is (1 − concavity)-strongly convex.
-        input: Upper bound of the Lipschitz constant of ∇E in the input, at any state and input.
+        curvature: Upper bound on ‖∇²E‖.
+        concavity: Upper bound on the eigenvalues of −∇²E, 0 for a convex energy; by default equal
+            to `curvature`. With L_σ ≤ 1 the objective G is (1 − concavity)-strongly convex.
+        input: Upper bound on the Lipschitz constant of ∇E in the input, at any state and input.
         units: One `UnitBound` per tensor of the state, for quadratic energies.
 
     Examples:
@@ -72,22 +72,22 @@ class Bounds(Generic[N]):
 
     @property
     def curvature(self) -> N | None:
-        """Upper bound of ‖∇²E‖."""
+        """Upper bound on ‖∇²E‖."""
         if callable(self._curvature):
             self._curvature = self._curvature()
         return self._curvature  # type: ignore[no-any-return]
 
     @property
     def concavity(self) -> N | None:
-        """Upper bound of the eigenvalues of −∇²E."""
+        """Upper bound on the eigenvalues of −∇²E."""
         if callable(self._concavity):
-            known = self._concavity()
-            self._concavity = self.curvature if known is None else known
+            concavity = self._concavity()
+            self._concavity = self.curvature if concavity is None else concavity
         return self._concavity  # type: ignore[no-any-return]
 
     @property
     def input(self) -> N | None:
-        """Upper bound of the Lipschitz constant of ∇E in the input."""
+        """Upper bound on the Lipschitz constant of ∇E in the input."""
         if callable(self._input):
             self._input = self._input()
         return self._input  # type: ignore[no-any-return]
@@ -101,12 +101,12 @@ class Bounds(Generic[N]):
 
     def __add__(self, other: Bounds[N]) -> Bounds[N]:
         def units() -> Sequence[UnitBound] | None:
-            known = all_known([self.units, other.units])
-            if known is None:
+            summands = all_known([self.units, other.units])
+            if summands is None:
                 return None
             return [
-                UnitBound(one.input + two.input, torch.hypot(one.state, two.state))
-                for one, two in zip(*known, strict=True)
+                UnitBound(a.input + b.input, torch.hypot(a.state, b.state))
+                for a, b in zip(*summands, strict=True)
             ]
 
         return Bounds(
@@ -119,33 +119,33 @@ class Bounds(Generic[N]):
     def __mul__(self, factor: float | Tensor) -> Bounds[N]:
         def size(name: str) -> Any:
             def scaled() -> Any:
-                known: Any = getattr(self, name)
-                return None if known is None else abs(factor * known)
+                bound: Any = getattr(self, name)
+                return None if bound is None else abs(factor * bound)
 
             return scaled
 
         def concavity() -> Any:
             if not factor >= 0:
-                return None  # that of the curvature
-            known: Any = self.concavity
-            return None if known is None else factor * known
+                return None  # concavity defaults to the curvature
+            bound: Any = self.concavity
+            return None if bound is None else factor * bound
 
         def units() -> Sequence[UnitBound] | None:
-            number, known = float(factor), self.units
-            if known is None or number < 0:
+            number, bounds = float(factor), self.units
+            if bounds is None or number < 0:
                 return None
-            return [UnitBound(number * one.input, math.sqrt(number) * one.state) for one in known]
+            return [UnitBound(number * u.input, math.sqrt(number) * u.state) for u in bounds]
 
         return Bounds(size("curvature"), concavity, size("input"), units)
 
     __rmul__ = __mul__
 
     def beside(self, other: Bounds[N]) -> Bounds[N]:
-        """Bounds of E₁(y₁; x) + E₂(y₂; x): two branches of the state that share the input."""
+        """Return bounds of E₁(y₁; x) + E₂(y₂; x), two branches of the state that share x."""
 
         def units() -> Sequence[UnitBound] | None:
-            known = all_known([self.units, other.units])
-            return None if known is None else [unit for units in known for unit in units]
+            branches = all_known([self.units, other.units])
+            return None if branches is None else [unit for units in branches for unit in units]
 
         return Bounds(
             self._joined(other, _maximum, "curvature"),
@@ -159,26 +159,26 @@ class Bounds(Generic[N]):
         return f"Bounds({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
 
     def _joined(self, other: Bounds[N], join: Callable[[Any, Any], Any], name: str) -> Any:
-        """Join one number of both, now if both are computed, else when it is first read."""
+        """Join one number of both bounds, lazily if either is not computed yet."""
 
         def joined() -> Any:
-            one, two = getattr(self, name), getattr(other, name)
-            return None if one is None or two is None else join(one, two)
+            a, b = getattr(self, name), getattr(other, name)
+            return None if a is None or b is None else join(a, b)
 
         is_lazy = callable(getattr(self, f"_{name}")) or callable(getattr(other, f"_{name}"))
         return joined if is_lazy else joined()
 
 
 def all_known(values: Iterable[P | None]) -> list[P] | None:
-    """Return the values as a list, or None if one of them is None."""
+    """Return the values as a list, or None if any of them is None."""
     collected = list(values)
     known = [value for value in collected if value is not None]
     return known if len(known) == len(collected) else None
 
 
-def _maximum(one: Any, other: Any) -> Any:
-    return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
+def _maximum(a: Any, b: Any) -> Any:
+    return torch.maximum(a, b) if isinstance(a, Tensor) else max(a, b)
 
 
-def _hypot(one: Any, other: Any) -> Any:
-    return torch.hypot(one, other) if isinstance(one, Tensor) else math.hypot(one, other)
+def _hypot(a: Any, b: Any) -> Any:
+    return torch.hypot(a, b) if isinstance(a, Tensor) else math.hypot(a, b)

@@ -1,4 +1,4 @@
-"""Heritage and diversity of the features of neighboring branches, as a function of the features.
+"""Heritage and diversity between the features of neighboring branches.
 
 Li et al., "Optimization Inspired Multi-Branch Equilibrium Models", Section 2.1, Eqs. 3 to 5.
 """
@@ -19,20 +19,22 @@ from equilibria.registry import check_choice, check_not_negative, check_positive
 
 Sign = Literal["smooth", "freeze", "hard"]
 Features = Sequence[Tensor]
-"""zᵢ of every branch."""
-Kept = Mapping[str, Entry]
-"""What a solve keeps for every pair of branches: t (sign="smooth") or the signs ("freeze")."""
+"""Features zᵢ, one tensor per branch."""
+Constants = Mapping[str, Entry]
+"""Constants of a solve per pair of branches: t (sign="smooth") or the signs (sign="freeze")."""
 
-SIZE_FLOOR = 1.0
-"""In t, the mean square of all channels is added to that of each, times this: a channel that is
-weak at the first image may grow, and a tiny t would give it the kink back."""
+MEAN_SQUARE_WEIGHT = 1.0
+"""Weight of the mean square of all channels, which is added to that of each channel in t.
+
+A channel that is weak at the first image may grow, and a tiny t would restore its kink.
+"""
 
 
 def resampling(fine: int, coarse: int, directions: int = 2) -> LinearOperator:
-    """P from a map of scale `coarse` to one of scale `fine` (1 = full resolution).
+    """Return P, which resamples a map of scale `coarse` to scale `fine` (1 = full resolution).
 
-    Going down it is average pooling by s, going up Pᵀ: nearest upsampling divided by s² (in one
-    direction by s). With this pair P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ = 1/s (1/√s).
+    P is average pooling by a factor s, or its adjoint: nearest-neighbor upsampling divided by s²
+    (in one direction by s). Hence P_{j:i} = P_{i:j}ᵀ exactly, and ‖P‖ is 1/s (1/√s).
     """
     if coarse == fine:
         return Identity()
@@ -46,18 +48,18 @@ def resampling(fine: int, coarse: int, directions: int = 2) -> LinearOperator:
 
 
 class _Pair(NamedTuple):
-    """Branch i and its successor j = i + 1 (the last one's successor is the first)."""
+    """Branch i and its successor j = i + 1; the successor of the last branch is the first."""
 
     i: int
     j: int
     name: str
     resample: LinearOperator
-    """P_{i:j}, from branch j to the shape of branch i."""
+    """P_{i:j}, from the shape of branch j to that of branch i."""
     is_upward: bool
-    """Whether branch j is the coarser one."""
+    """Whether branch j is coarser than branch i."""
 
     def at_coarser(self, features: Features) -> tuple[Tensor, Tensor]:
-        """Two maps of the coarser resolution whose products are those of Pz_j and z_i."""
+        """Return two maps at the coarser resolution with the inner products of Pz_j and z_i."""
         z, other = features[self.i], features[self.j]
         if self.is_upward:
             return other, self.resample.adjoint(z)
@@ -65,25 +67,35 @@ class _Pair(NamedTuple):
 
 
 class BranchCoupling(nn.Module):
-    """½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) over the loop of branches, as a function of the features.
+    """Energy ½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) over a loop of branches, given their features.
 
     With A = P_{i:i+1} zᵢ₊₁ and the C×C matrix M = A zᵢᵀ of inner products between channels,
-    H = tr M (corresponding channels, to be similar) and D = Σ_{k≠l} |M_kl| (all others, to differ).
-    M and its signs S = sign(M), without the diagonal, are computed once a pair, and serve both
-    neighbors: with K = ½(I − λS) the pair sends KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
-    Mixing channels and resampling pixels commute, and ⟨Pa, z⟩ = ⟨a, Pᵀz⟩: all of it happens at the
-    coarser of the two resolutions.
+    H = tr M rewards similarity of corresponding channels and D = Σ_{k≠l} |M_kl| penalizes
+    similarity of all others.
 
-    D has kinks, and minimizing it drives M there, so that the plain iteration chatters. `sign`:
+    M and S = sign(M) without the diagonal are computed once per pair and serve both neighbors: with
+    K = ½(I − λS) the pair sends the message KᵀA to branch i and P_{i:i+1}ᵀ K zᵢ to branch i+1.
+    Mixing channels commutes with resampling pixels, and ⟨Pa, z⟩ = ⟨a, Pᵀz⟩, so everything is
+    computed at the coarser of the two resolutions.
 
-    - "smooth": √(M² + t²) − t in place of |M|. t = τ‖A_k‖‖z_l‖ (norms with a floor) is taken once a
-      solve at its first image and stays in the graph. Converges, and gradients are exact.
-    - "freeze": S is renewed in the first iterations and then kept; the energy is then quadratic,
-      and its curvature bounded.
-    - "hard": as printed. A solve may stop at a floor, which its status reports.
+    D has kinks, and minimizing it drives M to them, where the plain iteration oscillates. `sign`
+    selects a remedy:
 
-    heritage=False is the paper's ablation "−H": H is replaced by ‖zᵢ‖², so that without diversity
-    (λ = 0) the branches are independent OptEqs. `directions`: 2 for images, 1 for sequences.
+    - "smooth": √(M² + t²) − t replaces |M|. t = τ‖A_k‖‖z_l‖ (norms with a floor) is computed once
+      per solve at the first image and is part of the graph. Solves converge and gradients are
+      exact.
+    - "freeze": S is updated in the first iterations and then constant, which makes the energy
+      quadratic and bounds its curvature.
+    - "hard": |M| as in the paper. A solve may stall above the tolerance, which its status reports.
+
+    Args:
+        scales: Downsampling factor of each branch; 1 is full resolution.
+        diversity: λ, the weight of D.
+        heritage: False is the paper's ablation "−H", which replaces H by ‖zᵢ‖²; without diversity
+            (λ = 0) the branches are then independent OptEqs.
+        sign: "smooth", "freeze" or "hard", see above.
+        tau: τ of the smooth sign.
+        directions: Number of spatial dimensions: 2 for images, 1 for sequences.
 
     Examples:
         >>> coupling = eq.energies.BranchCoupling([1, 1], diversity=0.0)
@@ -120,7 +132,7 @@ class BranchCoupling(nn.Module):
         """Return t of every pair."""
         entries: dict[str, Entry] = {}
         for pair in self.pairs():
-            # Upsampling multiplies all norms alike, by its own.
+            # Upsampling multiplies the norms of all channels by its own norm.
             other = features[pair.j] if pair.is_upward else pair.resample(features[pair.j])
             scale = self.tau * (pair.resample.norm_limit or 1.0) if pair.is_upward else self.tau
             rows, columns = _sizes(other), _sizes(features[pair.i])
@@ -129,60 +141,61 @@ class BranchCoupling(nn.Module):
 
     @torch.no_grad()
     def signs(self, features: Features) -> dict[str, Tensor]:
-        """S of every pair."""
+        """Return S of every pair."""
         return {
             pair.name: off_diagonal(self._products(pair, features)).sign() for pair in self.pairs()
         }
 
-    def value(self, features: Features, kept: Kept) -> Tensor:
-        """The energy of each sample."""
+    def value(self, features: Features, constants: Constants) -> Tensor:
+        """Return the energy of each sample."""
         total = torch.zeros((), dtype=features[0].dtype, device=features[0].device)
         for pair in self.pairs():
             if self.diversity:
                 M = self._products(pair, features)
-                total = total + self.diversity * sum_per_sample(self._size(M, kept.get(pair.name)))
+                size = self._size(M, constants.get(pair.name))
+                total = total + self.diversity * sum_per_sample(size)
             z = features[pair.i]
             other = pair.resample(features[pair.j]) if self.heritage else z
             total = total - heritage(z, other)
         return 0.5 * total
 
-    def messages(self, features: Features, kept: Kept) -> list[Tensor]:
-        """hᵢ of Proposition 1: minus the gradient of `value` at every zᵢ."""
-        scales = [kept.get(pair.name) for pair in self.pairs()]
-        tensors = [one for one in (*features, *scales) if isinstance(one, Tensor)]
+    def messages(self, features: Features, constants: Constants) -> list[Tensor]:
+        """Return hᵢ of Proposition 1 for every branch: minus the gradient of `value` in zᵢ."""
+        scales = [constants.get(pair.name) for pair in self.pairs()]
+        tensors = [tensor for tensor in (*features, *scales) if isinstance(tensor, Tensor)]
         if self.sign == "smooth" and self.diversity and _is_recorded(tensors):
             messages: tuple[Tensor, ...] = _Messages.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return list(messages)
-        return self.composed_messages(features, kept)
+        return self.composed_messages(features, constants)
 
-    def composed_messages(self, features: Features, kept: Kept) -> list[Tensor]:
-        """The same, of operations that automatic differentiation knows."""
-        mail = _Mail(len(features))
+    def composed_messages(self, features: Features, constants: Constants) -> list[Tensor]:
+        """Return the same as `messages`, computed by differentiable torch operations."""
+        inboxes = _Inboxes(len(features))
         for pair in self.pairs():
             z, other = features[pair.i], features[pair.j]
             if not self.heritage:
-                mail.send(pair.i, z)
+                inboxes.send(pair.i, z)
             if self.diversity:
                 A, z = pair.at_coarser(features)
-                K = self._mixing(_products(A, z), kept.get(pair.name))
-                mail.send_mixed(pair, A, z, K)
+                K = self._mixing(_products(A, z), constants.get(pair.name))
+                inboxes.send_mixed(pair, A, z, K)
             elif self.heritage:
-                mail.send(pair.i, 0.5 * pair.resample(other))
-                mail.send(pair.j, 0.5 * pair.resample.adjoint(z))
-        return mail.messages()
+                inboxes.send(pair.i, 0.5 * pair.resample(other))
+                inboxes.send(pair.j, 0.5 * pair.resample.adjoint(z))
+        return inboxes.messages()
 
     def curvature(self, channels: int) -> float | None:
-        """A bound of the curvature in the features, or None where signs move with them."""
+        """Return a bound on the curvature in the features, or None if signs depend on them."""
         if self.diversity and self.sign != "freeze":
             return None
         limits = [op.norm_limit or 1.0 for op in self.resample if isinstance(op, LinearOperator)]
-        before = [limits[-1], *limits[:-1]]
-        around = max(0.5 * (a + b) for a, b in zip(limits, before, strict=True))
+        previous = [limits[-1], *limits[:-1]]
+        coupling = max(0.5 * (a + b) for a, b in zip(limits, previous, strict=True))
         spread = self.diversity * (channels - 1)
-        return around * (1 + spread) if self.heritage else 1 + around * spread
+        return coupling * (1 + spread) if self.heritage else 1 + coupling * spread
 
     def pairs(self) -> Iterator[_Pair]:
-        """The branches around the loop, each with its successor."""
+        """Iterate over the branches around the loop, each with its successor."""
         count = len(self.resample)
         for i, resample in enumerate(self.resample):
             assert isinstance(resample, LinearOperator)
@@ -190,58 +203,58 @@ class BranchCoupling(nn.Module):
             yield _Pair(i, j, f"pair{i}", resample, self.sizes[j] > self.sizes[i])
 
     def _products(self, pair: _Pair, features: Features) -> Tensor:
-        """M = A zᵢᵀ."""
+        """Return M = A zᵢᵀ."""
         return _products(*pair.at_coarser(features))
 
-    def _size(self, M: Tensor, kept: Entry | None) -> Tensor:
-        """What D sums, with zeros on the diagonal."""
+    def _size(self, M: Tensor, constant: Entry | None) -> Tensor:
+        """Return the summands of D, with zeros on the diagonal."""
         if self.sign == "hard":
             return off_diagonal(M).abs()
-        assert isinstance(kept, Tensor)
+        assert isinstance(constant, Tensor)
         if self.sign == "freeze":
-            return kept * M
-        return off_diagonal(torch.hypot(M, kept) - kept)
+            return constant * M
+        return off_diagonal(torch.hypot(M, constant) - constant)
 
-    def _mixing(self, M: Tensor, kept: Entry | None) -> Tensor:
-        """K = ½(I − λS), without I in the ablation."""
+    def _mixing(self, M: Tensor, constant: Entry | None) -> Tensor:
+        """Return K = ½(I − λS), without I in the ablation."""
         if self.sign == "hard":
             return self.mixing(M.sign())
-        assert isinstance(kept, Tensor)
-        # Not rsqrt(M² + t²), whose derivative holds t⁻³: too large for float32 where features
-        # vanish, though that of S is 1/t.
-        return self.mixing(kept if self.sign == "freeze" else M / torch.hypot(M, kept))
+        assert isinstance(constant, Tensor)
+        # The derivative of rsqrt(M² + t²) contains t⁻³, which overflows float32 for vanishing
+        # features; that of M/√(M² + t²) only contains 1/t.
+        return self.mixing(constant if self.sign == "freeze" else M / torch.hypot(M, constant))
 
     def slopes(self, t: Tensor, K: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """∂K/∂M and ∂K/∂t, where S = M/length and length = √(M² + t²)."""
-        # Step by step: t⁻³ would not fit into float32 where features vanish.
+        """Return ∂K/∂M and ∂K/∂t, where S = M/length and length = √(M² + t²)."""
+        # Dividing in steps avoids t⁻³, which overflows float32 for vanishing features.
         share = t / length
         bend = off_diagonal(share / length)
         return share * bend * (-0.5 * self.diversity), -K * bend
 
     def mixing(self, S: Tensor) -> Tensor:
-        """K of the signs S, whose diagonal does not matter."""
+        """Return K for the signs S, whose diagonal is ignored."""
         diagonal = torch.eye(S.shape[1], dtype=S.dtype, device=S.device)
-        # One operation for each pair, and one in its derivative.
+        # A fused operation: one per pair, and one in its derivative.
         return torch.addcmul(
             diagonal * (0.5 * self.heritage), (diagonal - 1) * (0.5 * self.diversity), S
         )
 
 
-class _Mail:
-    """What every branch has received so far."""
+class _Inboxes:
+    """Sums of the messages that the branches have received so far."""
 
     def __init__(self, branches: int) -> None:
-        self._received: list[Tensor | None] = [None] * branches
-        self._own: set[int] = set()
-        """Branches whose mail is in memory of its own, so that it may be added to."""
+        self._totals: list[Tensor | None] = [None] * branches
+        self._writable: set[int] = set()
+        """Branches whose total can be overwritten in place."""
 
     def send(self, branch: int, message: Tensor) -> None:
-        present = self._received[branch]
-        self._received[branch] = message if present is None else present + message
-        self._own.discard(branch)
+        total = self._totals[branch]
+        self._totals[branch] = message if total is None else total + message
+        self._writable.discard(branch)
 
     def send_mixed(self, pair: _Pair, A: Tensor, z: Tensor, K: Tensor) -> None:
-        """KᵀA to branch i and Kz to branch j, from the coarser resolution."""
+        """Send KᵀA to branch i and Kz to branch j, from the coarser resolution."""
         if pair.is_upward:
             self.send(pair.i, pair.resample(_mix(A, K)))
         else:
@@ -252,45 +265,45 @@ class _Mail:
             self.send(pair.j, pair.resample.adjoint(_mix(z, K.mT)))
 
     def _add_mixed(self, branch: int, A: Tensor, K: Tensor) -> None:
-        present = self._received[branch]
-        # Under autocast the types differ, and nothing in place is cast.
-        in_place = branch in self._own and not torch.is_grad_enabled() and A.dtype == K.dtype
-        if present is not None and in_place and present.dtype == K.dtype:
-            _pixels(present).baddbmm_(_pixels(A), K)
+        total = self._totals[branch]
+        # Under autocast the types may differ, and in-place operations do not cast.
+        in_place = branch in self._writable and not torch.is_grad_enabled() and A.dtype == K.dtype
+        if total is not None and in_place and total.dtype == K.dtype:
+            _pixels(total).baddbmm_(_pixels(A), K)
         else:
-            self._received[branch] = _mix(A, K, present)
-            self._own.add(branch)
+            self._totals[branch] = _mix(A, K, total)
+            self._writable.add(branch)
 
     def messages(self) -> list[Tensor]:
-        return [message for message in self._received if message is not None]
+        return [total for total in self._totals if total is not None]
 
 
 class _Messages(torch.autograd.Function):
-    """`BranchCoupling.composed_messages` with smooth signs, differentiated by hand.
+    """`BranchCoupling.composed_messages` for smooth signs, with a handwritten derivative.
 
-    Messages are minus a gradient, so that their Jacobian is symmetric, and a product with it is
-    made of messages too: with the directions a of A and ζ of zᵢ, dM = a zᵢᵀ + A ζᵀ and
-    dK = ∂K/∂M ∘ dM, the pair sends Kᵀa + dKᵀA to branch i and Kζ + dK zᵢ to branch i+1. Nothing
-    is added or rearranged in memory besides, which costs as much as the products of matrices.
+    Messages are minus a gradient, so their Jacobian is symmetric and products with it consist of
+    messages too. For directions a of A and ζ of zᵢ, dM = a zᵢᵀ + A ζᵀ and dK = ∂K/∂M ∘ dM, the
+    pair sends Kᵀa + dKᵀA to branch i and Kζ + dK zᵢ to branch i+1. This avoids additions and copies
+    in memory, which would cost as much as the matrix products.
     """
 
     @staticmethod
     def forward(ctx: Any, coupling: BranchCoupling, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(coupling.sizes)
         features, scales = tensors[:count], tensors[count:]
-        mail = _Mail(count)
+        inboxes = _Inboxes(count)
         mixings, lengths = [], []
         for pair, t in zip(coupling.pairs(), scales, strict=True):
             if not coupling.heritage:
-                mail.send(pair.i, features[pair.i])
+                inboxes.send(pair.i, features[pair.i])
             A, z = pair.at_coarser(features)
             M = _products(A, z)
             lengths.append(torch.hypot(M, t))
             mixings.append(coupling.mixing(M.div_(lengths[-1])))
-            mail.send_mixed(pair, A, z, mixings[-1])
+            inboxes.send_mixed(pair, A, z, mixings[-1])
         ctx.coupling = coupling
         ctx.save_for_backward(*tensors, *mixings, *lengths)
-        return tuple(mail.messages())
+        return tuple(inboxes.messages())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -300,39 +313,39 @@ class _Messages(torch.autograd.Function):
         features, scales, mixings, lengths = (saved[k * count : (k + 1) * count] for k in range(4))
         if torch.is_grad_enabled():
             return None, *_differentiated(coupling, features, scales, gradients)
-        if not hasattr(ctx, "slopes"):  # the same for every product of a backward solve
+        if not hasattr(ctx, "slopes"):  # shared by all products of a backward solve
             ctx.slopes = [*map(coupling.slopes, scales, mixings, lengths)]
-        mail = _Mail(count)
-        of_scales = []
+        inboxes = _Inboxes(count)
+        scale_gradients = []
         for pair, K, (in_products, in_scale) in zip(
             coupling.pairs(), mixings, ctx.slopes, strict=True
         ):
             if not coupling.heritage:
-                mail.send(pair.i, gradients[pair.i])
+                inboxes.send(pair.i, gradients[pair.i])
             (A, z), (a, zeta) = pair.at_coarser(features), pair.at_coarser(gradients)
-            dM = _products(A, zeta, added_to=_products(a, z))
-            of_scales.append(dM * in_scale)
-            mail.send_mixed(pair, a, zeta, K)
-            mail.send_mixed(pair, A, z, dM.mul_(in_products))
-        return None, *mail.messages(), *of_scales
+            dM = _products(A, zeta, initial=_products(a, z))
+            scale_gradients.append(dM * in_scale)
+            inboxes.send_mixed(pair, a, zeta, K)
+            inboxes.send_mixed(pair, A, z, dM.mul_(in_products))
+        return None, *inboxes.messages(), *scale_gradients
 
 
 def _differentiated(
     coupling: BranchCoupling, features: Features, scales: Features, gradients: Features
 ) -> tuple[Tensor | None, ...]:
-    """The derivatives of the messages in features and scales, to be differentiated again."""
-    # New nodes: the scales may depend on the features, which is none of this derivative.
+    """Return differentiable derivatives of the messages in features and scales."""
+    # View as new nodes: the scales may depend on the features, but this is a partial derivative.
     inputs = [tensor.view_as(tensor) for tensor in (*features, *scales)]
     count = len(features)
-    kept = {pair.name: t for pair, t in zip(coupling.pairs(), inputs[count:], strict=True)}
-    messages = coupling.composed_messages(inputs[:count], kept)
-    chosen = [tensor for tensor in inputs if tensor.requires_grad]
-    found = iter(torch.autograd.grad(messages, chosen, gradients, create_graph=True))
-    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+    constants = {pair.name: t for pair, t in zip(coupling.pairs(), inputs[count:], strict=True)}
+    messages = coupling.composed_messages(inputs[:count], constants)
+    differentiable = [tensor for tensor in inputs if tensor.requires_grad]
+    derivatives = iter(torch.autograd.grad(messages, differentiable, gradients, create_graph=True))
+    return tuple(next(derivatives) if tensor.requires_grad else None for tensor in inputs)
 
 
 def _is_recorded(tensors: Sequence[Tensor]) -> bool:
-    """Whether a graph is recorded, by nothing but automatic differentiation in reverse."""
+    """Whether plain reverse-mode autograd, and nothing else, records a graph."""
     return (
         torch.is_grad_enabled()
         and any(tensor.requires_grad for tensor in tensors)
@@ -344,7 +357,14 @@ def _is_recorded(tensors: Sequence[Tensor]) -> bool:
 
 
 def heritage(z: Tensor, other: Tensor) -> Tensor:
-    """H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample, for maps of one shape.
+    """Return H(z, other) = ⟨z, other⟩ (Eq. 3) of each sample.
+
+    Args:
+        z: Features of one branch, shape (B, C, ...).
+        other: Features of its neighbor, same shape.
+
+    Returns:
+        Shape (B,).
 
     Examples:
         >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
@@ -356,11 +376,18 @@ def heritage(z: Tensor, other: Tensor) -> Tensor:
 
 
 def diversity(z: Tensor, other: Tensor) -> Tensor:
-    """D(z, other) (Eq. 4): Σ_{k≠l} |⟨z_k, other_l⟩| of each sample, for maps of one shape.
+    """Return D(z, other) = Σ_{k≠l} |⟨z_k, other_l⟩| (Eq. 4) of each sample.
+
+    Args:
+        z: Features of one branch, shape (B, C, ...).
+        other: Features of its neighbor, same shape.
+
+    Returns:
+        Shape (B,).
 
     Examples:
-        >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # two channels that share nothing
         >>> from equilibria.energies.branch_coupling import diversity
+        >>> z = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # two orthogonal channels
         >>> diversity(z, z)
         tensor([0.])
     """
@@ -368,32 +395,32 @@ def diversity(z: Tensor, other: Tensor) -> Tensor:
 
 
 def off_diagonal(M: Tensor) -> Tensor:
-    """RD: the matrix with its diagonal removed."""
-    keep = 1 - torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    return M * keep
+    """Return M with zeros on the diagonal."""
+    mask = 1 - torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
+    return M * mask
 
 
-def _products(A: Tensor, z: Tensor, added_to: Tensor | None = None) -> Tensor:
-    """M_kl = ⟨A_k, z_l⟩ of each sample."""
-    if added_to is not None:
-        return torch.baddbmm(added_to, A.flatten(2), z.flatten(2).mT)
+def _products(A: Tensor, z: Tensor, initial: Tensor | None = None) -> Tensor:
+    """Return M_kl = ⟨A_k, z_l⟩ of each sample, plus `initial`."""
+    if initial is not None:
+        return torch.baddbmm(initial, A.flatten(2), z.flatten(2).mT)
     return A.flatten(2) @ z.flatten(2).mT
 
 
-def _mix(A: Tensor, K: Tensor, added_to: Tensor | None = None) -> Tensor:
-    """KᵀA: channel l of the result is Σ_k K_kl A_k."""
-    # Pixel by pixel, which for channels_last is the order in memory: nothing is copied.
-    mixed = _pixels(A) @ K if added_to is None else torch.baddbmm(_pixels(added_to), _pixels(A), K)
+def _mix(A: Tensor, K: Tensor, initial: Tensor | None = None) -> Tensor:
+    """Return KᵀA, whose channel l is Σ_k K_kl A_k, plus `initial`."""
+    # Pixels are rows, as in the channels_last memory format, so nothing is copied there.
+    mixed = _pixels(A) @ K if initial is None else torch.baddbmm(_pixels(initial), _pixels(A), K)
     return mixed.mT.reshape(A.shape)
 
 
 def _pixels(z: Tensor) -> Tensor:
-    """The channels of each pixel, a row each."""
+    """Return z with one row of channels per pixel."""
     return z.flatten(2).mT
 
 
 def _sizes(z: Tensor) -> Tensor:
-    """‖z_k‖ of each channel, with a floor."""
+    """Return ‖z_k‖ of each channel, with a floor."""
     squares = z.flatten(2).square().sum(dim=2)
     mean = squares.mean(dim=1, keepdim=True)
-    return (squares + SIZE_FLOOR * mean + torch.finfo(z.dtype).eps ** 2).sqrt()
+    return (squares + MEAN_SQUARE_WEIGHT * mean + torch.finfo(z.dtype).eps ** 2).sqrt()

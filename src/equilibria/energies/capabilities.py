@@ -1,7 +1,7 @@
-"""Optional capabilities of a term beyond `Energy`: one protocol and one function for each.
+"""Optional capabilities of energy terms beyond `Energy`.
 
-A term implements a method of a protocol, and nothing else. Callers use the function, which returns
-a correct default for terms without the method.
+Each capability has a protocol and a function. A term implements the method of the protocol. Callers
+use the function, which returns a correct default for terms without the method.
 """
 
 from __future__ import annotations
@@ -17,64 +17,67 @@ if TYPE_CHECKING:
 
 
 class Calibrating(Protocol):
-    """Computes scales once per solve, at its first image; set `Facts.calibrates` too."""
+    """Term that computes scales once per solve, at the first image; also set `Facts.calibrates`."""
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """Return `context` with scales computed at the first image T(0), in the graph."""
+        """Return `context` with scales computed at the first image T(0).
+
+        The scales are part of the autograd graph.
+        """
 
 
 class Refreshing(Protocol):
-    """Freezes signs or the like after `Facts.refresh_until` iterations."""
+    """Term that freezes signs or similar quantities after `Facts.refresh_until` iterations."""
 
     def refresh(self, state: State, context: Context) -> Context:
-        """Return `context` renewed at a state."""
+        """Return `context` updated to the current state."""
 
 
 class StartingAhead(Protocol):
-    """Knows −∇E at zero without computing anything, so that a solve starts one step ahead."""
+    """Term whose −∇E at zero costs nothing, so that a solve starts one step ahead."""
 
     def first_descent(self, context: Context) -> State | None:
-        """Return −∇E(0; x), or None where it is not free."""
+        """Return −∇E(0; x), or None if it would have to be computed."""
 
 
 class Rounded(Protocol):
-    """Bounds its own rounding error, which certificates of classes need."""
+    """Term that bounds its own rounding error, which class certificates need."""
 
     def rounding(
         self, exact: Any, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Bound the distance of a computed ∇E from that of `exact`."""
+        """Return a bound on the distance between the computed ∇E and that of `exact`."""
 
 
 def calibrate(term: Energy, image: State, context: Context) -> Context:
-    """Return `context` with the scales of the term at the first image; by default as it is."""
-    own: Any = getattr(term, "calibrate", None)
-    return context if own is None else own(image, context)
+    """Return `context` with scales computed at the first image; by default unchanged."""
+    method: Any = getattr(term, "calibrate", None)
+    return context if method is None else method(image, context)
 
 
 def refresh(term: Energy, state: State, context: Context) -> Context:
-    """Return `context` renewed at a state; by default as it is."""
-    own: Any = getattr(term, "refresh", None)
-    return context if own is None else own(state, context)
+    """Return `context` updated to the current state; by default unchanged."""
+    method: Any = getattr(term, "refresh", None)
+    return context if method is None else method(state, context)
 
 
 def first_descent(term: Energy, context: Context) -> State | None:
-    """Return −∇E(0; x) where it is free; by default None, and a solve starts at zero."""
-    own: Any = getattr(term, "first_descent", None)
-    return None if own is None else own(context)
+    """Return −∇E(0; x) if it costs nothing; by default None, and a solve starts at zero."""
+    method: Any = getattr(term, "first_descent", None)
+    return None if method is None else method(context)
 
 
 def rounding(
     term: Energy, exact: Energy, context: Context, layout: Layout, unit: float
 ) -> Rounding | None:
-    """Bound how far a computed ∇E is from the exact one; by default None, not known.
+    """Return a bound on the rounding error of a computed ∇E; by default None (not known).
 
     Args:
-        term: The term as it computes.
+        term: The term in its working precision.
         exact: The same term in float64.
         context: The context of `exact`.
-        layout: Shapes of the state.
-        unit: Unit roundoff of the type that `term` computes in.
+        layout: Shapes of the tensors of the state, without the batch dimension.
+        unit: Unit roundoff of the working precision.
     """
-    own: Any = getattr(term, "rounding", None)
-    return None if own is None else own(exact, context, layout, unit)
+    method: Any = getattr(term, "rounding", None)
+    return None if method is None else method(exact, context, layout, unit)

@@ -26,32 +26,33 @@ P = TypeVar("P")
 
 
 class Composite(Energy):
-    """An energy made of others; what happens once per solve happens to each of them.
+    """Energy composed of other energies.
 
-    A composite says which terms it has (`named_terms`), what part of a context belongs to each
-    (`each`), and how these parts form a context (`_joined`).
+    Subclasses define the terms (`named_terms`), the part of a context that belongs to each
+    (`each`), and how these parts form a context (`_joined`). Methods called once per solve, such as
+    `inject`, are forwarded to every term.
     """
 
     _count: int
-    """The number of terms, which every step reads."""
+    """Number of terms; stored because every step reads it."""
 
     @abstractmethod
     def named_terms(self) -> list[tuple[str, Energy]]:
-        """The terms, each with its name."""
+        """Return pairs of name and term."""
 
     @abstractmethod
     def each(self, context: Context, pieces: Iterable[P]) -> list[tuple[Energy, Context, P]]:
-        """Every term with its part of the context, and one of the pieces."""
+        """Return every term with its part of the context and its entry of `pieces`."""
 
     @abstractmethod
     def _joined(self, parts: Iterable[Context]) -> Context: ...
 
     def states(self, state: State) -> Sequence[State]:
-        """What each term sees of the state."""
+        """Return the part of the state that each term acts on."""
         return [state] * self._count
 
     def layouts(self, layout: Layout) -> Sequence[Layout]:
-        """What each term sees of the state's shapes."""
+        """Return the part of the layout that each term acts on."""
         return [layout] * self._count
 
     def inject(self, *inputs: Tensor) -> Context:
@@ -59,15 +60,15 @@ class Composite(Energy):
 
     def complete(self, context: Context, layout: Layout) -> Context:
         each = self.each(context, self.layouts(layout))
-        return self._joined(term.complete(part, own) for term, part, own in each)
+        return self._joined(term.complete(part, shapes) for term, part, shapes in each)
 
     def calibrate(self, image: State, context: Context) -> Context:
         each = self.each(context, self.states(image))
-        return self._joined(capabilities.calibrate(term, own, part) for term, part, own in each)
+        return self._joined(capabilities.calibrate(term, y, part) for term, part, y in each)
 
     def refresh(self, state: State, context: Context) -> Context:
         each = self.each(context, self.states(state))
-        return self._joined(capabilities.refresh(term, own, part) for term, part, own in each)
+        return self._joined(capabilities.refresh(term, y, part) for term, part, y in each)
 
     def initial_state(self, context: Context) -> State | None:
         each = self.each(context, itertools.repeat(None, self._count))
@@ -76,11 +77,11 @@ class Composite(Energy):
 
     def _term_bounds(self, context: Context, layout: Layout) -> list[Bounds[Tensor]]:
         each = self.each(context, self.layouts(layout))
-        return [term.bounds(part, own) for term, part, own in each]
+        return [term.bounds(part, shapes) for term, part, shapes in each]
 
 
 class Terms(Composite):
-    """Terms with names; the context holds those of the terms under the same names."""
+    """Named terms; the context stores each term's context under the same name."""
 
     def __init__(self, terms: Mapping[str, Energy], *, owns_descent: bool = False) -> None:
         super().__init__()
@@ -101,9 +102,9 @@ class Terms(Composite):
         return Context(parts=dict(zip(self.terms, parts, strict=True)))
 
     def value(self, state: State, context: Context) -> Tensor:
-        """The sum of the terms' values: per sample, or one number where a term couples them."""
+        """Return the sum of the terms: per sample, or a scalar if a term couples the batch."""
         each = self.each(context, self.states(state))
-        values = [term.value(own, part) for term, part, own in each]
+        values = [term.value(y, part) for term, part, y in each]
         if self.facts.couples_batch:
             values = [value.sum() for value in values]
         return torch.stack(values).sum(dim=0)
@@ -113,40 +114,44 @@ class Terms(Composite):
     ) -> list[Rounding] | None:
         assert isinstance(exact, Terms)
         pairs = zip(self.named_terms(), exact.each(context, self.layouts(layout)), strict=True)
-        known = [
-            (name, capabilities.rounding(term, meant, part, own, unit))
-            for (name, term), (meant, part, own) in pairs
+        bounds = [
+            (name, capabilities.rounding(term, exact_term, part, shapes, unit))
+            for (name, term), (exact_term, part, shapes) in pairs
         ]
-        return all_known(None if found is None else found.inside(name) for name, found in known)
+        return all_known(None if bound is None else bound.inside(name) for name, bound in bounds)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
     ) -> None:
-        """`assign=True` makes a parameter of every entry: of those that terms share, one."""
-        places: dict[nn.Parameter, list[str]] = {}
+        """Keep shared parameters shared with `assign=True`, which creates one per entry."""
+        names_of: dict[nn.Parameter, list[str]] = {}
         for name, parameter in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
-            places.setdefault(parameter, []).append(name)
-        for parameter, names in places.items():
-            given = [state_dict[name] for name in names if name in state_dict]
-            if metadata.get("assign_to_params_buffers") and len(names) > 1 and given:
-                one = nn.Parameter(given[-1], requires_grad=parameter.requires_grad)
-                state_dict.update(dict.fromkeys(names, one))
+            names_of.setdefault(parameter, []).append(name)
+        for parameter, names in names_of.items():
+            values = [state_dict[name] for name in names if name in state_dict]
+            if metadata.get("assign_to_params_buffers") and len(names) > 1 and values:
+                shared = nn.Parameter(values[-1], requires_grad=parameter.requires_grad)
+                state_dict.update(dict.fromkeys(names, shared))
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
-def _added(one: Tensor, other: Tensor, owned: tuple[bool, bool]) -> Tensor:
-    """The sum, in the memory of one that is `owned` if no graph needs its value."""
-    alike = one.stride() == other.stride() and one.dtype == other.dtype
-    if torch.is_grad_enabled() or not alike or one.shape != other.shape or not any(owned):
-        return one + other
-    return torch.add(one, other, out=one if owned[0] else other)
+def _added(a: Tensor, b: Tensor, owned: tuple[bool, bool]) -> Tensor:
+    """Return the sum, in the memory of an `owned` summand if no graph needs its value."""
+    same_format = a.stride() == b.stride() and a.dtype == b.dtype
+    if torch.is_grad_enabled() or not same_format or a.shape != b.shape or not any(owned):
+        return a + b
+    return torch.add(a, b, out=a if owned[0] else b)
 
 
 class Sum(Terms):
-    """The sum of energy terms, each with a name: `energy["quadratic"]`.
+    """Sum of energy terms, each with a name: `energy["quadratic"]`.
 
-    A term is called after its class or its function; the second of a kind gets a number. The
-    context of the sum holds those of its terms under the same names.
+    A term is named after its class or function; repeated names get a number. The context of the sum
+    stores each term's context under the same name.
+
+    Args:
+        *terms: Energy terms, named automatically; the terms of a `Sum` are added one by one.
+        **named: Energy terms under names you choose.
 
     Examples:
         >>> energy = eq.Input(torch.eye(2)) + eq.Quadratic(0.5 * torch.eye(2))
@@ -159,13 +164,14 @@ class Sum(Terms):
     def __init__(self, *terms: Energy, **named: Energy) -> None:
         flat: dict[str, Energy] = {}
         for term in terms:
-            for name, one in term.named_terms() if isinstance(term, Sum) else [(term.name, term)]:
-                flat[_unused(name, flat)] = one
-        every = {**flat, **named}
-        super().__init__(every, owns_descent=len(every) > 1)
+            parts = term.named_terms() if isinstance(term, Sum) else [(term.name, term)]
+            for name, part in parts:
+                flat[_unused(name, flat)] = part
+        all_terms = {**flat, **named}
+        super().__init__(all_terms, owns_descent=len(all_terms) > 1)
 
     def __getitem__(self, name: str) -> Energy:
-        """The term called `name`."""
+        """Return the term called `name`."""
         if name not in self.terms:
             raise KeyError(f"the sum has no term {name!r}; it has {list(self.terms)}")
         return cast(Energy, self.terms[name])
@@ -176,11 +182,11 @@ class Sum(Terms):
         return joined.replace("+ −", "− ")
 
     def first_descent(self, context: Context) -> State | None:
-        """Return the descent at zero if only one term contributes to it."""
-        pulling = [name for name, term in self.named_terms() if not term.facts.vanishes_at_zero]
-        if len(pulling) != 1:
+        """Return −∇E(0; x) if only one term contributes to it and its value costs nothing."""
+        nonzero = [name for name, term in self.named_terms() if not term.facts.vanishes_at_zero]
+        if len(nonzero) != 1:
             return None
-        return capabilities.first_descent(self[pulling[0]], context.parts[pulling[0]])
+        return capabilities.first_descent(self[nonzero[0]], context.parts[nonzero[0]])
 
     def descent(self, state: State, context: Context) -> State:
         if not self.terms:
@@ -204,15 +210,15 @@ class Sum(Terms):
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
         """Return the rounding error bound of the sum, if every term has one."""
-        known = self._roundings(exact, context, layout, unit)
-        return None if known is None else functools.reduce(operator.add, known)
+        bounds = self._roundings(exact, context, layout, unit)
+        return None if bounds is None else functools.reduce(operator.add, bounds)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Weights of before version 0.2 count the terms instead of naming them."""
-        for place, (name, _) in enumerate(self.named_terms()):
-            counted = f"{prefix}terms.{place}."
-            for key in [key for key in state_dict if key.startswith(counted)]:
-                state_dict[f"{prefix}terms.{name}.{key.removeprefix(counted)}"] = state_dict.pop(
+        """Also accept weights saved before version 0.2, which number the terms."""
+        for number, (name, _) in enumerate(self.named_terms()):
+            numbered = f"{prefix}terms.{number}."
+            for key in [key for key in state_dict if key.startswith(numbered)]:
+                state_dict[f"{prefix}terms.{name}.{key.removeprefix(numbered)}"] = state_dict.pop(
                     key
                 )
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -224,7 +230,11 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 class Scaled(Composite):
-    """A multiple of an energy term; the factor may be a trainable parameter.
+    """Multiple of an energy term.
+
+    Args:
+        term: The energy term.
+        factor: A number, a tensor with one entry, or a trainable parameter with one entry.
 
     Examples:
         >>> term = 0.5 * eq.Input(torch.eye(2))
@@ -237,9 +247,14 @@ class Scaled(Composite):
     def __init__(self, term: Energy, factor: float | Tensor) -> None:
         super().__init__()
         if not isinstance(factor, int | float | Tensor):
-            raise TypeError(f"an energy is multiplied by a number, not by {type(factor).__name__}")
+            raise TypeError(
+                f"an energy can be multiplied only by a number, not by {type(factor).__name__}"
+            )
         if isinstance(factor, Tensor) and factor.numel() != 1:
-            raise ValueError(f"an energy is multiplied by one number, not by {factor.numel()}")
+            raise ValueError(
+                "an energy can be multiplied only by a tensor with one entry, got "
+                f"{factor.numel()} entries"
+            )
         self.term = term
         is_positive = not isinstance(factor, Tensor) and factor >= 0
         self.facts = replace(
@@ -279,7 +294,7 @@ class Scaled(Composite):
 
     @property
     def limits(self) -> Bounds[float]:
-        # A trainable factor is a number on some device: reading it may synchronize.
+        # Reading a factor that is stored on a device may synchronize the host.
         return Bounds() if isinstance(self.factor, Tensor) else self.term.limits * self.factor
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
@@ -290,22 +305,22 @@ class Scaled(Composite):
     ) -> Rounding | None:
         """Return the rounding error bound of the scaled term, if known."""
         assert isinstance(exact, Scaled)
-        inner = capabilities.rounding(self.term, exact.term, context, layout, unit)
-        size = exact.term.bounds(context, layout).curvature
-        if inner is None or size is None:
+        term_error = capabilities.rounding(self.term, exact.term, context, layout, unit)
+        curvature = exact.term.bounds(context, layout).curvature
+        if term_error is None or curvature is None:
             return None
-        # The factor itself may be rounded (1/μ), and the product with it is.
-        own = Rounding(state=4 * unit * float(size), injected=4 * unit)
-        return (inner + own) * abs(float(self.factor))
+        # The product is rounded, and the factor itself may be (1/μ).
+        product_error = Rounding(state=4 * unit * float(curvature), injected=4 * unit)
+        return (term_error + product_error) * abs(float(self.factor))
 
 
 def as_energy(term: Energy | Callable[..., Tensor] | int) -> Energy:
-    """Return an energy as it is, and a function of (state, input) as a `FunctionEnergy`."""
+    """Return an energy unchanged, and a function of (state, input) as a `FunctionEnergy`."""
     if isinstance(term, Energy):
         return term
     if callable(term):
         return FunctionEnergy(term)
     raise TypeError(
         f"cannot add {type(term).__name__} to an energy: "
-        "give an Energy, or a function of (state, input) that returns one number per sample"
+        "use an Energy, or a function of (state, input) that returns one number per sample"
     )

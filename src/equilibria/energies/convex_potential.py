@@ -1,4 +1,4 @@
-"""A sum of convex ridge functions, the potential of one layer of a network."""
+"""Sum of convex ridge functions: the potential of one network layer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ from equilibria.operators.rounding import application_rounding, upper_norm
 
 
 class ConvexPotential(Energy):
-    """1ᵀS(Wz + b), S′ = σ: convex, because σ does not decrease; ∇ = Wᵀσ(Wz + b).
+    """Convex energy 1ᵀS(Wz + b) with S′ = σ and gradient Wᵀσ(Wz + b).
 
-    Beside ½‖z − u‖² it makes the equilibrium z = u − Wᵀσ(Wz + b) a proximal operator of u, for
-    every W: with this sign nothing has to be small.
+    It is convex because σ is nondecreasing. Added to ½‖z − u‖², it makes the equilibrium
+    z = u − Wᵀσ(Wz + b) a proximal operator of u for every W, without a bound on ‖W‖.
+
+    Args:
+        W: Linear operator, or a matrix of shape (outputs, inputs).
+        bias: The tensor b; True for a trainable b that starts at zero; False for none.
+        activation: The activation σ.
 
     Examples:
         >>> energy = eq.Input(torch.eye(2)) + eq.energies.ConvexPotential(torch.eye(2), bias=False)
@@ -46,8 +51,8 @@ class ConvexPotential(Energy):
         elif bias:
             if self.W.bias_shape is None:
                 raise ValueError(
-                    f"{type(self.W).__name__} does not say how many channels its output has: "
-                    "give the bias as a tensor"
+                    f"the number of output channels of {type(self.W).__name__} is unknown: pass "
+                    "the bias as a tensor"
                 )
             self.bias = nn.Parameter(torch.zeros(self.W.bias_shape))
 
@@ -85,17 +90,19 @@ class ConvexPotential(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """fl(Wᵀσ(fl(Wz + b))) and an addition, σ = ReLU: what is linear in ‖z‖ and in ‖b‖."""
+        """Bound fl(Wᵀσ(fl(Wz + b))) and one addition for σ = ReLU, linearly in ‖z‖ and ‖b‖."""
         assert isinstance(exact, ConvexPotential)
-        own = application_rounding(self.W, exact.W, layout[0], unit)
-        if own is None or type(self.activation) is not ReLU:
+        error = application_rounding(self.W, exact.W, layout[0], unit)
+        if error is None or type(self.activation) is not ReLU:
             return None
         norm = upper_norm(exact.W, layout[0])
-        after = norm + own + 4 * unit * (norm + own)
-        in_state = after * (own + 4 * unit * (norm + own)) + (own + 4 * unit * after) * norm
+        computed = norm + error + 4 * unit * (norm + error)
+        in_state = (
+            computed * (error + 4 * unit * (norm + error)) + (error + 4 * unit * computed) * norm
+        )
         offset = 0.0
         if exact.bias is not None:
-            outputs = math.prod(self.W.output_shape(layout[0])) / exact.bias.numel()
-            size = float(torch.linalg.vector_norm(exact.bias.double())) * math.sqrt(outputs)
-            offset = size * (4 * unit * after + own + 4 * unit * after)
+            copies = math.prod(self.W.output_shape(layout[0])) / exact.bias.numel()
+            size = float(torch.linalg.vector_norm(exact.bias.double())) * math.sqrt(copies)
+            offset = size * (4 * unit * computed + error + 4 * unit * computed)
         return Rounding(state=in_state, extra=lambda _, y: torch.full_like(y, offset))

@@ -1,4 +1,4 @@
-"""An estimate of how steep a term is at a state."""
+"""Estimate of the largest curvature of an energy term at a state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from equilibria.energies.local_gradients import gradients_of
 
 @torch.no_grad()
 def curvature(term: Energy, state: State, context: Context, steps: int = 12) -> float:
-    """About the largest eigenvalue of ∇²E over the samples at a state, by absolute value.
+    """Estimate the eigenvalue of ∇²E of largest magnitude, over all samples of a batch.
 
-    By `steps` of power iteration, which come close from below; 0 where nothing finite is found.
+    Power iteration converges to it from below in magnitude.
+
+    Args:
+        term: The energy term.
+        state: The state y at which ∇²E is evaluated.
+        context: The term's context at the input x.
+        steps: Number of power iterations.
+
+    Returns:
+        The signed eigenvalue, or 0 if no finite nonzero estimate exists.
 
     Examples:
         >>> term, y = eq.Quadratic(0.5 * torch.eye(2)), torch.ones(1, 2)

@@ -1,4 +1,4 @@
-"""Facts about a term that need no computation."""
+"""Properties of an energy term that need no computation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about an energy term; by default the safe answer to every question.
+    """Properties of an energy term; the defaults are safe for every term.
 
     Args:
-        couples_batch: The value of one sample depends on the others. The batch is then one problem
-            for the solver, the adjoint and the status.
-        is_concave: E is concave in y. The map σ(−∇E) is then monotone.
-        is_quadratic: ∇²E is the same matrix at every state and every input.
-        vanishes_at_zero: ∇E(0; x) = 0.
-        has_gradient: `descent` is −∇ of `value`. False where a scale follows the state and is
-            treated as a constant: such a term is the energy of no map.
-        owns_descent: `descent` returns new tensors, which the caller may overwrite.
-        calibrates: The term has a `calibrate` method that must see the first image of a solve.
-        refresh_until: How many iterations of a solve renew the context by `refresh`.
+        couples_batch: Whether the value of one sample depends on the others. Solver, adjoint and
+            status then treat the batch as one problem.
+        is_concave: Whether E is concave in y. The map σ(−∇E) is then monotone.
+        is_quadratic: Whether ∇²E is the same matrix at every state and input.
+        vanishes_at_zero: Whether ∇E(0; x) = 0.
+        has_gradient: Whether `descent` is −∇ of `value`. False if `descent` treats a scale that
+            follows the state as a constant; it is then not the gradient of any energy.
+        owns_descent: Whether `descent` returns new tensors, which the caller may overwrite.
+        calibrates: Whether the term has a `calibrate` method that needs the first image of a solve.
+        refresh_until: Number of iterations of a solve in which `refresh` updates the context.
 
     Examples:
         >>> eq.Quadratic(torch.eye(2)).facts.is_concave
@@ -38,20 +38,20 @@ class Facts:
 
     @classmethod
     def joined(cls, several: Iterable[Facts], *, owns_descent: bool = False) -> Facts:
-        """Facts of an energy made of several terms.
+        """Return the facts of a sum of terms.
 
         Args:
-            several: The facts of each term.
-            owns_descent: Whether the descent of the whole is new memory.
+            several: Facts of each term.
+            owns_descent: Whether `descent` of the sum returns new tensors.
         """
         facts = list(several)
         return cls(
-            couples_batch=any(one.couples_batch for one in facts),
-            is_concave=all(one.is_concave for one in facts),
-            is_quadratic=all(one.is_quadratic for one in facts),
-            vanishes_at_zero=all(one.vanishes_at_zero for one in facts),
-            has_gradient=all(one.has_gradient for one in facts),
+            couples_batch=any(each.couples_batch for each in facts),
+            is_concave=all(each.is_concave for each in facts),
+            is_quadratic=all(each.is_quadratic for each in facts),
+            vanishes_at_zero=all(each.vanishes_at_zero for each in facts),
+            has_gradient=all(each.has_gradient for each in facts),
             owns_descent=owns_descent,
-            calibrates=any(one.calibrates for one in facts),
-            refresh_until=max((one.refresh_until for one in facts), default=0),
+            calibrates=any(each.calibrates for each in facts),
+            refresh_until=max((each.refresh_until for each in facts), default=0),
         )

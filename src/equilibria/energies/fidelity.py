@@ -1,4 +1,4 @@
-"""How well an image explains what was measured of it."""
+"""Data fidelity: how well an image explains its measurement."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from equilibria.registry import check_not_negative, check_positive
 
 
 class DataFidelity(Energy):
-    """(w/2)·‖Ay − x‖², or w/2 times the squared distance of Ay to the box |Ay − x| ≤ box/2.
+    """Data fidelity (w/2)·‖Ay − x‖², or w/2 times the squared distance of Ay to a box around x.
 
-    A: a linear operator, such as a mask, a blur or a lower resolution, or any differentiable map of
-        images. The state has the shape that A takes: that of x unless A says otherwise.
-    noise: the standard deviation ν of x. With σ the noise level that the layer is given as its last
-        input, w = (σ/ν)²: the weight that a prior for noise σ leaves to the data. None: w = 1.
-    box: the step of a quantization that x went through, or a tensor of steps that meets the shape
-        of x, as JPEG has one for each frequency; of Ay nothing more is known than that it was
-        rounded to x.
-    image_shape: of one picture (C, H, W), where A is a function that changes it.
+    Args:
+        A: Linear operator, such as a mask, a blur or a lower resolution, or any differentiable map
+            of images; None is the identity. The state has the input shape of A.
+        noise: Standard deviation ν of the noise in x; None sets w = 1. With a number, the last
+            input of the layer is the noise level σ of the prior, and w = (σ/ν)².
+        box: Quantization step of x: a number, or a tensor that broadcasts with x, such as one step
+            per frequency for JPEG. The box is |Ay − x| ≤ box/2.
+        image_shape: Shape (C, H, W) of one image, if A is a function that changes the shape.
 
     Examples:
         >>> mask = eq.operators.Mask(torch.tensor([[[[1.0, 0.0]]]]))
         >>> layer = eq.EquilibriumLayer(eq.energies.DataFidelity(mask), activation="identity")
-        >>> layer(torch.ones(1, 1, 1, 2)).round(decimals=2)  # ½‖y‖² halves what is seen
+        >>> layer(torch.ones(1, 1, 1, 2)).round(decimals=2)  # ½‖y‖² halves the visible pixel
         tensor([[[[0.5000, 0.0000]]]])
     """
 
@@ -68,7 +68,10 @@ class DataFidelity(Energy):
         if self.noise is None:
             weight = x.new_ones(len(x))
         elif len(inputs) < 2:
-            raise ValueError("DataFidelity with a noise needs that of the prior: (image, noise)")
+            raise ValueError(
+                f"DataFidelity(noise={self.noise:g}) also needs the noise level of the prior: call "
+                "the layer with (image, noise)"
+            )
         else:
             weight = (inputs[-1].reshape(-1).to(x) / self.noise).square().expand(len(x))
         return Context(sample={"x": x, "weight": weight})
@@ -81,21 +84,21 @@ class DataFidelity(Energy):
 
     def value(self, state: State, context: Context) -> Tensor:
         y = one_tensor(state, self)
-        return 0.5 * context["weight"] * sum_per_sample(self._outside(y, context).square())
+        return 0.5 * context["weight"] * sum_per_sample(self._excess(y, context).square())
 
     def descent(self, state: State, context: Context) -> State:
         if not isinstance(self.A, LinearOperator):
             return super().descent(state, context)
-        left = self._outside(one_tensor(state, self), context)
-        weight = context["weight"].reshape(-1, *(1,) * (left.dim() - 1))
-        return -self.A.adjoint(weight * left)
+        excess = self._excess(one_tensor(state, self), context)
+        weight = context["weight"].reshape(-1, *(1,) * (excess.dim() - 1))
+        return -self.A.adjoint(weight * excess)
 
     @property
     def limits(self) -> Bounds[float]:
         return Bounds(concavity=0.0) if self.is_linear else Bounds()
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """The concavity is −w where A is the identity and there is no box: E is convex."""
+        """Return bounds; the concavity is −w if A is the identity and there is no box."""
         A, weight = self.A, context["weight"]
         if not isinstance(A, LinearOperator):
             return Bounds()
@@ -103,10 +106,10 @@ class DataFidelity(Energy):
         concavity = -weight if is_identity else torch.zeros_like(weight)
         return Bounds(lambda: weight * A.norm_bound(layout[0]).square(), concavity)
 
-    def _outside(self, y: Tensor, context: Context) -> Tensor:
-        """Ay − x, less what the box forgives."""
-        left: Tensor = self.A(y) - context["x"]
+    def _excess(self, y: Tensor, context: Context) -> Tensor:
+        """Difference between Ay and its projection onto the box."""
+        residual: Tensor = self.A(y) - context["x"]
         if not self.has_box:
-            return left
-        half = torch.as_tensor(self.box, dtype=left.dtype, device=left.device) / 2
-        return left - left.clamp(-half, half)
+            return residual
+        half = torch.as_tensor(self.box, dtype=residual.dtype, device=residual.device) / 2
+        return residual - residual.clamp(-half, half)

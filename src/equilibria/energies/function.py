@@ -1,4 +1,4 @@
-"""Energy terms made of ordinary functions."""
+"""Energy terms defined by ordinary functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from equilibria.energies.facts import Facts
 
 
 class FunctionEnergy(Energy):
-    """The term E(y; x) = function(y, x), where the function returns one number per sample.
+    """Energy term E(y; x) = function(y, x).
 
-    In a layer with several inputs the function takes them all: function(y, image, graph).
-
-    convex: that the function is convex in y; a solve then does not test whether it has found a
-        minimum.
+    Args:
+        function: Returns one number per sample. In a layer with several inputs it takes all of
+            them: function(y, image, graph).
+        couples_batch: Whether samples depend on each other; the function then returns a scalar.
+        convex: Whether the function is convex in y. A solve then skips the test for a minimum.
 
     Examples:
         >>> from equilibria.energies.function import FunctionEnergy
@@ -47,7 +48,7 @@ class FunctionEnergy(Energy):
     @property
     def name(self) -> str:
         name = getattr(self.function, "__name__", "function")
-        return name if name.isidentifier() else "function"  # "<lambda>" is no name
+        return name if name.isidentifier() else "function"  # e.g. "<lambda>"
 
     @property
     def formula(self) -> str:
@@ -82,13 +83,12 @@ def energy_term(
 
     Args:
         function: Returns one number per sample, E(y; x).
-        couples_batch: Whether the samples of a batch depend on each other; the function then
-            returns one number.
-        convex: Whether the function is convex in y. A solve then need not test whether it has found
-            a minimum; without this, the test costs a few products with the Hessian per solve.
+        couples_batch: Whether samples depend on each other; the function then returns a scalar.
+        convex: Whether the function is convex in y. A solve then skips the test for a minimum,
+            which costs a few products with the Hessian.
 
     Returns:
-        The term, which adds to others and is multiplied by numbers.
+        The energy term, or a decorator if `function` is None.
 
     Examples:
         >>> @eq.energy_term

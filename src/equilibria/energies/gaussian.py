@@ -1,4 +1,4 @@
-"""GEQ's energy: a Gaussian kernel between the input and the state, patch by patch.
+"""The energy of GEQ: a Gaussian kernel between the patches of the input and of the state.
 
 "GEQ: Gaussian Kernel Inspired Equilibrium Models", Sections 3.1, 3.5 and 4.1, Appendix A.2.
 """
@@ -40,36 +40,37 @@ from equilibria.operators.spectral import full_precision
 from equilibria.registry import check_at_least_one
 
 STEEPEST = 2 * math.exp(-1.5)
-"""The most negative eigenvalue of the Hessian of the kernel in q is minus this, for any γ."""
-VANISHED = 1e4
-"""e^{−10⁴} is zero in every floating-point type: beyond it nothing depends on the energy."""
+"""Magnitude of the most negative eigenvalue of the kernel's Hessian in q, for any γ."""
+MAX_EXPONENT = 1e4
+"""Upper limit of γ‖q‖²; e^{−10⁴} is zero in every floating-point type."""
 
 
 @dataclass(frozen=True)
 class Patches:
-    """The patches of a map: `channels` channels by `size` × `size` pixels, or `size` time steps.
+    """Patches of a map: `channels` channels by `size` × `size` pixels, or by `size` time steps.
 
-    Where the map is not a multiple of a patch (1×1 maps of coarse branches, odd sizes), it is
-    continued by zeros, which neither energies nor norms notice.
+    Maps whose size is not a multiple of the patch size are padded with zeros, which change neither
+    energies nor norms.
     """
 
     channels: int
     size: int
 
     def numbers(self, directions: int) -> int:
-        """How many numbers a patch holds: c_s p² in an image, c_s p in a sequence."""
+        """Return the number of entries of a patch: c_s p² for images, c_s p for sequences."""
         return int(self.channels * self.size**directions)
 
     def split(self, r: Tensor) -> Tensor:
-        """Return r (B, mid, h, w) as (B, rows, columns, groups, p, p, c_s), a view without padding.
+        """Split r (B, mid, h, w) into patches (B, rows, columns, groups, p, p, c_s).
 
-        The order is that of channels_last, so that there runs of c_s numbers stay together. A
-        sequence (B, mid, t) has one direction instead of two.
+        The result is a view unless padding is needed. For channels_last tensors this order keeps
+        the c_s channels of a pixel contiguous. A sequence (B, mid, t) has one direction instead of
+        two.
         """
         if r.dim() not in (3, 4):
             raise ValueError(
                 "patches need maps (batch, channels, height, width) or sequences (batch, channels, "
-                f"time), not {tuple(r.shape)}; patch=None takes the whole state as one patch"
+                f"time), got {tuple(r.shape)}; use patch=None to treat the state as one patch"
             )
         sizes = [self.channels, *[self.size] * (r.dim() - 2)]
         missing = [-n % size for n, size in zip(r.shape[1:], sizes, strict=True)]
@@ -77,11 +78,11 @@ class Patches:
             r = F.pad(r, [zeros for count in reversed(missing) for zeros in (0, count)])
         counts = zip(r.shape[1:], sizes, strict=True)
         blocks = r.reshape(r.shape[0], *(k for n, size in counts for k in (n // size, size)))
-        places, inside = range(3, blocks.dim(), 2), range(4, blocks.dim(), 2)
-        return blocks.permute(0, *places, 1, *inside, 2)
+        positions, inside = range(3, blocks.dim(), 2), range(4, blocks.dim(), 2)
+        return blocks.permute(0, *positions, 1, *inside, 2)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
-        """The map of these patches, in the shape and the memory format of `like`."""
+        """Join patches into a map with the shape and memory format of `like`."""
         directions = like.dim() - 2
         pairs = [k for i in range(1, directions + 1) for k in (i, directions + 1 + i)]
         groups, last = directions + 1, patches.dim() - 1
@@ -97,14 +98,15 @@ class Patches:
         return merged[tuple(slice(n) for n in like.shape)]
 
     def as_map(self, values: Tensor) -> Tensor:
-        """One number a patch, as split() orders them, as (B, groups, rows, columns)."""
+        """Reshape one number per patch, in the order of `split`, to (B, groups, rows, columns)."""
         return values.reshape(values.shape[: grid_dimensions(values)]).movedim(-1, 1)
 
 
 def grid_dimensions(patches: Tensor) -> int:
-    """How many dimensions of split patches say which patch it is: the sample, the place, the group.
+    """Return the number of leading dimensions of split patches that index the patch.
 
-    (B, rows, columns, groups) of an image, (B, places, groups) of a sequence, (B, 1) of a whole.
+    These are (B, rows, columns, groups) for images, (B, positions, groups) for sequences, and
+    (B, 1) for a whole state.
     """
     return (patches.dim() + 1) // 2
 
@@ -113,36 +115,39 @@ class WholeMap:
     """The whole state as one patch (Eq. 5)."""
 
     def split(self, r: Tensor) -> Tensor:
-        """Return r as (B, 1, numbers)."""
+        """Return r with shape (B, 1, numbers)."""
         return r.flatten(1)[:, None]
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
-        """The map of the one patch."""
+        """Return the patch as a map with the shape and memory format of `like`."""
         return in_format_of(like, patches.reshape(like.shape))
 
     def as_map(self, values: Tensor) -> Tensor:
-        """One number a sample, as (B, 1, 1, 1)."""
+        """Reshape one number per sample to (B, 1, 1, 1)."""
         return values.reshape(-1, 1, 1, 1)
 
 
 class GaussianKernel(Energy):
-    """−(1/2γ) Σ_p exp(−γ‖(Ux + b − Wy)_p W_h‖²), over the patches p of a map (Eq. 16).
+    """Gaussian kernel energy −(1/2γ) Σ_p exp(−γ‖(Ux + b − Wy)_p W_h‖²) over patches p (Eq. 16).
 
-    With q_p = (Ux + b − Wy)_p W_h and the weights β_p = e^{−γ‖q_p‖²}, an attention over patches,
-    −∇E = Wᵀm, m_p = β_p q_p W_hᵀ: W_h acts on both sides. The feature is y itself.
-
-    U: from the input to the middle width; W: from y to the middle width.
-    W_h: Dense(c_s p², hidden), or None for the identity. It takes a patch pixel by pixel, the
-        channels of a pixel together.
-    channel_split, patch: c_s channels by p × p pixels (p time steps of a sequence) make a patch;
-        zeros fill what a map lacks to whole patches. patch=None: the whole state is one patch
-        (Eq. 5), whatever its shape.
-    gamma: "running" (default), "per-sample" or "paper", which are `RunningScale`,
-        `PerSampleScale` and `StepScale`; a number; or a `KernelScale`.
+    With q_p = (Ux + b − Wy)_p W_h and the attention weights β_p = e^{−γ‖q_p‖²} of the patches,
+    −∇E = Wᵀm with m_p = β_p q_p W_hᵀ. The feature is y itself.
 
     The Hessian in q_p is β_p(I − 2γ q_p q_pᵀ), with eigenvalues in [−2e^{−3/2}, 1] for any fixed γ.
     So ‖∇²E‖ ≤ (‖W‖‖W_h‖)², G is strongly convex for ‖W‖‖W_h‖ < 1.497, and the damped step with
-    s = 1/(1 + (‖W‖‖W_h‖)²) lowers G for any norms.
+    s = 1/(1 + (‖W‖‖W_h‖)²) decreases G for any norms.
+
+    Args:
+        U: Operator from the input to the middle width.
+        W: Operator from y to the middle width.
+        W_h: Dense(c_s p², hidden), or None for the identity. The entries of a patch are ordered by
+            pixel, with the channels of a pixel adjacent.
+        bias: b, see `Input`.
+        channel_split: c_s, the number of channels per patch.
+        patch: p, the side length of a patch in pixels (or time steps); maps are padded with zeros
+            to whole patches. None makes the whole state one patch (Eq. 5), whatever its shape.
+        gamma: "running" (`RunningScale`), "per-sample" (`PerSampleScale`), "paper" (`StepScale`),
+            a number, or a `KernelScale`.
 
     Examples:
         >>> W = eq.Dense(4, 6, norm="bound", zeta=0.8)
@@ -169,7 +174,7 @@ class GaussianKernel(Energy):
         check_at_least_one(channel_split=channel_split, patch=patch)
         self.patches = WholeMap() if patch is None else Patches(channel_split, patch)
         if self.W_h is not None and self.W_h.in_features != channel_split * (patch or 1):
-            self._check_projection(directions=2)  # It does not fit a sequence.
+            self._check_projection(directions=2)  # It does not fit a sequence either.
         self.scale = kernel_scale(gamma)
         self.facts = Facts(
             couples_batch=self.scale.couples_batch, has_gradient=not self.scale.follows_state
@@ -178,9 +183,9 @@ class GaussianKernel(Energy):
     @property
     def formula(self) -> str:
         injected = "Ux" if self.input.bias is None else "Ux + b"
-        over, part = ("Σₚ ", "ₚ") if isinstance(self.patches, Patches) else ("", "")
+        total, index = ("Σₚ ", "ₚ") if isinstance(self.patches, Patches) else ("", "")
         hidden = "" if self.W_h is None else " Wₕ"
-        return f"−(1/2γ) {over}exp(−γ‖({injected} − Wy){part}{hidden}‖²)"
+        return f"−(1/2γ) {total}exp(−γ‖({injected} − Wy){index}{hidden}‖²)"
 
     def inject(self, *inputs: Tensor) -> Context:
         return self.input.inject(*inputs)
@@ -221,14 +226,14 @@ class GaussianKernel(Energy):
         return self.W.adjoint(m, context.weights("W"))
 
     def attention(self, state: State, context: Context) -> Tensor:
-        """β_p of every patch, shape (batch, groups of channels, rows, columns) for an image."""
+        """Return β_p of every patch, shape (B, channel groups, rows, columns) for images."""
         _, energies = self._pull(self._difference(state, context), context)
         beta, _ = self._attention(energies, context)
         return self.patches.as_map(beta)
 
     @property
     def limits(self) -> Bounds[float]:
-        """(‖W‖‖W_h‖)² as norm control bounds it; unknown where γ follows the state."""
+        """(‖W‖‖W_h‖)² from norm control; unknown if γ follows the state."""
         W = self.W.norm_limit
         W_h = 1.0 if self.W_h is None else self.W_h.norm_limit
         if self.scale.follows_state or W is None or W_h is None:
@@ -236,13 +241,12 @@ class GaussianKernel(Energy):
         return Bounds((W * W_h) ** 2, STEEPEST * (W * W_h) ** 2)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """(‖W‖‖W_h‖)²; unknown where γ follows the state."""
+        """Return bounds; the curvature (‖W‖‖W_h‖)² is unknown if γ follows the state."""
 
         def curvature() -> Tensor | None:
             return None if self.scale.follows_state else self._curvature(layout)
 
         def concavity() -> Tensor | None:
-            """2e^{−3/2}(‖W‖‖W_h‖)²."""
             return None if self.scale.follows_state else STEEPEST * self._curvature(layout)
 
         return Bounds(curvature, concavity, lambda: self._steepness(context, layout))
@@ -254,7 +258,7 @@ class GaussianKernel(Energy):
         return bound.square()
 
     def _steepness(self, context: Context, layout: Layout) -> Tensor | None:
-        """‖W‖‖W_h‖²‖U‖ for a γ that does not depend on the input."""
+        """Return ‖W‖‖W_h‖²‖U‖ if γ does not depend on the input."""
         injected = None if self.scale.follows_input else self.input.bounds(context, layout).input
         if injected is None:
             return None
@@ -264,18 +268,19 @@ class GaussianKernel(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """Of r = c − Wy, then k(r)_p = β_p r_p W_h W_hᵀ, then Wᵀ.
+        """Bound the errors of r = c − Wy, of k(r)_p = β_p r_p W_h W_hᵀ, and of Wᵀ.
 
-        r_p W_h W_hᵀ is wrong by η‖r_p‖, η = γ_N‖W_h‖_F², and ‖r_p W_h‖² = ⟨r_p, r_p W_h W_hᵀ⟩ by
-        η′‖r_p‖², η′ = η + γ_N‖W_h‖²; hence β_p by γη′‖r_p‖² of itself, where ‖r_p‖ ≤ max‖c_p‖ +
-        ‖W‖‖y‖. k has the Lipschitz constant ‖W_h‖².
+        The error of r_p W_h W_hᵀ is at most η‖r_p‖, η = γ_N‖W_h‖_F². That of ‖r_p W_h‖² =
+        ⟨r_p, r_p W_h W_hᵀ⟩ is at most η′‖r_p‖², η′ = η + γ_N‖W_h‖². The relative error of β_p is
+        therefore at most γη′‖r_p‖², with ‖r_p‖ ≤ max‖c_p‖ + ‖W‖‖y‖. k has the Lipschitz constant
+        ‖W_h‖².
         """
         assert isinstance(exact, GaussianKernel)
         injected = self.input.rounding(exact.input, context, layout, unit)
-        own = application_rounding(self.W, exact.W, layout[0], unit)
-        if injected is None or own is None:
+        error = application_rounding(self.W, exact.W, layout[0], unit)
+        if injected is None or error is None:
             return None
-        norm = upper_norm(exact.W, layout[0]) + own
+        norm = upper_norm(exact.W, layout[0]) + error
         numbers, hidden, eta = math.prod(self.W.output_shape(layout[0])), 1.0, 8 * unit
         if self.W_h is not None and exact.W_h is not None:
             numbers = self.W_h.in_features
@@ -283,22 +288,22 @@ class GaussianKernel(Energy):
             terms = accumulated(numbers + self.W_h.out_features + 16, unit)
             share = 3 * relative_difference(self.W_h.weight, exact.W_h.weight)
             eta = (terms + share) * float(exact.W_h.weight.square().sum())
-        of_r = Rounding(state=own + 2 * unit * norm, injected=2 * unit) + injected
-        of_k = Rounding(state=eta * norm, injected=eta)
-        of_energy = eta + accumulated(numbers + 8, unit) * hidden
-        of_m = Rounding(state=own * hidden * norm, injected=own * hidden)
+        r_error = Rounding(state=error + 2 * unit * norm, injected=2 * unit) + injected
+        k_error = Rounding(state=eta * norm, injected=eta)
+        energy_error = eta + accumulated(numbers + 8, unit) * hidden
+        m_error = Rounding(state=error * hidden * norm, injected=error * hidden)
 
-        def of_beta(context: Context, y: Tensor) -> Tensor:
+        def beta_error(context: Context, y: Tensor) -> Tensor:
             patches = self.patches.split(context["c"])
             grid = grid_dimensions(patches)
             energies = self._energy(patches, patches, grid).double().flatten(1)
-            reach = norm * y
-            peak = energies.amax(dim=1).sqrt() * (1 + 1e-3) + reach
+            mapped = norm * y
+            peak = energies.amax(dim=1).sqrt() * (1 + 1e-3) + mapped
             gamma = context["gamma"].double().flatten()
-            size = injected_size(context) + reach
-            return gamma * of_energy * peak.square() * (hidden + eta) * size
+            size = injected_size(context) + mapped
+            return gamma * energy_error * peak.square() * (hidden + eta) * size
 
-        return (of_r * hidden + of_k + Rounding(extra=of_beta)) * norm + of_m
+        return (r_error * hidden + k_error + Rounding(extra=beta_error)) * norm + m_error
 
     def extra_repr(self) -> str:
         return f"{self.patches}" if isinstance(self.patches, Patches) else "patch=None"
@@ -309,7 +314,7 @@ class GaussianKernel(Energy):
         return context["c"] - mapped
 
     def _pull(self, r: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """r_p W_h W_hᵀ and ‖r_p W_h‖² of every patch, of shapes that broadcast."""
+        """Return r_p W_h W_hᵀ and ‖r_p W_h‖² of every patch, in shapes that broadcast."""
         patches = self.patches.split(r)
         self._check_projection(r.dim() - 2)
         grid = patches.shape[: grid_dimensions(patches)]
@@ -325,9 +330,9 @@ class GaussianKernel(Energy):
         return pulled, energies.view(*grid, *[1] * (patches.dim() - len(grid)))
 
     def _energy(self, a: Tensor, b: Tensor, grid: int) -> Tensor:
-        """⟨a_p, b_p⟩ of every patch; the first `grid` dimensions say which.
+        """Return ⟨a_p, b_p⟩ of every patch, indexed by the first `grid` dimensions.
 
-        Kept in range: rounding may leave a small minus, and ∞ would make 0·∞ in derivatives.
+        The result is clamped: rounding may make it negative, and ∞ would give 0·∞ in derivatives.
         """
         inside = tuple(range(grid, a.dim()))
         products = at_least_float32(a) * at_least_float32(b)
@@ -335,14 +340,14 @@ class GaussianKernel(Energy):
         return energies.clamp(0.0, torch.finfo(energies.dtype).max)
 
     def _attention(self, energies: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """β_p = e^{−γ‖q_p‖²}, and γ in a shape that meets it."""
+        """Return β_p = e^{−γ‖q_p‖²}, and γ in a shape that broadcasts with it."""
         gamma = self.scale.at_state(context["gamma"], energies.flatten(1))
         if gamma.dim() > 0:
             gamma = gamma.reshape(-1, *[1] * (energies.dim() - 1))
-        return torch.exp(-(gamma * energies).clamp(max=VANISHED)), gamma
+        return torch.exp(-(gamma * energies).clamp(max=MAX_EXPONENT)), gamma
 
     def _check_projection(self, directions: int) -> None:
-        """Whether W_h takes as many numbers as a patch has."""
+        """Check that W_h takes as many numbers as a patch has."""
         if not isinstance(self.patches, Patches) or self.W_h is None:
             return
         expected, size = self.patches.numbers(directions), self.patches.size
@@ -350,12 +355,12 @@ class GaussianKernel(Energy):
             pixels = f"{size}×{size} pixels" if directions == 2 else f"{size} time steps"
             raise ValueError(
                 f"a patch of {self.patches.channels} channels by {pixels} has {expected} numbers, "
-                f"but W_h takes {self.W_h.in_features}: use Dense({expected}, hidden)"
+                f"but W_h takes {self.W_h.in_features}; use Dense({expected}, hidden)"
             )
 
     @property
     def _has_cheaper_product(self) -> bool:
-        """Whether W_h W_hᵀ, computed once a solve, costs a step less than W_h and W_hᵀ."""
+        """Whether a step with W_h W_hᵀ, computed once per solve, is cheaper than W_h and W_hᵀ."""
         return self.W_h is not None and 2 * self.W_h.out_features >= self.W_h.in_features
 
 
@@ -365,4 +370,4 @@ def _projection(W_h: Dense | Tensor | None) -> Dense | None:
     operator = as_operator(W_h)
     if isinstance(operator, Dense):
         return operator
-    raise TypeError(f"W_h acts on the numbers of a patch: give a Dense, not a {operator}")
+    raise TypeError(f"W_h must be a Dense operator on the numbers of a patch, got {operator}")

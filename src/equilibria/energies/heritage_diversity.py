@@ -25,13 +25,17 @@ from equilibria.registry import check_at_least_one
 
 
 class HeritageDiversity(Energy):
-    """½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)), zᵢ = Wᵢᵀyᵢ (Eqs. 3–5); see `BranchCoupling`.
+    """Energy ½ Σᵢ (λ D(zᵢ, zᵢ₊₁) − H(zᵢ, zᵢ₊₁)) with features zᵢ = Wᵢᵀyᵢ (Eqs. 3–5).
 
-    diversity: λ, around 1/C or below; 0 leaves D out.
-    scales: how many times coarser than the finest branch each one is (all of one size by default);
-        with W of `Conv1d` in time, else in both directions of an image.
-    heritage, sign, tau: as in `BranchCoupling`. freeze_after: for how many iterations
-        sign="freeze" renews the signs.
+    Args:
+        W: Operators Wᵢ, one per branch.
+        diversity: λ, about 1/C or less for C channels; 0 removes D.
+        scales: Downsampling factor of each branch relative to the finest; 1 by default. It applies
+            to time if W is a `Conv1d`, otherwise to height and width.
+        heritage: See `BranchCoupling`.
+        sign: See `BranchCoupling`.
+        tau: See `BranchCoupling`.
+        freeze_after: Number of iterations in which sign="freeze" updates the signs.
 
     Examples:
         >>> coupling = eq.energies.HeritageDiversity([torch.eye(2), torch.eye(2)], diversity=0.1)
@@ -52,12 +56,12 @@ class HeritageDiversity(Energy):
     ) -> None:
         super().__init__()
         if not W:
-            raise ValueError("HeritageDiversity needs the operator W of at least one branch")
+            raise ValueError("HeritageDiversity needs at least one operator in W, got none")
         check_at_least_one(freeze_after=freeze_after)
         scales = (1,) * len(W) if scales is None else tuple(scales)
         if len(scales) != len(W):
-            raise ValueError(f"{len(W)} branches need {len(W)} scales, not {len(scales)}")
-        self.W = nn.ModuleList(as_operator(one) for one in W)
+            raise ValueError(f"scales must have one entry per branch ({len(W)}), got {len(scales)}")
+        self.W = nn.ModuleList(as_operator(operator) for operator in W)
         self.coupling = BranchCoupling(
             scales,
             diversity=diversity,
@@ -80,9 +84,9 @@ class HeritageDiversity(Energy):
         coupling = self.coupling
         inner = "zᵢᵀPzᵢ₊₁" if coupling.heritage else "‖zᵢ‖²"
         size = "√(M²ₖₗ + t²ₖₗ) − tₖₗ" if coupling.sign == "smooth" else "|Mₖₗ|"
-        diverse = f"{coupling.diversity:g}·Σₖ≠ₗ ({size})" if coupling.diversity else ""
-        joined = f"{diverse} − {inner}" if diverse else f"−{inner}"
-        where = ", M = (Pzᵢ₊₁)zᵢᵀ" if diverse else ""
+        diversity = f"{coupling.diversity:g}·Σₖ≠ₗ ({size})" if coupling.diversity else ""
+        joined = f"{diversity} − {inner}" if diversity else f"−{inner}"
+        where = ", M = (Pzᵢ₊₁)zᵢᵀ" if diversity else ""
         return f"½Σᵢ [{joined}]   (zᵢ = Wᵢᵀyᵢ{where})"
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
@@ -97,21 +101,21 @@ class HeritageDiversity(Energy):
         return [W for W in self.W if isinstance(W, LinearOperator)]
 
     def features(self, state: State, context: Context) -> list[Tensor]:
-        """zᵢ = Wᵢᵀyᵢ of every branch."""
+        """Return zᵢ = Wᵢᵀyᵢ of every branch."""
         pairs = enumerate(zip(self.operators(), state_tensors(state), strict=True))
         return [W.adjoint(y, context.weights(f"W{i}")) for i, (W, y) in pairs]
 
     def lift(self, messages: Sequence[Tensor], context: Context) -> tuple[Tensor, ...]:
-        """Wᵢhᵢ of every branch."""
+        """Return Wᵢhᵢ of every branch."""
         pairs = enumerate(zip(self.operators(), messages, strict=True))
         return tuple(W(h, context.weights(f"W{i}")) for i, (W, h) in pairs)
 
     def calibrate(self, image: State, context: Context) -> Context:
-        """The scales t, or the first signs, at the first image."""
+        """Return `context` with the scales t, or the initial signs, at the first image."""
         return self.calibrate_features(self.features(image, context), context)
 
     def calibrate_features(self, features: Sequence[Tensor], context: Context) -> Context:
-        """Return the context with signs or scales computed from features."""
+        """Return `context` calibrated at the features of the first image."""
         if not self.facts.calibrates:
             return context
         if self.coupling.sign == "freeze":
@@ -119,7 +123,7 @@ class HeritageDiversity(Energy):
         return context.with_sample(**self.coupling.scales(features))
 
     def refresh(self, state: State, context: Context) -> Context:
-        """The signs at a state, to be kept from here on."""
+        """Return `context` with the signs at the current state."""
         if not self.facts.refresh_until:
             return context
         return context.with_sample(**self.coupling.signs(self.features(state, context)))
@@ -128,7 +132,7 @@ class HeritageDiversity(Energy):
         return self.coupling.value(self.features(state, context), context.sample)
 
     def descent(self, state: State, context: Context) -> State:
-        """Wᵢhᵢ, with hᵢ of Proposition 1."""
+        """Return Wᵢhᵢ, with hᵢ of Proposition 1."""
         features = self.features(state, context)
         return self.lift(self.coupling.messages(features, context.sample), context)
 
@@ -142,10 +146,10 @@ class HeritageDiversity(Energy):
         return Bounds(None if coupling is None else max(norms) ** 2 * coupling)
 
     def bounds(self, context: Context, layout: Layout) -> Bounds[Tensor]:
-        """Bounds where signs do not move.
+        """Return bounds; the curvature is known if λ = 0 or the signs are frozen.
 
-        The curvature is at most max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)). With
-        λ > 0, t or the signs are taken at a point that the input decides.
+        The curvature is at most max‖Wᵢ‖² · maxᵢ ½(‖P_{i:i+1}‖ + ‖P_{i−1:i}‖)(1 + λ(C − 1)). The
+        bound in the input is known only for λ = 0, because t and the signs depend on the input.
         """
         shapes = [W.input_shape(shape) for W, shape in zip(self.operators(), layout, strict=True)]
 
@@ -166,17 +170,18 @@ class HeritageDiversity(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """For λ = 0: fl(W fl(P fl(Wᵀy))), with a sum of two messages."""
+        """Bound fl(W fl(P fl(Wᵀy))) and the sum of two messages, for λ = 0."""
         assert isinstance(exact, HeritageDiversity)
         if self.coupling.diversity:
             return None
         norm = error = 0.0
         triples = zip(self.operators(), exact.operators(), layout, strict=True)
-        for W, meant, shape in triples:
-            own = application_rounding(W, meant, W.input_shape(shape), unit)
-            if own is None:
+        for W, exact_W, shape in triples:
+            input_shape = W.input_shape(shape)
+            own_error = application_rounding(W, exact_W, input_shape, unit)
+            if own_error is None:
                 return None
-            norm, error = max(norm, upper_norm(meant, W.input_shape(shape))), max(error, own)
+            norm, error = max(norm, upper_norm(exact_W, input_shape)), max(error, own_error)
         pooled = max((getattr(P, "scale", 1) ** 2 for P in self.coupling.modules()), default=1)
         mixing = 2 * (1 + accumulated(pooled + 8, unit))
         return Rounding(

@@ -1,4 +1,4 @@
-"""How γ of the Gaussian kernel is set: γ = 0.2/M, M a typical energy of a patch (GEQ 4.1)."""
+"""Choice of γ for the Gaussian kernel: γ = 0.2/M, M a typical patch energy (GEQ 4.1)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from torch import Tensor, nn
 from equilibria.operators.norm_control import is_wrapped
 from equilibria.registry import check_choice, check_positive, check_share
 
-SHARE = 0.2
+TYPICAL_EXPONENT = 0.2
 """γM in GEQ Section 4.1: a patch of energy M gets the weight β = e^{−0.2} = 0.82."""
 
 MOMENTUM = 0.1
-"""The share of a training batch in the running statistic."""
+"""Weight of a training batch in the running mean."""
 
-FLOOR = 0.01
-"""M per sample is at least this share of the median, or one patch near zero would silence all."""
+MIN_FRACTION_OF_MEDIAN = 0.01
+"""Lower limit of M per sample, as a fraction of the median patch energy.
+
+Without it, one patch near zero would make the weights of all other patches vanish.
+"""
 
 
 class KernelScale(nn.Module, ABC):
-    """γ of a Gaussian kernel, from the energies ‖r_p W_h‖² of all patches, shape (batch, N)."""
+    """Rule that chooses γ of a Gaussian kernel from the patch energies ‖r_p W_h‖², shape (B, N)."""
 
     couples_batch: bool = False
     follows_state: bool = False
-    """Whether γ changes with the state, at every step."""
+    """Whether γ is recomputed from the state at every step."""
     follows_input: bool = True
     """Whether γ of a sample depends on its input."""
 
     @abstractmethod
     def at_start(self, energies: Tensor) -> Tensor:
-        """γ for a solve, from the energies at y = 0: one number, or shape (batch, 1)."""
+        """Return γ for a solve, given the energies at y = 0: a scalar, or shape (B, 1)."""
 
     def at_state(self, gamma: Tensor, energies: Tensor) -> Tensor:
-        """γ for one step: the one of the solve, unless it follows the state."""
+        """Return γ for one step, given that of the solve and the energies at the state."""
         return gamma
 
 
@@ -57,60 +60,59 @@ class FixedScale(KernelScale):
 
 
 class RunningScale(KernelScale):
-    """γ = 0.2/M, M a running mean over training batches of the mean energy of a patch at y = 0.
+    """γ = 0.2/M, where M is the running mean over training batches of the patch energy at y = 0.
 
-    M is kept in a buffer and is a constant of every forward pass, so that gradients are exact,
-    samples do not influence each other, and in evaluation nothing changes. It is updated by
-    forward passes that train (training mode, gradients enabled), after they have used it. A
-    statistic that has seen nothing takes the first batch that comes, in training or evaluation.
-    Samples that are not finite do not count.
+    M is a buffer and constant within a forward pass. Gradients are therefore exact, samples do not
+    affect each other, and M is fixed in evaluation. Forward passes in training mode with gradients
+    enabled update M after using it. The first batch initializes M, also in evaluation mode.
+    Non-finite samples are ignored.
 
-    A forward pass that is recomputed at once (activation checkpointing) is recognised by its
-    energy: it gets the M it had before, and counts once.
+    A forward pass that is recomputed immediately (activation checkpointing) is recognized by its
+    energy: it gets the same M as before and is counted once.
     """
 
     follows_input = False
     patch_energy: Tensor
     last_used: Tensor
-    last_seen: Tensor
+    last_batch: Tensor
 
     def __init__(self, momentum: float = MOMENTUM) -> None:
         super().__init__()
         check_share(momentum=momentum)
         self.momentum = momentum
         self.pooled: Callable[[Tensor], Tensor] | None = None
-        """Sums a tensor over the processes that share a training batch; None: there is but one."""
-        # Zero stands for "nothing seen yet".
+        """Sums a tensor over the processes that share a training batch; None for one process."""
+        # Zero means "no batch yet".
         self.register_buffer("patch_energy", torch.zeros(()))
         self.register_buffer("last_used", torch.zeros(()), persistent=False)
-        self.register_buffer("last_seen", torch.zeros(()), persistent=False)
+        self.register_buffer("last_batch", torch.zeros(()), persistent=False)
 
     def at_start(self, energies: Tensor) -> Tensor:
-        trains = self.training and torch.is_grad_enabled()
+        is_update = self.training and torch.is_grad_enabled()
         with torch.no_grad():
             means = energies.detach().mean(dim=1)
             finite = means.isfinite()
             sums = torch.stack((means.where(finite, 0).sum(), finite.sum().to(means.dtype)))
-            if trains and self.pooled is not None and not is_wrapped(sums):
+            if is_update and self.pooled is not None and not is_wrapped(sums):
                 sums = self.pooled(sums)
-            seen = (sums[0] / sums[1].clamp(min=1)).to(self.patch_energy.dtype)
-            M = self._used(seen, trains)
-            return SHARE / torch.where(M > 0, M, torch.ones_like(M))
+            batch_mean = (sums[0] / sums[1].clamp(min=1)).to(self.patch_energy.dtype)
+            return _gamma(self._update(batch_mean, is_update))
 
-    def _used(self, seen: Tensor, trains: bool) -> Tensor:
-        """M for this forward pass; the statistic moves on."""
-        known = torch.where(self.patch_energy > 0, self.patch_energy, seen)
-        if is_wrapped(seen):  # what a torch.func transform computes must not outlive it
-            return known
-        if not trains:
-            self.patch_energy.copy_(known)
-            return known
-        again = seen == self.last_seen
-        used = torch.where(again, self.last_used, known)
-        counts = ~again & (seen > 0)
-        self.patch_energy.copy_(torch.where(counts, known.lerp(seen, self.momentum), known))
+    def _update(self, batch_mean: Tensor, is_update: bool) -> Tensor:
+        """Return M for this forward pass and update the running mean."""
+        current = torch.where(self.patch_energy > 0, self.patch_energy, batch_mean)
+        if is_wrapped(batch_mean):  # tensors of a torch.func transform must not outlive it
+            return current
+        if not is_update:
+            self.patch_energy.copy_(current)
+            return current
+        is_recomputed = batch_mean == self.last_batch
+        used = torch.where(is_recomputed, self.last_used, current)
+        counts = ~is_recomputed & (batch_mean > 0)
+        updated = current.lerp(batch_mean, self.momentum)
+        self.patch_energy.copy_(torch.where(counts, updated, current))
         self.last_used.copy_(used)
-        self.last_seen.copy_(seen)
+        self.last_batch.copy_(batch_mean)
         return used
 
     def extra_repr(self) -> str:
@@ -118,27 +120,27 @@ class RunningScale(KernelScale):
 
 
 class PerSampleScale(KernelScale):
-    """γ = 0.2/M, M of each sample its least energy of a patch at y = 0, in the graph.
+    """γ = 0.2/M, where M is the smallest patch energy of each sample at y = 0, in the graph.
 
-    M is at least 0.01 of the median (of the mean, where most patches are zero). Gradients are
-    exact, but the output's Lipschitz constant in the input is not bounded, so nothing can be
-    certified about perturbed inputs.
+    M is at least 0.01 of the median (of the mean if most patches are zero). Gradients are exact.
+    The output has no Lipschitz bound in the input, so no robustness radius can be certified.
     """
 
     def at_start(self, energies: Tensor) -> Tensor:
         median = energies.median(dim=1, keepdim=True).values
         typical = torch.where(median > 0, median, energies.mean(dim=1, keepdim=True))
-        M = torch.maximum(energies.amin(dim=1, keepdim=True), FLOOR * typical)
-        return SHARE / torch.where(M > 0, M, torch.ones_like(M))
+        return _gamma(
+            torch.maximum(energies.amin(dim=1, keepdim=True), MIN_FRACTION_OF_MEDIAN * typical)
+        )
 
 
 class StepScale(KernelScale):
-    """γ = 0.2/M, M the least energy of all patches in the batch at the current state, as printed.
+    """γ = 0.2/M, where M is the smallest patch energy in the batch at the current state (paper).
 
-    Detached at every step: the equilibrium is stationary for the objective with its own γ frozen,
-    but minimizes none, the map has no known bound, gradients leave out how γ depends on everything,
-    and the samples of a batch are coupled.
-    The largest weight is e^{−0.2} always, and one patch near zero silences all others.
+    γ is detached at every step. The equilibrium is stationary for the objective with γ frozen at
+    its value there, but minimizes no objective. The map has no known bound, gradients ignore the
+    dependence of γ on state and parameters, and the samples of a batch are coupled. The largest
+    weight is always e^{−0.2}, and one patch near zero makes all other weights vanish.
     """
 
     couples_batch = True
@@ -147,17 +149,22 @@ class StepScale(KernelScale):
     def at_start(self, energies: Tensor) -> Tensor:
         energies = energies.detach()
         if energies.numel() == 0:
-            return energies.new_tensor(SHARE)
+            return energies.new_tensor(TYPICAL_EXPONENT)
         finite = torch.where(energies.isfinite(), energies, torch.inf)
         M = finite.amin().clamp(min=torch.finfo(energies.dtype).tiny)
-        return SHARE / torch.where(M.isfinite(), M, torch.ones_like(M))
+        return TYPICAL_EXPONENT / torch.where(M.isfinite(), M, torch.ones_like(M))
 
     def at_state(self, gamma: Tensor, energies: Tensor) -> Tensor:
         return self.at_start(energies)
 
 
+def _gamma(M: Tensor) -> Tensor:
+    """Return 0.2/M, with M = 1 if it is zero."""
+    return TYPICAL_EXPONENT / torch.where(M > 0, M, torch.ones_like(M))
+
+
 def kernel_scale(gamma: str | float | KernelScale) -> KernelScale:
-    """The policy that "running", "per-sample", "paper" or a number stands for."""
+    """Return the rule for "running", "per-sample", "paper" or a number."""
     if isinstance(gamma, KernelScale):
         return gamma
     if isinstance(gamma, int | float):

@@ -1,4 +1,4 @@
-"""The polynomial and the sigmoid kernel between the input and the state (GEQ Table 4)."""
+"""Polynomial and sigmoid kernels between the input and the state (GEQ Table 4)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from equilibria.registry import check_choice, check_positive
 Form = Literal["scaled", "printed"]
 
 SIGMOID_CURVATURE = 4 / (3 * math.sqrt(3))
-"""The largest |tanh″| = 2|tanh|(1 − tanh²), attained where tanh² = 1/3: 0.7698."""
+"""Maximum of |tanh″| = 2|tanh|(1 − tanh²), attained at tanh² = 1/3: 0.7698."""
 
 
 class InnerProductKernel(Energy, ABC):
-    """A kernel of ⟨c, y⟩, c = Ux + b, in place of `Input`'s −⟨c, y⟩.
+    """Kernel of the inner product ⟨c, y⟩, c = Ux + b, which replaces `Input`.
 
-    In the default form="scaled" the inner product is measured by n, per sample the number of
-    entries of y or ‖c‖²/ρ, whichever is larger. Both kernels then act as `Input` does near y = 0,
-    and ‖c‖²/n ≤ ρ bounds the curvature. n is part of the graph.
-
-    form="printed" is Table 4 as it stands.
+    With form="scaled" the inner product is divided by n, per sample the larger of ‖c‖²/ρ and the
+    number of entries of y. Near y = 0 the kernels then act like `Input`, and ‖c‖²/n ≤ ρ bounds the
+    curvature. n is part of the graph. form="printed" is the formula of Table 4.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class InnerProductKernel(Energy, ABC):
 
     @abstractmethod
     def attention(self, state: State, context: Context) -> Tensor:
-        """The factor of c in −∇E, one number a sample."""
+        """Return the factor of c in −∇E of each sample, shape (B,)."""
 
     def descent(self, state: State, context: Context) -> State:
         c = context["c"]
@@ -75,13 +73,13 @@ class InnerProductKernel(Energy, ABC):
         return factor.reshape(-1, *[1] * (c.dim() - 1)) * c
 
     def _product(self, state: State, context: Context) -> Tensor:
-        """⟨c, y⟩."""
+        """Return ⟨c, y⟩ of each sample."""
         return sum_per_sample(context["c"] * one_tensor(state, self))
 
     @property
     @abstractmethod
     def _curvature_factor(self) -> float | None:
-        """Bound k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 as printed), or None where nothing bounds it."""
+        """Factor k in ‖∇²E‖ ≤ k‖c‖²/n (n = 1 for form="printed"), or None if unbounded."""
 
     @property
     def limits(self) -> Bounds[float]:
@@ -101,12 +99,20 @@ class InnerProductKernel(Energy, ABC):
 
 
 class PolynomialKernel(InnerProductKernel):
-    """−(n/d)(1 + ⟨c, y⟩/n)^d, whose descent is (1 + ⟨c, y⟩/n)^{d−1} c.
+    """Polynomial kernel −(n/d)(1 + ⟨c, y⟩/n)^d of c = Ux + b, with descent (1 + ⟨c, y⟩/n)^{d−1} c.
 
-    The paper's −⟨c, y⟩^d (form="printed") has no slope at y = 0, where every solve starts and then
-    stays, and outgrows ½‖y‖² far from it.
+    n is the larger of ‖c‖²/ρ and the number of entries of y. ‖∇²E‖ = (d−1)|1 + ⟨c, y⟩/n|^{d−2}
+    ‖c‖²/n is at most ρ for d = 2, and unbounded in y for d ≥ 3.
 
-    ‖∇²E‖ = (d−1)|1 + ⟨c, y⟩/n|^{d−2} ‖c‖²/n: at most ρ for d = 2, and unbounded in y for d ≥ 3.
+    The paper's −⟨c, y⟩^d (form="printed") has zero slope at y = 0, where solves start and therefore
+    stay, and decreases faster than ½‖y‖² grows.
+
+    Args:
+        U: Linear operator from the input to the shape of the state.
+        degree: d, a positive integer.
+        bias: See `Input`.
+        rho: ρ, the bound on ‖c‖²/n for form="scaled".
+        form: "scaled", or "printed" for the formula of the paper.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.energies.PolynomialKernel(torch.eye(2), degree=2))
@@ -125,7 +131,7 @@ class PolynomialKernel(InnerProductKernel):
     ) -> None:
         super().__init__(U, bias, rho=rho, form=form)
         if not isinstance(degree, int) or degree < 1:
-            raise ValueError(f"degree must be a positive integer, not {degree}")
+            raise ValueError(f"degree must be a positive integer, got {degree}")
         self.degree = degree
 
     @property
@@ -158,10 +164,17 @@ class PolynomialKernel(InnerProductKernel):
 
 
 class SigmoidKernel(InnerProductKernel):
-    """−n tanh(⟨c, y⟩/n), whose descent is (1 − tanh²(⟨c, y⟩/n)) c; ‖∇²E‖ ≤ 0.77 ‖c‖²/n ≤ 0.77 ρ.
+    """Sigmoid kernel −n tanh(⟨c, y⟩/n) of c = Ux + b, with descent (1 − tanh²(⟨c, y⟩/n)) c.
 
-    The paper's −tanh⟨c, y⟩ (form="printed") saturates as soon as ⟨c, y⟩ exceeds a few, which one
-    pixel can do, and then the input no longer acts.
+    n is the larger of ‖c‖²/ρ and the number of entries of y; ‖∇²E‖ ≤ 0.77 ‖c‖²/n ≤ 0.77 ρ. The
+    paper's −tanh⟨c, y⟩ (form="printed") saturates when ⟨c, y⟩ is more than a few, which a single
+    pixel can cause, and the input then has no effect.
+
+    Args:
+        U: Linear operator from the input to the shape of the state.
+        bias: See `Input`.
+        rho: ρ, the bound on ‖c‖²/n for form="scaled".
+        form: "scaled", or "printed" for the formula of the paper.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.energies.SigmoidKernel(torch.eye(2)))

@@ -1,4 +1,4 @@
-"""Derivatives that a forward pass is made of, in every grad mode."""
+"""Gradients computed inside a forward pass, in every grad mode."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ def gradients_of(
     tensors: Sequence[Tensor],
     context: Context,
 ) -> tuple[Tensor, ...]:
-    """The derivatives of Σ function(tensors, context) in the tensors, in any grad mode.
+    """Return the gradients of Σ function(tensors, context) in the tensors, in any grad mode.
 
-    Works under `no_grad` and `inference_mode` (whose tensors autograd refuses to record: they are
-    cloned). Saved-tensor hooks of the surroundings, such as activation checkpointing, are kept out:
-    they would recompute the forward pass in the middle of itself. Where gradients are enabled the
-    outer graph stays attached, so that second derivatives are right.
+    Works under `no_grad` and `inference_mode`; inference tensors are cloned because autograd cannot
+    record them. If gradients are enabled, the outer graph stays attached, which supports second
+    derivatives. Outer saved-tensor hooks, such as those of activation checkpointing, are disabled,
+    because they would recompute the forward pass within itself.
+
+    Args:
+        function: Returns one number per sample, or a scalar.
+        tensors: Tensors to differentiate by.
+        context: Passed on to `function`.
     """
     create_graph = torch.is_grad_enabled()
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(_same, _same),
+        torch.autograd.graph.saved_tensors_hooks(_identity, _identity),
     ):
         if any(tensor.is_inference() for tensor in context.tensors()):
             context = context.replace([_recordable(tensor) for tensor in context.tensors()])
@@ -41,7 +46,7 @@ def gradients_of(
 
 def _leaf(tensor: Tensor, create_graph: bool) -> Tensor:
     if create_graph and tensor.requires_grad:
-        # A new node: the derivative stops here, and the graph behind it is kept.
+        # A view is a new node: differentiation stops at it, and the graph behind it stays intact.
         return tensor.view_as(tensor)
     return _recordable(tensor).detach().requires_grad_()
 
@@ -50,5 +55,5 @@ def _recordable(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor

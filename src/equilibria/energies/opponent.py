@@ -1,4 +1,4 @@
-"""A learned prior of colored pictures: one of the luminance, and one of the colors beside it."""
+"""Learned prior for color images: one prior for luminance, one for opponent colors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from equilibria.energies.facts import Facts
 from equilibria.energies.ridge import RidgePrior, noise_level
 from equilibria.energies.terms import one_tensor
 
-OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
-"""Luminance, red against blue, and both against green; made orthonormal."""
+OPPONENT_AXES = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
+"""RGB directions of luminance, red–blue and green–magenta, before normalization."""
 
 
 class OpponentPrior(Energy):
-    """R_l(luminance; σ) + R_c(two opponent colors; σ), the luminance alone for a gray picture.
+    """Prior R_l(luminance; σ) + R_c(opponent colors; σ); R_l alone for a grayscale image.
 
-    The three are an orthonormal basis of the colors, so that white noise stays white. The luminance
-    of a gray picture in three colors is √3 times as bright, and is seen as that picture with noise
-    σ/√3: one prior serves both.
+    Luminance and the two opponent colors are an orthonormal basis of RGB, so white noise stays
+    white. The luminance of a gray RGB image is √3 times as bright as the grayscale image. It is
+    therefore treated like the grayscale image with noise σ/√3, and one prior serves both.
+
+    Args:
+        luminance: Prior of the luminance and of grayscale images.
+        colors: Prior of each opponent color channel.
 
     Examples:
         >>> prior = eq.models.photo_prior()
@@ -38,7 +42,7 @@ class OpponentPrior(Energy):
         super().__init__()
         self.luminance = luminance
         self.colors = colors
-        basis = torch.tensor(OPPONENTS, dtype=torch.float64)
+        basis = torch.tensor(OPPONENT_AXES, dtype=torch.float64)
         basis = (basis / basis.norm(dim=1, keepdim=True)).float()
         self.register_buffer("basis", basis, persistent=False)
 
@@ -50,7 +54,7 @@ class OpponentPrior(Energy):
 
     @property
     def size(self) -> int:
-        """Pixels a side that a response sees."""
+        """Side length of the filters, in pixels."""
         return max(self.luminance.size, self.colors.size)
 
     def inject(self, *inputs: Tensor) -> Context:
@@ -63,11 +67,11 @@ class OpponentPrior(Energy):
     def complete(self, context: Context, layout: Layout) -> Context:
         channels, *_ = layout[0]
         if channels not in (1, 3):
-            raise ValueError(f"a picture is gray or has three colors, not {channels} channels")
-        names = {"gray": self.luminance} if channels == 1 else self._parts
+            raise ValueError(f"OpponentPrior needs images with 1 or 3 channels, got {channels}")
+        priors = {"gray": self.luminance} if channels == 1 else self._color_parts
         return Context(
             parts={
-                name: prior.complete(context.parts[name], layout) for name, prior in names.items()
+                name: prior.complete(context.parts[name], layout) for name, prior in priors.items()
             }
         )
 
@@ -75,20 +79,20 @@ class OpponentPrior(Energy):
         y = one_tensor(state, self)
         if y.shape[1] == 1:
             return self.luminance.value(y, context.parts["gray"])
-        seen = self._turned(y, self.basis)
-        return self.luminance.value(seen[:, :1], context.parts["bright"]) + self.colors.value(
-            seen[:, 1:], context.parts["colors"]
+        rotated = self._rotated(y, self.basis)
+        return self.luminance.value(rotated[:, :1], context.parts["bright"]) + self.colors.value(
+            rotated[:, 1:], context.parts["colors"]
         )
 
     def descent(self, state: State, context: Context) -> State:
         y = one_tensor(state, self)
         if y.shape[1] == 1:
             return self.luminance.descent(y, context.parts["gray"])
-        seen = self._turned(y, self.basis)
-        bright = self.luminance.descent(seen[:, :1], context.parts["bright"])
-        colors = self.colors.descent(seen[:, 1:], context.parts["colors"])
-        both = torch.cat([one_tensor(bright, self), one_tensor(colors, self)], dim=1)
-        return self._turned(both, self.basis.T)
+        rotated = self._rotated(y, self.basis)
+        bright = self.luminance.descent(rotated[:, :1], context.parts["bright"])
+        colors = self.colors.descent(rotated[:, 1:], context.parts["colors"])
+        descent = torch.cat([one_tensor(bright, self), one_tensor(colors, self)], dim=1)
+        return self._rotated(descent, self.basis.T)
 
     @property
     def limits(self) -> Bounds[float]:
@@ -101,8 +105,8 @@ class OpponentPrior(Energy):
         return luminance.beside(self.colors.bounds(context, layout))
 
     @property
-    def _parts(self) -> dict[str, RidgePrior]:
+    def _color_parts(self) -> dict[str, RidgePrior]:
         return {"bright": self.luminance, "colors": self.colors}
 
-    def _turned(self, y: Tensor, basis: Tensor) -> Tensor:
+    def _rotated(self, y: Tensor, basis: Tensor) -> Tensor:
         return torch.einsum("ab,nbhw->nahw", basis.to(y), y)

@@ -1,30 +1,31 @@
-"""Feature regularizers R(z) (OptEq Table 2), and the energy term that puts one into the objective.
+"""Feature regularizers R(z) (OptEq Table 2), and the energy term that adds one to the objective.
 
-The operators of Table 2 are corrected: the gradient step of feature incay must expand, not shrink,
-and that of decorrelation has I − Proj, a factor 2 and the step size. Decorrelation and HSIC see a
-matrix with a row for each channel, averaged over the image, and a column for each sample: the
-feature of a sample depends on the others.
+Two operators of Table 2 are corrected: the gradient step of feature incay expands instead of
+shrinking, and that of decorrelation uses I − Proj, a factor 2 and the step size. Decorrelation and
+HSIC act on a matrix with one row per channel, averaged over the image, and one column per sample,
+so the feature of a sample depends on the others.
 
-What γ weighs. L1 and L2 are sums over all numbers of z, as φ is: γ is a step for each number,
-whatever the size of batch, image and network. Incay, decorrelation and HSIC are printed as *one*
-number for all of z or for the batch, whose gradient in each number of z falls with their count.
-With scale="number" (the default) they are averages, taken once for each number of z; with
-scale="batch" they are counted as printed. For `deep-opteq-199k` as initialized, 64 images of
+**Scale.** L1 and L2, like φ, are sums over all numbers of z: γ is a step size per number,
+independent of the size of batch, image and network. The paper defines incay, decorrelation and HSIC
+as *one* number for all of z or for the batch, so their gradient in each number of z decreases with
+the count of numbers. scale="number" (the default) takes the average once per number of z;
+scale="batch" is the definition of the paper. For an untrained `deep-opteq-199k`, 64 images of
 CIFAR-10 and γ = 0.01, ‖γ∇R‖/‖z‖ is
 
                          L1    L2    incay  decorrelation  HSIC
     "number"             2e-2  1e-2  7e-3   8e-3           1e-3
-    "batch", as printed              3e-10  3e-5           2e-6
+    "batch"                          3e-10  3e-5           2e-6
 
-The paper states neither γ nor the scale; that of "number" is the one in which γ is what it is in
-L1 and L2 (0.01 to 0.5 there), acts alike at every batch size, and is seen at 0.01.
+The paper states neither γ nor the scale. With "number", γ means the same as for L1 and L2 (0.01 to
+0.5 there), does not depend on the batch size, and has a visible effect at 0.01.
 
-Decorrelation and HSIC divide each channel by its size over the batch. Without a floor ε under that
-size they jump where a channel vanishes and ∇R grows without bound near there: no γ makes z − γ∇R(z)
-non-expansive, as the theory asks, and with five samples and γ = 0.1 solves end at residuals of 1e-2
-to 1e-1, by descent on the objective too. With ε, ∇R is Lipschitz, with L at most 2/ε for
-decorrelation and about 1/ε for HSIC (1.5/ε for five samples): by default γL is about 2 at γ = 0.1
-at the most, and 0.6 in the network above. The proximal steps of L1 and L2 need no floor.
+**Floor.** Decorrelation and HSIC divide each channel by its size over the batch. Without a floor ε
+under that size, R is discontinuous where a channel vanishes and ∇R is unbounded nearby. No γ then
+makes z − γ∇R(z) non-expansive, as the theory requires: with five samples and γ = 0.1, solves end at
+residuals of 1e-2 to 1e-1, also with descent on the objective. With ε, ∇R is Lipschitz with constant
+L ≤ 2/ε for decorrelation and about 1/ε for HSIC (1.5/ε for five samples). With the defaults and
+γ = 0.1, γL is at most about 2, and 0.6 in the network above. The proximal steps of L1 and L2 need
+no floor.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ from equilibria.registry import (
 
 
 class Regularizer(ABC):
-    """A prior R(z) on the feature z.
+    """Base class of regularizers R(z) of the feature z.
 
-    A regularizer is a value: frozen, without parameters. `step` is how it enters a fixed-point map
-    (Theorem 4): the proximal operator where there is one, else a gradient step z − γ∇R(z).
+    A regularizer is immutable and has no trainable parameters. It enters a fixed-point map through
+    `step` (Theorem 4): its proximal operator if there is one, otherwise a gradient step z − γ∇R(z).
+    Subclasses define `value`, and may define `gradient` and `proximal`.
 
     Examples:
         >>> l1 = eq.energies.get_regularizer("l1")
@@ -71,34 +73,34 @@ class Regularizer(ABC):
     """
 
     couples_batch: ClassVar[bool] = False
-    """Whether R relates the samples of a batch to each other: inference then depends on it."""
+    """Whether R(z) of one sample depends on the others; inference then depends on the batch."""
     convex: ClassVar[bool] = True
-    """Without convexity an equilibrium is only stationary for the objective with R."""
+    """Whether R is convex; otherwise an equilibrium may not minimize the objective with R."""
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
-        """R(z) of each sample; one number where R couples the batch."""
+        """Return R(z) of each sample, shape (B,); a scalar if R couples the batch."""
 
     def gradient(self, z: Tensor) -> Tensor:
-        """∇R(z), by automatic differentiation of `value` where nothing shorter is known."""
+        """Return ∇R(z); by default by automatic differentiation of `value`."""
         with full_precision(z):
             return gradients_of(lambda leaves, _: self.value(*leaves), [z], Context())[0]
 
     def proximal(self, z: Tensor, gamma: float) -> Tensor | None:
-        """argmin_u γR(u) + ½‖u − z‖², or None where it has no closed form."""
+        """Return argmin_u γR(u) + ½‖u − z‖², or None if it has no closed form."""
         return None
 
     def step(self, z: Tensor, gamma: float) -> Tensor:
-        """T_R(z): the proximal operator, or a gradient step."""
+        """Return T_R(z): the proximal operator, or a gradient step z − γ∇R(z)."""
         proximal = self.proximal(z, gamma)
         return z - gamma * self.gradient(z) if proximal is None else proximal
 
 
 NORMAL_MEDIAN = 0.9538725524089398
-"""The median of |a − b| for independent a, b ~ N(0, 1)."""
+"""Median of |a − b| for independent a, b ~ N(0, 1)."""
 
-CONSTANT = 32
-"""A channel that varies by fewer units in the last place than this is taken as constant."""
+MIN_VARIATION_ULPS = 32
+"""Channels that vary by less than this, in units in the last place, are treated as constant."""
 
 Bandwidth = Literal["deviation", "median"]
 
@@ -107,25 +109,27 @@ Scale = Literal["number", "batch"]
 
 
 def _weight(z: Tensor, rows: int, scale: Scale) -> float:
-    """What a sum over pairs of rows is multiplied by: its average, for each number of z."""
+    """Return the factor of a sum over pairs of rows: (numbers of z)/rows², or 1."""
     return z.numel() / max(rows, 1) ** 2 if scale == "number" else 1.0
 
 
 @dataclass(frozen=True)
 class Decorrelation(Regularizer):
-    """½ Σ_{i≠j} cos²(z_i, z_j) (Eq. 13): rows that are orthogonal over the batch. Not convex.
+    """Decorrelation ½ Σ_{i≠j} cos²(z_i, z_j) of features over the batch (Eq. 13). Not convex.
 
-    z_i holds feature i of all samples, and cos² = ⟨z_i, z_j⟩²/((‖z_i‖² + Bε)(‖z_j‖² + Bε)).
+    z_i contains feature i of all samples, and cos² = ⟨z_i, z_j⟩²/((‖z_i‖² + Bε)(‖z_j‖² + Bε)).
 
-    rows: "channels": a feature is a channel, averaged over the image. "entries": every number of z
-        is one, Z ∈ R^{m×B} as Eq. 13 prints it with m the size of z.
-    scale: "number": ½ of the average of cos² over pairs, for each number of z. "batch": the sum, as
-        printed, once for the batch.
-    epsilon: the mean square below which a row counts less and less; 0 is as printed. L is 2/ε at
-        most (a weak row beside strong ones that are all parallel).
+    Args:
+        rows: "channels": a feature is a channel, averaged over the image. "entries": every number
+            of z is a feature, as in Eq. 13.
+        scale: "number": half the average of cos² over pairs, once per number of z. "batch": the
+            sum, once per batch, as in the paper.
+        epsilon: ε, the mean square below which a feature loses weight; 0 in the paper. The
+            Lipschitz constant of the gradient is at most 2/ε (a weak feature and strong parallel
+            ones).
 
     Examples:
-        >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # two features that are the same
+        >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # two identical features
         >>> eq.energies.Decorrelation(epsilon=0.0).value(z)
         tensor(1.0000)
     """
@@ -154,33 +158,32 @@ class Decorrelation(Regularizer):
 
 @dataclass(frozen=True)
 class HSIC(Regularizer):
-    """Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) (Section 7.2.1): channels independent over the batch.
+    """Dependence Σ_{i<j} (B−1)⁻² tr(K_i H K_j H) of channels over the batch (Section 7.2.1).
 
     K_i is the Gaussian kernel matrix exp(−(z_ia − z_ib)²/2s_i²) of channel i, averaged over the
-    image; H centers. With K̃ = HKH it is ½(‖Σ K̃_i‖² − Σ‖K̃_i‖²)/(B−1)², in O(mB²) operations and
-    memory for m channels rather than O(m²B²). Not convex.
+    image, and H is the centering matrix. With K̃ = HKH it equals ½(‖Σ K̃_i‖² − Σ‖K̃_i‖²)/(B−1)²,
+    which takes O(mB²) operations and memory for m channels instead of O(m²B²). Not convex. Constant
+    channels contribute nothing.
 
-    bandwidth: s, a number, or how it follows from the channel (the paper does not say):
-        "deviation": 0.954 standard deviations, the median distance between samples where the
-            channel is normal. The median heuristic, made smooth.
-        "median": the median distance between the samples at hand.
-        Both are differentiated: R hardly changes when a channel well above ε is scaled, so that it
-        cannot be lowered by shrinking features, as it can with a fixed s or one that is held
-        constant in the gradient (which is then that of no function). But the gradient of the
-        sample median jumps whenever another pair of samples becomes the middle one, and an
-        iteration chatters there instead of converging: "median" is for comparison, not for
-        equilibria.
-    features: with D given, the kernel is approximated by D random frequencies (cosine and sine of
-        each), in O(mBD) memory beside the smaller of two Gram matrices. Frequencies are drawn from
-        `seed`, one from each of D equally likely strata, which keeps the kernel unbiased and in one
-        dimension leaves far less noise than independent ones. "median" still looks at all pairs.
-    scale: "number": the average over all m² pairs, for each number of z. "batch": the sum, as
-        printed, once for the batch.
-    epsilon: what is added to a channel's variance for its bandwidth, if that is not a number: one
-        that varies less counts less and less. 0 leaves R blind to the scale of a channel, and ∇R
-        without a bound.
+    Args:
+        bandwidth: s, a number or a rule (the paper does not state one). "deviation": 0.954 standard
+            deviations of the channel, which is the median distance between samples of a normal
+            distribution. "median": the sample median of the distances. See Notes.
+        features: Number D of random frequencies that approximate the kernel in O(mBD) memory plus
+            the smaller of two Gram matrices; None uses the exact kernel. One frequency is drawn
+            from each of D equally likely strata, which is unbiased and has less variance than
+            independent draws. "median" still computes all pairwise distances.
+        seed: Seed of the random frequencies.
+        scale: "number": the average over all m² pairs, once per number of z. "batch": the sum, once
+            per batch, as in the paper.
+        epsilon: ε, added to the variance of a channel in the rules for s, so that channels with
+            less variance lose weight. With 0, R ignores the scale of channels and ∇R is unbounded.
 
-    A constant channel depends on nothing and contributes nothing.
+    Notes:
+        Gradients include the dependence of s on z. R hardly changes if a channel well above ε is
+        scaled, so shrinking features does not lower it, as it would with a fixed s. The gradient of
+        the sample median is discontinuous where another pair becomes the median, and iterations
+        oscillate there: use "median" for comparisons, not for equilibria.
 
     Examples:
         >>> z = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
@@ -201,7 +204,7 @@ class HSIC(Regularizer):
         if isinstance(self.bandwidth, str):
             if self.bandwidth not in ("deviation", "median"):
                 raise ValueError(
-                    f"bandwidth must be a number, 'deviation' or 'median', not {self.bandwidth!r}"
+                    f"bandwidth must be a number, 'deviation' or 'median', got {self.bandwidth!r}"
                 )
         else:
             check_positive(bandwidth=self.bandwidth)
@@ -218,32 +221,32 @@ class HSIC(Regularizer):
                 value = _kernel_dependence(unit)
             else:
                 value = _feature_dependence(_fourier_features(unit, self.frequencies))
-            # One sample has no pairs: its value is zero without a division by zero.
+            # A single sample has no pairs: avoid dividing zero by zero.
             return _weight(z, len(unit), self.scale) * value / max(unit.shape[1] - 1, 1) ** 2
 
     def _standardize(self, rows: Tensor) -> Tensor:
-        """u_i = (z_i − mean)/s_i."""
+        """Return u_i = (z_i − mean)/s_i."""
         centered = rows - rows.mean(dim=1, keepdim=True)
         if not isinstance(self.bandwidth, str):
             return centered / self.bandwidth
-        # Differences of equal numbers are not zero once a mean has been subtracted.
-        rounding = CONSTANT * torch.finfo(rows.dtype).eps * _largest(rows)
+        # Subtracting the mean leaves rounding errors in a constant channel.
+        rounding = MIN_VARIATION_ULPS * torch.finfo(rows.dtype).eps * _largest(rows)
         variance = centered.square().sum(dim=1, keepdim=True) / max(rows.shape[1] - 1, 1)
         varies = variance > rounding.square()
         scale = NORMAL_MEDIAN * torch.where(varies, variance, 1.0).sqrt()
         if self.bandwidth == "median" and rows.shape[1] > 1:
             size = rows.shape[1]
-            one, other = torch.triu_indices(size, size, offset=1, device=rows.device)
-            distances = (rows[:, one] - rows[:, other]).abs()
+            i, j = torch.triu_indices(size, size, offset=1, device=rows.device)
+            distances = (rows[:, i] - rows[:, j]).abs()
             median = distances.median(dim=1, keepdim=True).values
-            # More than half of the distances may vanish in a channel that is not constant.
+            # More than half of the distances may be zero although the channel is not constant.
             scale = torch.where(median > rounding, median, scale)
         floor = NORMAL_MEDIAN * math.sqrt(self.epsilon)
         return centered / torch.hypot(scale, scale.new_tensor(floor))
 
 
 def _kernel_dependence(unit: Tensor) -> Tensor:
-    """½(‖Σ K̃_i‖² − Σ‖K̃_i‖²) for kernels of bandwidth 1."""
+    """Return ½(‖Σ K̃_i‖² − Σ‖K̃_i‖²) for kernels with bandwidth 1."""
     kernels = torch.exp(-0.5 * (unit[:, :, None] - unit[:, None, :]).square())
     centered = kernels - kernels.mean(dim=1, keepdim=True)
     centered = centered - centered.mean(dim=2, keepdim=True)
@@ -251,25 +254,31 @@ def _kernel_dependence(unit: Tensor) -> Tensor:
 
 
 def _fourier_features(unit: Tensor, frequencies: tuple[float, ...]) -> Tensor:
-    """φ(u), centered over the batch; ⟨φ(a), φ(b)⟩ = mean of cos ω(a − b) ≈ exp(−(a − b)²/2)."""
+    """Return φ(u), centered over the batch, with ⟨φ(a), φ(b)⟩ ≈ exp(−(a − b)²/2) before centering.
+
+    The inner product is the mean of cos ω(a − b) over the frequencies ω.
+    """
     phases = unit[:, :, None] * unit.new_tensor(frequencies)
     features = torch.cat([phases.cos(), phases.sin()], dim=2) / math.sqrt(len(frequencies))
     return features - features.mean(dim=1, keepdim=True)
 
 
 def _feature_dependence(features: Tensor) -> Tensor:
-    """½(‖Σ φ_iφ_iᵀ‖² − Σ‖φ_iφ_iᵀ‖²), φ a (channels, batch, features) tensor."""
+    """Return ½(‖Σ φ_iφ_iᵀ‖² − Σ‖φ_iφ_iᵀ‖²) for φ of shape (channels, batch, features)."""
     joined = features.transpose(0, 1).flatten(1)
     return 0.5 * (_gram(joined).square().sum() - _gram(features).square().sum())
 
 
 def _gram(x: Tensor) -> Tensor:
-    """XXᵀ or XᵀX, the smaller one: their norms are the same."""
+    """Return the smaller one of XXᵀ and XᵀX, which have equal norms."""
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
 
 
 def _stratified_normal(count: int, seed: int) -> tuple[float, ...]:
-    """|ω| for ω ~ N(0, 1), one from each of `count` equally likely intervals; cosines are even."""
+    """Return |ω| for ω ~ N(0, 1), one from each of `count` equally likely intervals.
+
+    The sign of ω does not matter for cos ω(a − b).
+    """
     generator = torch.Generator("cpu").manual_seed(seed)
     offsets = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
     strata = torch.arange(count, dtype=torch.float64, device="cpu")
@@ -279,14 +288,14 @@ def _stratified_normal(count: int, seed: int) -> tuple[float, ...]:
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """Largest |z| of each row, which may be empty."""
+    """Return max |z| of each row; 0 for empty rows."""
     if rows.shape[1] == 0:
         return rows.new_zeros(rows.shape[0], 1)
     return rows.detach().abs().amax(dim=1, keepdim=True)
 
 
 def _channel_rows(z: Tensor) -> Tensor:
-    """The channels of z as rows, averaged over the image, in float32 at least."""
+    """Return the channels of z as rows, averaged over the image, at least in float32."""
     dtype = torch.promote_types(z.dtype, torch.float32)
     return (z.flatten(2).mean(dim=2, dtype=dtype) if z.dim() > 2 else z.to(dtype)).mT
 
@@ -296,7 +305,7 @@ Step = Literal["auto", "proximal", "gradient"]
 
 @dataclass(frozen=True)
 class L2(Regularizer):
-    """½‖z‖²: feature decay.
+    """Feature decay ½‖z‖².
 
     Examples:
         >>> eq.energies.L2().value(torch.tensor([[3.0, 4.0]]))
@@ -315,7 +324,7 @@ class L2(Regularizer):
 
 @dataclass(frozen=True)
 class L1(Regularizer):
-    """‖z‖₁: sparsity. The feature that is sparse is `proximal(z*)`, not z* itself.
+    """Sparsity penalty ‖z‖₁; the sparse feature is `proximal(z*, gamma)`, not z* itself.
 
     Examples:
         >>> eq.energies.L1().proximal(torch.tensor([[-1.0, 0.2]]), 0.5)
@@ -334,11 +343,15 @@ class L1(Regularizer):
 
 @dataclass(frozen=True)
 class Incay(Regularizer):
-    """2/(‖z‖² + 2ε): feature incay, which lengthens features. Not convex.
+    """Feature incay 2/(‖z‖² + 2ε), which increases the norm of features. Not convex.
 
-    scale: "number": ‖z‖² is the mean of z² over a sample, and R is taken once for each of its
-        numbers; "batch": both are sums, as printed. The step is (1 + 4γ/(‖z‖² + 2ε)²) z either way.
-        L is 1/ε² at most.
+    The gradient step is (1 + 4γ/(‖z‖² + 2ε)²) z. The Lipschitz constant of the gradient is at most
+    1/ε².
+
+    Args:
+        epsilon: ε, positive.
+        scale: "number": ‖z‖² is the mean of z² per sample, and R is counted once per number of z.
+            "batch": the sum of z², and R is counted once, as in the paper.
 
     Examples:
         >>> eq.energies.Incay().value(torch.ones(1, 4))
@@ -367,12 +380,20 @@ class Incay(Regularizer):
 
 
 class FeatureRegularizer(Energy):
-    """γR(z) at the feature z = Wᵀy (Theorem 4): the equilibrium minimizes φ + γR.
+    """Energy γR(z) of the feature z = Wᵀy (Theorem 4).
 
-    step="gradient": the term is γR itself. step="proximal" (R need not be smooth): it is γ times
-    the Moreau envelope of R with parameter γ, whose gradient step is the proximal operator; for L1
-    that is Huber's function, and the sparse feature is `regularizer.proximal(z*, gamma)`. "auto"
-    takes the proximal operator where R has one.
+    Args:
+        W: Linear operator from features z to states y, or a matrix.
+        regularizer: A `Regularizer`, its name, or a mapping with `name` and options.
+        gamma: γ, the weight of the regularizer.
+        step: "gradient": the term is γR, and R must be smooth. "proximal": the term is γ times the
+            Moreau envelope of R with parameter γ, whose gradient step is the proximal operator. For
+            L1 the envelope is the Huber function, and the sparse feature is
+            `regularizer.proximal(z*, gamma)`. "auto": "proximal" if R has a proximal operator in
+            closed form, otherwise "gradient".
+
+    Raises:
+        ValueError: If `step` is "proximal" and R has no proximal operator in closed form.
 
     Examples:
         >>> W = eq.Dense(4, 4, norm="bound", zeta=0.5)
@@ -395,7 +416,7 @@ class FeatureRegularizer(Energy):
         has_proximal = regularizer.proximal(torch.zeros(1, 1), gamma) is not None
         if step == "proximal" and not has_proximal:
             raise ValueError(
-                f"{type(regularizer).__name__} has no proximal operator in closed form: "
+                f"{type(regularizer).__name__} has no proximal operator in closed form; "
                 "use step='gradient'"
             )
         self.W = as_operator(W)
@@ -418,18 +439,18 @@ class FeatureRegularizer(Energy):
 
     def value(self, state: State, context: Context) -> Tensor:
         z = self.W.adjoint(one_tensor(state, self), context.weights("W"))
-        near = self.regularizer.proximal(z, self.gamma) if self.proximal else None
-        if near is None:
+        p = self.regularizer.proximal(z, self.gamma) if self.proximal else None
+        if p is None:
             return self.gamma * self.regularizer.value(z)
-        # γ M_R^γ(z) = γR(p) + ½‖z − p‖², p = prox_{γR}(z).
-        return self.gamma * self.regularizer.value(near) + 0.5 * sum_per_sample((z - near).square())
+        # The Moreau envelope is γ M_R^γ(z) = γR(p) + ½‖z − p‖² with p = prox_{γR}(z).
+        return self.gamma * self.regularizer.value(p) + 0.5 * sum_per_sample((z - p).square())
 
     def descent(self, state: State, context: Context) -> State:
         weights = context.weights("W")
         z = self.W.adjoint(one_tensor(state, self), weights)
-        near = self.regularizer.proximal(z, self.gamma) if self.proximal else None
-        change = self.gamma * self.regularizer.gradient(z) if near is None else z - near
-        descent: Tensor = -self.W(change, weights)
+        p = self.regularizer.proximal(z, self.gamma) if self.proximal else None
+        gradient = self.gamma * self.regularizer.gradient(z) if p is None else z - p
+        descent: Tensor = -self.W(gradient, weights)
         return descent
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""A learned prior of pictures: a sum of ridge functions of what filters see of them.
+"""Learned image prior: a sum of ridge functions of filter responses.
 
 After Goujon, Neumayer, Unser, "A neural-network-based convex regularizer for inverse problems"
 (2022) and "Learning weakly convex regularizers for convergent image-reconstruction algorithms"
@@ -27,51 +27,56 @@ from equilibria.energies.terms import one_tensor
 from equilibria.registry import check_at_least_one, check_not_negative, check_positive
 
 LEVELS = (2 / 255, 5 / 255, 10 / 255, 20 / 255, 35 / 255, 60 / 255)
-"""Noise levels at which the scales of a prior are learned; between them they are interpolated."""
+"""Noise levels at which the scales of a prior are learned; others are interpolated."""
 KNOTS = (0.25, 0.5, 2.0, 5.0, 9.0)
-"""Where a profile bends, on the scale of a filter's own noise. Few, for each costs a pass over all
-responses."""
-PACE = 5.0
-"""How much faster than filters scales and slopes are learned: a fifth of them is trained."""
-GRID = 128
-"""Frequencies a side on which the norm of filters is bounded."""
-AT_ONCE = 2**18
-"""Responses that are computed together where nothing is differentiated: a large picture has too
-many to keep, and few stay in a processor's cache."""
-ACROSS = 128
-"""Columns of them, at the most."""
+"""Knots of the profile, in units of the noise in a filter response.
+
+Each knot costs one pass over all responses.
+"""
+RATE_FACTOR = 5.0
+"""Scales and slopes are stored divided by this factor, so that they learn faster than filters."""
+GRID_SIZE = 128
+"""Frequencies per direction at which the norm of the filters is evaluated."""
+RESPONSES_PER_PIECE = 2**18
+"""Responses computed together without gradients; limits memory and fits a processor's cache."""
+MAX_PIECE_WIDTH = 128
+"""Upper limit of the width of a piece, in columns of responses."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some pixels of a channel of a picture."""
+    """Responses on a rectangle of one channel of an image."""
 
     sample: int
     channel: int
     rows: slice
     columns: slice
     scales: Tensor
-    seen: Tensor
-    """α (W y) there, (rows, filters, columns)."""
+    responses: Tensor
+    """α (W y), shape (rows, filters, columns)."""
 
 
 class RidgePrior(Energy):
-    """R(y; σ) = Σ_c Σ_pixels α_c(σ)⁻² ψ(α_c(σ) (W y)_c), of each channel of an image on its own.
+    """Learned image prior R(y; σ) = Σ_c Σ_pixels α_c(σ)⁻² ψ(α_c(σ) (W y)_c).
 
-    W is a composition of convolutions, zero-mean and without padding, of norm 1. ψ is even, and ψ′
-    a linear spline, of slopes between −`concavity` and `steepness`, which is constant beyond its
-    last knot:
+    It acts on each image channel separately. W is a composition of zero-mean convolutions without
+    padding, with norm at most 1. ψ is even, and ψ′ is a linear spline that is constant beyond its
+    last knot, with slopes between −`concavity` and `steepness`:
 
         ψ = Σ_k (s_k − s_{k+1}) h_k,  h_k(t) = ½ min(|t|, τ_k)² + τ_k max(|t| − τ_k, 0),
 
-    with s_k the slope before the knot τ_k. Scaling leaves slopes as they are, so that −concavity ≤
-    ∇²R ≤ steepness holds at every noise level: with ½‖y − x‖² the whole is strongly convex where
-    concavity < 1, and R itself is convex where it is 0.
+    where s_k is the slope before the knot τ_k. Scaling does not change slopes, so −concavity ≤ ∇²R
+    ≤ steepness at every noise level. ½‖y − x‖² + R is strongly convex if concavity < 1, and R is
+    convex if concavity = 0.
 
-    noise: the level σ; if None, the last input of the layer, a number a sample.
-    knots: the τ_k, growing.
-    channels, kernel_sizes: of the convolutions, one after the other. One convolution starts as
-        cosines without the constant.
+    Args:
+        channels: Output channels of the convolutions. A single convolution is initialized with
+            cosines, without the constant one.
+        kernel_sizes: Kernel sizes of the convolutions, in pixels.
+        concavity: Upper bound on the eigenvalues of −∇²R.
+        steepness: Upper bound on the eigenvalues of ∇²R.
+        knots: The knots τ_k, positive and increasing.
+        noise: Noise level σ; None takes the last input of the layer, one number per sample.
     """
 
     facts = Facts(vanishes_at_zero=True)
@@ -93,11 +98,11 @@ class RidgePrior(Energy):
         if noise is not None:
             check_positive(noise=noise)
         if not knots or any(a >= b for a, b in pairwise((0.0, *knots))):
-            raise ValueError(f"knots must be positive and grow, not {list(knots)}")
+            raise ValueError(f"knots must be positive and increasing, got {list(knots)}")
         if not channels or len(channels) != len(kernel_sizes):
             raise ValueError(
-                f"give as many kernel sizes as channels, not {len(kernel_sizes)} for "
-                f"{len(channels)} convolutions"
+                "channels and kernel_sizes must have the same positive length, got "
+                f"{len(channels)} and {len(kernel_sizes)}"
             )
         for count, size in zip(channels, kernel_sizes, strict=True):
             check_at_least_one(channels=count, kernel_size=size)
@@ -106,14 +111,18 @@ class RidgePrior(Energy):
         self.knots = tuple(float(knot) for knot in knots)
         self.noise = noise
         self.size = 1 + sum(size - 1 for size in kernel_sizes)
-        """Pixels a side that a response sees."""
+        """Side length of the composed filters, in pixels."""
         if self.size < 2:
-            raise ValueError("a zero-mean filter has more than one pixel: raise the kernel size")
-        self.kernels = nn.ParameterList(_first_kernels(channels, kernel_sizes))
-        # A cosine has the norm 1/√channels in W: noise is then about 2 on the scale of the knots.
-        first = math.log(2.0 * math.sqrt(channels[-1] + 1))
-        self.log_scales = nn.Parameter(torch.full((channels[-1], len(LEVELS)), first / PACE))
-        self.slopes = nn.Parameter(self._first_slopes() / PACE)
+            raise ValueError(
+                f"zero-mean filters need more than one pixel, got kernel_sizes={[*kernel_sizes]}; "
+                "use at least one kernel size above 1"
+            )
+        self.kernels = nn.ParameterList(_initial_kernels(channels, kernel_sizes))
+        # A cosine has norm 1/√channels in W, so that noise is about 2 in units of the knots.
+        initial = math.log(2.0 * math.sqrt(channels[-1] + 1))
+        log_scales = torch.full((channels[-1], len(LEVELS)), initial / RATE_FACTOR)
+        self.log_scales = nn.Parameter(log_scales)
+        self.slopes = nn.Parameter(self._initial_slopes() / RATE_FACTOR)
         self.register_buffer("levels", torch.tensor(LEVELS).log(), persistent=False)
 
     @property
@@ -124,7 +133,7 @@ class RidgePrior(Energy):
         return f"concavity={self.concavity:g}, steepness={self.steepness:g}"
 
     def inject(self, *inputs: Tensor) -> Context:
-        """α of each sample and filter."""
+        """Compute α of each sample and filter."""
         if self.noise is not None:
             inputs = (*inputs, inputs[0].new_full((1,), self.noise))
         return Context(sample={"scales": self.scales(noise_level(*inputs))})
@@ -133,25 +142,25 @@ class RidgePrior(Energy):
         _, *sides = layout[0]
         if len(sides) != 2 or min(sides) < self.size:
             raise ValueError(
-                f"a prior of {self.size}×{self.size} filters takes images (B, C, H, W) at least as "
-                f"large, not {tuple(layout[0])}"
+                f"a prior with {self.size}×{self.size} filters needs images (C, H, W) with H and W "
+                f"of at least {self.size}, got {tuple(layout[0])}"
             )
         slopes = self.slope_values()
         return {"W": self.filters(), "steps": slopes - F.pad(slopes[1:], (0, 1))}
 
     def filters(self) -> Tensor:
-        """W as one convolution, (filters, 1, size, size), of zero mean and norm 1 at the most."""
-        whole = cast(Tensor, self.kernels[0])
+        """Return W as one convolution (filters, 1, size, size) with zero mean and norm ≤ 1."""
+        composed = cast(Tensor, self.kernels[0])
         for kernel in list(self.kernels)[1:]:
-            reach = kernel.shape[2] - 1
-            padded = F.pad(whole.transpose(0, 1), (reach, reach, reach, reach))
-            whole = F.conv2d(padded, kernel.flip(2, 3)).transpose(0, 1)
-        whole = whole - whole.mean(dim=(2, 3), keepdim=True)
-        return whole / norm_of_filters(whole)
+            margin = kernel.shape[2] - 1
+            padded = F.pad(composed.transpose(0, 1), (margin, margin, margin, margin))
+            composed = F.conv2d(padded, kernel.flip(2, 3)).transpose(0, 1)
+        composed = composed - composed.mean(dim=(2, 3), keepdim=True)
+        return composed / norm_of_filters(composed)
 
     def slope_values(self) -> Tensor:
-        """The slopes of ψ′ between its knots, from the middle outwards."""
-        share = (PACE * self.slopes).sigmoid()
+        """Return the slopes of ψ′ between its knots, from zero outwards."""
+        share = (RATE_FACTOR * self.slopes).sigmoid()
         return share * (self.steepness + self.concavity) - self.concavity
 
     def value(self, state: State, context: Context) -> Tensor:
@@ -164,7 +173,7 @@ class RidgePrior(Energy):
             )
         totals = y.new_zeros(len(y))
         for piece in self._pieces(y, context):
-            profile = _profile(piece.seen, context["steps"], self.knots).sum(dim=(0, 2))
+            profile = _profile(piece.responses, context["steps"], self.knots).sum(dim=(0, 2))
             totals[piece.sample] += (profile / piece.scales.square()).sum()
         return totals
 
@@ -173,25 +182,25 @@ class RidgePrior(Energy):
         if self._is_differentiated(y, context):
             scales, W, steps = context["scales"], context["W"], context["steps"]
             alphas = scales[:, None, :, None]
-            pulled = (
+            slopes = (
                 _differentiable_slope(self._responses(y, W) * alphas, steps, self.knots) / alphas
             )
-            columns = W.flatten(1).T @ pulled
+            columns = W.flatten(1).T @ slopes
             folded = F.fold(columns.flatten(0, 1), y.shape[2:], self.size)
             return -folded.reshape(y.shape)
-        known = context["steps"].tolist()
+        step_values = context["steps"].tolist()
         descent = torch.zeros_like(y, memory_format=torch.contiguous_format)
-        memory: Tensor | None = None
+        buffer: Tensor | None = None
         for piece in self._pieces(y, context):
-            pulled = _slope_of(piece.seen, known, self.knots)
-            back = (context["W"][:, 0].flip(1) / piece.scales[:, None, None]).flatten(1).T
-            memory = _pulled_back(back, pulled, memory)
-            # Of each row of the picture the sum over the rows of responses that see it.
-            rows = memory.reshape(len(memory), self.size, self.size, -1).unfold(0, self.size, 1)
-            added = rows.diagonal(dim1=1, dim2=4).sum(dim=-1)
+            slopes = _slope_in_place(piece.responses, step_values, self.knots)
+            adjoint = (context["W"][:, 0].flip(1) / piece.scales[:, None, None]).flatten(1).T
+            buffer = _contributions(adjoint, slopes, buffer)
+            # Sum, for each image row, over the response rows whose filters cover it.
+            rows = buffer.reshape(len(buffer), self.size, self.size, -1).unfold(0, self.size, 1)
+            row_sums = rows.diagonal(dim1=1, dim2=4).sum(dim=-1)
             target = descent[piece.sample, piece.channel, piece.rows, piece.columns]
             for shift in range(self.size):
-                target[:, shift : shift + pulled.shape[2]] -= added[:, shift]
+                target[:, shift : shift + slopes.shape[2]] -= row_sums[:, shift]
         return descent
 
     @property
@@ -203,20 +212,23 @@ class RidgePrior(Energy):
         return Bounds(slopes.abs().amax(), (-slopes).amax().clamp_min(0))
 
     def scales(self, noise: Tensor, unit: float = 1.0) -> Tensor:
-        """α: exp of what is learned at the levels, interpolated in log σ, over σ.
+        """Return α = exp(learned scale at σ, interpolated in log σ) / σ, shape (B, filters).
 
-        unit: 1/√3 for a luminance that is √3 times as bright as a gray picture of noise σ/√3.
+        Args:
+            noise: Noise level σ of each sample, shape (B,).
+            unit: Size of the image values relative to a grayscale image: the learned scales are
+                read at `noise * unit`. `OpponentPrior` uses 1/√3 for the luminance of RGB images.
         """
-        place = (noise * unit).log().to(self.log_scales)
-        right = torch.bucketize(place.contiguous(), self.levels[1:-1].contiguous()) + 1
+        log_noise = (noise * unit).log().to(self.log_scales)
+        right = torch.bucketize(log_noise.contiguous(), self.levels[1:-1].contiguous()) + 1
         below, above = self.levels[right - 1], self.levels[right]
-        share = ((place - below) / (above - below)).clamp(0, 1)
-        log_scales = PACE * self.log_scales.T
+        share = ((log_noise - below) / (above - below)).clamp(0, 1)
+        log_scales = RATE_FACTOR * self.log_scales.T
         learned = torch.lerp(log_scales[right - 1], log_scales[right], share[:, None])
         return learned.exp() / noise[:, None].to(learned)
 
     def _responses(self, y: Tensor, W: Tensor) -> Tensor:
-        """(Wy)_c as (samples, image channels, filters, pixels)."""
+        """Return (Wy)_c with shape (samples, image channels, filters, pixels)."""
         columns = F.unfold(y.reshape(-1, 1, *y.shape[2:]), self.size)
         responses: Tensor = W.flatten(1) @ columns
         return responses.reshape(*y.shape[:2], len(W), -1)
@@ -226,33 +238,35 @@ class RidgePrior(Energy):
 
     @torch.no_grad()
     def _pieces(self, y: Tensor, context: Context) -> Iterator[_Piece]:
-        """What the filters see, some pixels at a time: nothing of it is kept.
+        """Yield the filter responses piece by piece, to limit memory.
 
-        A piece of a picture is copied once for each column of a filter, as (rows, columns of a
-        filter, columns). What one row of responses sees of it is then a matrix in one piece, of as
-        many of these rows as a filter has, and rows of responses are products with matrices that
-        overlap.
+        Each piece of the image is copied once per filter column, with shape (rows, filter columns,
+        columns). The pixels that contribute to one row of responses are then a contiguous matrix
+        with as many rows as the filter has pixels, and consecutive rows of responses use
+        overlapping matrices.
         """
-        W, reach = context["W"], self.size - 1
-        height, width = (size - reach for size in y.shape[2:])
-        across = math.ceil(width / math.ceil(width / ACROSS))
-        rows = math.ceil(height / math.ceil(len(W) * height * across / AT_ONCE))
+        W, margin = context["W"], self.size - 1
+        height, width = (size - margin for size in y.shape[2:])
+        max_columns = math.ceil(width / math.ceil(width / MAX_PIECE_WIDTH))
+        max_rows = math.ceil(
+            height / math.ceil(len(W) * height * max_columns / RESPONSES_PER_PIECE)
+        )
         for sample, scales in enumerate(context["scales"]):
-            into = (W * scales[:, None, None, None]).flatten(1)
+            scaled = (W * scales[:, None, None, None]).flatten(1)
             for channel, top, left in product(
-                range(y.shape[1]), range(0, height, rows), range(0, width, across)
+                range(y.shape[1]), range(0, height, max_rows), range(0, width, max_columns)
             ):
-                high, wide = min(rows, height - top), min(across, width - left)
-                seen = slice(top, top + high + reach), slice(left, left + wide + reach)
-                copies = y[sample, channel][seen].unfold(1, wide, 1).contiguous().flatten(0, 1)
-                below = copies.unfold(0, self.size**2, self.size).transpose(1, 2)
-                responses = torch.bmm(into.expand(high, -1, -1), below)
-                yield _Piece(sample, channel, *seen, scales, responses)
+                rows, columns = min(max_rows, height - top), min(max_columns, width - left)
+                area = slice(top, top + rows + margin), slice(left, left + columns + margin)
+                copies = y[sample, channel][area].unfold(1, columns, 1).contiguous().flatten(0, 1)
+                windows = copies.unfold(0, self.size**2, self.size).transpose(1, 2)
+                responses = torch.bmm(scaled.expand(rows, -1, -1), windows)
+                yield _Piece(sample, channel, *area, scales, responses)
 
-    def _first_slopes(self) -> Tensor:
-        """Set ψ′ to rise to the first knot and fall to zero, as steeply as is allowed.
+    def _initial_slopes(self) -> Tensor:
+        """Return slopes of a ψ′ that rises as fast as allowed up to the first knot, then falls.
 
-        Small responses are noise; large ones are left alone.
+        Small responses, which are noise, are penalized; large ones are not.
         """
         knots = torch.tensor((0.0, *self.knots), dtype=torch.float64)
         top = self.steepness * self.knots[0]
@@ -263,24 +277,24 @@ class RidgePrior(Energy):
 
 
 def noise_level(image: Tensor, *others: Tensor) -> Tensor:
-    """σ of each sample, the last input of a layer."""
+    """Return the noise level of each sample, the last input of a layer."""
     if not others:
-        raise ValueError("a RidgePrior needs a noise level: call the layer with (image, noise)")
+        raise ValueError("RidgePrior needs a noise level; call the layer with (image, noise)")
     noise = others[-1].reshape(-1).to(image)
     if not bool((noise > 0).all()):
-        raise ValueError("a noise level must be positive: without noise there is nothing to do")
+        raise ValueError(f"noise levels must be positive, got {float(noise.min()):g}")
     return noise.expand(len(image))
 
 
 def norm_of_filters(filters: Tensor) -> Tensor:
-    """An upper bound of the norm of a convolution of one channel with `filters` (c, 1, k, k).
+    """Return an upper bound on the norm of a one-channel convolution with `filters` (c, 1, k, k).
 
-    ‖W‖² is the largest value of P = Σ_c |ŵ_c|², a trigonometric polynomial of degree d = k − 1 that
-    is not negative. On N points a side let it be at most g: then |P − g/2| ≤ g/2 there, and at most
-    (g/2)/cos²(πd/N) between them (Ehlich and Zeller, 1964).
+    ‖W‖² is the maximum of P = Σ_c |ŵ_c|², a nonnegative trigonometric polynomial of degree
+    d = k − 1. If P ≤ g on a grid of N×N points, then |P − g/2| ≤ g/2 on the grid and at most
+    (g/2)/cos²(πd/N) between its points (Ehlich and Zeller, 1964).
     """
     degree = filters.shape[2] - 1
-    points = max(GRID, 8 * degree)
+    points = max(GRID_SIZE, 8 * degree)
     symbol = torch.fft.rfft2(filters[:, 0], s=(points, points))
     power = (symbol.real.square() + symbol.imag.square()).sum(dim=0).amax()
     between = (1 + math.cos(math.pi * degree / points) ** -2) / 2
@@ -288,51 +302,52 @@ def norm_of_filters(filters: Tensor) -> Tensor:
     return norm
 
 
-def _first_kernels(channels: Sequence[int], sizes: Sequence[int]) -> list[nn.Parameter]:
-    seen = [1, *channels[:-1]]
+def _initial_kernels(channels: Sequence[int], sizes: Sequence[int]) -> list[nn.Parameter]:
+    in_channels = [1, *channels[:-1]]
     if len(channels) == 1:
         return [nn.Parameter(_cosines(channels[0], sizes[0]))]
     return [
-        nn.Parameter(torch.randn(count, before, size, size) / (size * math.sqrt(before)))
-        for count, before, size in zip(channels, seen, sizes, strict=True)
+        nn.Parameter(torch.randn(count, inputs, size, size) / (size * math.sqrt(inputs)))
+        for count, inputs, size in zip(channels, in_channels, sizes, strict=True)
     ]
 
 
 def _cosines(count: int, size: int) -> Tensor:
-    """The first `count` cosines after the constant, of rising frequency, in size×size pixels.
+    """Return the first `count` nonconstant 2-D cosines by frequency, in size×size pixels.
 
-    They are those of the smallest square that has so many, in the middle, and beyond the number of
-    pixels random.
+    They are the cosines of the smallest square that has that many, centered in the kernel. Kernels
+    beyond the number of pixels are random.
     """
     side = min(size, math.isqrt(count) + 1)
-    place = torch.arange(side, dtype=torch.float64)
-    waves = torch.cos(math.pi / side * place[:, None] * (place[None, :] + 0.5))
+    index = torch.arange(side, dtype=torch.float64)
+    waves = torch.cos(math.pi / side * index[:, None] * (index[None, :] + 0.5))
     waves = waves / waves.norm(dim=1, keepdim=True)
     planes = torch.einsum("ai,bj->abij", waves, waves).reshape(-1, 1, side, side)
-    order = (place[:, None] + place[None, :]).flatten().argsort(stable=True)[1:]
+    order = (index[:, None] + index[None, :]).flatten().argsort(stable=True)[1:]
     before = (size - side) // 2
     after = size - side - before
     kernels = F.pad(planes[order[:count]].float(), (before, after, before, after))
-    more = torch.randn(max(0, count - len(kernels)), 1, size, size) / size
-    return torch.cat([kernels, more])
+    random = torch.randn(max(0, count - len(kernels)), 1, size, size) / size
+    return torch.cat([kernels, random])
 
 
 def _differentiable_slope(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
-    """ψ′(t) in the graph, with the derivatives of every order that a linear spline has.
+    """Return ψ′(t) in the graph, with all derivatives of a linear spline.
 
-    Those in t come from a summand that is zero, so that a backward solve, which asks for them in
-    every iteration, multiplies by ψ″ and does nothing else.
+    The derivative in t comes from a summand of value zero, so that each product of a backward solve
+    only multiplies by ψ″.
     """
     fixed = t.detach()
     clamped = torch.stack([fixed.clamp(-knot, knot).flatten() for knot in knots])
     slope = (steps.to(t) @ clamped).reshape(t.shape)
-    return slope + (t - fixed) * _curvature_of(fixed, steps, knots)
+    return slope + (t - fixed) * _second_derivative(fixed, steps, knots)
 
 
-def _slope_of(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tensor:
-    """ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k); t itself is spent on it.
+def _slope_in_place(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tensor:
+    """Return ψ′(t) = Σ_k (s_k − s_{k+1}) clamp(t, −τ_k, τ_k), overwriting t.
 
-    From the last knot to the first, for what is cut off at one knot may be cut off at the next.
+    Knots are processed from the last to the first, because clamping at a smaller knot can reuse
+    the values clamped at a larger one.
     """
     total: Tensor | None = None
     for knot, step in zip(reversed(knots), reversed(steps), strict=True):
@@ -342,34 +357,37 @@ def _slope_of(t: Tensor, steps: Sequence[float], knots: Sequence[float]) -> Tens
     return total
 
 
-def _pulled_back(back: Tensor, pulled: Tensor, memory: Tensor | None) -> Tensor:
-    """Return what each response adds to the pixels of its patch, (rows, size², columns).
+def _contributions(adjoint: Tensor, slopes: Tensor, buffer: Tensor | None) -> Tensor:
+    """Return the contribution of each response to the pixels under its filter.
 
-    The rows before and after, as many as a filter reaches, are zero.
+    Args:
+        adjoint: W with the rows of its filters reversed, shape (size², filters).
+        slopes: Derivatives of the responses, shape (rows, filters, columns).
+        buffer: Previous result, which is overwritten if the shape fits.
 
-    back: W with its rows upside down, (size², filters). pulled: (rows, filters, columns). memory:
-    what this gave last, to be written to if it fits.
+    Returns:
+        Shape (rows + 2 (size − 1), size², columns), with size − 1 zero rows at either end.
     """
-    high, _, wide = pulled.shape
-    reach = math.isqrt(len(back)) - 1
-    shape = (high + 2 * reach, len(back), wide)
-    if memory is None or memory.shape != shape:
-        memory = pulled.new_empty(shape)
-        memory[:reach] = 0
-        memory[reach + high :] = 0
-    torch.bmm(back.expand(high, -1, -1), pulled, out=memory[reach : reach + high])
-    return memory
+    rows, _, columns = slopes.shape
+    margin = math.isqrt(len(adjoint)) - 1
+    shape = (rows + 2 * margin, len(adjoint), columns)
+    if buffer is None or buffer.shape != shape:
+        buffer = slopes.new_empty(shape)
+        buffer[:margin] = 0
+        buffer[margin + rows :] = 0
+    torch.bmm(adjoint.expand(rows, -1, -1), slopes, out=buffer[margin : margin + rows])
+    return buffer
 
 
-def _curvature_of(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
-    """ψ″(t) between the knots: the slope before the first knot that |t| does not pass."""
+def _second_derivative(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
+    """Return ψ″(t): the slope before the first knot that is at least |t|."""
     slopes = F.pad(steps.flip(0).cumsum(0).flip(0), (0, 1))
-    place = torch.bucketize(t.abs(), torch.tensor(knots, dtype=t.dtype, device=t.device))
-    return slopes.index_select(0, place.flatten()).reshape(t.shape).to(t)
+    index = torch.bucketize(t.abs(), torch.tensor(knots, dtype=t.dtype, device=t.device))
+    return slopes.index_select(0, index.flatten()).reshape(t.shape).to(t)
 
 
 def _profile(t: Tensor, steps: Tensor, knots: Sequence[float]) -> Tensor:
-    """ψ(t)."""
+    """Return ψ(t)."""
     size = t.abs()
     total = torch.zeros_like(t)
     for knot, step in zip(knots, steps.unbind(), strict=True):

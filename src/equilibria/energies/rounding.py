@@ -1,4 +1,4 @@
-"""A bound of the rounding error of a computed gradient."""
+"""Bounds on the rounding error of a computed gradient."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from torch import Tensor
 from equilibria.context import Context
 
 Extra: TypeAlias = Callable[[Context, Tensor], Tensor]
-"""From the context and ‖y‖ of samples to a bound of an error."""
+"""Function of the context and ‖y‖ per sample that returns an error bound per sample."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Bound on the rounding error of ∇E(y; x), with c = Ux + b as computed.
+    """Bound on the rounding error of a computed ∇E(y; x).
 
-    state·‖y‖ + injected·‖c‖ + feature·‖x‖ + carried·‖error of x‖ + extra
+    With c = Ux + b as computed, the error of a sample is at most
+
+        state·‖y‖ + injected·‖c‖ + feature·‖x‖ + carried·‖error of x‖ + extra.
+
+    Args:
+        state: Coefficient of ‖y‖.
+        injected: Coefficient of ‖c‖.
+        feature: Coefficient of ‖x‖.
+        carried: Coefficient of the error of the input.
+        extra: Function of the context and ‖y‖, shape (B,), for the rest of the bound.
     """
 
     state: float = 0.0
@@ -31,11 +40,18 @@ class Rounding:
     extra: Extra | None = None
 
     def at(self, context: Context, state: Tensor, feature: Tensor, error: Tensor) -> Tensor:
-        """The bound for samples of these sizes."""
+        """Return the bound of each sample.
+
+        Args:
+            context: Context of the term.
+            state: ‖y‖, shape (B,).
+            feature: ‖x‖, shape (B,).
+            error: Norm of the error of x, shape (B,).
+        """
         linear = self.state * state + self.injected * injected_size(context)
-        passed = self.feature * feature + self.carried * error
-        more = 0.0 if self.extra is None else self.extra(context, state)
-        return linear + passed + more
+        propagated = self.feature * feature + self.carried * error
+        extra = 0.0 if self.extra is None else self.extra(context, state)
+        return linear + propagated + extra
 
     def __add__(self, other: Rounding) -> Rounding:
         return self._joined(other, operator.add, operator.add, operator.add)
@@ -43,16 +59,16 @@ class Rounding:
     def __mul__(self, factor: float) -> Rounding:
         inner = self.extra
         scaled = None if inner is None else lambda context, y: factor * inner(context, y)
-        shares = (self.state, self.injected, self.feature, self.carried)
-        state, injected, feature, carried = (factor * share for share in shares)
+        coefficients = (self.state, self.injected, self.feature, self.carried)
+        state, injected, feature, carried = (factor * each for each in coefficients)
         return Rounding(state, injected, feature, carried, scaled)
 
     def beside(self, other: Rounding) -> Rounding:
-        """Of two branches, which share x and have a y and a c each."""
+        """Return the bound of two branches, which share x but not y and c."""
         return self._joined(other, max, math.hypot, torch.hypot)
 
     def inside(self, name: str) -> Rounding:
-        """Of a part: what it says of its own context, said of the whole."""
+        """Return the bound with `extra` evaluated at the part `name` of a context."""
         inner = self.extra
         if inner is None:
             return self
@@ -61,33 +77,33 @@ class Rounding:
     def _joined(
         self,
         other: Rounding,
-        own: Callable[[float, float], float],
-        shared: Callable[[float, float], float],
-        extra: Callable[[Tensor, Tensor], Tensor],
+        join_own: Callable[[float, float], float],
+        join_shared: Callable[[float, float], float],
+        join_extra: Callable[[Tensor, Tensor], Tensor],
     ) -> Rounding:
-        one, two = self.extra, other.extra
+        a, b = self.extra, other.extra
 
-        def both(context: Context, y: Tensor) -> Tensor:
-            assert one is not None
-            assert two is not None
-            return extra(one(context, y), two(context, y))
+        def joined(context: Context, y: Tensor) -> Tensor:
+            assert a is not None
+            assert b is not None
+            return join_extra(a(context, y), b(context, y))
 
         return Rounding(
-            own(self.state, other.state),
-            own(self.injected, other.injected),
-            shared(self.feature, other.feature),
-            shared(self.carried, other.carried),
-            both if one is not None and two is not None else one or two,
+            join_own(self.state, other.state),
+            join_own(self.injected, other.injected),
+            join_shared(self.feature, other.feature),
+            join_shared(self.carried, other.carried),
+            joined if a is not None and b is not None else a or b,
         )
 
 
 def injected_size(context: Context) -> Tensor:
-    """‖c‖ of each sample, c = Ux + b in all parts."""
+    """Return ‖c‖ of each sample, where c = Ux + b in all parts of the context."""
 
-    def found(part: Context) -> Iterator[Tensor]:
+    def squares(part: Context) -> Iterator[Tensor]:
         if "c" in part.sample:
             yield torch.linalg.vector_norm(part["c"].flatten(1), dim=1).double().square()
         for inner in part.parts.values():
-            yield from found(inner)
+            yield from squares(inner)
 
-    return torch.stack(list(found(context))).sum(dim=0).sqrt()
+    return torch.stack(list(squares(context))).sum(dim=0).sqrt()

@@ -1,4 +1,4 @@
-"""The two terms of OptEq's energy −⟨Ux + b, y⟩ − ½‖Wᵀy‖², and their sum over several branches."""
+"""The two terms of OptEq's energy −⟨Ux + b, y⟩ − ½‖Wᵀy‖², and sums over branches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ from equilibria.operators.rounding import application_rounding, upper_norm
 
 
 class Input(Energy):
-    """−⟨Ux + b, y⟩: how the input enters the objective.
+    """Linear term −⟨Ux + b, y⟩, through which the input enters the objective.
 
-    bias: a tensor b, True or False; by default b starts at zero where U knows its channels.
-    of: which input x is, in a layer that takes several; the first one by default.
+    Args:
+        U: Linear operator from the input to the shape of the state, or a matrix.
+        bias: The tensor b; True for a trainable b that starts at zero; False for none. By default
+            True if the number of output channels of U is known.
+        of: Index of the input x in a layer with several inputs.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)), activation="relu")
@@ -52,8 +55,8 @@ class Input(Energy):
             self.bias = nn.Parameter(torch.zeros(self.U.bias_shape))
         else:
             raise ValueError(
-                f"{type(self.U).__name__} does not say how many channels its output has: "
-                "give the bias as a tensor"
+                f"the number of output channels of {type(self.U).__name__} is unknown: pass the "
+                "bias as a tensor"
             )
 
     @property
@@ -63,8 +66,8 @@ class Input(Energy):
     def inject(self, *inputs: Tensor) -> Context:
         if not 0 <= self.of < len(inputs):
             raise ValueError(
-                f"Input(of={self.of}) looks for input {self.of}, and the layer was given "
-                f"{len(inputs)}, which count from 0"
+                f"Input(of={self.of}) does not exist: the layer got {len(inputs)} inputs, and `of` "
+                "counts from 0"
             )
         injected = self.U(inputs[self.of])
         return Context(sample={"c": injected if self.bias is None else injected + self.bias})
@@ -95,20 +98,23 @@ class Input(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """c: two additions, of b and to the other terms; Ux."""
+        """Bound the errors of Ux and of two additions: of b, and of c to the other terms."""
         assert isinstance(exact, Input)
         shape = self._input_shape(context)
-        own = application_rounding(self.U, exact.U, shape, unit)
-        if own is None:
+        error = application_rounding(self.U, exact.U, shape, unit)
+        if error is None:
             return None
-        return Rounding(injected=4 * unit, feature=own, carried=upper_norm(exact.U, shape))
+        return Rounding(injected=4 * unit, feature=error, carried=upper_norm(exact.U, shape))
 
     def _input_shape(self, context: Context) -> tuple[int, ...]:
         return self.U.input_shape(tuple(context["c"].shape[1:]))
 
 
 class Quadratic(Energy):
-    """−½‖Wᵀy‖²: with z = Wᵀy, the concave part that makes y = σ(WWᵀy + …) an equilibrium.
+    """Concave term −½‖Wᵀy‖², which adds WWᵀy to the argument of the activation.
+
+    Args:
+        W: Linear operator from features z = Wᵀy to states y, or a matrix.
 
     Examples:
         >>> energy = eq.Input(torch.eye(2)) + eq.Quadratic(0.5 * torch.eye(2))
@@ -125,7 +131,7 @@ class Quadratic(Energy):
 
     @property
     def facts(self) -> Facts:  # type: ignore[override]
-        # An operator without weights may be the identity, which returns y itself.
+        # An operator without weights may be the identity, which returns y itself, not a copy.
         return _QUADRATIC if self.W.weight_count > 0 else _WITHOUT_WEIGHTS
 
     def prepare(self, layout: Layout) -> Mapping[str, Entry]:
@@ -161,14 +167,14 @@ class Quadratic(Energy):
     def rounding(
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """fl(W fl(Wᵀy)) and an addition: (‖W‖ + ε)² − ‖W‖² + 4u‖W‖²."""
+        """Bound fl(W fl(Wᵀy)) and one addition by (‖W‖ + ε)² − ‖W‖² + 4u(‖W‖ + ε)²."""
         assert isinstance(exact, Quadratic)
         shape = self.W.input_shape(layout[0])
-        own = application_rounding(self.W, exact.W, shape, unit)
-        if own is None:
+        error = application_rounding(self.W, exact.W, shape, unit)
+        if error is None:
             return None
         norm = upper_norm(exact.W, shape)
-        return Rounding(state=own * (2 * norm + own) + 4 * unit * (norm + own) ** 2)
+        return Rounding(state=error * (2 * norm + error) + 4 * unit * (norm + error) ** 2)
 
 
 _WITHOUT_WEIGHTS = Facts(is_concave=True, is_quadratic=True, vanishes_at_zero=True)
@@ -176,16 +182,19 @@ _QUADRATIC = dataclasses.replace(_WITHOUT_WEIGHTS, owns_descent=True)
 
 
 def one_tensor(state: State, term: Energy) -> Tensor:
-    """Return the state if it is one tensor, else raise `TypeError`."""
+    """Return a state that must consist of one tensor."""
     if isinstance(state, Tensor):
         return state
-    raise TypeError(f"{type(term).__name__} acts on a state of one tensor, not of {len(state)}")
+    raise TypeError(f"{type(term).__name__} needs a state of one tensor, got {len(state)} tensors")
 
 
 class Branches(Terms):
-    """Σᵢ Eᵢ(yᵢ; x): one term a branch, on the state (y₁, …, y_L). All see the same input x.
+    """Sum Σᵢ Eᵢ(yᵢ; x) of one term per branch of the state (y₁, …, y_L), with a shared input x.
 
-    A branch of lower resolution pools the input in its own U, e.g. `Conv2d(…) @ AveragePool(2)`.
+    The U of a branch with lower resolution must pool the input, e.g. `Conv2d(…) @ AveragePool(2)`.
+
+    Args:
+        terms: Energies Eᵢ, one per branch.
 
     Examples:
         >>> both = eq.energies.Branches([eq.Input(torch.eye(2)), eq.Input(2 * torch.eye(2))])
@@ -196,8 +205,8 @@ class Branches(Terms):
 
     def __init__(self, terms: Sequence[Energy]) -> None:
         if not terms:
-            raise ValueError("a model with branches needs at least one")
-        super().__init__({str(place): term for place, term in enumerate(terms)})
+            raise ValueError("Branches needs at least one energy, got none")
+        super().__init__({str(index): term for index, term in enumerate(terms)})
 
     def states(self, state: State) -> Sequence[State]:
         return state_tensors(state)
@@ -206,7 +215,7 @@ class Branches(Terms):
         return [(shape,) for shape in layout]
 
     def branches(self) -> list[Energy]:
-        """Return the terms of the branches in order."""
+        """Return the energies of the branches."""
         return [term for _, term in self.named_terms()]
 
     @property
@@ -226,8 +235,8 @@ class Branches(Terms):
         return self._state(capabilities.first_descent(term, part) for term, part in pairs)
 
     def _state(self, pieces: Iterable[State | None]) -> State | None:
-        known: list[State] | None = all_known(pieces)
-        return None if known is None else tuple(one_tensor(piece, self) for piece in known)
+        tensors: list[State] | None = all_known(pieces)
+        return None if tensors is None else tuple(one_tensor(piece, self) for piece in tensors)
 
     def descent(self, state: State, context: Context) -> State:
         each = self.each(context, self.states(state))
@@ -244,10 +253,10 @@ class Branches(Terms):
         self, exact: Energy, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
         """Return the rounding error bound of the branches, if all have one."""
-        known = self._roundings(exact, context, layout, unit)
-        return None if known is None else functools.reduce(Rounding.beside, known)
+        bounds = self._roundings(exact, context, layout, unit)
+        return None if bounds is None else functools.reduce(Rounding.beside, bounds)
 
 
 def indexed(formula: str) -> str:
-    """The formula of one branch, its symbols with the index i."""
+    """Add the index i to the symbols of a formula."""
     return re.sub(r"(?<![A-Za-z])(Wₕ|[WUby])(?![a-wz])", r"\1ᵢ", formula)

@@ -1,4 +1,4 @@
-"""Equilibria as layers: the cell contract, and cell + solver + gradient rule."""
+"""Equilibrium layers: cells (fixed-point maps), and layers that solve them."""
 
 from equilibria.equilibrium.bounds import StepBounds
 from equilibria.equilibrium.cell import Cell

@@ -10,15 +10,15 @@ N = TypeVar("N")
 
 
 class StepBounds(Generic[N]):
-    """Bounds of the Lipschitz constants of a cell's `step`. None means "not known".
+    """Bounds on the Lipschitz constants of a cell's `step`. None means "not known".
+
+    A number is a float, a scalar tensor, or a tensor with one entry per sample. A function in place
+    of a number is called on first access.
 
     Args:
-        contraction: Upper bound q of the Lipschitz constant in the state. For q < 1 the
+        contraction: Upper bound q on the Lipschitz constant in the state. For q < 1 the
             equilibrium is unique.
-        input: Upper bound of the Lipschitz constant in the input, at any state.
-
-    A number is a float, a tensor without dimensions, or a tensor with one entry per sample. A
-    function in the place of a number is called when the number is first read.
+        input: Upper bound on the Lipschitz constant in the input, at any state.
 
     Examples:
         >>> cell = eq.EnergyCell(eq.Quadratic(eq.Dense(2, 2, norm="bound", zeta=0.5)))
@@ -32,14 +32,14 @@ class StepBounds(Generic[N]):
 
     @property
     def contraction(self) -> N | None:
-        """Upper bound of the Lipschitz constant in the state."""
+        """Upper bound on the Lipschitz constant in the state."""
         if callable(self._contraction):
             self._contraction = self._contraction()
         return self._contraction  # type: ignore[no-any-return]
 
     @property
     def input(self) -> N | None:
-        """Upper bound of the Lipschitz constant in the input."""
+        """Upper bound on the Lipschitz constant in the input."""
         if callable(self._input):
             self._input = self._input()
         return self._input  # type: ignore[no-any-return]

@@ -1,22 +1,22 @@
-"""Optional capabilities of a cell beyond `Cell`, and one function that reads each of them.
+"""Optional capabilities of cells beyond `Cell`, each with a function that reads it.
 
-| a cell may define | read it by, and the default |
+| a cell may define | function that reads it, and the default |
 |---|---|
-| `refresh_until`, `refresh(state, context)` | `refresh_until`: 0; `refresh`: the context as it is |
-| `first_image(context)` | `first_image`: None, a solve starts at `initial_state` |
+| `refresh_until`, `refresh(state, context)` | `refresh_until`: 0; `refresh`: context unchanged |
+| `first_image(context)` | `first_image`: None, solves start at `initial_state` |
 | `monotone` | `is_monotone`: False |
-| `output_form` | `output_form`: "linear"; "other" where `output` is redefined |
+| `output_form` | `output_form`: "linear"; "other" if `output` is redefined |
 | `linearize(state, context)` | `gradients.capabilities.linearize`: from `step` alone |
 | `symmetry_weight(state, context)` | `gradients.capabilities.symmetry_weight`: an error |
-| `simplify(context)` | `gradients.capabilities.simplify`: as it is |
+| `simplify(context)` | `gradients.capabilities.simplify`: context unchanged |
 | `potential` | `potential`: None, no descent on the objective |
 | `energy_form(state, context)` | `energy_form`: None |
 | `rounding(exact, context, layout, unit)` | `rounding`: None, no class is certified |
 | `formula`, `guarantee` | `formula`: None; `guarantee`: from `limits` |
 
-`monotone`: the Jacobian of `step` is symmetric (plainly or weighted) with no negative eigenvalue.
-`output_form`: whether `output` is "linear" in the state, "affine" (linear but for what the input
-adds), or neither ("other").
+`monotone`: whether the Jacobian of `step` is symmetric (plainly or weighted) without negative
+eigenvalues. `output_form`: whether `output` is "linear" in the state, "affine" (linear plus a part
+that depends on the input), or neither ("other").
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 OutputForm: TypeAlias = Literal["linear", "affine", "other"]
 
-DESCRIBED = {
+DEPENDENT_MEMBERS = {
     "step": (
         "symmetry",
         "limits",
@@ -56,64 +56,69 @@ DESCRIBED = {
     "initial_state": ("first_image",),
     "output": ("output_form",),
 }
-"""Which members describe which method: they are forgotten where a subclass redefines the method."""
+"""Members that describe a method; they are reset in subclasses that redefine the method."""
 
 
-def forget_inherited(cls: type, root: type) -> None:
-    """Reset what a new class inherits about methods that it redefines.
+def reset_inherited(cls: type, root: type) -> None:
+    """Reset inherited members that describe methods which a new class redefines.
 
     Args:
         cls: The new class.
-        root: The class whose members are the defaults, `Cell`. Members that it lacks become None.
+        root: Class with the default members, `Cell`. Members that it lacks become None.
     """
-    for method, members in DESCRIBED.items():
-        owner = _place(cls, method)
+    for method, members in DEPENDENT_MEMBERS.items():
+        owner = _mro_index(cls, method)
         if owner == cls.__mro__.index(root):
             continue
         for member in members:
-            if _place(cls, member) > owner:
+            if _mro_index(cls, member) > owner:
                 setattr(cls, member, vars(root).get(member))
 
 
-def _place(cls: type, name: str) -> int:
-    """The position, in the resolution order of `cls`, of the class that defines a name."""
+def _mro_index(cls: type, name: str) -> int:
+    """Return the index in the MRO of `cls` of the class that defines a name."""
     bases = cls.__mro__
-    return next((place for place, base in enumerate(bases) if name in vars(base)), len(bases))
+    return next((index for index, base in enumerate(bases) if name in vars(base)), len(bases))
 
 
 @dataclass(frozen=True)
 class EnergyForm:
-    """An equilibrium as the minimizer of G = 1ᵀf + ½‖·‖² + E: the fixed point of y ↦ σ(−∇E(y))."""
+    """An equilibrium as the minimizer of G = 1ᵀf + ½‖·‖² + E: the fixed point of y ↦ σ(−∇E(y)).
+
+    Args:
+        cell: Cell of the energy.
+        context: Context of the energy.
+        image: σ of a pre-activation computed from a given state.
+    """
 
     cell: EnergyCell
     context: Context
     image: State
-    """σ of some pre-activation, computed from the state in question."""
 
 
 def refresh_until(cell: Cell) -> int:
-    """Return how many iterations renew the context by `refresh` before the map is fixed."""
+    """Return the number of iterations in which `refresh` updates the context."""
     count: int = getattr(cell, "refresh_until", 0)
     return count
 
 
 def refresh(cell: Cell, state: State, context: Context) -> Context:
-    """Renew the context at a state, for cells that freeze signs or perturbations.
+    """Update the context at a state, for cells that freeze signs or perturbations.
 
-    Like `inject`, the result stays in the graph of the input and the parameters.
+    Like that of `inject`, the result is in the graph of the input and the parameters.
     """
-    own = getattr(cell, "refresh", None)
-    return context if own is None else own(state, context)
+    method = getattr(cell, "refresh", None)
+    return context if method is None else method(state, context)
 
 
 def first_image(cell: Cell, context: Context) -> State | None:
-    """Return T(0), unrelaxed, where it costs nothing, so that a solve starts one step ahead."""
-    own = described(cell, "first_image")
-    return None if own is None else own(context)
+    """Return T(0), unrelaxed, if it costs nothing, so that a solve starts one step ahead."""
+    method = described(cell, "first_image")
+    return None if method is None else method(context)
 
 
 def is_monotone(cell: Cell) -> bool:
-    """Return whether the Jacobian is known to be symmetric with no negative eigenvalue."""
+    """Return whether the Jacobian is known to be symmetric without negative eigenvalues."""
     return bool(getattr(cell, "monotone", False))
 
 
@@ -124,50 +129,50 @@ def output_form(cell: Cell) -> OutputForm:
 
 
 def potential(cell: Cell) -> Potential | None:
-    """Return the hidden objective as `Descent` needs it, or None."""
-    found: Potential | None = described(cell, "potential")
-    return found
+    """Return the hidden objective in the form that `Descent` needs, or None."""
+    result: Potential | None = described(cell, "potential")
+    return result
 
 
 def energy_form(cell: Cell, state: State, context: Context) -> EnergyForm | None:
-    """Return the hidden objective in its own variables, and the image of a state there, or None."""
-    own = described(cell, "energy_form")
-    return None if own is None else own(state, context)
+    """Return the hidden objective in the variables of its energy, with the image of a state."""
+    method = described(cell, "energy_form")
+    return None if method is None else method(state, context)
 
 
 def rounding(
     cell: Cell, exact: Cell, context: Context, layout: Layout, unit: float
 ) -> Rounding | None:
-    """Bound how far a computed `step` is from the exact one, or return None.
+    """Return a bound on the rounding error of a computed `step`; by default None (not known).
 
     Args:
-        cell: The cell as it computes.
+        cell: The cell in its working precision.
         exact: The same cell in float64.
         context: The context of `exact`.
-        layout: Shapes of the state.
-        unit: Unit roundoff of the type that `cell` computes in.
+        layout: Shapes of the tensors of the state, without the batch dimension.
+        unit: Unit roundoff of the working precision.
     """
-    own = described(cell, "rounding")
-    return None if own is None else own(exact, context, layout, unit)
+    method = described(cell, "rounding")
+    return None if method is None else method(exact, context, layout, unit)
 
 
 def formula(cell: Cell) -> str | None:
-    """Return the hidden objective as people write it, or None where there is none."""
-    found: str | None = getattr(cell, "formula", None)
-    return found
+    """Return the formula of the hidden objective, or None if there is none."""
+    result: str | None = getattr(cell, "formula", None)
+    return result
 
 
 def guarantee(cell: Cell) -> str | None:
-    """Return what is proven of the equilibrium, in a few words, or None.
+    """Return a short description of what is proven about the equilibrium, or None.
 
-    By default a contraction factor q < 1. It makes the equilibrium unique, unless the map itself
-    depends on where a solve came from (`refresh`).
+    By default it states a contraction factor q < 1. The equilibrium is then unique, unless the map
+    depends on the iterates of the solve (`refresh`).
     """
-    own: str | None = getattr(cell, "guarantee", None)
-    if own is not None:
-        return own
+    text: str | None = getattr(cell, "guarantee", None)
+    if text is not None:
+        return text
     limit = cell.limits.contraction
     if limit is None or limit >= 1:
         return None
-    kept = refresh_until(cell)
-    return f"q ≤ {limit:.3g} after {kept} iterations" if kept else f"unique, q ≤ {limit:.3g}"
+    count = refresh_until(cell)
+    return f"q ≤ {limit:.3g} after {count} iterations" if count else f"unique, q ≤ {limit:.3g}"

@@ -1,4 +1,4 @@
-"""The cell: the one contract that every model meets."""
+"""Base class of cells: the contract between models, solvers and gradient rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equilibria.context import Context, State
 from equilibria.context.state import Layout
 from equilibria.equilibrium.bounds import StepBounds
-from equilibria.equilibrium.capabilities import forget_inherited
+from equilibria.equilibrium.capabilities import reset_inherited
 from equilibria.equilibrium.objective import NoObjectiveError, Objective
 from equilibria.gradients import Symmetry
 from equilibria.gradients.base import Linearization
@@ -18,30 +18,30 @@ from equilibria.gradients.capabilities import linearize
 
 
 class Cell(nn.Module):
-    """A fixed-point map y = T(y; x), and what a solver and a gradient rule may know of it.
+    """A fixed-point map y = T(y; x), with optional properties for solvers and gradient rules.
 
     `inject` runs once per solve and computes everything that is random, depends on the input, or
-    depends on parameters only. `step` runs in every iteration and reads nothing but the state, the
-    context and parameters.
+    depends on parameters only. `step` runs in every iteration and reads only the state, the context
+    and parameters.
 
-    | implement | what it brings | without it |
+    | implement | purpose | default |
     |---|---|---|
-    | `inject(*inputs)` | the context of a solve | required |
-    | `initial_state(*inputs, context)` | where a solve starts | required |
+    | `inject(*inputs)` | context of a solve | required |
+    | `initial_state(*inputs, context)` | start of a solve | required |
     | `step(state, context)` | the map | required |
-    | `output(state, context)` | the feature for the head | the state, if it is one tensor |
+    | `output(state, context)` | feature for the head | the state, if it is one tensor |
     | `symmetry` | conjugate gradients in the backward pass | GMRES |
     | `couples_batch` | one problem for the batch | samples are independent |
-    | `limits` | a contraction by construction | nothing is guaranteed |
-    | `bounds(context, layout)` | certificates for these weights | no certificates |
+    | `limits` | contraction by construction | nothing is guaranteed |
+    | `bounds(context, layout)` | certificates for the current weights | no certificates |
     | `objective(context)` | the hidden objective | `NoObjectiveError` |
     | `remedy` | advice for a failed solve | general advice |
 
-    More is optional (a first image, a renewed context, a faster linearization, the rounding error,
-    export forms): `equilibria.equilibrium.capabilities` lists it.
+    `equilibria.equilibrium.capabilities` lists further options: a first image, an updated context,
+    a faster linearization, the rounding error, and export forms.
 
-    **A class that defines `step` inherits nothing that describes the step of its base**: symmetry,
-    bounds, objective and the like are unknown again. To state that they still hold, repeat them:
+    **A class that defines `step` does not inherit members that describe the step of its base**,
+    such as symmetry, bounds and objective. To declare that they still hold, repeat them:
     `bounds = eq.EnergyCell.bounds`.
 
     Examples:
@@ -54,33 +54,34 @@ class Cell(nn.Module):
     """
 
     def _inject_is_missing(self, *inputs: Tensor) -> Context:
-        """All that `step` needs of the input and the parameters. Nothing in it is detached.
+        """Return everything that `step` needs from the input and the parameters.
 
-        Define inject(self, x), or inject(self, image, noise_level) for a layer that is called with
-        a tuple of inputs.
+        Tensors must stay in the graph: do not detach them. Define inject(self, x), or for a layer
+        with a tuple of inputs for example inject(self, image, noise_level).
         """
         raise TypeError(f"{type(self).__name__} must define inject(self, *inputs) -> Context")
 
     def _initial_state_is_missing(self, *inputs_and_context: Tensor | Context) -> State:
-        """Where a solve starts: zeros of the state's shape. Called as (*inputs, context)."""
+        """Return the start of a solve, usually zeros. Called as (*inputs, context)."""
         raise TypeError(f"{type(self).__name__} must define initial_state(self, *inputs, context)")
 
     inject: Callable[..., Context] = _inject_is_missing
     initial_state: Callable[..., State] = _initial_state_is_missing
 
     def step(self, state: State, context: Context) -> State:
-        """T(y; x). Pure: the same arguments give the same result."""
+        """Return T(y; x). Must be pure: the same arguments give the same result."""
         raise TypeError(f"{type(self).__name__} must define step(self, state, context)")
 
     def output(self, state: State, context: Context) -> Tensor:
-        """The feature that the rest of the network sees."""
+        """Return the output of the layer at the equilibrium."""
         if isinstance(state, Tensor):
             return state
         raise TypeError(
-            f"{type(self).__name__} has a state of several tensors: define output(state, context)"
+            f"{type(self).__name__} has a state of several tensors; define "
+            "output(self, state, context)"
         )
 
-    # All that follows is optional: what it brings is in the table above.
+    # The rest is optional; the table above lists the defaults.
 
     symmetry: Symmetry = Symmetry.NONE
     couples_batch: bool = False
@@ -88,11 +89,11 @@ class Cell(nn.Module):
 
     @property
     def limits(self) -> StepBounds[float]:
-        """Bounds that hold by construction, for every value of the parameters."""
+        """Lipschitz bounds that hold for every value of the parameters."""
         return StepBounds()
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
-        """Bounds for the present parameters and this context.
+        """Return Lipschitz bounds for the current parameters and this context.
 
         Args:
             context: The result of `inject`.
@@ -101,13 +102,17 @@ class Cell(nn.Module):
         return StepBounds()
 
     def objective(self, context: Context) -> Objective:
-        """The hidden objective at the input that made `context`."""
+        """Return the hidden objective at the input of `context`.
+
+        Raises:
+            NoObjectiveError: If the cell has no hidden objective.
+        """
         raise NoObjectiveError(f"{type(self).__name__} has no hidden objective")
 
     def forward(self, state: State, context: Context) -> Linearization:
-        """Linearize the step. The backward pass calls a twin with the saved parameters."""
+        """Linearize the step; the backward pass calls this on a copy with the saved parameters."""
         return linearize(self, state, context)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        forget_inherited(cls, Cell)
+        reset_inherited(cls, Cell)

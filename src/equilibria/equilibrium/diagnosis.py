@@ -1,4 +1,4 @@
-"""What to do about a solve that failed."""
+"""Advice for solves that failed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from equilibria.gradients.capabilities import described
 
 
 class Diagnosis:
-    """The remedy for one failed solve, computed when it is first read.
+    """Remedy for a failed solve, computed on first access.
 
-    The computation costs several evaluations of the map with a graph, which most failures need
-    not pay. The state and the context are released afterwards.
+    Computing it takes several evaluations of the map with a graph. State and context are released
+    afterwards.
 
     Args:
         cell: Cell that was solved.
-        state: State that the solve ended at.
+        state: Final state of the solve.
         context: Context of the last evaluation.
     """
 
@@ -36,45 +36,45 @@ class Diagnosis:
         return self._text
 
     def __getstate__(self) -> dict[str, object]:
-        # A copy or a pickle of a solution holds no second cell.
+        # Copies and pickles of a solution must not contain the cell.
         return {"_solve": None, "_text": self._text}
 
 
 def diagnose(cell: Cell, state: State, context: Context) -> str:
-    """Return what to do about a solve that ended at `state`.
+    """Return advice for a solve that ended at `state` without converging.
 
-    Plain steps on an energy contract where ‖∇²E‖ < 1: if a term is steeper than that, the result
-    names the term and its curvature. Otherwise it is the cell's own `remedy`, as it is for a cell
-    that replaces `step`, about which the terms say nothing.
+    Plain steps on an energy contract where ‖∇²E‖ < 1. If the curvature of a term exceeds 1, the
+    result names the term and its curvature. Otherwise, and for cells that replace `step`, it is the
+    cell's `remedy`.
 
     Args:
         cell: Cell that was solved.
-        state: State that the solve ended at.
+        state: Final state of the solve.
         context: Context of the last evaluation.
 
     Returns:
-        The remedy in a few words; empty if nothing is known.
+        A short remedy; empty if nothing is known.
     """
     if not isinstance(cell, EnergyCell) or described(cell, "linearize") is None:
         return cell.remedy
     name, steepness = _steepest_term(cell, state, context)
     if not abs(steepness) > 1:
         return cell.remedy
-    own = f"{cell.remedy}, or " if cell.remedy else ""
-    found = f"the term {name!r} has a curvature of about {steepness:.3g}"
+    prefix = f"{cell.remedy}, or " if cell.remedy else ""
+    cause = f"the term {name!r} has a curvature of about {steepness:.3g}"
     if steepness < 0:
         return (
-            f"{own}bound the norm of W (norm='bound'): {found}, and below −1 the objective is not "
-            "convex"
+            f"{prefix}bound the norm of W (norm='bound'): {cause}, and below −1 the objective is "
+            "not convex"
         )
     return (
-        f"{own}use solver='auto', which descends on the objective where plain steps fail, or raise "
-        f"its max_iterations: {found}, and plain steps bear 1 in all"
+        f"{prefix}use solver='auto', which minimizes the objective where plain steps fail, or "
+        f"raise its max_iterations: {cause}, and plain steps need a total below 1"
     )
 
 
 def _steepest_term(cell: EnergyCell, state: State, context: Context) -> tuple[str, float]:
-    """Return the name and the curvature of the term with the curvature largest in size."""
+    """Return the name and curvature of the term whose curvature has the largest magnitude."""
     energy = cell.energy
     parts = (
         [(name, term, context.parts[name]) for name, term in energy.named_terms()]

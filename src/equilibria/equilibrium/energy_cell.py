@@ -1,4 +1,4 @@
-"""The cell of an energy."""
+"""Cells defined by an energy."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ N = TypeVar("N", float, Tensor)
 
 
 class EnergyCell(Cell):
-    """y = σ(−∇E(y; x)), the first-order condition of G = 1ᵀf + ½‖·‖² + E, σ = prox_f.
+    """Cell y = σ(−∇E(y; x)), the first-order condition of G = 1ᵀf + ½‖·‖² + E with σ = prox_f.
 
-    With `alpha` < 1 the step is relaxed, y ← α σ(−∇E(y; x)) + (1 − α) y: the same equilibrium,
-    the skip connection of OptEq's Table 1.
+    Args:
+        energy: E, an energy term or a sum of terms.
+        activation: σ, by name or as an object.
+        alpha: α in (0, 1]. With α < 1 the step is relaxed, y ← α σ(−∇E(y; x)) + (1 − α) y, with the
+            same equilibrium (the skip connection of OptEq's Table 1).
+        damping: s in (0, 1]. With s < 1 the step is the proximal gradient step
+            y ← prox_{sf}((1−s) y − s∇E(y; x)), which for s ≤ 1/(1 + ‖∇²E‖) decreases G in every
+            step, even if the plain step does not contract. Requires prox_{sf} = prox_f, as for relu
+            and identity.
 
-    With `damping` s < 1 it is the proximal gradient step y ← prox_{sf}((1−s) y − s∇E(y; x)), which
-    for s ≤ 1/(1 + ‖∇²E‖) lowers G at every step, also where the plain step does not contract. It
-    needs an f that s does not change: ReLU's or the identity's.
+    Raises:
+        ValueError: If `damping` < 1 and the activation is neither relu nor identity.
 
     Examples:
         >>> cell = eq.EnergyCell(eq.Input(torch.eye(2)), activation="tanh")
@@ -57,8 +63,8 @@ class EnergyCell(Cell):
         self.activation = get_activation(activation)
         if damping < 1 and not isinstance(self.activation, ReLU | IdentityActivation):
             raise ValueError(
-                f"damping < 1 needs an activation whose penalty has no scale (relu, identity), "
-                f"not {self.activation!r}; use alpha < 1, which relaxes any map"
+                "damping < 1 needs the activation relu or identity, whose penalty does not depend "
+                f"on the step size, got {self.activation!r}; use alpha < 1, which relaxes any map"
             )
         self.alpha = alpha
         self.damping = damping
@@ -101,7 +107,7 @@ class EnergyCell(Cell):
         return torch.zeros_like(x) if start is None else start
 
     def first_image(self, context: Context) -> State | None:
-        """σ(Ux + b) for OptEq."""
+        """Return T(0) if it costs nothing; σ(Ux + b) for OptEq."""
         descent = first_descent(self.energy, context)
         return None if descent is None else map_state(self.activation, descent)
 
@@ -123,7 +129,7 @@ class EnergyCell(Cell):
         return Linearization(self._relax(state, direction), weight, direction)
 
     def _direction(self, state: State, context: Context) -> State:
-        """What the activation is applied to: (1−s) y − s∇E(y; x)."""
+        """Return the argument of the activation, (1−s) y − s∇E(y; x)."""
         descent = self.energy.descent(state, context)
         if self.damping == 1:
             return descent
@@ -141,35 +147,35 @@ class EnergyCell(Cell):
 
     def bounds(self, context: Context, layout: Layout) -> StepBounds[Tensor]:
         energy = self.energy.bounds(context, layout)
-        share = self.alpha * self.activation.lipschitz * self.damping
+        factor = self.alpha * self.activation.lipschitz * self.damping
         return StepBounds(
             lambda: self._contraction(energy.curvature),
-            lambda: None if energy.input is None else energy.input * share,
+            lambda: None if energy.input is None else energy.input * factor,
         )
 
     def _contraction(self, curvature: N | None) -> N | None:
-        """The Lipschitz constant of the relaxed and damped step, from that of ∇E."""
+        """Return the Lipschitz constant of the relaxed and damped step, given that of ∇E."""
         if curvature is None:
             return None
-        inner: Any = 1 - self.damping + self.damping * curvature
-        whole: N = 1 - self.alpha + self.alpha * self.activation.lipschitz * inner
-        return whole
+        damped: Any = 1 - self.damping + self.damping * curvature
+        relaxed: N = 1 - self.alpha + self.alpha * self.activation.lipschitz * damped
+        return relaxed
 
     def rounding(
         self, exact: Cell, context: Context, layout: Layout, unit: float
     ) -> Rounding | None:
-        """That of ∇E; an activation that is not exact, and a relaxed step, round the image too."""
+        """Bound the error of ∇E, and that of an inexact activation and of a relaxed step."""
         assert isinstance(exact, EnergyCell)
-        found = rounding(self.energy, exact.energy, context, layout, unit)
+        gradient_error = rounding(self.energy, exact.energy, context, layout, unit)
         is_exact = isinstance(self.activation, ReLU | IdentityActivation)
-        if found is None or (is_exact and self.alpha == self.damping == 1):
-            return found
+        if gradient_error is None or (is_exact and self.alpha == self.damping == 1):
+            return gradient_error
         curvature = exact.energy.bounds(context, layout).curvature
         if curvature is None or not self.energy.facts.is_quadratic:
             return None
         steepness = max(1.0, self.activation.lipschitz)
         sizes = Rounding(state=2 + float(curvature.max()), injected=1.0)
-        return found * steepness + sizes * (16 * unit * steepness)
+        return gradient_error * steepness + sizes * (16 * unit * steepness)
 
     def energy_form(self, state: State, context: Context) -> EnergyForm | None:
         """Return the energy form at a state; None without a gradient."""
@@ -189,18 +195,18 @@ class EnergyCell(Cell):
 
     @property
     def _is_convex(self) -> bool:
-        """Whether G is known to be convex: ∇²(1ᵀf + ½‖y‖²) ≥ 1/L_σ, −∇²E ≤ concavity."""
+        """Whether G is known to be convex, from ∇²(1ᵀf + ½‖y‖²) ≥ 1/L_σ and −∇²E ≤ concavity."""
         concavity = self.energy.limits.concavity
         if concavity is None:
-            limit = self.limits.contraction  # a subclass may know more than its energy
+            limit = self.limits.contraction  # a subclass may have better limits than its energy
             return limit is not None and limit <= 1
         return concavity * self.activation.lipschitz <= 1
 
     def objective(self, context: Context) -> Objective:
         if not self.energy.facts.has_gradient:
             raise NoObjectiveError(
-                f"{type(self).__name__} minimizes nothing: a scale of its energy follows the state "
-                "(gamma='paper'); gamma='running' has an objective"
+                f"{type(self).__name__} has no hidden objective, because a scale of its energy "
+                "follows the state (gamma='paper'); gamma='running' has an objective"
             )
         return EnergyObjective(self.energy, self.activation, context, relaxed=self.alpha < 1)
 

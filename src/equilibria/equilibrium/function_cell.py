@@ -1,4 +1,4 @@
-"""Any map z = f(z, x) as a cell, and its fixed point in one call."""
+"""Cells defined by a function z = f(z, x), and their fixed point in one call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from equilibria.equilibrium.cell import Cell
 
 
 class FunctionCell(Cell):
-    """z = f(z, x), f a module or a function that takes the state and then the inputs.
+    """Cell z = f(z, x) defined by a module, a method of a module, or a function.
 
-    Nothing is known of f: no symmetry, no objective, no contraction. Gradients reach the inputs and
-    the parameters of a module, or of the module whose method f is. A function that uses any other
-    tensor which needs a gradient is refused, since that gradient would be lost.
+    No symmetry, objective or contraction of f is known. Gradients reach the inputs and the
+    parameters of the module.
 
-    state_shape: the shape of the state of one sample; that of the first input if it is not given.
+    Args:
+        function: f, called with the state and the inputs; returns a tensor of the state's shape.
+        state_shape: Shape of the state of one sample; by default that of the first input.
+
+    Raises:
+        TypeError: If `function` is not callable or does not take these arguments.
+        ValueError: On the first solve, if f does not return a tensor of the state's shape, or uses
+            another tensor that requires a gradient, which would be lost.
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
@@ -32,20 +38,20 @@ class FunctionCell(Cell):
     ) -> None:
         super().__init__()
         if not callable(function):
-            raise TypeError(f"f must be a function of (z, x), not {type(function).__name__}")
+            raise TypeError(f"f must be a function of (z, x), got {type(function).__name__}")
         owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-        # A method is looked up anew at each call: copies of the cell have modules of their own.
+        # Methods are stored by name, because a copy of the cell has a copy of the module.
         self.method = "" if owner is function else getattr(function, "__name__", "")
         self.module = owner if isinstance(owner, nn.Module) else None
         self.function = None if self.module is not None else function
         self.state_shape = None if state_shape is None else tuple(state_shape)
-        self._tried = False
+        self._is_checked = False
 
     def inject(self, *inputs: Tensor) -> Context:
         context = Context(sample={"x": inputs if len(inputs) > 1 else inputs[0]})
-        if not self._tried:
-            self._try(*inputs)
-            self._tried = True
+        if not self._is_checked:
+            self._check(*inputs)
+            self._is_checked = True
         return context
 
     def initial_state(self, *inputs_and_context: Any) -> Tensor:
@@ -67,48 +73,51 @@ class FunctionCell(Cell):
         result: Tensor = getattr(self.module, self.method or "__call__")(*arguments)
         return result
 
-    def _try(self, *inputs: Tensor) -> None:
-        """One evaluation, so that what cannot work is said before a solve begins."""
+    def _check(self, *inputs: Tensor) -> None:
+        """Evaluate f once, to raise errors before a solve begins."""
         remedy = (
-            "give the shape of the state of one sample: "
+            "pass the shape of the state of one sample: "
             "eq.EquilibriumLayer(eq.equilibrium.FunctionCell(f, state_shape=(...)))"
         )
         with torch.enable_grad():
             try:
                 image = self._call(self.initial_state(*inputs), *(x.detach() for x in inputs))
             except TypeError as error:
-                raise TypeError(f"f takes the state, and then the inputs: {error}") from error
+                raise TypeError(f"f must take the state and the inputs: {error}") from error
             except RuntimeError as error:
                 if self.state_shape is not None:
                     raise
-                raise ValueError(f"f fails at a state of the input's shape: {remedy}") from error
+                shape = self._shape(inputs[0])
+                raise ValueError(
+                    f"f failed at a state of the input's shape {shape}: {error}; {remedy}"
+                ) from error
         if not isinstance(image, Tensor) or image.shape != self._shape(inputs[0]):
-            found = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+            result = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise ValueError(
-                f"f maps a state of shape {self._shape(inputs[0])} to {found}: return a tensor of "
+                f"f maps a state of shape {self._shape(inputs[0])} to {result}; return a tensor of "
                 f"the state's shape, or {remedy}"
             )
-        own = {id(parameter) for parameter in self.parameters()}
-        if any(id(leaf) not in own for leaf in _leaves(image)):
+        parameters = {id(parameter) for parameter in self.parameters()}
+        if any(id(leaf) not in parameters for leaf in _leaves(image)):
             raise ValueError(
-                "f uses a tensor that needs a gradient and is neither an input nor a parameter of "
-                "its module, so that the gradient would be lost: make f a torch.nn.Module with it "
-                "as a parameter, or pass it as an input"
+                "f uses a tensor that requires a gradient but is neither an input nor a parameter "
+                "of its module, so its gradient would be lost; make f a torch.nn.Module with this "
+                "tensor as a parameter, or pass it as an input"
             )
 
 
 def _leaves(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a result depends on and that gather gradients."""
-    found, seen, nodes = [], set(), [tensor.grad_fn]
+    """Return the leaves of the graph of a tensor that require a gradient."""
+    leaves, visited, nodes = [], set(), [tensor.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
+            leaves.append(node.variable)
         nodes.extend(function for function, _ in node.next_functions)
-    return found
+    return leaves
 
 
 def fixed_point(
@@ -118,11 +127,23 @@ def fixed_point(
     start: Tensor | None = None,
     **solving: Any,
 ) -> Tensor:
-    """z* = f(z*, x), differentiable in x and in the parameters of f, if it is a module.
+    """Return the fixed point z* = f(z*, x), differentiable in x and the parameters of f.
 
-    start: where to begin, which also gives the state's shape; zeros of the input's shape if not.
-    solving: solver, gradient, tolerance, max_iterations, strict, as of `EquilibriumLayer`, which is
-        what a network is made of. A solve that does not converge warns.
+    Use `EquilibriumLayer` for layers of a network.
+
+    Args:
+        function: f, a function or module that takes the state and the inputs.
+        inputs: Input x, or a tuple of inputs.
+        start: State to start from, which also defines the shape of the state; by default zeros of
+            the shape of the (first) input.
+        **solving: Options of `EquilibriumLayer`: solver, gradient, tolerance, max_iterations,
+            strict.
+
+    Returns:
+        The fixed point, shape (B, ...).
+
+    Warns:
+        ConvergenceWarning: If the solve does not converge.
 
     Examples:
         >>> x = torch.zeros(1, 1, requires_grad=True)
@@ -134,6 +155,6 @@ def fixed_point(
 
     cell = FunctionCell(function, None if start is None else start.shape[1:])
     layer = EquilibriumLayer(cell=cell, **solving)
-    # Not in training, where running out of iterations is ordinary: here it is always told.
+    # In training mode, layers do not report solves that run out of iterations.
     layer.training = False
     return layer(inputs, start=start)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The Jacobian of a map at a state: a penalty to train with, and its spectral radius."""
+"""Jacobian of a map at a state: regularization penalty and spectral radius."""
 
 from __future__ import annotations
 
@@ -22,11 +22,21 @@ def jacobian_penalty(
     vectors: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """‖J‖²_F ÷ size of each sample, estimated with random vectors (Bai et al., 2021).
+    """Estimate ‖J‖²_F divided by the state size, per sample (Bai et al., 2021).
 
-    J = ∂T/∂y at `state`: the equilibrium, or a `random_iterate`. The mean of ‖Jᵀv‖² over
-    v ~ N(0, I) is ‖J‖²_F (Hutchinson); it is differentiable in the context and the parameters, and
-    added to a loss it makes the map contract faster. The state itself is taken as a constant.
+    J = ∂T/∂y at `state`, and ‖J‖²_F is the mean of ‖Jᵀv‖² over v ~ N(0, I) (Hutchinson). Added to a
+    loss, the penalty makes the map contract faster. It is differentiable in the context and the
+    parameters; the state is a constant.
+
+    Args:
+        cell: Cell with the map T.
+        state: The equilibrium, or a `random_iterate`.
+        context: Context of the cell at the input.
+        vectors: Number of random vectors v.
+        generator: Source of randomness; None uses PyTorch's default generator.
+
+    Returns:
+        Shape (B,), or (1,) if the cell couples the batch.
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
@@ -41,10 +51,10 @@ def jacobian_penalty(
         total: Tensor | None = None
         for _ in range(vectors):
             probe = [_normal(tensor, generator) for tensor in image]
-            pulled = torch.autograd.grad(
+            products = torch.autograd.grad(
                 image, point, probe, create_graph=True, materialize_grads=True
             )
-            flat = packing.pack(pulled[0] if packing.single else pulled)
+            flat = packing.pack(products[0] if packing.single else products)
             square = flat.square().sum(dim=1)
             total = square if total is None else total + square
     assert total is not None
@@ -58,17 +68,27 @@ def random_iterate(
     start: State | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[State, Context]:
-    """An iterate y_k of y ← T(y; x), k uniform on 1 … `max_iterations`, and its context.
+    """Return an iterate y_k of y ← T(y; x) with random k, and its context.
 
-    A penalty there makes the map contract all along the way, not at the equilibrium alone. (JIIO's
-    Eq. 27 draws from the trajectory of its search instead, where x moves too: `visit` of
-    `optimize_input`.) The paper takes two Hutchinson vectors:
+    A `jacobian_penalty` at this state makes the map contract along the whole trajectory, not only
+    at the equilibrium. The paper uses two Hutchinson vectors:
 
         state, context = random_iterate(cell, x, max_iterations=12)
         loss = loss + weight * jacobian_penalty(cell, state, context, vectors=2).mean()
 
-    k is one for the batch. The state is a constant; the context is in the graph of the input and
-    the parameters, and is renewed as a solve would for cells with a `refresh`.
+    JIIO's Eq. 27 draws from the trajectory of its search over x instead; see `visit` of
+    `optimize_input`.
+
+    Args:
+        cell: Cell with the map T.
+        *inputs: Inputs of the cell.
+        max_iterations: k is uniform on 1 … max_iterations, and the same for the whole batch.
+        start: State to start from; by default the cell's initial state.
+        generator: Source of randomness; None uses PyTorch's default generator.
+
+    Returns:
+        The state, detached, and the context, in the graph of the input and the parameters. The
+        context is updated as in a solve for cells with a `refresh`.
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
@@ -83,10 +103,10 @@ def random_iterate(
     state = map_state(lambda tensor: tensor.detach(), state)
     device = None if generator is None else generator.device
     steps = int(torch.randint(1, max_iterations + 1, (), generator=generator, device=device))
-    for taken in range(steps):
+    for step in range(steps):
         with torch.no_grad():
             state = cell.step(state, context)
-        if taken < capabilities.refresh_until(cell):
+        if step < capabilities.refresh_until(cell):
             context = capabilities.refresh(cell, state, context)
     return state, context
 
@@ -99,10 +119,20 @@ def spectral_radius(
     iterations: int = 100,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The spectral radius of J at `state`, per problem: below 1 the iteration contracts locally.
+    """Estimate the spectral radius of J = ∂T/∂y at `state`.
 
-    By power iteration with Jᵀ: the mean growth over the later half of the iterations, which
-    tends to the radius whether the leading eigenvalues are real or a complex pair.
+    Below 1, the iteration contracts locally. The estimate is the mean growth rate over the second
+    half of a power iteration with Jᵀ, which converges for real and complex leading eigenvalues.
+
+    Args:
+        cell: Cell with the map T.
+        state: State y at which J is evaluated, usually the equilibrium.
+        context: Context of the cell at the input.
+        iterations: Number of power iterations, at least 2.
+        generator: Source of randomness; None uses PyTorch's default generator.
+
+    Returns:
+        Shape (B,), or (1,) if the cell couples the batch.
 
     Examples:
         >>> cell = eq.equilibrium.FunctionCell(lambda z, x: z / 2 + x)
@@ -111,7 +141,7 @@ def spectral_radius(
         tensor([0.5000])
     """
     if iterations < 2:
-        raise ValueError(f"iterations must be at least 2, not {iterations}")
+        raise ValueError(f"iterations must be at least 2, got {iterations}")
     packing = Packing.of(state, cell.couples_batch)
     with torch.enable_grad():
         point, image = _evaluate(cell, state, context)
@@ -120,8 +150,10 @@ def spectral_radius(
     skipped = iterations // 2
     for iteration in range(iterations):
         probe = list(state_tensors(packing.unpack(flat)))
-        pulled = torch.autograd.grad(image, point, probe, retain_graph=True, materialize_grads=True)
-        flat = packing.pack(pulled[0] if packing.single else pulled)
+        products = torch.autograd.grad(
+            image, point, probe, retain_graph=True, materialize_grads=True
+        )
+        flat = packing.pack(products[0] if packing.single else products)
         norm = torch.linalg.vector_norm(flat, dim=1)
         if iteration >= skipped:
             growth += norm.log()
@@ -132,7 +164,7 @@ def spectral_radius(
 def _evaluate(
     cell: Cell, state: State, context: Context
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """A leaf state and its image, in the graph of context and parameters."""
+    """Return leaf tensors of the state, and their image in the graph of context and parameters."""
     leaves = map_state(lambda tensor: tensor.detach().requires_grad_(), state)
     return state_tensors(leaves), state_tensors(cell.step(leaves, context))
 

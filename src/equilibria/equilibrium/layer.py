@@ -1,4 +1,4 @@
-"""A cell, a solver and a gradient rule make a layer."""
+"""Equilibrium layers: a cell, a solver and a gradient rule."""
 
 from __future__ import annotations
 
@@ -33,24 +33,35 @@ from equilibria.solvers.linear.base import LinearSolution
 from equilibria.solvers.method import Method
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
-"""One tensor, or several: image and task vector, measurement and noise level, nodes and graph."""
+"""One input tensor, or a tuple of several, such as a measurement and its noise level."""
 
 
 class EquilibriumLayer(nn.Module):
-    """A layer whose output is the equilibrium y* = T(y*; x) of a cell.
+    """Layer whose output is the equilibrium y* = T(y*; x) of a cell.
 
-    Give an `energy` (and an activation), whose hidden objective the output then minimizes, a map
-    f(z, x) as a module or a function, or a `cell` of your own. Solver and gradient rule are chosen
-    independently, by name or as objects.
+    Define the map by an energy, whose hidden objective the output minimizes, by a function or
+    module f(z, x), or by a custom cell. The input is a tensor, or a tuple of tensors if the cell
+    takes several.
 
-    The input is a tensor, or a tuple of them where the cell takes several. How the layer solves is
-    its value `solving`, which nobody changes: `with solving(model, tolerance=1e-6):` does for a
-    block.
+    The settings in `layer.solving` are immutable. To change them for a block of code, use
+    `with solving(model, tolerance=1e-6):`.
 
-    strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
-        Otherwise inference warns once with the share of samples, and `last_solution` holds the
-        facts.
-    solving: all of solver, gradient, tolerance, max_iterations and strict in one value.
+    Args:
+        energy: Energy E(y; x), function or module f(z, x), or `Cell`.
+        cell: Custom `Cell`; give either `energy` or `cell`.
+        activation: Activation of the cell if `energy` is an `Energy`.
+        solver: Solver: its name, an object, or a mapping with `name` and options.
+        gradient: Gradient rule: its name, an object, or a mapping with `name` and options.
+        tolerance: Tolerance of the relative residual; None uses the solver's default.
+        max_iterations: Iteration limit; None uses the solver's default.
+        strict: Whether a forward or backward solve that does not converge raises
+            `ConvergenceError`. Otherwise inference warns once with the fraction of samples, and
+            `last_solution` has the details.
+        solving: All of the settings above in one object; the others override it.
+
+    Raises:
+        ValueError: If both or neither of `energy` and `cell` are given.
+        TypeError: If `energy` is not an energy, a cell or callable.
 
     Examples:
         >>> W = eq.Dense(4, 4, norm="bound", zeta=0.5)
@@ -76,70 +87,77 @@ class EquilibriumLayer(nn.Module):
     ) -> None:
         super().__init__()
         if (energy is None) == (cell is None):
-            raise ValueError("give an energy or a cell, and not both")
+            raise ValueError("give exactly one of energy and cell")
         if isinstance(energy, Energy):
             cell = EnergyCell(energy, activation)
         elif not isinstance(energy, Cell) and callable(energy):
             cell = FunctionCell(energy)
         cell = energy if cell is None else cell  # type: ignore[assignment]
         if not isinstance(cell, Cell):
-            raise TypeError(f"give an Energy, a Cell or a function, not {type(cell).__name__}")
+            raise TypeError(
+                f"energy must be an Energy, a Cell or a function, got {type(cell).__name__}"
+            )
         self.cell = cell
-        given = {
+        settings = {
             "solver": solver,
             "gradient": gradient,
             "tolerance": tolerance,
             "max_iterations": max_iterations,
             "strict": strict,
         }
-        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self.solving = Solving(**chosen) if solving is None else solving.changed(**chosen)
+        changes: dict[str, Any] = {
+            name: value for name, value in settings.items() if value is not None
+        }
+        self.solving = Solving(**changes) if solving is None else solving.changed(**changes)
         self.last_solution: Solution | None = None
-        """The last forward solve, without its state and context."""
+        """Result of the last forward solve, without its state and context."""
         self.identity = object()
-        """What `solving` blocks know a layer and its twins by."""
+        """Key of the layer in `solving` blocks, shared with its functional copies."""
         self._reports = SolveReports()
-        self._backward_log = BackwardLog(self._reports.given)
+        self._backward_log = BackwardLog(self._reports.issued)
 
     @property
     def solver(self) -> Method:
-        """What solves at this moment: the layer's own solver, or that of a `solving` block."""
+        """Current solver: the layer's own, or that of an enclosing `solving` block."""
         return solving_of(self).solver
 
     @property
     def gradient(self) -> GradientRule:
-        """What differentiates at this moment."""
+        """Current gradient rule: the layer's own, or that of an enclosing `solving` block."""
         return solving_of(self).gradient
 
     @property
     def strict(self) -> bool:
-        """Whether a failed solve is an error at this moment."""
+        """Whether a failed solve currently raises an error."""
         return solving_of(self).strict
 
     @property
     def last_backward(self) -> LinearSolution | None:
-        """How the last backward solve went (without its value)."""
+        """Result of the last backward solve, without its value."""
         return self._backward_log.latest
 
     @property
     def couples_batch(self) -> bool:
-        """Whether the samples of a batch are one problem, by the cell or by the solver (`SAM`)."""
+        """Whether the cell or the solver (`SAM`) treats a batch as one problem."""
         return self.cell.couples_batch or self.solver.couples_batch
 
     @run_eagerly
     def forward(self, x: Inputs, start: State | None = None) -> Tensor:
-        """Return the feature at the equilibrium, in the graph of the input and the parameters.
+        """Return the output at the equilibrium, in the graph of the input and the parameters.
 
         Args:
             x: Input of the cell, or a tuple of its inputs.
             start: State to start from, such as the `state` of an earlier solution.
+
+        Returns:
+            Output of the cell; NaN for samples that diverged.
         """
         refuse_recording()
         active = Active(self)
         solver, gradient = active.solving.solver, active.solving.gradient
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
-                # Energies differentiate inside a step, which inference tensors forbid.
+                # Energies differentiate inside a step, which inference tensors do not support.
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
             inputs = usable(as_inputs(x))
@@ -147,7 +165,7 @@ class EquilibriumLayer(nn.Module):
             problem = self._problem(inputs, start, active, gradient)
             backward = Backward(self._backward_log, active.solving.strict, active.note_backward)
             state, solution = gradient.equilibrium(self.cell, problem, solver, backward)
-            self._concluded(solution, active, solver)
+            self._conclude(solution, active, solver)
             active.note_equilibrium(inputs, state, solution.context)
             output = self.cell.output(state, solution.context)
             return _without_diverged(output, solution)
@@ -166,32 +184,39 @@ class EquilibriumLayer(nn.Module):
         Args:
             x: Input of the cell, or a tuple of its inputs.
             start: State to start from, such as the `state` of an earlier solution.
-            solver: Solver of this call; None: that of the layer.
-            trace: Whether to record the residuals of every iteration, or the states too.
+            solver: Solver of this call; None uses that of the layer.
+            trace: True records the residuals of every iteration, "states" also the states.
         """
         refuse_recording()
         active = Active(self)
         with torch.inference_mode(False):
-            chosen = active.solving.changed(solver=solver).solver
+            method = active.solving.changed(solver=solver).solver
             start = active.start() if start is None else start
             problem = self._problem(usable(as_inputs(x)), start, active)
-            solution = solve_in_blocks(chosen, problem, trace=trace)
-        return self._concluded(solution, active, chosen)
+            solution = solve_in_blocks(method, problem, trace=trace)
+        return self._conclude(solution, active, method)
 
     def report_equilibrium(self, x: Inputs, state: State) -> None:
-        """Tell the `solving` blocks of an equilibrium that was found by other means, as by JIIO."""
+        """Report an equilibrium computed elsewhere, such as by JIIO, to `solving` blocks.
+
+        Args:
+            x: Input of the cell, or a tuple of its inputs.
+            state: The equilibrium at this input.
+        """
         inputs = usable(as_inputs(x))
         Active(self).note_equilibrium(inputs, state, self.cell.inject(*inputs))
 
     @property
     def is_heard(self) -> bool:
-        """Whether a `solving` block around records its equilibria."""
+        """Whether an enclosing `solving` block records equilibria of this layer."""
         return Active(self).records_equilibria
 
     def report_visited(self, make_inputs: Callable[[], Inputs], state: State) -> None:
-        """Tell `solving` blocks that record equilibria of an iterate of a search over inputs.
+        """Report an iterate of a search over inputs to `solving` blocks that record equilibria.
 
-        Its inputs are made only if there is such a block.
+        Args:
+            make_inputs: Returns the inputs; called only if there is such a block.
+            state: State of the iterate.
         """
         if self.is_heard:
             with torch.enable_grad():
@@ -200,21 +225,35 @@ class EquilibriumLayer(nn.Module):
             Active(self).note_visited(inputs, state, context)
 
     def output(self, solution: Solution) -> Tensor:
-        """The feature that belongs to a solution; NaN for samples that diverged."""
+        """Return the output of a solution; NaN for samples that diverged."""
         return _without_diverged(self.cell.output(solution.state, solution.context), solution)
 
     def objective(self, x: Inputs) -> Objective:
-        """The hidden objective at an input.
+        """Return the hidden objective at an input.
 
-        Where the map keeps signs or perturbations of its first iterations, it is solved for them.
+        If the map freezes signs or perturbations during a solve, this solves once to get them.
+
+        Args:
+            x: Input of the cell, or a tuple of its inputs.
+
+        Raises:
+            NoObjectiveError: If the cell has no hidden objective.
         """
         inputs = as_inputs(x)
-        kept = self.solve(inputs).context if capabilities.refresh_until(self.cell) else None
-        return self.cell.objective(self.cell.inject(*inputs) if kept is None else kept)
+        if capabilities.refresh_until(self.cell):
+            return self.cell.objective(self.solve(inputs).context)
+        return self.cell.objective(self.cell.inject(*inputs))
 
     @torch.no_grad()
     def contraction_bound(self, x: Inputs) -> Tensor | None:
-        """A proven bound of the contraction factor q of the map, for each sample, or None."""
+        """Return a proven upper bound on the contraction factor q of the map.
+
+        Args:
+            x: Input of the cell, or a tuple of its inputs.
+
+        Returns:
+            One bound per sample, shape (B,), or None if no bound is known.
+        """
         inputs = as_inputs(x)
         context = self.cell.inject(*inputs)
         state = self.cell.initial_state(*inputs, context)
@@ -230,7 +269,7 @@ class EquilibriumLayer(nn.Module):
     ) -> FixedPointProblem:
         refuse_transforms(rule, inputs, self.parameters)
         if not self.training and len(inputs[0]) > 1 and self.couples_batch:
-            # Training expects batches; a prediction that depends on its batch mates surprises.
+            # Coupling is expected in training, but not in predictions.
             self._reports.warn_of_coupling()
         context = self.cell.inject(*inputs)
         from_zero = rule is not None and rule.from_zero
@@ -242,13 +281,13 @@ class EquilibriumLayer(nn.Module):
     ) -> FixedPointProblem:
         """Build the fixed-point problem that this layer solves for one context.
 
-        Every solve of the layer's equilibrium uses this problem: `forward`, `solve`, and searches
-        over inputs. So all of them can use the same solvers, such as descent on the objective.
+        `forward`, `solve` and searches over inputs all use this problem, so that all of them
+        support the same solvers, such as descent on the objective.
 
         Args:
             context: Result of the cell's `inject`.
             start: State to start from. The solver may overwrite its memory.
-            trace: What the solver records of every iteration.
+            trace: What the solver records in every iteration, see `solve`.
 
         Returns:
             The problem, for one solve.
@@ -279,7 +318,7 @@ class EquilibriumLayer(nn.Module):
         )
 
     def _refresh(self) -> Callable[[State, Context], Context]:
-        """The cell's `refresh` in the grad mode of the call: solvers run without gradients."""
+        """Return the cell's `refresh` in the current grad mode; solvers run without gradients."""
         mode = torch.is_grad_enabled()
 
         def refresh(state: State, context: Context) -> Context:
@@ -288,8 +327,8 @@ class EquilibriumLayer(nn.Module):
 
         return refresh
 
-    def _concluded(self, solution: Solution, active: Active, solver: Method) -> Solution:
-        """Keep the facts of a solve, and report it if it failed."""
+    def _conclude(self, solution: Solution, active: Active, solver: Method) -> Solution:
+        """Store and record the result of a solve, and report it if it failed."""
         solution = with_diagnosis(solution, self.cell)
         message = self._reports.failure_message(
             solution, active.solving, solver, training=self.training
@@ -307,12 +346,12 @@ class EquilibriumLayer(nn.Module):
         refuse_recording("torch.jit.script")
 
     def on_twin(self) -> None:
-        """Give a twin a log of backward solves of its own."""
-        self._backward_log = BackwardLog(self._reports.given)
+        """Give a functional copy of the layer a separate log of backward solves."""
+        self._backward_log = BackwardLog(self._reports.issued)
 
     def extra_repr(self) -> str:
-        own = self.solving
-        return f"solver={own.solver}, gradient={own.gradient}, strict={own.strict}"
+        settings = self.solving
+        return f"solver={settings.solver}, gradient={settings.gradient}, strict={settings.strict}"
 
 
 def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
@@ -321,10 +360,10 @@ def as_inputs(x: Inputs) -> tuple[Tensor, ...]:
 
 
 def _without_diverged(output: Tensor, solution: Solution) -> Tensor:
-    """Replace the features of samples that diverged by NaN: they have no equilibrium."""
+    """Replace the output of samples that diverged, which have no equilibrium, by NaN."""
     if solution.worst_status is not Status.DIVERGED:
         return output
     diverged = solution.status == Status.DIVERGED
-    if len(diverged) == 1:  # The samples of a coupled batch are one problem.
+    if len(diverged) == 1:  # a coupled batch has one status
         return torch.full_like(output, torch.nan)
     return output.masked_fill(diverged.reshape(-1, *[1] * (output.dim() - 1)), torch.nan)

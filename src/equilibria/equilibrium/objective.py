@@ -1,4 +1,4 @@
-"""The hidden objective G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x) whose minimizer a network outputs."""
+"""Hidden objectives G(y; x) = 1ᵀf(y) + ½‖y‖² + E(y; x), which equilibria minimize."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from equilibria.energies import Energy
 
 
 class NoObjectiveError(TypeError):
-    """The equilibrium of this cell is not known to minimize anything."""
+    """The equilibrium of this cell is not known to minimize an objective."""
 
 
 class Objective(ABC):
-    """A hidden objective at a given input, evaluated per sample.
+    """Hidden objective at a given input, evaluated per sample.
 
-    Evaluate it at outputs of the map, which is what solvers return: a point between two outputs may
-    lie outside the domain, where the value is infinite.
+    Evaluate it at images of the map, such as the states that solvers return. Points between two
+    images may be outside the domain, where the value is infinite.
 
     Examples:
         >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
@@ -32,31 +32,35 @@ class Objective(ABC):
 
     @property
     def is_minimized(self) -> bool:
-        """Whether the equilibrium is stationary for `value`: its minimizer where that is convex.
+        """Whether the equilibrium is a stationary point of `value`, and its minimizer if convex.
 
-        Otherwise it solves a related inclusion, or nothing of the kind.
+        Otherwise the equilibrium solves at most a related inclusion.
         """
         return True
 
     @abstractmethod
     def value(self, state: State) -> Tensor:
-        """The objective of each sample, shape `(batch,)`."""
+        """Return the objective of each sample, shape (B,)."""
 
     @abstractmethod
     def gradient(self, state: State) -> State:
-        """The subgradient of least norm; zero exactly at a stationary point."""
+        """Return the subgradient of minimal norm, which is zero exactly at stationary points."""
 
     @abstractmethod
     def residual(self, state: State) -> Tensor:
-        """How far each sample is from stationary, ‖y − T(y)‖, shape `(batch,)`."""
+        """Return the residual ‖y − T(y)‖ of each sample, shape (B,)."""
 
 
 class EnergyObjective(Objective):
-    """The objective of the map y = σ(−∇E(y; x)), σ = prox_f.
+    """Objective of the map y = σ(−∇E(y; x)), σ = prox_f.
 
-    scale: multiplies value and gradient: OptEq with μ ≠ 1 has φ = G/μ (Theorem 1).
-    relaxed: the states come from the relaxed map αT + (1−α)I, whose outputs may leave the domain of
-        f by a little of what the solver mixed in. Value and gradient are then those at T(y).
+    Args:
+        energy: The energy E.
+        activation: The activation σ.
+        context: Context of the energy at the input.
+        scale: Factor of value and gradient; OptEq with μ ≠ 1 has φ = G/μ (Theorem 1).
+        relaxed: Whether states come from the relaxed map αT + (1−α)I, whose images may be slightly
+            outside the domain of f. Value and gradient are then evaluated at T(y).
 
     Examples:
         >>> layer, x = eq.EquilibriumLayer(eq.Input(torch.eye(2))), torch.ones(1, 2)
@@ -107,7 +111,7 @@ class EnergyObjective(Objective):
 
 
 def distance_per_sample(a: State, b: State) -> Tensor:
-    """‖a − b‖ of each sample."""
+    """Return ‖a − b‖ of each sample."""
     squares = [
         sum_per_sample((p - q).square())
         for p, q in zip(state_tensors(a), state_tensors(b), strict=True)

@@ -1,4 +1,4 @@
-"""How a layer reports its solves: warnings, once each, and errors."""
+"""Warnings and errors of equilibrium layers about their solves."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from equilibria.solvers.method import Method
 
 
 class BatchCouplingWarning(UserWarning):
-    """At inference the answer for a sample depends on what else is in its batch."""
+    """At inference, the result of a sample depends on the rest of its batch."""
 
 
 class SolveReports:
-    """The warnings of one layer. Each kind is given once, also where twins of the layer solve."""
+    """Warnings of one layer and its functional copies; each kind is issued once."""
 
     def __init__(self) -> None:
-        self.given: set[str] = set()
-        """Kinds of warnings that were given; the backward log of the layer adds its own."""
+        self.issued: set[str] = set()
+        """Kinds of warnings that have been issued; the layer's backward log adds its own."""
 
     def is_new(self, kind: str) -> bool:
-        """Whether this kind of warning is given for the first time; it then counts as given."""
-        new = kind not in self.given
-        self.given.add(kind)
+        """Return whether this kind of warning is new, and mark it as issued."""
+        new = kind not in self.issued
+        self.issued.add(kind)
         return new
 
     def warn_of_coupling(self) -> None:
         """Warn that the result of a sample depends on the rest of the batch."""
         if self.is_new("coupling"):
             warn_caller(
-                "this layer couples the samples of a batch (a regularizer such as decorrelation "
-                "or HSIC): the result of each depends on the others in its batch. Run samples one "
-                "by one, or always in the same batches, where that matters.",
+                "this layer couples the samples of a batch, for example by a regularizer such as "
+                "decorrelation or HSIC, so the result of a sample depends on the others in its "
+                "batch. If that matters, run samples one by one or always in the same batches.",
                 BatchCouplingWarning,
             )
 
-    def warn_of_precision(self, asked: float, solution: Solution) -> None:
-        """Warn of a tolerance that the numbers cannot resolve, and name the one that was used."""
-        if solution.tolerance > asked and self.is_new("precision"):
+    def warn_of_precision(self, requested: float, solution: Solution) -> None:
+        """Warn that the requested tolerance is below the floating-point precision."""
+        if solution.tolerance > requested and self.is_new("precision"):
             warn_caller(
-                f"the tolerance {asked:.1e} is below the precision of the numbers, "
-                f"{solution.epsilon:.1e}: solves end at {solution.tolerance:.1e}. Raise the "
+                f"the tolerance {requested:.1e} is below the floating-point precision "
+                f"{solution.epsilon:.1e}; solves end at {solution.tolerance:.1e}. Raise the "
                 "tolerance, or compute in a wider type (model.double())",
                 ConvergenceWarning,
             )
@@ -52,15 +52,18 @@ class SolveReports:
     def failure_message(
         self, solution: Solution, solving: Solving, solver: Method, *, training: bool
     ) -> str | None:
-        """Return what to say about a solve; None if it converged or is not to be reported.
+        """Return the message for a failed solve.
 
-        A strict layer reports every failure, others the first one of each status.
+        A strict layer reports every failure, others only the first of each status.
 
         Args:
             solution: Result of the solve, with its diagnosis attached.
-            solving: Settings that the layer solves with.
+            solving: Settings of the layer.
             solver: Solver of this call.
             training: Whether the layer is in training mode.
+
+        Returns:
+            The message, or None if the solve converged or must not be reported.
         """
         if solution.worst_status is Status.CONVERGED:
             return None
@@ -72,9 +75,9 @@ class SolveReports:
 
 
 def is_ordinary_in_training(solution: Solution, solving: Solving, solver: Method) -> bool:
-    """Whether a failed solve is an ordinary event of training.
+    """Return whether a failed solve is normal during training and needs no warning.
 
-    So it is where all samples are near the tolerance. It is also where the iterations ran out and
+    It is normal if all samples are near the tolerance. Running out of iterations is also normal if
     the gradient rule defines the output as the last iterate, or a custom stopping criterion
     replaces the tolerance.
     """
@@ -85,8 +88,8 @@ def is_ordinary_in_training(solution: Solution, solving: Solving, solver: Method
 
 
 def with_diagnosis(solution: Solution, cell: Cell) -> Solution:
-    """Attach the diagnosis of a failed solve, which is computed when a message is read."""
-    # The message of a stalled solve carries its own remedy.
+    """Attach a diagnosis to a failed solve; it is computed when a message is read."""
+    # The message of a stalled solve already contains a remedy.
     if solution.worst_status in (Status.CONVERGED, Status.STALLED):
         return solution
     diagnosis = Diagnosis(cell, solution.state, solution.context)

@@ -1,4 +1,4 @@
-"""How the layers of a model solve and differentiate, and how to change that for a while."""
+"""Solver settings of layers, and the context manager that changes them temporarily."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ Starts: TypeAlias = "Mapping[EquilibriumLayer, State | None] | Literal['last'] |
 
 @dataclass(frozen=True)
 class Solving:
-    """How a layer finds its equilibrium and differentiates through it.
+    """Settings for solving and differentiating a layer.
 
-    solver, gradient: by name, as objects, or as a mapping with a name and options.
-    tolerance, max_iterations: of the solver; None leaves it its own.
-    strict: raise `ConvergenceError` where a solve, forward or backward, does not converge.
+    Args:
+        solver: Solver: its name, an object, or a mapping with `name` and options.
+        gradient: Gradient rule: its name, an object, or a mapping with `name` and options.
+        tolerance: Tolerance of the relative residual; None uses the solver's default.
+        max_iterations: Iteration limit; None uses the solver's default.
+        strict: Whether a forward or backward solve that does not converge raises
+            `ConvergenceError`.
 
     Examples:
         >>> exact = eq.Solving(solver="anderson", tolerance=1e-8, gradient="implicit", strict=True)
@@ -48,9 +52,11 @@ class Solving:
     def __post_init__(self) -> None:
         solver = get_solver(self.solver)
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
-        given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-        if given:
-            solver = dataclasses.replace(solver, **given)
+        changes: dict[str, Any] = {
+            name: value for name, value in limits.items() if value is not None
+        }
+        if changes:
+            solver = dataclasses.replace(solver, **changes)
         for name, value in (
             ("solver", solver),
             ("gradient", get_gradient(self.gradient)),
@@ -60,18 +66,23 @@ class Solving:
             object.__setattr__(self, name, value)
 
     def changed(self, **changes: Any) -> Solving:
-        """The same but for what is given and not None. A solver by its name keeps the limits."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        if not given:
+        """Return a copy with some settings changed.
+
+        Args:
+            **changes: New settings; None leaves a setting unchanged. A solver given by name keeps
+                the current tolerance and iteration limit, a solver object brings its own.
+        """
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if not changes:
             return self
-        if not isinstance(given.get("solver", ""), str):
-            given = {"tolerance": None, "max_iterations": None, **given}
-        return dataclasses.replace(self, **given)
+        if not isinstance(changes.get("solver", ""), str):
+            changes = {"tolerance": None, "max_iterations": None, **changes}
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class Equilibrium:
-    """One forward pass of a layer: its inputs and the equilibrium it found, in the graph."""
+    """Inputs and equilibrium of one forward pass of a layer, in the autograd graph."""
 
     layer: EquilibriumLayer
     inputs: tuple[Tensor, ...]
@@ -81,7 +92,14 @@ class Equilibrium:
 
 @dataclass
 class Record:
-    """What was solved inside a `solving` block, in the order in which it happened.
+    """Record of the solves inside a `solving` block, in chronological order.
+
+    Attributes:
+        keep: What is recorded: "solves", "equilibria", "iterates", or None for nothing.
+        solutions: Results of forward solves; with states and traces if `keep` is "iterates".
+        backward: Results of backward solves, without their values.
+        equilibria: Forward passes, in the graph, if `keep` is "equilibria".
+        visited: One iterate per search over inputs, if `keep` is "equilibria".
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
@@ -93,26 +111,22 @@ class Record:
 
     keep: Recording | None = None
     solutions: list[Solution] = field(default_factory=list)
-    """Forward solves; with their states and traces if "iterates" were asked for."""
     backward: list[LinearSolution] = field(default_factory=list)
-    """Backward solves, without their values."""
     equilibria: list[Equilibrium] = field(default_factory=list)
-    """Forward passes, if "equilibria" were asked for."""
     visited: list[Equilibrium] = field(default_factory=list)
-    """Then also iterates of searches over inputs, one a search (`report_visited`)."""
 
     @property
     def evaluations(self) -> int:
-        """Calls of the map in all forward solves."""
+        """Number of evaluations of the map in all forward solves."""
         return sum(solution.evaluations for solution in self.solutions)
 
 
 @dataclass(frozen=True)
 class SolvingBlock:
-    """One `solving` block: which layers it covers, and what is different for them."""
+    """A `solving` block: the layers it applies to, and their changed settings."""
 
     layers: frozenset[object]
-    """Their identities, which twins share."""
+    """Identities of the layers, which functional copies share."""
     changes: Mapping[str, Any]
     start: Mapping[object, State | None] | Literal["last"] | None
     last: dict[object, State]
@@ -136,17 +150,29 @@ def solving(
     record: bool | Recording = False,
     private: bool = False,
 ) -> Iterator[Record]:
-    """Inside the block the layers of `model` solve as told; after it everything is as before.
+    """Change the solver settings of all layers of `model` inside a `with` block.
 
-    Nothing is written to a layer: the change holds for this thread (or task) and this block alone,
-    whatever ends it. Blocks nest; an inner one wins, and all of them record. Backward passes of
-    what was computed inside are recorded too, even if they run after the block.
+    The layers themselves are not modified: the change applies to this block in this thread (or
+    task), and ends with it, also after an exception. In nested blocks the inner settings take
+    precedence, and all blocks record. Backward passes of results computed inside the block are
+    recorded even if they run after it.
 
-    start: where solves start: a state for each layer (None: where its cell does), or "last", where
-        the layer's last solve in the block ended.
-    record: True or "solves": the facts of every solve. "equilibria": also the passes, in the graph.
-        "iterates": also every iterate.
-    private: blocks around this one neither record what happens inside nor say where solves start.
+    Args:
+        model: Module whose equilibrium layers are affected.
+        solver: Solver: its name, an object, or a mapping with `name` and options.
+        gradient: Gradient rule: its name, an object, or a mapping with `name` and options.
+        tolerance: Tolerance of the relative residual.
+        max_iterations: Iteration limit.
+        strict: Whether a solve that does not converge raises `ConvergenceError`.
+        start: Where solves start: a mapping from layer to state (None: the cell's default), or
+            "last" for the final state of the layer's previous solve in the block (warm start).
+        record: True or "solves" records results without states, "equilibria" also forward passes
+            in the graph, "iterates" also states and traces.
+        private: Whether to hide the block from enclosing ones, which then neither record its solves
+            nor define their starts.
+
+    Yields:
+        The `Record` of the block.
 
     Examples:
         >>> layer = eq.EquilibriumLayer(eq.Input(torch.eye(2)))
@@ -164,12 +190,14 @@ def solving(
         "max_iterations": max_iterations,
         "strict": strict,
     }
-    known = start if start is None or start == "last" else {k.identity: s for k, s in start.items()}
+    starts = (
+        start if start is None or start == "last" else {k.identity: s for k, s in start.items()}
+    )
     layers = (m.identity for m in model.modules() if isinstance(m, EquilibriumLayer))
     block = SolvingBlock(
         layers=frozenset(layers),
         changes={name: value for name, value in changes.items() if value is not None},
-        start=known,
+        start=starts,
         last={},
         record=Record("solves" if record is True else record or None),
         private=private,
@@ -182,24 +210,24 @@ def solving(
 
 
 def _covering(layer: EquilibriumLayer) -> list[SolvingBlock]:
-    """Return the `solving` blocks around the call that cover a layer, the outermost first."""
+    """Return the enclosing `solving` blocks that apply to a layer, outermost first."""
     blocks = _blocks.get()
     return [block for block in blocks if layer.identity in block.layers] if blocks else []
 
 
-def _changed(own: Solving, blocks: list[SolvingBlock]) -> Solving:
+def _changed(settings: Solving, blocks: list[SolvingBlock]) -> Solving:
     for block in blocks:
-        own = own.changed(**block.changes)
-    return own
+        settings = settings.changed(**block.changes)
+    return settings
 
 
 def solving_of(layer: EquilibriumLayer) -> Solving:
-    """Return the settings that a layer solves with now: its own, as blocks around change them."""
+    """Return the current settings of a layer, including changes by enclosing blocks."""
     return _changed(layer.solving, _covering(layer))
 
 
 class Active:
-    """The settings of a layer during one call, and the `solving` blocks that it reports to."""
+    """Settings of a layer during one call, and the `solving` blocks that record it."""
 
     def __init__(self, layer: EquilibriumLayer) -> None:
         self.layer = layer
@@ -216,7 +244,7 @@ class Active:
         return [block.record for block in self.blocks if block.record.keep is not None]
 
     def _starting(self) -> SolvingBlock | None:
-        """The innermost block that says where solves start."""
+        """Return the innermost block that defines where solves start."""
         return next((block for block in reversed(self.blocks) if block.start is not None), None)
 
     def start(self) -> State | None:

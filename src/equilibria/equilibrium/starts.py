@@ -1,4 +1,4 @@
-"""Where the solves of a layer start."""
+"""Initial states of solves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def start_of(
     cell: Cell,
     inputs: tuple[Tensor, ...],
     context: Context,
-    given: State | None,
+    custom: State | None,
     *,
     from_zero: bool,
 ) -> State:
@@ -30,43 +30,43 @@ def start_of(
         cell: Cell that is solved.
         inputs: Inputs of the layer.
         context: Result of the cell's `inject`.
-        given: State that the caller chose, such as that of an earlier solution; None starts at
-            T(0) where that costs nothing, otherwise at the cell's initial state.
+        custom: State chosen by the caller, such as that of an earlier solution. None starts at T(0)
+            if that costs nothing, otherwise at the cell's initial state.
         from_zero: Whether to start at the cell's initial state, in the graph of the inputs, because
             the gradient rule differentiates the iterations.
 
     Raises:
-        ValueError: If the given state does not have the shapes of the cell's state.
+        ValueError: If `custom` does not have the shapes of the cell's state.
     """
-    first = None if from_zero or given is not None else capabilities.first_image(cell, context)
+    first = None if from_zero or custom is not None else capabilities.first_image(cell, context)
     expected = cell.initial_state(*inputs, context) if first is None else first
     if torch.is_autocast_enabled(inputs[0].device.type):
-        # The map computes in half precision; the iterates are kept in single.
+        # The map computes in half precision, but the iterates are stored in single precision.
         expected = map_state(at_least_float32, expected)
     if first is not None:
         return finite_start(expected, context)
-    if given is None:
-        # Unrolled iterations are differentiated in their start too, where that is the input.
+    if custom is None:
+        # The initial state may depend on the input, and unrolling differentiates through it.
         return expected if from_zero else map_state(torch.Tensor.detach, expected)
-    shapes, wanted = ([tuple(t.shape) for t in state_tensors(s)] for s in (given, expected))
-    if shapes != wanted:
-        raise ValueError(f"the start has shapes {shapes}, the state {wanted}")
-    return map_state(lambda like, t: in_format_of(like, t.detach().to(like)), expected, given)
+    shapes, required = ([tuple(t.shape) for t in state_tensors(s)] for s in (custom, expected))
+    if shapes != required:
+        raise ValueError(f"start has shapes {shapes}; it must have those of the state, {required}")
+    return map_state(lambda like, t: in_format_of(like, t.detach().to(like)), expected, custom)
 
 
 def finite_start(first: State, context: Context) -> State:
-    """Return T(0) as a start that owns its memory, with zeros in the place of NaN and infinity.
+    """Return T(0) as a start that owns its memory, with NaN and infinity replaced by zeros.
 
-    A solver returns its start if no evaluation was finite.
+    The start must be finite because a solver returns it if no evaluation was finite.
     """
     return map_state(functools.partial(_finite_tensor, context=context), first)
 
 
 def _finite_tensor(first: Tensor, context: Context) -> Tensor:
     first = first.detach()
-    # Reading the sum is cheaper than a copy; a sum that overflows causes a needless copy. A tensor
-    # of the context may belong to the caller, so that the solver must not overwrite it.
+    # Reading the sum is cheaper than a copy; an overflowing sum only causes an unneeded copy.
+    # Tensors of the context may belong to the caller, and the solver must not overwrite them.
     if not is_wrapped(first) and is_cheap_to_read(first) and math.isfinite(first.sum()):
-        own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
-        return first if own else first.clone()
+        is_own = all(first.data_ptr() != tensor.data_ptr() for tensor in context.tensors())
+        return first if is_own else first.clone()
     return first.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

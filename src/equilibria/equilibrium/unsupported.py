@@ -1,4 +1,4 @@
-"""What an equilibrium cannot be put through, each said in one sentence with the remedy."""
+"""Errors for operations that equilibrium layers do not support, with remedies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from equilibria.operators.norm_control import has_tangent, is_wrapped
 
 
 def refuse_recording(recorder: str | None = None) -> None:
-    """A recording of a solve would hold the iterations that one example needed.
+    """Raise an error if a tracer records the call.
 
-    recorder: who records, if that is known; else it is asked whether anyone does.
+    A recorded solve would contain exactly the iterations that the example input needed.
+
+    Args:
+        recorder: Name of the tracer; None detects `torch.jit.trace` and `torch.export`.
+
+    Raises:
+        NotImplementedError: If the call is recorded.
     """
     if recorder is None and torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         recorder = "torch.jit.trace"
@@ -24,9 +30,9 @@ def refuse_recording(recorder: str | None = None) -> None:
         recorder = "torch.export"
     if recorder is not None:
         raise NotImplementedError(
-            f"{recorder} cannot record an equilibrium layer, whose number of iterations depends on "
-            "the input: run the model itself, as it is or through torch.compile(model), or write "
-            "it as a graph with a loop, by eq.export(model, FILE, images=images)"
+            f"{recorder} cannot record an equilibrium layer, because its number of iterations "
+            "depends on the input; run the model directly or through torch.compile(model), or "
+            "export it as a graph with a loop: eq.export(model, FILE, images=images)"
         )
 
 
@@ -35,43 +41,43 @@ def refuse_transforms(
     inputs: Sequence[Tensor],
     parameters: Callable[[], Iterable[Tensor]],
 ) -> None:
-    """Refuse what `torch.func` and forward-mode differentiation would make of a forward pass.
+    """Raise an error under unsupported `torch.func` transforms or forward-mode differentiation.
 
     Args:
-        rule: Rule that differentiates the equilibrium; None where nothing does.
+        rule: Gradient rule of the equilibrium; None for a solve without gradients.
         inputs: Inputs of the layer.
         parameters: Returns the parameters of the layer. It is called only inside a transform,
-            because walking through all modules takes longer than a small solve's other checks.
+            because traversing all modules takes longer than the other checks of a small solve.
 
     Raises:
-        NotImplementedError: If such a transform runs and the layer does not support it.
+        NotImplementedError: If the layer does not support the active transform.
     """
     collected = [*inputs, *parameters()] if _may_transform() else list(inputs)
     wrapped = [tensor for tensor in collected if is_wrapped(tensor)]
     if any(map(_is_batched, wrapped)):
         raise NotImplementedError(
-            "torch.func.vmap cannot run an equilibrium layer, whose samples stop on their own: "
-            "pass the whole batch, which it solves sample by sample anyway"
+            "torch.func.vmap cannot run an equilibrium layer, because each sample stops "
+            "separately; pass the whole batch, whose samples are solved independently"
         )
     iterates = rule is None or rule.from_zero
     if not iterates and (any(map(has_tangent, collected)) or any(map(_hides_tangent, wrapped))):
         raise NotImplementedError(
-            f"{type(rule).__name__} has no forward-mode derivative: use reverse mode "
-            "(torch.autograd.grad, or torch.autograd.functional.jvp), or differentiate the "
+            f"{type(rule).__name__} has no forward-mode derivative; use reverse mode "
+            "(torch.autograd.grad or torch.autograd.functional.jvp), or differentiate the "
             "iterations (gradient='unrolled')"
         )
     if wrapped and isinstance(rule, Implicit):
         raise NotImplementedError(
-            "Implicit solves its backward pass by torch.autograd, which torch.func does not reach: "
-            "use torch.autograd.grad (or torch.autograd.functional), or a rule that is recorded "
+            "Implicit does not support torch.func, because its backward pass uses torch.autograd; "
+            "use torch.autograd.grad or torch.autograd.functional, or another gradient rule "
             "(gradient='phantom', 'one_step' or 'unrolled')"
         )
 
 
 def _may_transform() -> bool:
-    """Whether a `torch.func` transform or forward-mode differentiation may run around the call.
+    """Return whether a `torch.func` transform or forward-mode differentiation may be active.
 
-    True where this version of PyTorch does not say.
+    True if this version of PyTorch does not report it.
     """
     functorch = getattr(torch._C, "_functorch", None)
     innermost = getattr(functorch, "peek_interpreter_stack", None)
@@ -82,22 +88,26 @@ def _may_transform() -> bool:
 
 
 def refuse_half_on_cpu(tensors: Iterable[Tensor]) -> None:
-    """Refuse float16 on a CPU, whose convolutions take a hundred times as long as in float32.
+    """Raise an error for float16 tensors on a CPU.
 
-    Its precision of 1e-3 is also below the usual tolerances.
+    Convolutions in float16 are about 100 times slower there than in float32, and the precision of
+    1e-3 is worse than the usual tolerances.
     """
     for tensor in tensors:
         if tensor.dtype is torch.float16 and tensor.device.type == "cpu":
             raise NotImplementedError(
-                "an equilibrium layer does not compute in float16 on a CPU, where that takes about "
-                "a hundred times as long as float32: use model.float(), or model.bfloat16() with a "
-                "tolerance of 0.05 or more"
+                "equilibrium layers do not support float16 on a CPU, where it is about 100 times "
+                "slower than float32; use model.float(), or model.bfloat16() with a tolerance of "
+                "0.05 or more"
             )
 
 
 @torch.no_grad()
 def _hides_tangent(tensor: Tensor) -> bool:
-    """Whether forward mode runs below another transform: it refuses functions with `out`."""
+    """Return whether forward mode is active below another transform.
+
+    Forward mode does not support functions with `out`.
+    """
     try:
         torch.neg(tensor, out=torch.empty_like(tensor))
     except NotImplementedError:
@@ -106,7 +116,7 @@ def _hides_tangent(tensor: Tensor) -> bool:
 
 
 def _is_batched(tensor: Tensor) -> bool:
-    """Whether vmap has taken a dimension away: a number of such a tensor has no one value."""
+    """Return whether vmap hides a dimension; converting such a tensor to a number fails."""
     try:
         bool(tensor.detach().flatten()[:1].isnan().any())
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Trained models as files for other programs: one file a format."""
+"""Export of trained models to ONNX, torch.export and safetensors files."""
 
 from equilibria.exports.api import Exported, export
 from equilibria.exports.graph import ExportError

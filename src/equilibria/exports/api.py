@@ -1,4 +1,4 @@
-"""`export`: a trained model as a file that other programs run."""
+"""The function `export`, which writes a trained model to a file for other programs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,33 @@ from equilibria.training.experiment import RecipeModel, trained_model
 from equilibria.training.packed import kept_latents
 
 Format = Literal["onnx", "torch-export", "safetensors"]
-ENDINGS: Mapping[str, str] = {"onnx": "onnx", "torch-export": "pt2", "safetensors": "safetensors"}
-CHECK_TOLERANCE = 1e-6
-"""Of the solves that a file is compared with."""
-CHECKED = 16
-"""Random images for the comparison where none are given."""
+SUFFIXES: Mapping[str, str] = {"onnx": "onnx", "torch-export": "pt2", "safetensors": "safetensors"}
+REFERENCE_TOLERANCE = 1e-6
+"""Tolerance of the model's solves that an exported file is compared with."""
+RANDOM_IMAGES = 16
+"""Number of random images for the comparison if the caller provides none."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, and how it compares with the model it was made of.
+    """An exported file, and its comparison with the original model.
+
+    Attributes:
+        path: Path of the file.
+        format: Format of the file.
+        bytes: Size of the file.
+        metadata: Metadata in the file: classes, image size, stopping rule, certificate constants.
+        samples: Number of images in the comparison; 0 for safetensors or without a runtime.
+        difference: Largest absolute difference between the logits of the file and those of the
+            model solved to 1e-6.
+        same_classes: Number of images with the same predicted class.
+        converged: Number of images that reached the tolerance before the iteration limit.
+        iterations: Mean number of iterations.
 
     Examples:
-        >>> found = eq.export("digits-opteq", "shown.safetensors", format="safetensors")
-        >>> found.path.name, found.format, found.bytes > 0
-        ('shown.safetensors', 'safetensors', True)
+        >>> exported = eq.export("digits-opteq", "example.safetensors", format="safetensors")
+        >>> exported.path.name, exported.format, exported.bytes > 0
+        ('example.safetensors', 'safetensors', True)
     """
 
     path: Path
@@ -45,15 +57,10 @@ class Exported:
     bytes: int
     metadata: dict[str, Any]
     samples: int = 0
-    """Images of the comparison; 0 where there was none, as for weights, or without a runtime."""
     difference: float | None = None
-    """The largest of the logits, from those of the model solved to 1e-6."""
     same_classes: int | None = None
-    """Images for which both name the same class."""
     converged: int | None = None
-    """Images that reached the tolerance within the iterations of the graph."""
     iterations: float | None = None
-    """In the mean."""
 
 
 def export(
@@ -69,23 +76,35 @@ def export(
     weights: Literal["last", "best"] = "last",
     overwrite: bool = False,
 ) -> Exported:
-    """Write a model as one file, and compare what it computes with the model.
+    """Write a model to one file, and compare the results of the file with the model.
 
-        eq.export("runs/opteq", "opteq.onnx").difference
-        eq.export(model, "opteq.pt2", format="torch-export", images=images)
+    The exported graph takes any number of images with pixels in [0, 1]. For each image it returns
+    logits, the residual ‖T(y) − y‖ and the number of iterations. The metadata contain classes,
+    image size, stopping rule and the constants of the certificate (`certificate_constants`).
 
-    The graph takes pixels in [0, 1], any number of images, and returns logits, the residual
-    ‖T(y) − y‖ and the iterations of each image. Its metadata hold classes, size, stopping rule and
-    the constants of the certificate (`certificate_constants`).
+    Args:
+        run_or_model: Folder of a run, name of a trained model, or a model.
+        output: File to write; by default the name of the run with the suffix of the format, in the
+            current folder.
+        format: "onnx", with a `Loop` operator; "torch-export", with a `while_loop`; or
+            "safetensors", with weights and recipe for `eq.load`.
+        tolerance: The loop stops for a sample when ‖T(y) − y‖ ≤ tolerance·‖T(y)‖.
+        max_iterations: Iteration limit of the loop.
+        unrolled: Number of evaluations that replace the loop, for runtimes without loops.
+        any_size: Whether the graph accepts images of any size; the weights must not depend on it.
+        images: Images for the comparison, shape (B, C, H, W); random pixels by default. Required
+            for a model without a known image size.
+        weights: Weights of the run: "last" or "best".
+        overwrite: Whether to replace an existing file.
 
-    run_or_model: a run, a trained model by name, or a model, which then needs `images`.
-    output: by default the name of the run with the ending of the format, in the present folder.
-    format: "onnx", with a `Loop`; "torch-export", with a `while_loop`; or "safetensors", weights
-        and recipe in one file, for `eq.load`.
-    tolerance, max_iterations: where the loop stops, sample by sample.
-    unrolled: so many evaluations of the map in place of the loop, for runtimes without one.
-    any_size: images of any size, where the weights do not depend on it.
-    images: what the file is compared on; random pixels if not given.
+    Returns:
+        The written file, with the comparison.
+
+    Raises:
+        ExportError: If the model cannot be written in this format.
+        FileExistsError: If the file exists and `overwrite` is False.
+        TypeError: If `output` or `images` is needed and missing, or safetensors is requested for a
+            model that is not a run.
 
     Examples:
         >>> eq.export("digits-opteq", "digits.safetensors", format="safetensors").bytes < 200_000
@@ -95,100 +114,106 @@ def export(
     """
     check_choice(get_args(Format), format=format)
     loop = Loop(tolerance=tolerance, max_iterations=max_iterations, unrolled=unrolled)
-    path = _place(run_or_model, output, format)
+    path = _output_path(run_or_model, output, format)
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: overwrite=True (--overwrite) replaces it")
+        raise FileExistsError(f"{path} exists; use overwrite=True (--overwrite) to replace it")
     opened = None
     if not isinstance(run_or_model, nn.Module):
         opened = trained_model(run_or_model, weights=weights)
     if format == "safetensors":
         if opened is None or isinstance(run_or_model, nn.Module):
-            raise TypeError("weights with their recipe are those of a run: name its folder")
+            raise TypeError(
+                "the format safetensors needs the recipe of a run; pass the folder or name of a "
+                "run instead of a model"
+            )
         pack(opened, path, latents=kept_latents(run_or_model))
         return Exported(path, format, path.stat().st_size, {})
-    given = run_or_model if opened is None else opened.model
-    assert isinstance(given, nn.Module)
-    model = copy.deepcopy(given).eval().cpu()
-    shown = _images(model, images)
-    graph = model_graph(model, shown[:1], loop, any_size=any_size)
-    facts = _facts(model, opened, tuple(shown.shape[1:]), loop, any_size)
+    original = run_or_model if opened is None else opened.model
+    assert isinstance(original, nn.Module)
+    model = copy.deepcopy(original).eval().cpu()
+    examples = _images(model, images)
+    graph = model_graph(model, examples[:1], loop, any_size=any_size)
+    metadata = _metadata(model, opened, tuple(examples.shape[1:]), loop, any_size)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
-    probe = shown.new_zeros(2, *shown.shape[1:])  # torch takes a batch of one for a constant
+    probe = examples.new_zeros(2, *examples.shape[1:])  # torch.export would fix a batch of 1
     writer = onnx_file if format == "onnx" else torch_program
     try:
-        writer.write(graph, probe, partial, facts, any_size)
+        writer.write(graph, probe, partial, metadata, any_size)
         run = writer.runner(partial)
-        compared = {} if run is None else _compared(run, model, shown, loop)
+        comparison = {} if run is None else _compare(run, model, examples, loop)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return Exported(path, format, path.stat().st_size, facts, **compared)
+    return Exported(path, format, path.stat().st_size, metadata, **comparison)
 
 
-def _place(run_or_model: str | Path | nn.Module, output: str | Path | None, format: str) -> Path:
+def _output_path(
+    run_or_model: str | Path | nn.Module, output: str | Path | None, format: str
+) -> Path:
     if output is not None:
         return Path(output)
     if isinstance(run_or_model, nn.Module):
-        raise TypeError("name the file to write: export(model, 'model.onnx')")
-    return Path(f"{Path(run_or_model).resolve().name}.{ENDINGS[format]}")
+        raise TypeError("give the file to write: export(model, 'model.onnx')")
+    return Path(f"{Path(run_or_model).resolve().name}.{SUFFIXES[format]}")
 
 
 def _images(model: nn.Module, images: Tensor | None) -> Tensor:
-    """What the file is made for and compared on."""
+    """Return the images for tracing and comparison."""
     if images is not None:
         return images.detach().cpu()
-    known = images_of(model)
-    if known is None:
-        raise TypeError("the model does not say what size its images have: give some as `images`")
-    return torch.rand(CHECKED, *known.image_shape, generator=torch.Generator().manual_seed(0))
+    spec = images_of(model)
+    if spec is None:
+        raise TypeError("the image size of the model is unknown; pass some images as `images`")
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(RANDOM_IMAGES, *spec.image_shape, generator=generator)
 
 
-def _facts(
+def _metadata(
     model: nn.Module,
     opened: RecipeModel | None,
     shape: tuple[int, ...],
     loop: Loop,
     any_size: bool,
 ) -> dict[str, Any]:
-    normalization, known = getattr(model, "normalize", None) is not None, images_of(model)
-    stops: dict[str, Any] = {"unrolled": loop.unrolled}
+    is_normalized, spec = getattr(model, "normalize", None) is not None, images_of(model)
+    iteration: dict[str, Any] = {"unrolled": loop.unrolled}
     if loop.unrolled is None:
-        stops = {
+        iteration = {
             "stops": "each sample where ‖T(y) − y‖ ≤ tolerance·‖T(y)‖",
             "tolerance": loop.tolerance,
             "max_iterations": loop.max_iterations,
         }
     constants = certificate_constants(model, shape)
     if loop.unrolled is not None:
-        # ‖T^K(y₀) − y*‖ ≤ q^K/(1 − q)·‖T(y₀) − y₀‖, for whoever asks before there is a residual.
+        # ‖T^K(y₀) − y*‖ ≤ q^K/(1 − q)·‖T(y₀) − y₀‖ bounds the error by the first residual.
         limits = constants["contraction"]
-        stops["error_of_first_residual"] = [
+        iteration["error_of_first_residual"] = [
             None if q is None or q >= 1 else q**loop.unrolled / (1 - q) for q in limits
         ]
     return {
         "made_by": "equilibria",
         "model": type(model).__name__ if opened is None else opened.recipe.model.name,
-        "classes": [] if known is None else list(known.class_names),
+        "classes": [] if spec is None else list(spec.class_names),
         "images": {
             "shape": [shape[0], "any", "any"] if any_size else list(shape),
-            "values": "pixels from 0 to 1" + ("; normalized inside" if normalization else ""),
+            "values": "pixels from 0 to 1" + ("; normalized inside" if is_normalized else ""),
         },
-        "iteration": stops,
+        "iteration": iteration,
         "certificate": constants,
     }
 
 
 @torch.no_grad()
-def _compared(
+def _compare(
     run: Callable[[Tensor], tuple[Tensor, ...]], model: nn.Module, images: Tensor, loop: Loop
 ) -> dict[str, Any]:
-    with solving(model, tolerance=CHECK_TOLERANCE, max_iterations=1000):
-        wanted = model(images)
+    with solving(model, tolerance=REFERENCE_TOLERANCE, max_iterations=1000):
+        reference = model(images)
     logits, _, iterations = run(images)
     return {
         "samples": len(images),
-        "difference": float((logits - wanted).abs().max()),
-        "same_classes": int((logits.argmax(dim=1) == wanted.argmax(dim=1)).sum()),
+        "difference": float((logits - reference).abs().max()),
+        "same_classes": int((logits.argmax(dim=1) == reference.argmax(dim=1)).sum()),
         "converged": None if loop.unrolled else int((iterations < loop.max_iterations).sum()),
         "iterations": float(iterations.double().mean()),
     }

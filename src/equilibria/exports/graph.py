@@ -1,4 +1,4 @@
-"""A model as one graph: its weights as they act, and each equilibrium as a loop that stops."""
+"""Conversion of a model to a graph with fixed weights and a loop per equilibrium layer."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from equilibria.context import Context, State
 from equilibria.context.context import is_exporting
 from equilibria.context.state import map_state, state_tensors, unflatten_state
 from equilibria.energies.gaussian import GaussianKernel
-from equilibria.energies.kernel_scale import SHARE, FixedScale, RunningScale
+from equilibria.energies.kernel_scale import TYPICAL_EXPONENT, FixedScale, RunningScale
 from equilibria.equilibrium import Cell, EquilibriumLayer, capabilities
 from equilibria.models import EquilibriumModel
 from equilibria.operators.norm_control import KernelOperator
 from equilibria.registry import check_at_least_one, check_tolerances
 
-SMALLEST = 1e-30
-"""Of the size that a residual is divided by."""
+MIN_NORM = 1e-30
+"""Lower limit of ‖T(y)‖ in the stopping rule."""
 
 
 class ExportError(ValueError):
-    """The model cannot be written in this format, and why."""
+    """The model cannot be exported in this format; the message states the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """How the graph iterates y ← T(y), sample by sample.
+    """Iteration y ← T(y) of an exported graph.
 
-    A sample stops where ‖T(y) − y‖ ≤ tolerance·‖T(y)‖, and keeps its T(y): what else is in its
-    batch does not matter. `unrolled`: so many evaluations instead, for all, without a loop.
+    Each sample stops separately, so results do not depend on the rest of the batch.
+
+    Args:
+        tolerance: A sample stops when ‖T(y) − y‖ ≤ tolerance·‖T(y)‖; its state is then T(y).
+        max_iterations: Iteration limit.
+        unrolled: Fixed number of evaluations for all samples, without a loop; None for a loop.
 
     Examples:
         >>> from equilibria.exports.graph import Loop
@@ -51,79 +55,79 @@ class Loop:
 
 
 class LoopLayer(nn.Module):
-    """An equilibrium layer as a graph has it."""
+    """Equilibrium layer in an exported graph."""
 
     def __init__(self, cell: Cell, loop: Loop) -> None:
         super().__init__()
         self.cell = cell
         self.loop = loop
         self.residual: Tensor | None = None
-        """‖T(y) − y‖ of every sample in the last call; T(y) is the state that counts."""
+        """‖T(y) − y‖ of every sample in the last call, whose resulting state is T(y)."""
         self.iterations: Tensor | None = None
 
     def forward(self, x: Tensor, start: State | None = None) -> Tensor:
         context = self.cell.inject(x)
         first = capabilities.first_image(self.cell, context)
-        begin = self.cell.initial_state(x, context) if first is None else first
-        solve = self._looped if self.loop.unrolled is None else self._unrolled
-        state = solve(begin, context)
+        initial = self.cell.initial_state(x, context) if first is None else first
+        solve = self._loop if self.loop.unrolled is None else self._unrolled
+        state = solve(initial, context)
         return self.cell.output(state, context)
 
-    def _looped(self, begin: State, context: Context) -> State:
+    def _loop(self, initial: State, context: Context) -> State:
         from torch._higher_order_ops.while_loop import while_loop
 
-        like = state_tensors(begin)[0]
+        like = state_tensors(initial)[0]
         limit, tolerance = self.loop.max_iterations, self.loop.tolerance
 
-        def goes_on(count: Tensor, runs: Tensor, *_: Tensor) -> Tensor:
-            return runs.any() & (count < limit)
+        def condition(count: Tensor, is_running: Tensor, *_: Tensor) -> Tensor:
+            return is_running.any() & (count < limit)
 
-        def once(
-            count: Tensor, runs: Tensor, residual: Tensor, iterations: Tensor, *state: Tensor
+        def body(
+            count: Tensor, is_running: Tensor, residual: Tensor, iterations: Tensor, *state: Tensor
         ) -> tuple[Tensor, ...]:
-            before = unflatten_state(begin, state)
-            image = self.cell.step(before, context)
-            change = _size(map_state(torch.sub, image, before))
-            is_close = change <= tolerance * _size(image).clamp_min(SMALLEST)
-            kept = map_state(
-                lambda new, old: torch.where(_rows(runs, new), new, old), image, before
+            previous = unflatten_state(initial, state)
+            image = self.cell.step(previous, context)
+            change = _norm(map_state(torch.sub, image, previous))
+            is_close = change <= tolerance * _norm(image).clamp_min(MIN_NORM)
+            updated = map_state(
+                lambda new, old: torch.where(_rows(is_running, new), new, old), image, previous
             )
             return (
                 count + 1,
-                runs & ~is_close,
-                torch.where(runs, change, residual),
-                iterations + runs,
-                *(tensor.contiguous() for tensor in state_tensors(kept)),
+                is_running & ~is_close,
+                torch.where(is_running, change, residual),
+                iterations + is_running,
+                *(tensor.contiguous() for tensor in state_tensors(updated)),
             )
 
         samples = like.flatten(1)[:, 0]
-        started: tuple[Tensor, ...] = (
+        variables: tuple[Tensor, ...] = (
             torch.zeros((), dtype=torch.int64),
             torch.ones_like(samples, dtype=torch.bool),
             torch.full_like(samples, torch.inf),
             torch.zeros_like(samples, dtype=torch.int64),
-            *(tensor.clone().contiguous() for tensor in state_tensors(begin)),
+            *(tensor.clone().contiguous() for tensor in state_tensors(initial)),
         )
         if is_exporting():
-            started = while_loop(goes_on, once, started)  # type: ignore[no-untyped-call]
+            variables = while_loop(condition, body, variables)  # type: ignore[no-untyped-call]
         else:
-            while bool(goes_on(*started)):
-                started = once(*started)
-        _, _, self.residual, self.iterations, *state = started
-        return unflatten_state(begin, state)
+            while bool(condition(*variables)):
+                variables = body(*variables)
+        _, _, self.residual, self.iterations, *state = variables
+        return unflatten_state(initial, state)
 
     def _unrolled(self, state: State, context: Context) -> State:
         assert self.loop.unrolled is not None
-        before = state
+        previous = state
         for _ in range(self.loop.unrolled):
-            before, state = state, self.cell.step(state, context)
-        self.residual = _size(map_state(torch.sub, state, before))
+            previous, state = state, self.cell.step(state, context)
+        self.residual = _norm(map_state(torch.sub, state, previous))
         self.iterations = torch.full_like(self.residual, self.loop.unrolled, dtype=torch.int64)
         return state
 
 
-def _size(state: State) -> Tensor:
-    """‖·‖ of each sample."""
+def _norm(state: State) -> Tensor:
+    """Return the norm of each sample."""
     squares = [tensor.flatten(1).square().sum(dim=1) for tensor in state_tensors(state)]
     return torch.stack(squares).sum(dim=0).sqrt()
 
@@ -133,7 +137,10 @@ def _rows(flags: Tensor, like: Tensor) -> Tensor:
 
 
 class ModelGraph(nn.Module):
-    """images ↦ (logits, residual, iterations); of several equilibria the largest of each counts."""
+    """Map from images to logits, residual and iterations.
+
+    Residual and iterations are the maximum over the equilibrium layers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -141,7 +148,7 @@ class ModelGraph(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.model(images)
-        loops = [part for part in self.model.modules() if isinstance(part, LoopLayer)]
+        loops = [module for module in self.model.modules() if isinstance(module, LoopLayer)]
         residuals = torch.stack([loop.residual for loop in loops if loop.residual is not None])
         counts = torch.stack([loop.iterations for loop in loops if loop.iterations is not None])
         return logits, residuals.amax(dim=0), counts.amax(dim=0)
@@ -149,7 +156,19 @@ class ModelGraph(nn.Module):
 
 @torch.no_grad()
 def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) -> ModelGraph:
-    """The graph of a model for images like the probe, of any size if asked; it is a copy.
+    """Return a copy of a model as a graph with fixed weights, ready for export.
+
+    Args:
+        model: Equilibrium model.
+        probe: One image, shape (1, C, H, W), which defines the image size.
+        loop: Iteration of the equilibrium layers.
+        any_size: Whether the graph must accept images of any size.
+
+    Returns:
+        A module from images to logits, residual and iterations.
+
+    Raises:
+        ExportError: If the model cannot be exported.
 
     Examples:
         >>> model, probe = eq.load("digits-opteq"), eq.data.load_digits().test.images[:1]
@@ -160,10 +179,10 @@ def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) 
         >>> logits.argmax()
         tensor(0)
     """
-    refuse_unknown(model)
+    check_supported(model)
     fixed = copy.deepcopy(model).eval()
     if any_size:
-        _refuse_sizes(fixed)
+        _check_size_independent(fixed)
     _fix_scales(fixed)
     _fix_weights(fixed, lambda: fixed(probe))
     for parent in list(fixed.modules()):
@@ -173,83 +192,90 @@ def model_graph(model: nn.Module, probe: Tensor, loop: Loop, *, any_size: bool) 
     return ModelGraph(fixed.requires_grad_(False)).eval()
 
 
-def refuse_unknown(model: nn.Module) -> None:
-    """A clear error for models whose equilibrium a plain loop does not find."""
+def check_supported(model: nn.Module) -> None:
+    """Raise `ExportError` for models that a plain loop does not solve."""
     if not isinstance(model, EquilibriumModel):
         raise ExportError(
-            f"{type(model).__name__} has no stem, equilibrium layer and head: export is for "
-            "equilibrium models (OptEq, Deep OptEq, POptEqs, MOptEqs, GEQ, reflections); others go "
-            "through torch.export and torch.onnx as they are"
+            f"{type(model).__name__} has no stem, equilibrium layer and head; only equilibrium "
+            "models (OptEq, Deep OptEq, POptEqs, MOptEqs, GEQ, reflections) can be exported here. "
+            "Use torch.export or torch.onnx directly for others"
         )
     for layer in model.modules():
         if not isinstance(layer, EquilibriumLayer):
             continue
-        what = type(layer.cell).__name__
+        cell = type(layer.cell).__name__
         if layer.couples_batch:
             raise ExportError(
-                f"{what} couples the samples of a batch, which a graph that stops each sample on "
-                "its own cannot hold: train without that regularizer (gamma: 0)"
+                f"{cell} couples the samples of a batch, but an exported graph stops each sample "
+                "separately; train without the coupling regularizer (gamma: 0)"
             )
         if capabilities.refresh_until(layer.cell):
             raise ExportError(
-                f"{what} renews its signs or perturbations in the first iterations, so that its "
-                "map depends on where they went: use sign='smooth' and pe='train'"
+                f"{cell} updates its signs or perturbations in the first iterations, so its map "
+                "depends on the iterates; use sign='smooth' and pe='train'"
             )
         limit = layer.cell.limits.contraction
         if limit is None and capabilities.formula(layer.cell) is None:
             raise ExportError(
-                f"nothing proves that a plain iteration of {what} converges, and it has no "
-                "objective that would fall: bound its norms (norm='bound'), or run it in PyTorch"
+                f"{cell} has neither a proof that plain iterations converge nor an objective that "
+                "they decrease; bound its norms (norm='bound'), or run it in PyTorch"
             )
 
 
-def _refuse_sizes(model: nn.Module) -> None:
-    for name, part in model.named_modules():
-        if isinstance(part, KernelOperator) and part.norm and part.norm_depends_on_size:
+def _check_size_independent(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, KernelOperator) and module.norm and module.norm_depends_on_size:
             raise ExportError(
                 f"the norm of {name} is bounded for images of one size, and its weights are scaled "
-                "with it: export it for that size, or train with norm: null"
+                "accordingly; export it for that size, or train with norm: null"
             )
-        if isinstance(part, nn.AdaptiveAvgPool2d) and part.output_size not in (1, (1, 1)):
+        if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size not in (1, (1, 1)):
             raise ExportError(
-                f"{name} pools to {part.output_size} places, which no graph knows for every size: "
-                "export it for one size, or train with pool: 1"
+                f"{name} pools to the size {module.output_size}, which cannot be exported for "
+                "images of any size; export it for one size, or train with pool: 1"
             )
 
 
 def _fix_scales(model: nn.Module) -> None:
-    """γ of Gaussian kernels as a number."""
-    for part in model.modules():
-        if isinstance(part, GaussianKernel) and isinstance(part.scale, RunningScale):
-            energy = float(part.scale.patch_energy)
+    """Replace running scales of Gaussian kernels by constants."""
+    for module in model.modules():
+        if isinstance(module, GaussianKernel) and isinstance(module.scale, RunningScale):
+            energy = float(module.scale.patch_energy)
             if not energy > 0:
-                raise ExportError("γ of its kernel has seen no data yet: train the model first")
-            part.scale = FixedScale(SHARE / energy)
+                raise ExportError("γ of the Gaussian kernel has no data yet; train the model first")
+            module.scale = FixedScale(TYPICAL_EXPONENT / energy)
 
 
 def _fix_weights(model: nn.Module, run: Callable[[], Any]) -> None:
-    """Operators whose norm is controlled hold the weights that act, found once for all images."""
-    seen: dict[KernelOperator, list[tuple[Tensor, ...]]] = {}
+    """Replace the weights of norm-controlled operators by the effective ones.
+
+    Args:
+        model: Model to change.
+        run: Runs the model once, to record the effective weights.
+    """
+    recorded: dict[KernelOperator, list[tuple[Tensor, ...]]] = {}
     for operator in model.modules():
         if isinstance(operator, KernelOperator) and operator.norm is not None:
-            seen[operator] = []
-            operator.weights = _noting(operator.weights, seen[operator])  # type: ignore[method-assign]
+            recorded[operator] = []
+            operator.weights = _recording(operator.weights, recorded[operator])  # type: ignore[method-assign]
     run()
-    for operator, found in seen.items():
+    for operator, calls in recorded.items():
         del operator.weights
-        if any(not torch.equal(one[0], found[0][0]) for one in found):
+        if any(not torch.equal(weights[0], calls[0][0]) for weights in calls):
             raise ExportError(
-                f"{operator} acts on maps of several sizes, with other weights on each: it cannot "
-                "be written as one"
+                f"{operator} acts on maps of several sizes with different weights, which cannot "
+                "be exported"
             )
-        for name, weight in zip(operator.kernel_names, found[0] if found else (), strict=False):
+        for name, weight in zip(operator.kernel_names, calls[0] if calls else (), strict=False):
             setattr(operator, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
         operator.norm = None
 
 
-def _noting(weights: Callable[..., Any], into: list[Any]) -> Callable[..., Any]:
-    def noted(*shape: Any) -> Any:
-        into.append(weights(*shape))
-        return into[-1]
+def _recording(weights: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    """Wrap a `weights` method so that its results are appended to `calls`."""
 
-    return noted
+    def recorded(*shape: Any) -> Any:
+        calls.append(weights(*shape))
+        return calls[-1]
+
+    return recorded

@@ -1,4 +1,4 @@
-"""ONNX: a `Loop` with its stopping rule, for ONNX Runtime and others."""
+"""Export to ONNX, with a `Loop` operator per equilibrium layer."""
 
 from __future__ import annotations
 
@@ -18,37 +18,45 @@ from equilibria.exports.graph import ExportError, ModelGraph
 from equilibria.exports.torch_program import exported_program
 
 METADATA = "equilibria"
-"""The key of the metadata in the file."""
+"""Key of the metadata in an ONNX file."""
 OUTPUTS = ("logits", "residual", "iterations")
 
 
 def write(
-    graph: ModelGraph, probe: Tensor, path: Path, facts: Mapping[str, Any], any_size: bool
+    graph: ModelGraph, probe: Tensor, path: Path, metadata: Mapping[str, Any], any_size: bool
 ) -> None:
-    """Write the graph of a model as an ONNX file with its metadata."""
+    """Write a graph as an ONNX file.
+
+    Args:
+        graph: Model to write.
+        probe: Example images, shape (2, C, H, W).
+        path: File to write.
+        metadata: Metadata to store in the file.
+        any_size: Whether the graph accepts images of any size.
+    """
     _require("onnx", "onnxscript")
     from onnxscript import opset18 as op
 
+    # The smooth signs of MOptEqs use hypot, which PyTorch's exporter does not support.
     def hypot(a: Any, b: Any) -> Any:
-        """√(a² + b²), of MOptEqs' smooth signs, which torch's exporter does not know."""
         return op.Sqrt(op.Add(op.Mul(a, a), op.Mul(b, b)))
 
     program = exported_program(graph, probe, any_size=any_size)
     with _quiet():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
             dynamo=True,
             input_names=["images"],
             output_names=list(OUTPUTS),
             custom_translation_table={torch.ops.prims.hypot.default: hypot},
         )
-        assert made is not None
-        made.model.metadata_props[METADATA] = json.dumps(facts)
-        made.save(path)
+        assert exported is not None
+        exported.model.metadata_props[METADATA] = json.dumps(metadata)
+        exported.save(path)
 
 
 def runner(path: Path) -> Callable[[Tensor], tuple[Tensor, ...]] | None:
-    """What ONNX Runtime makes of the file; None where it is not installed."""
+    """Return a function that runs the file with ONNX Runtime, or None if it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -58,19 +66,20 @@ def runner(path: Path) -> Callable[[Tensor], tuple[Tensor, ...]] | None:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        found = session.run(list(OUTPUTS), {"images": images.numpy()})
-        return tuple(map(torch.as_tensor, found))
+        outputs = session.run(list(OUTPUTS), {"images": images.numpy()})
+        return tuple(map(torch.as_tensor, outputs))
 
     return run
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The metadata of a file."""
+    """Return the metadata of a file."""
     import onnx
 
-    held = onnx.load(path, load_external_data=False).metadata_props
-    found: dict[str, Any] = json.loads({entry.key: entry.value for entry in held}[METADATA])
-    return found
+    properties = onnx.load(path, load_external_data=False).metadata_props
+    entries = {entry.key: entry.value for entry in properties}
+    metadata: dict[str, Any] = json.loads(entries[METADATA])
+    return metadata
 
 
 def _require(*packages: str) -> None:
@@ -79,13 +88,13 @@ def _require(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ExportError(
-            f"the format onnx needs {' and '.join(missing)}: pip install 'equilibria[export]'"
+            f"the format onnx needs {' and '.join(missing)}; run pip install 'equilibria[export]'"
         )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter prints its progress, and warns of what it deprecates in itself."""
+    """Suppress the exporter's progress output and its internal deprecation warnings."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

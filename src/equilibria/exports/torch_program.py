@@ -1,4 +1,4 @@
-"""torch.export: a program with `while_loop`, which `torch.export.load` reads without our code."""
+"""Export to a `torch.export` program, which PyTorch loads without this package."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from torch import Tensor
 from equilibria.exports.graph import ModelGraph
 
 METADATA = "equilibria.json"
-"""The file inside the program that holds its metadata."""
+"""File inside the program that stores the metadata."""
 
 
 def exported_program(graph: ModelGraph, probe: Tensor, *, any_size: bool) -> Any:
-    """The graph for any number of images."""
+    """Return the graph as an exported program for any number of images.
+
+    Args:
+        graph: Model to export.
+        probe: Example images, shape (2, C, H, W).
+        any_size: Whether the program accepts images of any size.
+    """
     dimensions: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     if any_size:
         dimensions |= {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
     with warnings.catch_warnings(), torch.no_grad():
-        # Of torch's own making: what it deprecates inside itself, and buffers that do not change.
+        # PyTorch warns about its internal deprecations and about unchanged buffers.
         warnings.simplefilter("ignore")
-        # What it has compiled of an earlier loop would fix the sizes of this one.
+        # Loops compiled earlier would fix the sizes of this one.
         torch.compiler.reset()
         return torch.export.export(
             graph, (probe,), dynamic_shapes={"images": dimensions}, strict=False
@@ -33,17 +39,17 @@ def exported_program(graph: ModelGraph, probe: Tensor, *, any_size: bool) -> Any
 
 
 def write(
-    graph: ModelGraph, probe: Tensor, path: Path, facts: Mapping[str, Any], any_size: bool
+    graph: ModelGraph, probe: Tensor, path: Path, metadata: Mapping[str, Any], any_size: bool
 ) -> None:
-    """Write the exported program of a model with its metadata."""
+    """Write a graph as a `torch.export` program; see `onnx_file.write` for the arguments."""
     program = exported_program(graph, probe, any_size=any_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.export.save(program, path, extra_files={METADATA: json.dumps(facts)})
+        torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata)})
 
 
 def runner(path: Path) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """What the file computes."""
+    """Return a function that runs the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded = torch.export.load(path).module()
@@ -51,8 +57,8 @@ def runner(path: Path) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The metadata of a file."""
-    held = {METADATA: ""}
-    torch.export.load(path, extra_files=held)
-    found: dict[str, Any] = json.loads(held[METADATA])
-    return found
+    """Return the metadata of a file."""
+    extra_files = {METADATA: ""}
+    torch.export.load(path, extra_files=extra_files)
+    metadata: dict[str, Any] = json.loads(extra_files[METADATA])
+    return metadata

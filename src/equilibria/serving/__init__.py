@@ -1,4 +1,4 @@
-"""A trained model that answers over HTTP."""
+"""HTTP server for predictions of a trained classifier, with certificates."""
 
 from equilibria.serving.answers import Answerer
 from equilibria.serving.server import Limits, prediction_app, run_server

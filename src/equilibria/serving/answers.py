@@ -1,4 +1,4 @@
-"""What a model says of pictures that came as bytes, with what is certain of it."""
+"""Predictions of a classifier for encoded images, with certificates."""
 
 from __future__ import annotations
 
@@ -25,12 +25,25 @@ from equilibria.training import Prediction, predict
 from equilibria.training.api import answers_of
 
 TOP = 5
-"""Classes in an answer, the most likely ones."""
+"""Number of most likely classes in an answer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture; numbers that are not known are None.
+    """Prediction for one image, with its certificate. Unknown numbers are None.
+
+    Attributes:
+        label: Predicted class; None if the logits are NaN or infinite.
+        confidence: Softmax probability of that class.
+        top: Softmax probabilities of the most likely classes.
+        iterations: Number of iterations of the solve.
+        converged: Whether the solve reached the tolerance.
+        certified: Whether the exact equilibrium provably has the predicted class.
+        radius: L2 distance (pixels in [0, 1]) within which the class provably does not change.
+        margin: Difference between the logit of the predicted class and that of the runner-up.
+        margin_error: Bound on the error of `margin` relative to the exact equilibrium.
+        error: Bound on the distance between the state and the exact equilibrium.
+        reason: Why the class or the radius is not certified; empty if both are.
 
     Examples:
         >>> answerer = eq.serving.Answerer(eq.load("digits-certified"))
@@ -40,27 +53,27 @@ class Answer:
     """
 
     label: str | None
-    """None where the model has no answer: its logits are NaN or infinite."""
     confidence: float | None
     top: dict[str, float]
     iterations: int | None
     converged: bool | None
     certified: bool
-    """Whether the exact equilibrium has that class, for certain."""
     radius: float | None
-    """No picture closer than this (L2, pixels in [0, 1]) has another class."""
     margin: float | None
-    """The logit of the class less that of the next one."""
     margin_error: float | None
-    """How far the margin may be from that at the exact equilibrium."""
     error: float | None
-    """How far the state may be from the exact equilibrium."""
     reason: str
-    """Why there is no certified class, or no radius."""
 
 
 class Answerer:
-    """Answers batches of pictures by a classifier that `eq.load` gave.
+    """Classifier that returns an `Answer` per image.
+
+    Args:
+        model: Classifier with a known image size and class names, such as from `eq.load`.
+        certificates: Whether to compute certificates, if the model supports them.
+
+    Raises:
+        ValueError: If the image size or the class names of the model are unknown.
 
     Examples:
         >>> answerer = eq.serving.Answerer(eq.load("digits-opteq"))
@@ -71,13 +84,15 @@ class Answerer:
     def __init__(self, model: nn.Module, *, certificates: bool = True) -> None:
         images = images_of(model)
         if images is None:
-            raise ValueError("the model does not say what its images are like: take one of eq.load")
+            raise ValueError(
+                "the image size of the model is unknown; load a trained model with eq.load"
+            )
         if not images.names_classes:
-            raise ValueError("the model names no classes: a run of a classifier is served")
+            raise ValueError("the model has no class names; only classifiers can be served")
         self.model = model.eval()
         self.images = images
-        self.no_certificates = "" if certificates else "certificates were not asked for"
-        # Their predictions are the last of a fixed number of iterates, not the result of a solve.
+        self.no_certificates = "" if certificates else "certificates are switched off"
+        # The prediction of an unrolled model is its last iterate, not the result of a solve.
         self.is_unrolled = any(
             isinstance(part, EquilibriumLayer) and part.gradient.from_zero
             for part in model.modules()
@@ -90,54 +105,70 @@ class Answerer:
                 self.no_certificates = str(error)
 
     def decode(self, content: bytes) -> Tensor:
-        """A picture as the model sees it; a `DataFileError` where the bytes are none."""
+        """Decode an image file to a tensor in the model's image format.
+
+        Args:
+            content: Content of the file.
+
+        Raises:
+            DataFileError: If the content is not a readable image.
+        """
         return read_pixels(content, self.images.frame, is_gray=self.images.is_gray)
 
     def __call__(self, images: Sequence[Tensor]) -> list[Answer]:
-        """One answer per image, independent of the rest of the batch; the batch is solved once."""
+        """Return one answer per image, with one solve per layer for the whole batch.
+
+        Answers do not depend on the rest of the batch.
+        """
         batch = torch.stack(list(images)).to(next(self.model.parameters()).device)
         if self.certify is None:
-            return [self._answer(one, None, 0) for one in self._predicted(batch)]
+            return [self._answer(prediction, None, 0) for prediction in self._predict(batch)]
         solved = self.certify.solve(batch)
-        found = self.certify.judge(batch, solved)
-        said = self._predicted(batch, None if self.is_unrolled else solved)
-        return [self._answer(one, found, place) for place, one in enumerate(said)]
+        certificate = self.certify.judge(batch, solved)
+        predictions = self._predict(batch, None if self.is_unrolled else solved)
+        return [
+            self._answer(prediction, certificate, index)
+            for index, prediction in enumerate(predictions)
+        ]
 
-    def _predicted(self, batch: Tensor, solved: SolvedBatch | None = None) -> list[Prediction]:
-        """The predictions of a batch, which is solved unless it has been solved already."""
+    def _predict(self, batch: Tensor, solved: SolvedBatch | None = None) -> list[Prediction]:
+        """Return predictions, reusing the solved batch if there is one."""
         if solved is None:
             return cast("list[Prediction]", predict(self.model, batch, top=TOP))
         logits = solved.logits.float().cpu()
-        said = answers_of(self.model, logits, solved.solution, [""] * len(batch), TOP)
-        return cast("list[Prediction]", said)
+        predictions = answers_of(self.model, logits, solved.solution, [""] * len(batch), TOP)
+        return cast("list[Prediction]", predictions)
 
-    def _answer(self, said: Prediction, found: Certificate | None, place: int) -> Answer:
-        known: dict[str, float | None] = {}
+    def _answer(
+        self, prediction: Prediction, certificate: Certificate | None, index: int
+    ) -> Answer:
+        numbers: dict[str, float | None] = {}
         certified, reason = False, self.no_certificates
-        if found is not None:
-            certified, reason = bool(found.certified_class[place]), found.reasons[place]
-            margin, margin_error = nearest_rival(found, place) or (math.nan, math.nan)
-            known = {
-                "radius": float(found.radius[place]),
-                "error": float(found.error[place]),
+        if certificate is not None:
+            certified = bool(certificate.certified_class[index])
+            reason = certificate.reasons[index]
+            margin, margin_error = nearest_rival(certificate, index) or (math.nan, math.nan)
+            numbers = {
+                "radius": float(certificate.radius[index]),
+                "error": float(certificate.error[index]),
                 "margin": margin,
                 "margin_error": margin_error,
             }
         return Answer(
-            label=said.label,
-            confidence=finite(said.confidence),
-            top=said.top,
-            iterations=said.iterations,
-            converged=said.converged,
+            label=prediction.label,
+            confidence=finite(prediction.confidence),
+            top=prediction.top,
+            iterations=prediction.iterations,
+            converged=prediction.converged,
             certified=certified,
             reason=reason,
             **{
-                name: finite(known.get(name))
+                name: finite(numbers.get(name))
                 for name in ("radius", "margin", "margin_error", "error")
             },
         )
 
 
 def finite(number: float | None) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """Return the number, or None for NaN and infinity, which JSON does not support."""
     return number if number is not None and math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""What is asked for at the same time is answered by one solve."""
+"""Batching of concurrent requests, so that one solve answers all of them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ Result = TypeVar("Result")
 
 
 class OverloadedError(RuntimeError):
-    """More is waiting than is taken on."""
+    """The queue of waiting items is full."""
 
 
 class Batcher(Generic[Item, Result]):
-    """Answers single items by batches, in a thread of its own, in the order they came.
+    """Processes single items in batches, in a separate thread and in order of arrival.
 
-    A batch is what has come while the last one was being answered: with one client at a time
-    nobody waits, with many the batches grow by themselves. If a batch fails, its items are
-    answered one by one, so that one of them cannot take the others along.
+    A batch consists of the items that arrived while the previous one was processed. A single client
+    therefore never waits, and batches grow with the number of clients. If a batch fails, its items
+    are processed one by one, so that an invalid item does not affect others.
 
-    answer: gives as many results as it gets items, in their order.
-    largest: items of a batch at the most.
-    longest: items that may wait; one more is an `OverloadedError`.
+    Args:
+        process: Function from a list of items to their results, in the same order.
+        max_batch: Maximum number of items per batch.
+        max_waiting: Maximum number of waiting items; more raise `OverloadedError`.
     """
 
     def __init__(
-        self, answer: Callable[[Sequence[Item]], Sequence[Result]], largest: int, longest: int
+        self,
+        process: Callable[[Sequence[Item]], Sequence[Result]],
+        max_batch: int,
+        max_waiting: int,
     ) -> None:
-        self.answer = answer
-        self.largest = largest
-        self.longest = longest
+        self.process = process
+        self.max_batch = max_batch
+        self.max_waiting = max_waiting
         self.sizes: list[int] = []
-        """Of the batches that were answered, the last thousand."""
+        """Sizes of the last thousand batches."""
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="equilibria-batches")
@@ -43,23 +47,24 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def waiting(self) -> int:
+        """Number of waiting items."""
         return len(self._waiting)
 
     async def __call__(self, item: Item) -> Result:
-        """The result of one item; who stops waiting for it takes it out of the queue."""
-        if len(self._waiting) >= self.longest:
-            raise OverloadedError(f"{self.longest} images are waiting already: try again later")
+        """Return the result of one item; cancelling the call removes the item from the queue."""
+        if len(self._waiting) >= self.max_waiting:
+            raise OverloadedError(f"{self.max_waiting} images are already waiting; try again later")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         self._arrived.set()
         return await future
 
     async def __aenter__(self) -> Batcher[Item, Result]:
-        self._work = asyncio.create_task(self._answer_forever())
+        self._work = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Whoever still waits is told; a batch that is being answered ends first."""
+        """Cancel waiting items, after the current batch has finished."""
         assert self._work is not None
         self._work.cancel()
         with suppress(asyncio.CancelledError):
@@ -68,32 +73,32 @@ class Batcher(Generic[Item, Result]):
             future.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
-    async def _answer_forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            taken, self._waiting = (
-                self._waiting[: self.largest],
-                self._waiting[self.largest :],
+            batch, self._waiting = (
+                self._waiting[: self.max_batch],
+                self._waiting[self.max_batch :],
             )
             if not self._waiting:
                 self._arrived.clear()
-            wanted = [(item, future) for item, future in taken if not future.done()]
-            if wanted:
-                await self._answer(wanted)
+            pending = [(item, future) for item, future in batch if not future.done()]
+            if pending:
+                await self._process(pending)
 
-    async def _answer(self, wanted: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
+    async def _process(self, pending: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
         loop = asyncio.get_running_loop()
-        self.sizes = [*self.sizes[-999:], len(wanted)]
+        self.sizes = [*self.sizes[-999:], len(pending)]
         try:
-            items = [item for item, _ in wanted]
-            results = await loop.run_in_executor(self._thread, self.answer, items)
+            items = [item for item, _ in pending]
+            results = await loop.run_in_executor(self._thread, self.process, items)
         except Exception as error:
-            if len(wanted) > 1:
-                for one in wanted:
-                    await self._answer([one])
-            elif not wanted[0][1].done():
-                wanted[0][1].set_exception(error)
+            if len(pending) > 1:
+                for single in pending:
+                    await self._process([single])
+            elif not pending[0][1].done():
+                pending[0][1].set_exception(error)
             return
-        for (_, future), result in zip(wanted, results, strict=True):
+        for (_, future), result in zip(pending, results, strict=True):
             if not future.done():
                 future.set_result(result)

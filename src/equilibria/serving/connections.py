@@ -1,4 +1,4 @@
-"""HTTP connections of the server, with time-outs for slow clients and a limit on their number."""
+"""HTTP connections with timeouts for slow clients and a limit on their number."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from equilibria.serving.server import Limits
 
 REFUSAL_SECONDS = 1.0
-"""Time that a client above the limit of connections has to send a request and read the answer."""
+"""Time in which a client above the connection limit can send a request and read the response."""
 MAX_REFUSALS = 32
-"""Connections above the limit that are answered at the same time; further ones are closed."""
+"""Connections above the limit that get a response at the same time; further ones are closed."""
 
 
 class BoundedProtocol(H11Protocol):
-    """An HTTP/1.1 connection that a slow client cannot keep open.
+    """HTTP/1.1 connection that a slow client cannot keep open.
 
-    The application limits the time for the body of a request. This class limits the other times
-    that depend on the client: for the headers, for the rest of a body that the application did not
-    read, and for taking an answer. uvicorn closes connections that are idle between two requests
-    (`timeout_keep_alive`).
+    The application limits the time for reading the body of a request. This class limits the times
+    for the headers, for the rest of a body that the application did not read, and for sending the
+    response. uvicorn closes connections that are idle between requests (`timeout_keep_alive`).
 
     Args:
-        limits: Time-outs, and how many connections may be open.
-        refused: Connections above that number; all connections of a server share the set.
+        limits: Timeouts and the maximum number of open connections.
+        refused: Connections above that number, a set shared by all connections of a server.
     """
 
     def __init__(
@@ -41,15 +40,15 @@ class BoundedProtocol(H11Protocol):
         self.limits = limits
         self.refused = refused
         self.awaited: object = None
-        """Event that `read_timer` waits for, or None."""
+        """Event that `read_timer` limits, or None."""
         self.is_answered = False
-        """Whether a refused client has its answer."""
+        """Whether a refused client has got its response."""
         self.read_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # `pause_writing` is then called whenever the client has not taken all that was sent.
+        # With a limit of 0, `pause_writing` is called whenever sent data are still unread.
         transport.set_write_buffer_limits(0)
         if len(self.connections) <= self.limits.connections:
             self._await("headers", self.limits.header_seconds)
@@ -65,11 +64,11 @@ class BoundedProtocol(H11Protocol):
         if self not in self.refused:
             super().data_received(data)
         elif not self.is_answered:
-            # What follows is read and dropped: a socket closed with unread data resets the
-            # connection, and the client might lose the answer.
+            # Further data are read and dropped. Closing a socket with unread data would reset the
+            # connection, and the client might lose the response.
             self.is_answered = True
-            sentence = f"{self.limits.connections} connections are open already: try again later"
-            self._write_error(HTTPStatus.SERVICE_UNAVAILABLE, sentence, "Retry-After: 1\r\n")
+            message = f"{self.limits.connections} connections are already open; try again later"
+            self._write_error(HTTPStatus.SERVICE_UNAVAILABLE, message, "Retry-After: 1\r\n")
             self.transport.write_eof()
 
     def handle_events(self) -> None:
@@ -99,7 +98,7 @@ class BoundedProtocol(H11Protocol):
             self.write_timer = None
 
     def _update_read_timer(self) -> None:
-        """Start the timer of what the client must send next, unless it runs already."""
+        """Start the timer for the next data from the client, unless it is already running."""
         state = self.conn.their_state
         if self.transport.is_closing():
             self._await(None)
@@ -110,16 +109,16 @@ class BoundedProtocol(H11Protocol):
         else:
             self._await(None)
 
-    def _await(self, what: object, seconds: float = 0.0) -> None:
-        if what == self.awaited:
+    def _await(self, event: object, seconds: float = 0.0) -> None:
+        if event == self.awaited:
             return
         if self.read_timer is not None:
             self.read_timer.cancel()
-        self.awaited = what
-        self.read_timer = None if what is None else self.loop.call_later(seconds, self._late)
+        self.awaited = event
+        self.read_timer = None if event is None else self.loop.call_later(seconds, self._time_out)
 
-    def _late(self) -> None:
-        """Close the connection, with an answer if part of a request has arrived."""
+    def _time_out(self) -> None:
+        """Close the connection, with a response if part of a request has arrived."""
         if self.awaited == "headers" and self._unparsed():
             self._write_error(
                 HTTPStatus.REQUEST_TIMEOUT,
@@ -128,11 +127,11 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
     def _unparsed(self) -> bytes:
-        """The part of the headers of a request that has arrived."""
+        """Return the part of the request headers that has arrived."""
         return self.conn.trailing_data[0]
 
-    def _write_error(self, status: HTTPStatus, sentence: str, headers: str = "") -> None:
-        body = json.dumps({"error": sentence})
+    def _write_error(self, status: HTTPStatus, message: str, headers: str = "") -> None:
+        body = json.dumps({"error": message})
         self.transport.write(
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n{body}".encode()
@@ -140,7 +139,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def server_of(app: Starlette, *, log_level: str = "warning") -> uvicorn.Server:
-    """The uvicorn server of an application, with the limits of its `state.limits`."""
+    """Return the uvicorn server of an application, with the limits in `app.state.limits`."""
     limits = getattr(app.state, "limits", Limits())
     protocol = partial(BoundedProtocol, limits=limits, refused=set())
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""The explorer: one page on which equilibria form, are attacked, and restore photographs."""
+"""The explorer: a web page that shows solves, attacks and restored photographs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from starlette.routing import Route
 from torch.overrides import TorchFunctionMode
 
 from equilibria.serving.exploring import Explored
-from equilibria.serving.photographs import Tell, restored_photo, sample_photos
+from equilibria.serving.photographs import Send, restored_photo, sample_photos
 from equilibria.serving.server import LOOPBACK, Limits, RefusedError, body_of, prediction_app
 from equilibria.solvers import list_solvers
 
 PAGE = {"/": "index.html", "/explorer.js": "explorer.js", "/explorer.css": "explorer.css"}
-KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 HEADERS = {
-    # Nothing is fetched from outside, and no other page may show this one inside itself.
+    # The page loads nothing from other sites, and cannot be embedded in other pages.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -38,98 +38,112 @@ METHODS = ("jiio", "pgd", "fgsm")
 def explorer_app(
     explored: Sequence[Explored], limits: Limits | None = None, hosts: Sequence[str] = LOOPBACK
 ) -> Starlette:
-    """The page and what it asks for; also the server's own routes, for the first model."""
+    """Return the explorer as an ASGI application.
+
+    It also has the routes of `prediction_app`, for the first model.
+
+    Args:
+        explored: Classifiers to explore, at least one.
+        limits: Limits on requests; by default with 60 seconds per request.
+        hosts: Accepted host names.
+    """
     limits = Limits(seconds=60) if limits is None else limits
-    known = {one.name: one for one in explored}
+    by_name = {classifier.name: classifier for classifier in explored}
     thread = ThreadPoolExecutor(1, thread_name_prefix="equilibria-explorer")
 
-    async def in_turn(request: Request, work: Callable[[bytes, Tell], dict[str, Any]]) -> Response:
-        """One thing at a time: who moves a slider asks often, and waits for the last alone.
+    async def run(request: Request, work: Callable[[bytes, Send], dict[str, Any]]) -> Response:
+        """Run work in the thread, and stop it when the client disconnects or time is up.
 
-        Work that tells something on the way is answered by lines, one for each thing it tells.
+        Work runs one request at a time: moving a slider sends many requests, and only the last
+        one matters. The response is JSON, or one line of JSON per result if work sends partial
+        results.
         """
-        loop, gone = asyncio.get_running_loop(), threading.Event()
-        told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        loop, is_abandoned = asyncio.get_running_loop(), threading.Event()
+        partial_results: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         content = await body_of(request, limits)
-        ends = loop.time() + limits.seconds
+        deadline = loop.time() + limits.seconds
 
-        def tell(said: dict[str, Any] | None) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, said)
+        def send(result: dict[str, Any] | None) -> None:
+            loop.call_soon_threadsafe(partial_results.put_nowait, result)
 
-        def while_wanted() -> dict[str, Any]:
-            with WhileWanted(gone):
-                return work(content, tell)
+        def stoppable_work() -> dict[str, Any]:
+            with WhileWanted(is_abandoned):
+                return work(content, send)
 
         def stop() -> None:
-            gone.set()
+            is_abandoned.set()
             done.cancel()
 
-        async def lines(said: dict[str, Any] | None) -> AsyncIterator[str]:
+        async def lines(result: dict[str, Any] | None) -> AsyncIterator[str]:
             try:
-                while said is not None:
-                    yield json.dumps(said) + "\n"
-                    said = await asyncio.wait_for(told.get(), ends - loop.time())
+                while result is not None:
+                    yield json.dumps(result) + "\n"
+                    result = await asyncio.wait_for(partial_results.get(), deadline - loop.time())
                 yield json.dumps(await done) + "\n"
             except asyncio.TimeoutError:
-                yield json.dumps({"error": "there was no answer in time"}) + "\n"
+                yield json.dumps({"error": "the restoration took too long"}) + "\n"
             except Exception:
-                yield json.dumps({"error": "the picture could not be restored"}) + "\n"
+                yield json.dumps({"error": "the image could not be restored"}) + "\n"
                 raise
             finally:
                 stop()
 
-        done = loop.run_in_executor(thread, while_wanted)
-        done.add_done_callback(lambda _: told.put_nowait(None))
-        left, first = asyncio.create_task(_left(request)), asyncio.create_task(told.get())
+        done = loop.run_in_executor(thread, stoppable_work)
+        done.add_done_callback(lambda _: partial_results.put_nowait(None))
+        disconnected = asyncio.create_task(_disconnected(request))
+        first = asyncio.create_task(partial_results.get())
         try:
-            either = (done, left, first)
-            await asyncio.wait(either, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            events = (done, disconnected, first)
+            await asyncio.wait(events, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
             if first.done() and first.result() is not None:
                 return StreamingResponse(lines(first.result()), media_type="application/x-ndjson")
             if not done.done():
-                raise ClientDisconnect if left.done() else asyncio.TimeoutError
+                raise ClientDisconnect if disconnected.done() else asyncio.TimeoutError
             return JSONResponse(done.result())
         finally:
-            left.cancel()
+            disconnected.cancel()
             if not (first.done() and first.result() is not None):
                 first.cancel()
                 stop()
 
-    def chosen(request: Request) -> Explored:
+    def classifier_of(request: Request) -> Explored:
         name = request.query_params.get("model", explored[0].name)
-        if name not in known:
-            raise RefusedError(404, f"there is no model {name!r} here")
-        return known[name]
+        if name not in by_name:
+            raise RefusedError(404, f"there is no model {name!r}; use {', '.join(by_name)}")
+        return by_name[name]
 
     async def models(_: Request) -> Response:
-        return JSONResponse([one.facts() for one in explored])
+        return JSONResponse([classifier.facts() for classifier in explored])
 
     async def follow(request: Request) -> Response:
-        one, solver = chosen(request), request.query_params.get("solver", "auto")
+        classifier = classifier_of(request)
+        solver = request.query_params.get("solver", "auto")
         if solver not in list_solvers():
-            raise RefusedError(400, f"there is no solver {solver!r}")
-        asked = {
+            raise RefusedError(
+                400, f"there is no solver {solver!r}; use {', '.join(list_solvers())}"
+            )
+        options = {
             "tolerance": number(request, "tolerance", 1e-8, 1.0, 1e-4),
             "max_iterations": number(request, "max_iterations", 1, 1000, 60),
         }
-        for knob, value in one.knobs.items():
-            asked[knob.name] = number(request, knob.name, knob.least, knob.most, value)
-        return await in_turn(
-            request, lambda content, _: one.follow(one.answerer.decode(content), asked, solver)
+        for knob, value in classifier.knobs.items():
+            options[knob.name] = number(request, knob.name, knob.least, knob.most, value)
+        decode = classifier.answerer.decode
+        return await run(
+            request, lambda content, _: classifier.follow(decode(content), options, solver)
         )
 
     async def fool(request: Request) -> Response:
-        one, method = chosen(request), request.query_params.get("method", "pgd")
+        classifier, method = classifier_of(request), request.query_params.get("method", "pgd")
         if method not in METHODS:
-            raise RefusedError(400, f"there is no attack {method!r}: take {', '.join(METHODS)}")
+            raise RefusedError(400, f"there is no attack {method!r}; use {', '.join(METHODS)}")
         eps = number(request, "eps", 1e-4, 10.0, 0.5)
-        return await in_turn(
-            request, lambda content, _: one.fool(one.answerer.decode(content), eps, method)
-        )
+        decode = classifier.answerer.decode
+        return await run(request, lambda content, _: classifier.fool(decode(content), eps, method))
 
     async def photo(request: Request) -> Response:
         noise = number(request, "noise", 0.01, 0.5, 0.1)
-        return await in_turn(request, lambda content, tell: restored_photo(content, noise, tell))
+        return await run(request, lambda content, send: restored_photo(content, noise, send))
 
     samples = sample_photos()
 
@@ -139,7 +153,7 @@ def explorer_app(
     async def sample(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in samples:
-            raise RefusedError(404, f"there is no photograph {name!r} here")
+            raise RefusedError(404, f"there is no sample photograph {name!r}")
         return FileResponse(samples[name])
 
     pages = [Route(path, _file(name)) for path, name in PAGE.items()]
@@ -156,48 +170,64 @@ def explorer_app(
 
 
 class AbandonedError(Exception):
-    """Nobody waits for what is computed."""
+    """The client has disconnected, or its time is up."""
 
 
 class WhileWanted(TorchFunctionMode):
-    """Inside the block the first call of torch after `gone` is set is the last one."""
+    """Context in which PyTorch calls raise `AbandonedError` once an event is set.
 
-    def __init__(self, gone: threading.Event) -> None:
+    Args:
+        is_abandoned: The event.
+    """
+
+    def __init__(self, is_abandoned: threading.Event) -> None:
         super().__init__()
-        self.gone = gone
+        self.is_abandoned = is_abandoned
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if self.gone.is_set():
+        if self.is_abandoned.is_set():
             raise AbandonedError
         return func(*args, **(kwargs or {}))
 
 
-async def _left(request: Request) -> None:
-    """Until whoever asked has gone: the page asks for something else, or was closed."""
+async def _disconnected(request: Request) -> None:
+    """Return when the client has disconnected."""
     while not await request.is_disconnected():
         await asyncio.sleep(0.05)
 
 
-def number(request: Request, name: str, least: float, most: float, usual: float) -> float:
-    """A number of the address, between bounds."""
+def number(request: Request, name: str, least: float, most: float, default: float) -> float:
+    """Return a query parameter as a number.
+
+    Args:
+        request: The request.
+        name: Name of the parameter.
+        least: Minimum.
+        most: Maximum.
+        default: Default value, which is valid even if outside of the range: a model may have been
+            trained with it.
+
+    Raises:
+        RefusedError: If the parameter is not a number in the range.
+    """
     text = request.query_params.get(name)
     try:
-        value = usual if text is None else float(text)
+        value = default if text is None else float(text)
     except ValueError:
         value = math.nan
-    # A model may have been trained beyond what the page offers.
-    if not min(least, usual) <= value <= max(most, usual):
-        raise RefusedError(400, f"{name} is a number from {least:g} to {most:g}, not {text!r}")
+    if not min(least, default) <= value <= max(most, default):
+        raise RefusedError(400, f"{name} must be a number from {least:g} to {most:g}, got {text!r}")
     return value
 
 
 def _file(name: str) -> Callable[[Request], Response]:
+    """Return an endpoint that serves a file of the page."""
     content = (files("equilibria.serving") / "page" / name).read_bytes()
-    kind = KINDS[name.rpartition(".")[2]]
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
 
-    def answer(_: Request) -> Response:
-        return Response(content, media_type=kind, headers=HEADERS)
+    def endpoint(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=HEADERS)
 
-    return answer
+    return endpoint

@@ -1,4 +1,4 @@
-"""What the explorer shows of a classifier: a solve step by step, an attack and its certificate."""
+"""Data for the explorer about a classifier: solves step by step, attacks and certificates."""
 
 from __future__ import annotations
 
@@ -25,16 +25,25 @@ from equilibria.serving.answers import Answerer, finite
 from equilibria.solvers import list_solvers
 from equilibria.training.experiment import RecipeModel, fitting_options
 
-MOST_STEPS = 60
-"""Of a solve, that are shown."""
+MAX_STEPS = 60
+"""Maximum number of displayed steps of a solve."""
 SAMPLES = 12
-SHOWN_SIDE = 160
-"""Pixels of a picture on the page, at least."""
+"""Number of sample images."""
+MIN_SIDE = 160
+"""Minimum side length of an image on the page, in pixels."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """An option of a model that can be moved after training: it changes no weight's shape."""
+    """Model option that can be changed after training without changing the shape of weights.
+
+    Attributes:
+        name: Name of the option.
+        label: Label on the page.
+        least: Minimum.
+        most: Maximum.
+        step: Step size of the slider.
+    """
 
     name: str
     label: str
@@ -44,29 +53,35 @@ class Knob:
 
 
 KNOBS = (
-    Knob("alpha", "α, the share of a step", 0.05, 1.0, 0.05),
+    Knob("alpha", "α, relaxation", 0.05, 1.0, 0.05),
     Knob("damping", "damping", 0.05, 1.0, 0.05),
-    Knob("zeta", "ζ, the bound of ‖W‖", 0.05, 1.2, 0.05),
-    Knob("diversity", "λ, the weight of diversity", 0.0, 0.1, 0.005),
+    Knob("zeta", "ζ, bound on ‖W‖", 0.05, 1.2, 0.05),
+    Knob("diversity", "λ, weight of diversity", 0.0, 0.1, 0.005),
 )
 
 
 class Explored:
-    """A classifier that can be looked into."""
+    """A classifier in the explorer.
+
+    Args:
+        name: Name shown on the page.
+        run: The trained model with its recipe.
+    """
 
     def __init__(self, name: str, run: RecipeModel) -> None:
         self.name = name
         self.run = run
         self.answerer = Answerer(run.model)
-        own = {**model_options(run.recipe.model.name), **run.recipe.model.options}
+        options = {**model_options(run.recipe.model.name), **run.recipe.model.options}
         self.knobs = {
-            knob: float(own[knob.name])
+            knob: float(options[knob.name])
             for knob in KNOBS
-            if isinstance(own.get(knob.name), float | int)
+            if isinstance(options.get(knob.name), float | int)
         }
+        """Options that can be changed, with their trained values."""
 
     def facts(self) -> dict[str, Any]:
-        """What the page offers."""
+        """Return name, description, options and sample images for the page."""
         model = self.run.model
         objective = formula(model.layer.cell) if isinstance(model, EquilibriumModel) else None
         return {
@@ -78,74 +93,94 @@ class Explored:
             "shape": list(self.run.images.image_shape),
             "solvers": list_solvers(),
             "knobs": [{**vars(knob), "value": value} for knob, value in self.knobs.items()],
-            # As they are: one that was enlarged would come back blurred.
+            # In original size, because the page sends them back for classification.
             "samples": [as_png(image, side=1) for image in self.samples()],
         }
 
     def samples(self) -> Tensor:
-        """Digits for a model of digits; other pictures are drawn or brought along."""
+        """Return sample images: test digits for models of 8×8 digits, otherwise none."""
         if tuple(self.run.images.image_shape) != (1, 8, 8):
             return torch.zeros(0, 1, 8, 8)
         return load_digits().test.fetch(torch.arange(SAMPLES))[0]
 
     def confidence(self) -> float:
-        """Confidence of the model in its first sample; 0 where it has no samples or no answer."""
+        """Return the confidence in the first sample; 0 without samples or prediction."""
         samples = self.samples()[:1]
         if not len(samples):
             return 0.0
         (answer,) = self.answerer(list(samples))
         return answer.confidence or 0.0
 
-    def changed(self, asked: Mapping[str, float]) -> nn.Module:
-        """The model with some knobs moved."""
-        moved = {
-            knob.name: asked[knob.name]
+    def changed(self, options: Mapping[str, float]) -> nn.Module:
+        """Return the model with changed options, or the model itself if none differ.
+
+        Args:
+            options: Values of knobs by name; other entries are ignored.
+        """
+        changes = {
+            knob.name: options[knob.name]
             for knob, value in self.knobs.items()
-            if knob.name in asked and not math.isclose(asked[knob.name], value)
+            if knob.name in options and not math.isclose(options[knob.name], value)
         }
-        if not moved:
+        if not changes:
             return self.run.model
         recipe, images = self.run.recipe, self.run.images
-        options = {**fitting_options(recipe.model.name, images), **recipe.model.options, **moved}
+        name = recipe.model.name
+        all_options = {**fitting_options(name, images), **recipe.model.options, **changes}
         if images.normalization is not None:
-            options["normalize"] = images.normalization
-        model = create_model(recipe.model.name, images=images, **options)
+            all_options["normalize"] = images.normalization
+        model = create_model(name, images=images, **all_options)
         model.load_state_dict(self.run.model.state_dict())
         return model.eval()
 
-    def follow(self, image: Tensor, asked: Mapping[str, float], solver: str) -> dict[str, Any]:
-        """A solve step by step, and what is certain at its end."""
-        model = self.changed(asked)
+    def follow(self, image: Tensor, options: Mapping[str, float], solver: str) -> dict[str, Any]:
+        """Return the steps of a solve, and the answer with its certificate.
+
+        Args:
+            image: Image in the model's format, shape (C, H, W).
+            options: Values of knobs by name, and optionally `tolerance` and `max_iterations`.
+            solver: Name of the solver.
+        """
+        model = self.changed(options)
         answerer = self.answerer if model is self.run.model else Answerer(model)
-        tolerance, most = asked.get("tolerance"), int(asked.get("max_iterations", MOST_STEPS))
-        chosen = {"tolerance": tolerance, "max_iterations": min(most, MOST_STEPS)}
+        max_iterations = int(options.get("max_iterations", MAX_STEPS))
+        limits = {
+            "tolerance": options.get("tolerance"),
+            "max_iterations": min(max_iterations, MAX_STEPS),
+        }
         steps: list[dict[str, Any]] = []
-        with torch.no_grad(), solving(model, solver=solver, **chosen):  # type: ignore[arg-type]
+        with torch.no_grad(), solving(model, solver=solver, **limits):  # type: ignore[arg-type]
             if isinstance(model, EquilibriumModel):
-                # In double precision, where the last digits of an objective still mean something.
+                # Double precision resolves small differences of the objective.
                 precise = copy.deepcopy(model).cpu().double()
-                with solving(precise, solver=solver, **chosen):  # type: ignore[arg-type]
+                with solving(precise, solver=solver, **limits):  # type: ignore[arg-type]
                     steps = _steps(precise, image[None].double())
             (answer,) = answerer([image])
         return {"picture": as_png(image), "steps": steps, "answer": vars(answer)}
 
     def fool(self, image: Tensor, eps: float, method: str) -> dict[str, Any]:
-        """The worst picture within eps, and whether the certificate held."""
+        """Attack an image, and return the predictions before and after.
+
+        Args:
+            image: Image in the model's format, shape (C, H, W).
+            eps: Maximum L2 distance of the attack, for pixels in [0, 1].
+            method: Name of the attack.
+        """
         model = self.run.model
         (before,) = self.answerer([image])
         names = self.run.images.class_names
         label = torch.tensor([names.index(before.label) if before.label in names else 0])
-        found = attack(model, image[None], label, norm="l2", eps=eps, method=method, steps=20)
-        (after,) = self.answerer([found.images[0]])
-        promised = before.certified and before.radius is not None and eps <= before.radius
+        attacked = attack(model, image[None], label, norm="l2", eps=eps, method=method, steps=20)
+        (after,) = self.answerer([attacked.images[0]])
+        is_certified = before.certified and before.radius is not None and eps <= before.radius
         return {
-            "picture": as_png(found.images[0]),
-            "difference": as_png(0.5 + 0.5 * _scaled(found.images[0] - image)),
-            "distance": float(found.distance[0]),
+            "picture": as_png(attacked.images[0]),
+            "difference": as_png(0.5 + 0.5 * _scaled(attacked.images[0] - image)),
+            "distance": float(attacked.distance[0]),
             "before": vars(before),
             "after": vars(after),
             "changed": after.label != before.label,
-            "promised": promised,
+            "promised": is_certified,
         }
 
 
@@ -155,7 +190,7 @@ def _scaled(difference: Tensor) -> Tensor:
 
 
 def _steps(model: EquilibriumModel, images: Tensor) -> list[dict[str, Any]]:
-    """Residual, objective, error bar, class shares and feature of every iterate."""
+    """Return residual, error bound, objective, class probabilities and feature of each iterate."""
     solution = model.solve(images, trace="states")
     assert solution.trace is not None
     assert solution.trace.states is not None
@@ -169,10 +204,10 @@ def _steps(model: EquilibriumModel, images: Tensor) -> list[dict[str, Any]]:
         is_minimized = False
     steps: list[dict[str, Any]] = []
     features: list[Tensor] = []
-    for state in solution.trace.states[:MOST_STEPS]:
+    for state in solution.trace.states[:MAX_STEPS]:
         residual = float(distance_per_sample(state, cell.step(state, context))[0])
         feature = cell.output(state, context)
-        features.append(_map_of(feature if isinstance(feature, Tensor) else state))
+        features.append(_as_gray_image(feature if isinstance(feature, Tensor) else state))
         steps.append(
             {
                 "residual": finite(residual),
@@ -187,8 +222,11 @@ def _steps(model: EquilibriumModel, images: Tensor) -> list[dict[str, Any]]:
     return steps
 
 
-def _map_of(feature: Any) -> Tensor:
-    """One gray picture of a feature: the mean size of its channels, or its numbers in rows."""
+def _as_gray_image(feature: Any) -> Tensor:
+    """Return a feature as a grayscale image.
+
+    Maps are averaged over channels by magnitude; vectors are arranged in rows.
+    """
     tensor = state_tensors(feature)[0][0].abs().float()
     if tensor.dim() == 3:
         return tensor.mean(dim=0, keepdim=True)
@@ -197,11 +235,16 @@ def _map_of(feature: Any) -> Tensor:
     return torch.cat([flat, flat.new_zeros(side * side - len(flat))]).reshape(1, side, side)
 
 
-def as_png(image: Tensor, side: int = SHOWN_SIDE) -> str:
-    """A picture as an address that holds it; a smaller one is enlarged, pixel by pixel."""
+def as_png(image: Tensor, side: int = MIN_SIDE) -> str:
+    """Return an image as a PNG data URL.
+
+    Args:
+        image: Image with values in [0, 1], shape (C, H, W).
+        side: Minimum length of the longer side; smaller images are enlarged by a whole factor.
+    """
     picture = image_from_tensor(image.detach().cpu())
-    times = max(1, -(-side // max(picture.size)))
-    picture = picture.resize((picture.width * times, picture.height * times), 0)
+    factor = max(1, -(-side // max(picture.size)))
+    picture = picture.resize((picture.width * factor, picture.height * factor), 0)
     content = io.BytesIO()
     picture.save(content, "PNG")
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""What a server has done so far, in the text format that Prometheus reads."""
+"""Server metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf)
-"""Of the seconds that requests took."""
+"""Upper bounds of the histogram of request times, in seconds."""
 
 
 @dataclass
 class Metrics:
-    """Counters of a server."""
+    """Counters of requests, request times and answers.
+
+    Attributes:
+        requests: Number of requests by path and status.
+        seconds: Total time of all requests.
+        within: Number of requests that took at most each of `BOUNDS`.
+        certified: Number of answers with a certified class.
+        answered: Number of answers.
+    """
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By path and status."""
     seconds: float = 0.0
     within: list[int] = field(default_factory=lambda: [0] * len(BOUNDS))
-    """How many requests took at most each of `BOUNDS`."""
     certified: int = 0
     answered: int = 0
 
     def note(self, path: str, status: int, seconds: float) -> None:
+        """Count one request."""
         self.requests[path, status] += 1
         self.seconds += seconds
-        for place, bound in enumerate(BOUNDS):
-            self.within[place] += seconds <= bound
+        for index, bound in enumerate(BOUNDS):
+            self.within[index] += seconds <= bound
 
-    def text(self, now: Mapping[str, float]) -> str:
-        """now: what is so at this moment, by name."""
-        return "\n".join(self._lines(now)) + "\n"
+    def text(self, gauges: Mapping[str, float]) -> str:
+        """Return all metrics as text, with the current values of gauges by name."""
+        return "\n".join(self._lines(gauges)) + "\n"
 
-    def _lines(self, now: Mapping[str, float]) -> Iterator[str]:
+    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
         yield "# TYPE equilibria_requests_total counter"
         for (path, status), count in sorted(self.requests.items()):
             yield f'equilibria_requests_total{{path="{path}",status="{status}"}} {count}'
@@ -47,6 +54,6 @@ class Metrics:
         yield f"equilibria_answers_total {self.answered}"
         yield "# TYPE equilibria_certified_answers_total counter"
         yield f"equilibria_certified_answers_total {self.certified}"
-        for name, value in now.items():
+        for name, value in gauges.items():
             yield f"# TYPE equilibria_{name} gauge"
             yield f"equilibria_{name} {value:g}"

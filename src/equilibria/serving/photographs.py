@@ -1,4 +1,4 @@
-"""What the explorer shows of a photograph: how noise leaves it, step by step."""
+"""Step-by-step restoration of a noisy photograph for the explorer."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ from equilibria.serving.answers import finite
 from equilibria.serving.exploring import as_png
 
 PHOTO_SIDE = 320
-"""Of a photograph, so that an answer comes soon."""
-SHOWN = (1, 3, 6, 10, 15, 21, 28, 36, 45, 55, 66, 80, 100, 130, 160)
-"""Iterations of which the picture is shown on the way: to draw all would take longer than these."""
-Tell = Callable[[dict[str, Any]], None]
+"""Maximum side length of a photograph in pixels, to keep restorations fast."""
+DISPLAYED_ITERATIONS = (1, 3, 6, 10, 15, 21, 28, 36, 45, 55, 66, 80, 100, 130, 160)
+"""Iterations whose image is sent; sending all would take longer than the restoration."""
+Send = Callable[[dict[str, Any]], None]
 
 
 def sample_photos() -> dict[str, Path]:
-    """Photographs that scikit-learn brings along, by name."""
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
+    """Return the photographs included in scikit-learn, by name."""
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
         return {}
-    folder = Path(found.origin).parent / "datasets" / "images"
-    named = {"temple": folder / "china.jpg", "flower": folder / "flower.jpg"}
-    return {name: path for name, path in named.items() if path.is_file()}
+    folder = Path(spec.origin).parent / "datasets" / "images"
+    photos = {"temple": folder / "china.jpg", "flower": folder / "flower.jpg"}
+    return {name: path for name, path in photos.items() if path.is_file()}
 
 
 @torch.no_grad()
-def restored_photo(content: bytes, noise: float, tell: Tell, seed: int = 0) -> dict[str, Any]:
-    """A photograph with noise added, and what the prior that comes with the package makes of it.
+def restored_photo(content: bytes, noise: float, send: Send, seed: int = 0) -> dict[str, Any]:
+    """Add noise to a photograph and restore it with the prior included in the package.
 
-    tell: is told what the page can show on the way: the noisy picture at once, then iterates.
+    Args:
+        content: Content of the image file.
+        noise: Standard deviation of the noise, as a fraction of the pixel range.
+        send: Receives partial results: first the noisy image, then iterates.
+        seed: Seed of the noise.
+
+    Returns:
+        The last iterate, with the bound on its distance from the exact minimizer in gray levels.
     """
     image = decode_image(content, is_gray=None, framing=Framing.make(PHOTO_SIDE))
     image.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
     photo = as_pixels(image_to_tensor(image))[None]
-    seen = Denoising(noise=noise).corrupt(photo, torch.Generator().manual_seed(seed))
-    tell({"seen": as_png(seen.measured[0]), "before": _psnr(seen.measured, photo)})
+    noisy = Denoising(noise=noise).corrupt(photo, torch.Generator().manual_seed(seed))
+    send({"noisy": as_png(noisy.measured[0]), "before": _psnr(noisy.measured, photo)})
 
-    def shown(count: int, images: Tensor, objective: Tensor) -> dict[str, Any]:
+    def result(count: int, images: Tensor, objective: Tensor) -> dict[str, Any]:
         return {
             "iteration": count,
             "restored": as_png(images[0]),
@@ -55,12 +62,12 @@ def restored_photo(content: bytes, noise: float, tell: Tell, seed: int = 0) -> d
         }
 
     def observe(step: Iteration) -> None:
-        if step.count in SHOWN:
-            tell(shown(step.count, step.images, step.objective()))
+        if step.count in DISPLAYED_ITERATIONS:
+            send(result(step.count, step.images, step.objective()))
 
-    restored = PhotoRestorer(strength=1.0).restore(seen, observe=observe)
+    restored = PhotoRestorer(strength=1.0).restore(noisy, observe=observe)
     bound = None if restored.bound is None else finite(BRIGHTEST * float(restored.bound))
-    last = shown(int(restored.iterations[0]), restored.images, restored.objective[-1])
+    last = result(int(restored.iterations[0]), restored.images, restored.objective[-1])
     return {**last, "bound": bound}
 
 

@@ -1,4 +1,4 @@
-"""The HTTP application: a picture is posted, its class, error bar and certificate returned."""
+"""HTTP application that classifies posted images and returns certificates."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may take.
+    """Limits of a server on sizes, times and numbers.
+
+    `run_server` and the command line enforce all limits. With another ASGI server, configure the
+    limits on headers and connections there.
 
     Args:
-        megabytes: Largest body of a request, in units of 10⁶ bytes.
-        seconds: From the end of the body to the answer.
-        largest_batch: Pictures that are solved together.
-        waiting: Pictures that may wait for their turn.
-        header_seconds: From the first byte of a request (for the first one, from the connection)
-            to the end of its headers.
-        body_seconds: From the end of the headers to the end of the body. A client has the same
-            time to take an answer.
-        connections: Open connections, including idle ones.
+        megabytes: Maximum size of a request body, in units of 10⁶ bytes.
+        seconds: Maximum time from the end of the body to the response.
+        largest_batch: Maximum number of images that are solved together.
+        waiting: Maximum number of waiting images.
+        header_seconds: Maximum time from the first byte of a request (for the first request, from
+            the connection) to the end of its headers.
+        body_seconds: Maximum time from the end of the headers to the end of the body, and for
+            reading a response.
+        connections: Maximum number of open connections, including idle ones.
 
-    The servers of `run_server` and of the command line enforce all of them. With another ASGI
-    server, limits on headers and connections are settings of that server.
+    Raises:
+        ValueError: If a limit is not positive.
 
     Examples:
         >>> eq.serving.Limits(megabytes=2).bytes
@@ -68,15 +71,15 @@ class Limits:
 
     @property
     def bytes(self) -> int:
-        """Largest request body in bytes."""
+        """Maximum size of a request body in bytes."""
         return int(self.megabytes * 1e6)
 
 
 class RefusedError(Exception):
-    """A request that is answered by a sentence."""
+    """A request that is rejected with an HTTP status and a message."""
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -87,10 +90,17 @@ def prediction_app(
     hosts: Sequence[str] = LOOPBACK,
     pages: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The server as an ASGI application.
+    """Return the server as an ASGI application.
 
-    hosts: names that it may be called by; a page elsewhere cannot reach it under a name of its own.
-    pages: more routes.
+    `POST /predict` returns an `Answer` as JSON. `/health` and `/metrics` (Prometheus) report the
+    state of the server.
+
+    Args:
+        answerer: Classifier that answers the requests.
+        name: Name of the model, reported by `/health`.
+        limits: Limits on requests; None for the defaults.
+        hosts: Accepted host names, which protects against requests from pages of other sites.
+        pages: Additional routes.
 
     Examples:
         >>> answerer = eq.serving.Answerer(eq.load("digits-opteq"))
@@ -108,13 +118,13 @@ def prediction_app(
         async with batcher:
             yield
 
-    async def answered(content: bytes) -> Answer:
-        # Decoding takes milliseconds in which others would wait.
+    async def answer_to(content: bytes) -> Answer:
+        # Decoding takes milliseconds, and would block other requests in the event loop.
         return await batcher(await asyncio.to_thread(answerer.decode, content))
 
     async def predict(request: Request) -> Response:
         content = await body_of(request, limits)
-        answer = await asyncio.wait_for(answered(content), limits.seconds)
+        answer = await asyncio.wait_for(answer_to(content), limits.seconds)
         metrics.answered += 1
         metrics.certified += answer.certified
         return JSONResponse(asdict(answer))
@@ -122,25 +132,25 @@ def prediction_app(
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "model": name, "waiting": batcher.waiting})
 
-    async def numbers(_: Request) -> Response:
+    async def prometheus(_: Request) -> Response:
         sizes = batcher.sizes or [0]
-        now = {
+        gauges = {
             "waiting_images": batcher.waiting,
             "mean_batch_size": sum(sizes) / len(sizes),
             "uptime_seconds": time.monotonic() - started,
         }
-        return PlainTextResponse(metrics.text(now))
+        return PlainTextResponse(metrics.text(gauges))
 
     routes: list[BaseRoute] = [
         Route("/predict", predict, methods=["POST"]),
         Route("/health", health),
-        Route("/metrics", numbers),
+        Route("/metrics", prometheus),
         *pages,
     ]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(_Noted, metrics=metrics), Middleware(_SameOrigin, hosts=hosts)],
+        middleware=[Middleware(_Counted, metrics=metrics), Middleware(_SameOrigin, hosts=hosts)],
         exception_handlers=HANDLERS,
     )
     app.state.limits = limits
@@ -148,91 +158,96 @@ def prediction_app(
 
 
 async def body_of(request: Request, limits: Limits) -> bytes:
-    """Return the picture that a request carries, as the bytes of its file.
+    """Return the content of the image file in a request.
 
     Args:
-        request: A request whose body is a file, or a form with one file (multipart/form-data).
-        limits: The size of the body, and the time in which it must arrive.
+        request: Request whose body is a file, or a form with one file (multipart/form-data).
+        limits: Limits on the size of the body and the time for reading it.
 
     Raises:
-        RefusedError: If the body is too large, too slow or empty, or a form without just one file.
+        RefusedError: If the body is too large, too slow or empty, or a form without exactly one
+            file.
     """
     try:
         content = await asyncio.wait_for(_read_body(request, limits.bytes), limits.body_seconds)
     except asyncio.TimeoutError:
         raise RefusedError(
             408,
-            f"the body was not complete after {limits.body_seconds:g} seconds: send a smaller "
-            "picture",
+            f"the body was not complete after {limits.body_seconds:g} seconds; send a smaller "
+            "image",
         ) from None
     try:
         content = file_of(content, request.headers.get("content-type", ""))
     except FormError as error:
         raise RefusedError(400, str(error)) from error
     if not content:
-        raise RefusedError(400, "the body is empty: send the bytes of a picture")
+        raise RefusedError(400, "the body is empty; send an image file")
     return content
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    """The body of a request, of which no more than `most` bytes are kept."""
-    too_large = RefusedError(413, f"the body has more than {most:,} bytes: send a smaller picture")
-    told = request.headers.get("content-length", "0")
-    if not told.isdigit():
-        raise RefusedError(400, "content-length is not a number")
-    if int(told) > most:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body of a request, at most `max_bytes` bytes."""
+    too_large = RefusedError(
+        413, f"the body has more than {max_bytes:,} bytes; send a smaller image"
+    )
+    length = request.headers.get("content-length", "0")
+    if not length.isdigit():
+        raise RefusedError(400, f"content-length must be a number, got {length!r}")
+    if int(length) > max_bytes:
         raise too_large
     content = bytearray()
     async for piece in request.stream():
         content += piece
-        if len(content) > most:
+        if len(content) > max_bytes:
             raise too_large
     return bytes(content)
 
 
-def _told(status: int, sentence: str, **headers: str) -> Response:
-    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+def _error_response(status: int, message: str, **headers: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status, headers=headers)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _on_refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedError)
-    # The rest of a body that came too late is not waited for.
+    # After a timeout the rest of the body is not read.
     headers = {"Connection": "close"} if error.status == 408 else {}
-    return _told(error.status, str(error), **headers)
+    return _error_response(error.status, str(error), **headers)
 
 
-async def _unreadable(_: Request, error: Exception) -> Response:
-    return _told(400, str(error))
+async def _on_unreadable(_: Request, error: Exception) -> Response:
+    return _error_response(400, str(error))
 
 
-async def _overloaded(_: Request, error: Exception) -> Response:
-    return _told(503, str(error), **{"Retry-After": "1"})
+async def _on_overloaded(_: Request, error: Exception) -> Response:
+    return _error_response(503, str(error), **{"Retry-After": "1"})
 
 
-async def _late(_: Request, error: Exception) -> Response:
-    return _told(504, "there was no answer in time: try again later, or send a smaller picture")
+async def _on_timeout(_: Request, error: Exception) -> Response:
+    return _error_response(
+        504, "the model did not answer in time; try again later, or send a smaller image"
+    )
 
 
-async def _gone(_: Request, error: Exception) -> Response:
-    return _told(400, "the connection ended before the picture did")
+async def _on_disconnect(_: Request, error: Exception) -> Response:
+    return _error_response(400, "the connection was closed before the image was complete")
 
 
-async def _failed(_: Request, error: Exception) -> Response:
-    return _told(500, "the model could not answer: the server's log says why")
+async def _on_failure(_: Request, error: Exception) -> Response:
+    return _error_response(500, "the model failed; see the server log for the reason")
 
 
 HANDLERS: dict[Any, Callable[[Request, Exception], Any]] = {
-    RefusedError: _refused,
-    DataFileError: _unreadable,
-    OverloadedError: _overloaded,
-    asyncio.TimeoutError: _late,
-    ClientDisconnect: _gone,
-    Exception: _failed,
+    RefusedError: _on_refused,
+    DataFileError: _on_unreadable,
+    OverloadedError: _on_overloaded,
+    asyncio.TimeoutError: _on_timeout,
+    ClientDisconnect: _on_disconnect,
+    Exception: _on_failure,
 }
 
 
-class _Noted:
-    """Counts requests and their seconds."""
+class _Counted:
+    """Middleware that counts requests and measures their time."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -250,21 +265,21 @@ class _Noted:
         try:
             await self.app(scope, receive, sent)
         finally:
-            known = scope.get("endpoint") is not None
-            path = scope["path"] if known else "other"  # Not a line for every guess.
+            has_route = scope.get("endpoint") is not None
+            path = scope["path"] if has_route else "other"  # limits the number of metrics
             self.metrics.note(path, status, time.perf_counter() - started)
         return None
 
 
 class _SameOrigin:
-    """Refuses what a page of another site sends, and names that are not this server's."""
+    """Middleware that rejects requests from pages of other sites and for other host names."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self.app, self.hosts = app, frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (sentence := self._refusal(scope)):
-            return await _told(403, sentence)(scope, receive, send)
+        if scope["type"] == "http" and (message := self._refusal(scope)):
+            return await _error_response(403, message)(scope, receive, send)
         return await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> str:
@@ -272,12 +287,12 @@ class _SameOrigin:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         try:
             name = urlsplit(f"//{host}").hostname
-            elsewhere = origin is not None and urlsplit(origin).netloc != host
+            is_foreign = origin is not None and urlsplit(origin).netloc != host
         except ValueError:
-            return "the name of the host cannot be read"
+            return "the Host or Origin header is invalid"
         if name not in self.hosts:
-            return f"this server is not {host}"
-        return "requests of pages from elsewhere are refused" if elsewhere else ""
+            return f"unknown host name {host!r}; use a name that the server was started with"
+        return f"requests from pages of other sites ({origin}) are rejected" if is_foreign else ""
 
 
 def run_server(
@@ -286,15 +301,17 @@ def run_server(
     """Run an application of `prediction_app` or `explorer_app` until Ctrl-C.
 
     Args:
-        app: The application; its `Limits` hold for connections too.
-        host: Name or address to listen at; the default is reachable from this machine only.
-        port: Port number; 0 takes any free port.
-        listener: Sockets that are already bound, in place of `host` and `port`.
+        app: The application; its `Limits` also apply to connections.
+        host: Name or address to listen on; the default accepts connections from this machine only.
+        port: Port number; 0 selects any free port.
+        listener: Bound sockets, which replace `host` and `port`.
 
     Raises:
-        OSError: If the port is in use or not permitted, or the host is not one of this machine.
+        OSError: If the port is in use or not permitted, or the host is not this machine.
     """
     from equilibria.serving.connections import server_of
 
-    with bind(host, port) if listener is None else listener as bound, suppress(KeyboardInterrupt):
-        server_of(app).run(sockets=list(bound.sockets))
+    if listener is None:
+        listener = bind(host, port)
+    with listener, suppress(KeyboardInterrupt):
+        server_of(app).run(sockets=list(listener.sockets))

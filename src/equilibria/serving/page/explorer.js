@@ -1,5 +1,5 @@
 "use strict";
-// The page of `equilibria explore`: asks the server that it came from, draws what it says.
+// Page of `equilibria explore`: sends requests to its own server and draws the responses.
 const $ = (id) => document.getElementById(id);
 let models = [], model = null, picture = null, solve = null, timer = null, working = null;
 
@@ -8,51 +8,51 @@ const share = (x) => x === null ? "–" : (100 * x).toFixed(x > .995 || x < .005
 
 function trouble(text) { $("trouble").textContent = text; $("trouble").hidden = !text; }
 
-function asked(path, body, values) {
+function request(path, body, values) {
   const address = new URL(path, location.href);
   for (const [key, value] of Object.entries(values || {})) address.searchParams.set(key, value);
   return fetch(address, body ? { method: "POST", body, signal: working.signal } : {});
 }
 
 async function ask(path, body, values) {
-  const answer = await asked(path, body, values);
-  const said = await answer.json().catch(() => ({ error: "the server's answer cannot be read" }));
-  if (!answer.ok) throw new Error(said.error || answer.statusText);
-  return said;
+  const response = await request(path, body, values);
+  const result = await response.json().catch(() => ({ error: "the server's response cannot be read" }));
+  if (!response.ok) throw new Error(result.error || response.statusText);
+  return result;
 }
 
-// An answer in lines, each shown when it comes.
-async function askAlong(path, body, values, show) {
-  const answer = await asked(path, body, values);
-  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+// Like `ask` for responses in lines of JSON: calls `show` for each line as it arrives.
+async function askLines(path, body, values, show) {
+  const response = await request(path, body, values);
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error || response.statusText);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = "", piece = await reader.read(); !piece.done; piece = await reader.read()) {
     const lines = (text + piece.value).split("\n");
     text = lines.pop();
     for (const line of lines) {
-      const said = JSON.parse(line);
-      if (said.error) throw new Error(said.error);
-      show(said);
+      const result = JSON.parse(line);
+      if (result.error) throw new Error(result.error);
+      show(result);
     }
   }
 }
 
-// What was asked for before, or is about to be, is given up: the server then stops it.
+// Run `work` and show its errors. Earlier and scheduled requests are aborted, and the server stops them.
 async function guarded(panel, work) {
   clearTimeout(timer);
   if (working) { working.abort(); working.panel.classList.remove("waiting"); }
-  const mine = working = Object.assign(new AbortController(), { panel });
+  const current = working = Object.assign(new AbortController(), { panel });
   panel.classList.add("waiting");
-  try { trouble(""); await work(); } catch (error) { if (working === mine) trouble(error.message); }
-  finally { if (working === mine) panel.classList.remove("waiting"); }
+  try { trouble(""); await work(); } catch (error) { if (working === current) trouble(error.message); }
+  finally { if (working === current) panel.classList.remove("waiting"); }
 }
 
 // Charts ---------------------------------------------------------------------
 function node(name, attributes, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
 }
 
 function chart(svg, title, lines, mark, log = true, places = null) {
@@ -60,7 +60,7 @@ function chart(svg, title, lines, mark, log = true, places = null) {
   svg.replaceChildren(); svg.setAttribute("viewBox", `0 0 ${W} ${H}`); svg.setAttribute("aria-label", title);
   svg.append(node("text", { x: 0, y: 12, class: "title" }, title));
   const numbers = lines.flatMap((line) => line.values).filter((v) => v !== null && (!log || v > 0));
-  if (!numbers.length) { svg.append(node("text", { x: left, y: H / 2 }, "nothing is known")); return; }
+  if (!numbers.length) { svg.append(node("text", { x: left, y: H / 2 }, "no data")); return; }
   const scale = log ? Math.log10 : (v) => v;
   let low = Math.min(...numbers.map(scale)), high = Math.max(...numbers.map(scale));
   if (high - low < 1e-9) { low -= 1; high += 1; }
@@ -84,7 +84,7 @@ function chart(svg, title, lines, mark, log = true, places = null) {
   });
 }
 
-// Model and picture -----------------------------------------------------------
+// Model and image -------------------------------------------------------------
 function choose(name) {
   model = models.find((one) => one.name === name);
   $("about").textContent = model.about || model.model;
@@ -140,9 +140,8 @@ function follow() {
   const values = { model: model.name, solver: $("solver").value, tolerance: 10 ** Number($("tolerance").value) };
   document.querySelectorAll(".knob input").forEach((input) => { values[input.name] = input.value; });
   return guarded($("panel-solve"), async () => {
-    const said = await ask("explorer/follow", picture, values);
-    solve = said; $("seen").src = said.picture;
-    $("step").max = Math.max(0, said.steps.length - 1); $("step").value = $("step").max;
+    solve = await ask("explorer/follow", picture, values); $("seen").src = solve.picture;
+    $("step").max = Math.max(0, solve.steps.length - 1); $("step").value = $("step").max;
     show();
   });
 }
@@ -151,9 +150,9 @@ function verdict(answer) {
   const parts = [`<strong></strong>`, `<p>${share(answer.confidence)} · ${answer.iterations ?? "–"} iterations${answer.converged === false ? " · <span class='bad'>not converged</span>" : ""}</p>`];
   parts.push(answer.certified ? `<p><span class="badge good">certified class</span></p>` : `<p><span class="badge bad">no certificate</span></p>`);
   if (answer.margin !== null) parts.push(`<p class="small">margin ${short(answer.margin)} ± ${short(answer.margin_error)} to the next class</p>`);
-  if (answer.radius) parts.push(`<p class="small">no picture within ${short(answer.radius)} (L2) has another class</p>`);
+  if (answer.radius) parts.push(`<p class="small">the class cannot change within a distance of ${short(answer.radius)} (L2)</p>`);
   const box = document.createElement("div"); box.innerHTML = parts.join("");
-  box.querySelector("strong").textContent = answer.label ?? "no answer";
+  box.querySelector("strong").textContent = answer.label ?? "no prediction";
   if (answer.reason) { const why = document.createElement("p"); why.className = "small"; why.textContent = answer.reason; box.append(why); }
   return box;
 }
@@ -162,14 +161,14 @@ function show() {
   if (!solve) return;
   $("verdict").replaceChildren(verdict(solve.answer));
   const k = Number($("step").value), steps = solve.steps, here = steps[k];
-  if (!here) { $("at").textContent = "this model's steps are not shown"; return; }
+  if (!here) { $("at").textContent = "steps are not available for this model"; return; }
   $("feature").src = here.feature; $("at").textContent = `feature after ${k + 1} of ${steps.length} steps`;
-  chart($("chart-residual"), "Residual and proven error", [
+  chart($("chart-residual"), "Residual and proven error bound", [
     { name: "‖T(y) − y‖", values: steps.map((s) => s.residual), color: "var(--accent)" },
-    { name: "‖y − y*‖ at most", values: steps.map((s) => s.error), color: "var(--warm)", dashed: true }].filter((l) => l.values.some((v) => v !== null)), k);
-  const known = steps.map((s) => s.objective).filter((v) => v !== null);
-  const lowest = known.length ? Math.min(...known) : 0;
-  chart($("chart-objective"), "Hidden objective above its end", known.length ? [{ name: "G(y) − min", values: steps.map((s) => s.objective === null ? null : Math.max(s.objective - lowest, 0)), color: "var(--accent)" }] : [], k);
+    { name: "bound on ‖y − y*‖", values: steps.map((s) => s.error), color: "var(--warm)", dashed: true }].filter((l) => l.values.some((v) => v !== null)), k);
+  const values = steps.map((s) => s.objective).filter((v) => v !== null);
+  const lowest = values.length ? Math.min(...values) : 0;
+  chart($("chart-objective"), "Hidden objective above its minimum", values.length ? [{ name: "G(y) − min", values: steps.map((s) => s.objective === null ? null : Math.max(s.objective - lowest, 0)), color: "var(--accent)" }] : [], k);
   const bars = barsOf(here.shares.map((v) => v ?? 0)), tenths = wholeNumbers(bars.map((bar) => bar.value), 1000);
   $("shares").replaceChildren(...bars.map(({ label, value }, place) => {
     const bar = document.createElement("div"); bar.className = "bar";
@@ -179,16 +178,16 @@ function show() {
   }));
 }
 
-// All classes, or the most likely ones in the order of the classes and the sum of the rest.
-const MOST_BARS = 10;
+// All classes, or the most likely ones in class order and the sum of the others.
+const MAX_BARS = 10;
 function barsOf(shares) {
   const ranked = shares.map((value, i) => ({ value, i, label: model.classes[i] })).sort((a, b) => b.value - a.value);
-  const all = ranked.length <= MOST_BARS, kept = (all ? ranked : ranked.slice(0, MOST_BARS - 1)).sort((a, b) => a.i - b.i);
-  const rest = ranked.slice(MOST_BARS - 1);
-  return all ? kept : [...kept, { value: rest.reduce((sum, one) => sum + one.value, 0), label: `${rest.length} others` }];
+  const all = ranked.length <= MAX_BARS, top = (all ? ranked : ranked.slice(0, MAX_BARS - 1)).sort((a, b) => a.i - b.i);
+  const rest = ranked.slice(MAX_BARS - 1);
+  return all ? top : [...top, { value: rest.reduce((sum, one) => sum + one.value, 0), label: `${rest.length} others` }];
 }
 
-// Whole numbers with the sum `total`, in proportion to values with the sum 1 (largest remainders).
+// Whole numbers with sum `total`, proportional to values with sum 1 (largest remainder method).
 function wholeNumbers(values, total) {
   const numbers = values.map((value) => Math.floor(total * value));
   if (!values.some((value) => value > 0)) return numbers;
@@ -210,11 +209,11 @@ $("play").addEventListener("click", () => {
 function ruler(eps, radius, changed) {
   const svg = $("ruler"), W = Math.min(560, Math.max(240, $("ruler").clientWidth)), H = 64;
   svg.replaceChildren(); svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
-  svg.setAttribute("aria-label", `the attack reaches ${short(eps)}, proven up to ${short(radius || 0)}`);
+  svg.setAttribute("aria-label", `attack distance ${short(eps)}, certified radius ${short(radius || 0)}`);
   const low = -4, high = Math.log10(3.2), x = (v) => 10 + (W - 20) * Math.min(1, Math.max(0, (Math.log10(Math.max(v, 1e-4)) - low) / (high - low)));
   const within = (place) => Math.min(W - 45, Math.max(45, place));
   svg.append(node("line", { x1: 10, x2: W - 10, y1: 30, y2: 30, stroke: "var(--line)", "stroke-width": 8, "stroke-linecap": "round" }));
-  if (radius > 0) svg.append(node("line", { x1: 10, x2: x(radius), y1: 30, y2: 30, stroke: "var(--good)", "stroke-width": 8, "stroke-linecap": "round" }), node("text", { x: within(x(radius)), y: 18, "text-anchor": "middle" }, `proven: ${short(radius)}`));
+  if (radius > 0) svg.append(node("line", { x1: 10, x2: x(radius), y1: 30, y2: 30, stroke: "var(--good)", "stroke-width": 8, "stroke-linecap": "round" }), node("text", { x: within(x(radius)), y: 18, "text-anchor": "middle" }, `certified: ${short(radius)}`));
   svg.append(node("circle", { cx: x(eps), cy: 30, r: 8, fill: changed ? "var(--warm)" : "var(--accent)" }), node("text", { x: within(x(eps)), y: 54, "text-anchor": "middle" }, `ε = ${short(eps)}`));
 }
 
@@ -222,15 +221,15 @@ function fool() {
   if (!picture || !model) return Promise.resolve();
   const eps = 10 ** Number($("eps").value);
   return guarded($("panel-fool"), async () => {
-    const said = await ask("explorer/fool", picture, { model: model.name, eps, method: $("method").value });
+    const result = await ask("explorer/fool", picture, { model: model.name, eps, method: $("method").value });
     const plain = await ask("explorer/follow", picture, { model: model.name });
-    $("before").src = plain.picture; $("difference").src = said.difference; $("after").src = said.picture;
-    $("before-says").textContent = `${said.before.label}, ${share(said.before.confidence)}`;
-    $("after-says").textContent = `${said.after.label}, ${share(said.after.confidence)}`;
-    ruler(eps, said.before.radius, said.changed);
-    $("held").className = "verdict " + (said.changed ? "bad" : "good");
-    $("held").textContent = said.changed ? `The class changed at a distance of ${short(said.distance)}. ${said.before.radius ? `Nothing was promised beyond ${short(said.before.radius)}.` : "Nothing was promised."}`
-      : said.promised ? "The class held, as was proven: no attack of this size can change it." : "The class held against this attack; whether it holds against every one is not proven.";
+    $("before").src = plain.picture; $("difference").src = result.difference; $("after").src = result.picture;
+    $("before-says").textContent = `${result.before.label}, ${share(result.before.confidence)}`;
+    $("after-says").textContent = `${result.after.label}, ${share(result.after.confidence)}`;
+    ruler(eps, result.before.radius, result.changed);
+    $("held").className = "verdict " + (result.changed ? "bad" : "good");
+    $("held").textContent = result.changed ? `The class changed at a distance of ${short(result.distance)}. ${result.before.radius ? `The certificate covers distances up to ${short(result.before.radius)}.` : "There was no certificate."}`
+      : result.promised ? "The class held, as certified: no attack within this distance can change it." : "The class held against this attack. It is not certified against all attacks within this distance.";
   });
 }
 $("eps").addEventListener("input", () => { $("eps-value").textContent = short(10 ** Number($("eps").value)); soon(fool); });
@@ -241,33 +240,33 @@ $("fool").addEventListener("click", fool);
 let photo = null;
 function photograph() {
   if (!photo) return Promise.resolve();
-  const falls = [];
-  return guarded($("panel-photo"), () => askAlong("explorer/photo", photo, { noise: $("noise").value }, (said) => {
+  const trace = [];
+  return guarded($("panel-photo"), () => askLines("explorer/photo", photo, { noise: $("noise").value }, (result) => {
     $("panel-photo").classList.remove("waiting");
-    if (said.seen) {
-      $("photo-seen").src = $("photo-restored").src = said.seen; $("photo-bound").textContent = "";
-      $("photo-before").textContent = `with noise: ${said.before.toFixed(1)} dB`; $("photo-after").textContent = "restoring …";
+    if (result.noisy) {
+      $("photo-seen").src = $("photo-restored").src = result.noisy; $("photo-bound").textContent = "";
+      $("photo-before").textContent = `with noise: ${result.before.toFixed(1)} dB`; $("photo-after").textContent = "restoring …";
       return;
     }
-    falls.push({ at: said.iteration, value: said.objective });
-    const ended = "bound" in said, end = Math.min(...falls.map((one) => one.value));
-    $("photo-restored").src = said.restored;
-    $("photo-after").textContent = (ended ? "restored: " : `restoring, iteration ${said.iteration}: `) + `${said.after.toFixed(1)} dB`;
-    chart($("chart-photo"), ended ? "Hidden objective above its end" : "Hidden objective, falling", [{ name: ended ? "G(y) − min" : "G(y)", values: falls.map((one) => ended ? Math.max(one.value - end, 0) : one.value), color: "var(--accent)" }], falls.length - 1, ended, falls.map((one) => one.at));
-    if (ended && said.bound !== null) $("photo-bound").textContent = `Proven: within ${short(said.bound)} gray levels of 255 of the exact minimizer, as a root mean square.`;
+    trace.push({ at: result.iteration, value: result.objective });
+    const ended = "bound" in result, minimum = Math.min(...trace.map((one) => one.value));
+    $("photo-restored").src = result.restored;
+    $("photo-after").textContent = (ended ? "restored: " : `restoring, iteration ${result.iteration}: `) + `${result.after.toFixed(1)} dB`;
+    chart($("chart-photo"), ended ? "Hidden objective above its minimum" : "Hidden objective", [{ name: ended ? "G(y) − min" : "G(y)", values: trace.map((one) => ended ? Math.max(one.value - minimum, 0) : one.value), color: "var(--accent)" }], trace.length - 1, ended, trace.map((one) => one.at));
+    if (ended && result.bound !== null) $("photo-bound").textContent = `Proven distance to the exact minimizer: at most ${short(result.bound)} of 255 gray levels (root mean square).`;
   }));
 }
-let wanted = 0;
-async function takePhoto(coming, button) {
-  const mine = ++wanted, blob = await coming;
-  if (mine !== wanted) return;
+let latest = 0;
+async function takePhoto(download, button) {
+  const number = ++latest, blob = await download;
+  if (number !== latest) return;
   photo = blob;
   document.querySelectorAll("#photos button").forEach((b) => b.setAttribute("aria-pressed", b === button));
   await photograph();
 }
 ask("explorer/photos").then((names) => $("photos").replaceChildren(...names.map((name) => {
   const button = document.createElement("button"); button.type = "button"; button.textContent = name;
-  button.addEventListener("click", () => takePhoto(fetch("explorer/photos/" + name).then((answer) => answer.blob()), button));
+  button.addEventListener("click", () => takePhoto(fetch("explorer/photos/" + name).then((response) => response.blob()), button));
   return button;
 }))).catch(() => {});
 $("photo").addEventListener("change", () => { if ($("photo").files[0]) takePhoto($("photo").files[0], null); });
@@ -284,8 +283,8 @@ function open(name) {
 for (const name of tabs) $("tab-" + name).addEventListener("click", () => open(name));
 $("tolerance-value").textContent = "1.0e-4"; $("eps-value").textContent = short(10 ** Number($("eps").value)); $("noise-value").textContent = $("noise").value;
 wipe();
-ask("explorer/models").then((found) => {
-  models = found;
+ask("explorer/models").then((result) => {
+  models = result;
   $("model").replaceChildren(...models.map((one) => new Option(one.name, one.name)));
   $("model").addEventListener("change", () => choose($("model").value));
   choose(models[0].name);
