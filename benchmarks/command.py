@@ -100,13 +100,13 @@ def _positive(text: str) -> int:
 
 def _without_output(arguments: Sequence[str]) -> list[str]:
     """The arguments without --json, which does not affect the results."""
-    kept: list[str] = []
+    result: list[str] = []
     skip = False
     for argument in arguments:
         if not skip and not argument.startswith("--json"):
-            kept.append(argument)
+            result.append(argument)
         skip = argument == "--json"
-    return kept
+    return result
 
 
 def _matching(name: str) -> list[Row]:

@@ -132,14 +132,14 @@ def _compare(
         )
     console.print(table)
     rounds = [stages(models["one step"], images, labels) for _ in range(repeats)]
-    where = Table(title="time of the parts of a training step with the one-step rule")
-    where.add_column("part")
-    where.add_column("ms", justify="right")
-    where.add_column("share", justify="right")
+    parts_table = Table(title="time of the parts of a training step with the one-step rule")
+    parts_table.add_column("part")
+    parts_table.add_column("ms", justify="right")
+    parts_table.add_column("share", justify="right")
     parts = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
     for part, seconds in parts.items():
-        where.add_row(part, f"{1e3 * seconds:.1f}", f"{seconds / sum(parts.values()):.0%}")
-    console.print(where)
+        parts_table.add_row(part, f"{1e3 * seconds:.1f}", f"{seconds / sum(parts.values()):.0%}")
+    console.print(parts_table)
 
 
 if __name__ == "__main__":

@@ -238,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(options.data, options.cache or Path(folder), options.images)
         if options.quick:
-            few = dict.fromkeys(setting.steps, 4)
-            setting = replace(setting, images=8, training_images=200, steps=few)
+            steps = dict.fromkeys(setting.steps, 4)
+            setting = replace(setting, images=8, training_images=200, steps=steps)
         if options.figure is not None:
             from benchmarks.joint_figure import draw
 

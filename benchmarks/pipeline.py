@@ -67,16 +67,16 @@ def measure(
         overrides.append(f"data.root={root}")
     experiment = Experiment.of(load_recipe(name, overrides))
     samples = min(samples, len(experiment.training))
-    few = dataclasses.replace(
+    reduced = dataclasses.replace(
         experiment, training=Selection(experiment.training, torch.arange(samples))
     )
     batches = -(-samples // experiment.recipe.training.batch_size)
-    pipeline_seconds(few, 2)
-    reading = pipeline_seconds(few, batches)
+    pipeline_seconds(reduced, 2)
+    reading = pipeline_seconds(reduced, batches)
     memory: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.opened(Path(folder), few.recipe.as_data())
-        history = few.train(
+        run = RunFolder.opened(Path(folder), reduced.recipe.as_data())
+        history = reduced.train(
             run, torch.device("cpu"), on_epoch=lambda _: memory.append(resident_mebibytes())
         )
     # The first epoch includes one-time allocations and compilation.

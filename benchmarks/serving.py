@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=640, help="requests per number of clients")
     options = parser.parse_args()
     digits = (load_digits().test.images[:200] * 255).round() / 255
-    known = [prediction.label for prediction in eq.predict(options.run, digits)]
+    labels = [prediction.label for prediction in eq.predict(options.run, digits)]
     bodies = [as_png(digit) for digit in digits]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -44,14 +44,14 @@ def main() -> None:
         )
         print("|---:|---:|---:|---:|---:|---:|---:|")
         for clients in options.clients:
-            print(measured(address, bodies, known, clients, options.requests), flush=True)
+            print(measured(address, bodies, labels, clients, options.requests), flush=True)
     finally:
         server.terminate()
         server.wait(30)
 
 
 def measured(
-    address: str, bodies: list[bytes], known: list[str | None], clients: int, count: int
+    address: str, bodies: list[bytes], labels: list[str | None], clients: int, count: int
 ) -> str:
     def client(number: int) -> list[tuple[float, bool]]:
         answers = []
@@ -66,7 +66,7 @@ def measured(
                 right = (
                     answer.status_code == 400
                     if broken
-                    else answer.status_code == 200 and answer.json()["label"] == known[place]
+                    else answer.status_code == 200 and answer.json()["label"] == labels[place]
                 )
                 answers.append((seconds, right))
         return answers
@@ -74,7 +74,7 @@ def measured(
     started = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         answers = [a for group in pool.map(client, range(clients)) for a in group]
-    took = time.perf_counter() - started
+    elapsed = time.perf_counter() - started
     seconds = sorted(s for s, _ in answers)
     wrong = sum(not right for _, right in answers) + (count // clients) * clients - len(answers)
     text = requests.get(f"{address}/metrics", timeout=60).text
@@ -83,7 +83,7 @@ def measured(
         f"{1e3 * seconds[int(q * (len(seconds) - 1))]:.0f} ms" for q in (0.5, 0.95, 0.99)
     )
     total = len(answers)
-    return f"| {clients} | {total / took:.0f} | {shares} | {batch} | {wrong} of {total} |"
+    return f"| {clients} | {total / elapsed:.0f} | {shares} | {batch} | {wrong} of {total} |"
 
 
 MEAN_BATCH = "equilibria_mean_batch_size "

@@ -89,14 +89,14 @@ def undocumented_parameters() -> dict[str, list[str]]:
 
 
 def test_public_methods_and_properties_have_a_docstring() -> None:
-    bare = {
+    undocumented = {
         f"{value.__module__}.{value.__qualname__}.{name}"
         for value in public_objects().values()
         if inspect.isclass(value)
         for name, member in own_members(value)
         if not has_docstring(value, name, member)
     }
-    assert bare == set()
+    assert undocumented == set()
 
 
 def test_parameters_are_documented() -> None:
