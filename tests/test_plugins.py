@@ -1,4 +1,4 @@
-"""Parts of users' own, from a file, a folder, a module or an installed package."""
+"""User-defined parts from a file, a folder, a module, or an installed package."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ task: {name: classes-of-mine}
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file; what it registers is forgotten afterwards."""
+    """A file with parts, which are forgotten after the test."""
     for registry in (
         model_registry._models,
         data_registry._loaders,
@@ -82,24 +82,24 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("parts_of_mine", None)
 
 
-def test_a_file_brings_parts_that_a_recipe_names(parts: Path) -> None:
+def test_recipe_uses_parts_of_an_imported_file(parts: Path) -> None:
     result = invoke("train", "recipe.yaml", "--import", parts.name, "--output", "run")
     assert result.exit_code == 0, result.output
-    noted = json.loads((parts.parent / "run" / "run.json").read_text())["imports"]
-    assert [item["source"] for item in noted] == ["parts_of_mine.py"]
+    recorded = json.loads((parts.parent / "run" / "run.json").read_text())["imports"]
+    assert [item["source"] for item in recorded] == ["parts_of_mine.py"]
     assert activations.get_activation("relu-of-mine")(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
     assert "digits-of-mine" in data.list_datasets()
     assert "classes-of-mine" in tasks.list_tasks()
     assert eq.evaluate("run").samples == 40
-    # In a process that does not know them, a run does not import them by itself.
-    alone = program(parts.parent, "evaluate", "run")
-    assert alone.returncode == 2
-    assert "needs parts_of_mine.py: add --import parts_of_mine.py" in alone.stderr
-    again = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
-    assert json.loads(again.stdout)["samples"] == 40, again.stderr
+    # A run does not import its parts by itself.
+    separate = program(parts.parent, "evaluate", "run")
+    assert separate.returncode == 2
+    assert "needs parts_of_mine.py: add --import parts_of_mine.py" in separate.stderr
+    imported = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
+    assert json.loads(imported.stdout)["samples"] == 40, imported.stderr
 
 
-def test_code_that_has_changed_is_told(parts: Path) -> None:
+def test_changed_code_is_reported(parts: Path) -> None:
     eq.train("recipe.yaml", output="run", imports=parts, device="cpu")
     model = eq.load("run", imports=[parts.name])  # Imported once.
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
@@ -110,9 +110,7 @@ def test_code_that_has_changed_is_told(parts: Path) -> None:
         eq.load("run")
 
 
-def test_a_folder_and_a_module_are_imported_as_well(
-    parts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_and_modules_are_imported(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = parts.parent / "package_of_mine"
     package.mkdir()
     parts.rename(package / "models.py")
@@ -151,7 +149,7 @@ def test_a_folder_and_a_module_are_imported_as_well(
         ),
     ],
 )
-def test_an_error_in_a_file_is_told_with_its_line(
+def test_error_in_a_file_names_its_line(
     content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,7 +163,7 @@ def test_an_error_in_a_file_is_told_with_its_line(
     assert plugins.imported() == []
 
 
-def test_what_cannot_be_imported_is_a_sentence(
+def test_missing_and_misnamed_files_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -184,8 +182,8 @@ def test_what_cannot_be_imported_is_a_sentence(
     assert "--import needs a file or a module" in missing.output
 
 
-def test_installed_packages_bring_parts_by_an_entry_point(tmp_path: Path) -> None:
-    """They are imported when a name is not known, and a broken one is left out."""
+def test_installed_packages_provide_parts_by_entry_points(tmp_path: Path) -> None:
+    """They are imported when a name is unknown; a broken one is skipped with a warning."""
     (tmp_path / "installed_parts.py").write_text(
         "import torch\nimport equilibria as eq\n\n\n"
         "def register():\n    eq.register_model('installed', torch.nn.Identity)\n"
@@ -196,26 +194,26 @@ def test_installed_packages_bring_parts_by_an_entry_point(tmp_path: Path) -> Non
     (about / "entry_points.txt").write_text(
         "[equilibria.plugins]\nparts = installed_parts:register\nbroken = nowhere_to_be_found\n"
     )
-    found = output_of_python(
+    output = output_of_python(
         f"import sys, warnings; sys.path.append({str(tmp_path)!r}); import equilibria as eq\n"
         "eq.create_model('opteq-small'); print('installed_parts' in sys.modules)\n"
-        "with warnings.catch_warnings(record=True) as told:\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    print(type(eq.create_model('installed')).__name__, 'installed' in eq.list_models())\n"
-        "print(*[warning.message for warning in told])\n"
+        "print(*[warning.message for warning in caught])\n"
     )
-    first, second, warned = found.splitlines()
+    first, second, warning = output.splitlines()
     assert first == "False"
     assert second == "Identity True"
-    assert warned.startswith(
+    assert warning.startswith(
         "the plugin 'broken' (nowhere_to_be_found) is left out: ModuleNotFound"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the launcher needs POSIX")
-def test_all_processes_import_the_parts(parts: Path) -> None:
+def test_every_process_imports_the_parts(parts: Path) -> None:
     words = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
-    ended = program(parts.parent, *words)
-    assert ended.returncode == 0, ended.stderr
-    assert "by 2 processes" in ended.stdout
+    run = program(parts.parent, *words)
+    assert run.returncode == 0, run.stderr
+    assert "by 2 processes" in run.stdout
