@@ -94,7 +94,8 @@ def test_a_file_brings_parts_that_a_recipe_names(parts: Path) -> None:
     # In a process that does not know them, a run does not import them by itself.
     alone = program(parts.parent, "evaluate", "run")
     assert alone.returncode == 2
-    assert "needs parts_of_mine.py: add --import parts_of_mine.py" in alone.stderr
+    assert "needs parts_of_mine.py, which was not imported" in alone.stderr
+    assert "add --import parts_of_mine.py" in alone.stderr
     again = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
     assert json.loads(again.stdout)["samples"] == 40, again.stderr
 
@@ -104,7 +105,7 @@ def test_code_that_has_changed_is_told(parts: Path) -> None:
     model = eq.load("run", imports=[parts.name])  # Imported once.
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
     parts.write_text(PARTS + "\n# Changed.\n")
-    with pytest.raises(ImportError, match="changed since it was imported: start Python anew"):
+    with pytest.raises(ImportError, match="changed since it was imported: restart Python"):
         eq.load("run", imports=parts)
     with pytest.warns(plugins.PluginWarning, match="has changed since"):
         eq.load("run")
@@ -119,7 +120,7 @@ def test_a_folder_and_a_module_are_imported_as_well(
     (package / "__init__.py").write_text("from . import models\n")
     refused = invoke("models", "--import", "package_of_mine")
     assert refused.exit_code == 2
-    assert "a folder with a slash, ./package_of_mine" in " ".join(refused.output.split())
+    assert "./package_of_mine for a folder" in " ".join(refused.output.split())
     listed = invoke("--import", "./package_of_mine", "models", "linear-of-mine")
     assert "One layer." in listed.output
     (before,) = plugins.imported()
@@ -171,10 +172,10 @@ def test_what_cannot_be_imported_is_a_sentence(
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("")
     for source, message in (
-        ("nothing.py", "there is no file nothing.py to import"),
-        ("nothing.here", "there is no module 'nothing.here'"),
-        ("./json.py", "has the name of another module, 'json': rename it"),
-        ("/", "there is no file"),
+        ("nothing.py", "cannot import nothing.py: there is no such file"),
+        ("nothing.here", "cannot import 'nothing.here': there is no such module"),
+        ("./json.py", "there is another module 'json'; rename the file"),
+        ("/", "there is no such file"),
     ):
         result = invoke("models", "--import", source)
         assert result.exit_code == 2, source
@@ -207,9 +208,7 @@ def test_installed_packages_bring_parts_by_an_entry_point(tmp_path: Path) -> Non
     first, second, warned = found.splitlines()
     assert first == "False"
     assert second == "Identity True"
-    assert warned.startswith(
-        "the plugin 'broken' (nowhere_to_be_found) is left out: ModuleNotFound"
-    )
+    assert warned.startswith("skipped the plugin 'broken' (nowhere_to_be_found): ModuleNotFound")
 
 
 @pytest.mark.slow

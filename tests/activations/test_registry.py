@@ -107,7 +107,7 @@ def test_a_name_is_needed() -> None:
 
 
 def test_two_names_for_one_class_are_refused() -> None:
-    with pytest.raises(ValueError, match="is called 'leaky_relu'"):
+    with pytest.raises(ValueError, match="has the name 'leaky_relu'"):
         register_activation("other")(LeakyReLU)
     assert "other" not in list_activations()
 

@@ -172,7 +172,7 @@ def test_tolerance_is_not_taken_below_the_precision() -> None:
 def test_conjugate_gradients_need_a_symmetry() -> None:
     problem = linear_nonsymmetric()
     layer = eq.EquilibriumLayer(cell=problem.cell, gradient=eq.Implicit(method="cg"))
-    with pytest.raises(ValueError, match="states no symmetry"):
+    with pytest.raises(ValueError, match="declares none"):
         layer(problem.x.requires_grad_())
 
 
