@@ -152,7 +152,8 @@ class Registry(Generic[T]):
             return self.create(choice, **options)
         if self.type is not None and not isinstance(choice, self.type):
             raise TypeError(
-                f"{self.kind} must be a name or a {self.type.__name__}, got {choice!r}. "
+                f"{self.kind} must be a name or an instance of {self.type.__name__}, got "
+                f"{choice!r}. "
                 f"Available: {', '.join(self.names())}."
             )
         if options:

@@ -74,12 +74,12 @@ def test_an_unknown_option_is_named() -> None:
 
 
 def test_options_of_an_instance_are_refused() -> None:
-    with pytest.raises(TypeError, match="has its own"):
+    with pytest.raises(TypeError, match="set them on that object"):
         get_activation(LeakyReLU(), slope=0.1)
 
 
 def test_only_names_and_instances_are_activations() -> None:
-    with pytest.raises(TypeError, match="name or an object of Activation"):
+    with pytest.raises(TypeError, match="name or an instance of Activation"):
         get_activation(ReLU)  # type: ignore[arg-type]
 
 

@@ -32,7 +32,7 @@ MAX_TESTS = 5
 """Largest number of tests per sample; one that is at a saddle in the last test has stalled."""
 
 SADDLE = (
-    "the point is a saddle or a maximum of the objective, and no lower point was found near it: "
+    "the point is a saddle or a maximum of the objective, and no lower point was found nearby: "
     "start elsewhere (start=...), or add curvature to the energy"
 )
 """Remedy of a solve that ended at a saddle."""
