@@ -168,13 +168,13 @@ def register_activation(
     """
 
     def register(cls: type[A]) -> type[A]:
-        own: str | None = getattr(cls, "name", None)
-        name = target if isinstance(target, str) else own
+        declared: str | None = getattr(cls, "name", None)
+        name = target if isinstance(target, str) else declared
         if name is None:
             raise ValueError(f"{cls.__name__} needs a name: set the class attribute `name`")
-        if own is not None and name != own:
+        if declared is not None and name != declared:
             raise ValueError(
-                f"{cls.__name__} has the name {own!r} and cannot be registered as {name!r}: "
+                f"{cls.__name__} has the name {declared!r} and cannot be registered as {name!r}: "
                 "change its attribute `name`"
             )
         _ACTIVATIONS.register(name, cls, replace=replace)

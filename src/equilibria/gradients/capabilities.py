@@ -25,9 +25,9 @@ def linearize(cell: Map, state: State, context: Context) -> Linearization:
 
     A cell can define `linearize(state, context)` to compute both in one evaluation.
     """
-    own = described(cell, "linearize")
-    if own is not None:
-        return own(state, context)  # type: ignore[no-any-return]
+    method = described(cell, "linearize")
+    if method is not None:
+        return method(state, context)  # type: ignore[no-any-return]
     weighted = cell.symmetry is Symmetry.WEIGHTED
     weight = symmetry_weight(cell, state, context) if weighted else None
     return Linearization(cell.step(state, context), weight)
@@ -39,13 +39,13 @@ def symmetry_weight(cell: Map, state: State, context: Context) -> State:
     Raises:
         TypeError: If the cell has no `symmetry_weight(state, context)`.
     """
-    own = getattr(cell, "symmetry_weight", None)
-    if own is None:
+    method = getattr(cell, "symmetry_weight", None)
+    if method is None:
         raise TypeError(
             f"{type(cell).__name__} has Symmetry.WEIGHTED but no symmetry_weight method: define "
             "symmetry_weight(self, state, context), or set symmetry = Symmetry.NONE"
         )
-    return own(state, context)  # type: ignore[no-any-return]
+    return method(state, context)  # type: ignore[no-any-return]
 
 
 def simplify(cell: Map, context: Context) -> Context:
@@ -53,5 +53,5 @@ def simplify(cell: Map, context: Context) -> Context:
 
     A cell can define `simplify(context)` to detach tensors that hardly change the gradient.
     """
-    own = described(cell, "simplify")
-    return context if own is None else own(context)
+    method = described(cell, "simplify")
+    return context if method is None else method(context)

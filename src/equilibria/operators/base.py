@@ -157,8 +157,8 @@ class LinearOperator(nn.Module, ABC):
         like = at_least_float32(next(chain(self.parameters(), self.buffers())))
         with graph_free(like):
             fixed = tuple(w.detach() for w in weights)
-            kept = self._estimate_vectors.get(shape)
-            start = seeded_vector((1, *shape), like) if kept is None else kept.to(like)
+            previous = self._estimate_vectors.get(shape)
+            start = seeded_vector((1, *shape), like) if previous is None else previous.to(like)
             vector = self._leading_vector(fixed, start, iterations)
             self._estimate_vectors[shape] = vector
         with full_precision(like):

@@ -13,9 +13,9 @@ from equilibria.operators import conv_symbol, spectral
 from equilibria.operators.base import Shape, Weights, shape_error
 from equilibria.operators.norm_control import (
     KernelOperator,
-    drawn_kernel,
-    given_kernel,
+    as_kernel,
     is_wrapped,
+    random_kernel,
 )
 
 Size = int | tuple[int, ...]
@@ -69,12 +69,12 @@ class Convolution(KernelOperator):
                 "channels and kernel size must be positive, "
                 f"got {in_channels} -> {out_channels}, {kernel_size}"
             )
-        kernels = self._drawn_kernels(in_channels, out_channels, size)
+        kernels = self._random_kernels(in_channels, out_channels, size)
         super().__init__(*kernels, norm=norm, zeta=zeta)
         self._set_geometry(stride, padding)
 
     @abstractmethod
-    def _drawn_kernels(
+    def _random_kernels(
         self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]: ...
 
@@ -254,10 +254,10 @@ class PlainConvolution(Convolution):
 
     kernel: nn.Parameter
 
-    def _drawn_kernels(
+    def _random_kernels(
         self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]:
-        return (drawn_kernel(out_channels, in_channels, *size),)
+        return (random_kernel(out_channels, in_channels, *size),)
 
     @classmethod
     def from_tensor(
@@ -279,7 +279,7 @@ class PlainConvolution(Convolution):
             zeta: Limit ζ on the norm.
         """
         operator = cls.__new__(cls)
-        parameter = given_kernel(kernel, 2 + len(cls.axes))
+        parameter = as_kernel(kernel, 2 + len(cls.axes))
         KernelOperator.__init__(operator, parameter, norm=norm, zeta=zeta)
         operator._set_geometry(stride, padding)
         return operator

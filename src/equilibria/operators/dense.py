@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from equilibria.operators import spectral
 from equilibria.operators.base import Shape, Weights, shape_error
-from equilibria.operators.norm_control import KernelOperator, drawn_kernel, given_kernel
+from equilibria.operators.norm_control import KernelOperator, as_kernel, random_kernel
 
 
 class Dense(KernelOperator):
@@ -43,7 +43,7 @@ class Dense(KernelOperator):
                 "in_features and out_features must be positive, got "
                 f"{in_features} and {out_features}"
             )
-        super().__init__(drawn_kernel(out_features, in_features), norm=norm, zeta=zeta)
+        super().__init__(random_kernel(out_features, in_features), norm=norm, zeta=zeta)
 
     @classmethod
     def from_tensor(cls, matrix: Tensor, norm: str | None = None, zeta: float = 0.95) -> Dense:
@@ -56,7 +56,7 @@ class Dense(KernelOperator):
             zeta: Limit ζ on the norm.
         """
         operator = cls.__new__(cls)
-        KernelOperator.__init__(operator, given_kernel(matrix, 2), norm=norm, zeta=zeta)
+        KernelOperator.__init__(operator, as_kernel(matrix, 2), norm=norm, zeta=zeta)
         return operator
 
     @property

@@ -245,7 +245,7 @@ def has_tangent(tensor: Tensor) -> bool:
     return unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def drawn_kernel(*shape: int) -> nn.Parameter:
+def random_kernel(*shape: int) -> nn.Parameter:
     """Draw a kernel from a normal distribution with standard deviation 1/√fan_in."""
     kernel = nn.Parameter(torch.empty(shape))
     with torch.no_grad():
@@ -253,7 +253,7 @@ def drawn_kernel(*shape: int) -> nn.Parameter:
     return kernel
 
 
-def given_kernel(tensor: Tensor, dimensions: int) -> nn.Parameter:
+def as_kernel(tensor: Tensor, dimensions: int) -> nn.Parameter:
     """Return a tensor as a kernel: an nn.Parameter is shared, any other tensor is a constant."""
     if tensor.dim() != dimensions:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from equilibria.operators import conv_symbol
 from equilibria.operators.base import Shape, Weights
 from equilibria.operators.conv import Convolution
-from equilibria.operators.norm_control import drawn_kernel
+from equilibria.operators.norm_control import random_kernel
 
 
 class SeparableConv2d(Convolution):
@@ -45,11 +45,11 @@ class SeparableConv2d(Convolution):
     pointwise: nn.Parameter
     depthwise: nn.Parameter
 
-    def _drawn_kernels(
+    def _random_kernels(
         self, in_channels: int, out_channels: int, size: Shape
     ) -> tuple[nn.Parameter, ...]:
-        depthwise = drawn_kernel(in_channels, 1, *size)
-        return drawn_kernel(out_channels, in_channels, 1, 1), depthwise
+        depthwise = random_kernel(in_channels, 1, *size)
+        return random_kernel(out_channels, in_channels, 1, 1), depthwise
 
     @property
     def in_channels(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equilibria.operators import spectral
 from equilibria.operators.base import Shape, Weights, shape_error
-from equilibria.operators.norm_control import KernelOperator, given_kernel, has_tangent, is_wrapped
+from equilibria.operators.norm_control import KernelOperator, as_kernel, has_tangent, is_wrapped
 
 PERRON_STEPS = 30
 """Number of power steps towards the Perron vector; each one costs products with A and Aᵀ."""
@@ -62,7 +62,7 @@ class Sparse(KernelOperator):
             )
         entries = matrix.to_sparse(layout=torch.sparse_coo).coalesce()
         indices, values = _checked(entries.indices(), entries.values(), tuple(matrix.shape))
-        super().__init__(given_kernel(values, 1), norm=norm, zeta=zeta)
+        super().__init__(as_kernel(values, 1), norm=norm, zeta=zeta)
         self.kernel.requires_grad_(trainable)
         self.out_size, self.in_size = matrix.shape
         self.register_buffer("indices", indices)

@@ -92,9 +92,9 @@ class Auto(Anderson):
         if problem.monotone and small and self.tolerance > LOOSE_TOLERANCE:
             return Accelerated(**limits)
         if problem.monotone and self.damping == 1:
-            own = {f.name: getattr(self, f.name) for f in fields(Anderson)}
+            options = {f.name: getattr(self, f.name) for f in fields(Anderson)}
             memory = max(self.memory, SMALL_STATE_MEMORY) if small else self.memory
-            return Anderson(**{**own, **limits, "damping": EXTENDED_STEP, "memory": memory})
+            return Anderson(**{**options, **limits, "damping": EXTENDED_STEP, "memory": memory})
         return None
 
     def run(
@@ -104,12 +104,12 @@ class Auto(Anderson):
         run = super().run if chosen is None else chosen.run
         if not self._may_descend(problem):
             return run(problem, trace=trace)
-        watched = WatchedProblem(problem)
-        solution = run(watched.problem, trace=trace)
+        recorded = RecordedProblem(problem)
+        solution = run(recorded.problem, trace=trace)
         rows = (solution.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         if not len(rows):
             return solution
-        return self._descend(problem, solution, rows, trace, watched.points(rows))
+        return self._descend(problem, solution, rows, trace, recorded.points(rows))
 
     def patience_with(self, problem: FixedPointProblem) -> int | None:
         return PATIENCE if self._may_descend(problem) else self.patience
@@ -133,7 +133,7 @@ class Auto(Anderson):
         return first.continued(problem, rows, second)
 
 
-class WatchedProblem:
+class RecordedProblem:
     """A problem that records its last evaluations, from which a descent can start.
 
     Records y and d = −∇E(y) of as many evaluations as the quasi-Newton method stores, until samples

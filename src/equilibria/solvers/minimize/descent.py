@@ -125,7 +125,7 @@ class Descent(Minimizer):
             run.observe()
             if len(run.rows):
                 run.advance()
-        run.map_where_that_contracts(lifted)
+        run.apply_map(lifted)
         return run.solution(warmed_up, warm_up)
 
 
@@ -308,7 +308,7 @@ class _DescentRun:
         pace.forcing = forcing.clamp_min(TIGHTEST_FORCING)
         self.point = new
 
-    def map_where_that_contracts(self, problem: FixedPointProblem) -> None:
+    def apply_map(self, problem: FixedPointProblem) -> None:
         """Replace the state by T(y), as other solvers do, unless its residual is larger.
 
         Rows with short gradient steps are skipped: the curvature is above 1, so the map expands.

@@ -122,22 +122,22 @@ def _conjugated(cross: Tensor) -> tuple[Tensor, Tensor]:
     """Curvature of the mixed pairs; zero where a pair is not used."""
     quadratic = torch.ones_like(cross[:, 0, 0], dtype=torch.bool)
     for i in range(PAIRS):
-        own = cross[:, i, i]
+        pair_curvature = cross[:, i, i]
         used = curvature > 0
         inverse = torch.where(used, 1 / curvature, 0.0)
         along = (mixture @ cross[:, i, :, None])[:, :, 0]  # ⟨s, q'⟩ of this step s
         across = (mixture @ cross[:, :, i, None])[:, :, 0]  # ⟨s', q⟩
         difference = (along - across).square() * inverse
-        positive = own > MIN_CURVATURE
-        differs = positive & (difference.amax(dim=1) > MAX_DISAGREEMENT**2 * own)
+        positive = pair_curvature > MIN_CURVATURE
+        differs = positive & (difference.amax(dim=1) > MAX_DISAGREEMENT**2 * pair_curvature)
         quadratic = quadratic & ~differs
         mixed = -((along * inverse)[:, None] @ mixture)[:, 0]
         mixed = torch.where(quadratic[:, None], mixed, 0.0)
         mixed[:, i] += 1
         remaining = (mixed[:, None] @ cross @ mixed[:, :, None])[:, 0, 0]
-        useful = positive & (remaining > MIN_NEW_CURVATURE * own)
+        useful = positive & (remaining > MIN_NEW_CURVATURE * pair_curvature)
         # Scaled back to its original curvature, to keep the system well scaled.
-        unit = torch.where(useful, (own / remaining).sqrt(), 0.0)[:, None]
+        unit = torch.where(useful, (pair_curvature / remaining).sqrt(), 0.0)[:, None]
         mixture[:, i] = torch.where(useful[:, None], mixed * unit, 0.0)
-        curvature[:, i] = torch.where(useful, own, 0.0)
+        curvature[:, i] = torch.where(useful, pair_curvature, 0.0)
     return mixture, curvature > 0
