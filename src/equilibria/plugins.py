@@ -29,15 +29,7 @@ GROUP = "equilibria.plugins"
 
 
 class PartsError(ImportError):
-    """Error for user code that cannot be imported, or that a run needs and was not imported.
-
-    Examples:
-        >>> try:
-        ...     eq.plugins.import_parts("missing_parts.py")
-        ... except FileNotFoundError as error:
-        ...     print(error)
-        cannot import missing_parts.py: there is no such file
-    """
+    """Error for user code that cannot be imported, or that a run needs and was not imported."""
 
 
 class PluginWarning(UserWarning):

@@ -118,7 +118,7 @@ def test_empty_batch(case: Case, operator: LinearOperator) -> None:
 
 def test_the_error_for_a_wrong_shape_names_it(case: Case, operator: LinearOperator) -> None:
     if case.wrong is None:
-        pytest.skip("takes every shape")
+        pytest.skip("accepts every shape")
     actual = ", ".join(map(str, case.wrong))
     with pytest.raises(ValueError, match=rf"expected an .* of shape \(B, .*got \(B, {actual}\)"):
         operator(sample(operator, case.wrong))

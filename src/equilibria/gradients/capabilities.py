@@ -42,8 +42,8 @@ def symmetry_weight(cell: Map, state: State, context: Context) -> State:
     method = getattr(cell, "symmetry_weight", None)
     if method is None:
         raise TypeError(
-            f"{type(cell).__name__} has Symmetry.WEIGHTED but no symmetry_weight method: define "
-            "symmetry_weight(self, state, context), or set symmetry = Symmetry.NONE"
+            f"{type(cell).__name__} declares Symmetry.WEIGHTED without a symmetry_weight method: "
+            "define symmetry_weight(self, state, context), or set symmetry = Symmetry.NONE"
         )
     return method(state, context)  # type: ignore[no-any-return]
 
