@@ -11,7 +11,7 @@ from equilibria.solvers.linear.base import KrylovRun, LinearMap, LinearSolution,
 INITIAL_CAPACITY = 8
 """Number of vectors for which a basis is allocated at first; most solves need no more."""
 
-MAX_CANCELLATION = 0.1
+MIN_REMAINDER = 0.1
 """Orthogonalization is repeated if it leaves less than this share of a vector's length."""
 
 
@@ -130,7 +130,7 @@ class _Cycle:
         torch.baddbmm(vector[:, None], coefficients, previous, alpha=-1, out=new[:, None])
         length = torch.linalg.vector_norm(new, dim=1)
         # After much cancellation, rounding dominates; one repetition is enough.
-        if bool((length < MAX_CANCELLATION * before).any()):
+        if bool((length < MIN_REMAINDER * before).any()):
             again = torch.bmm(new[:, None], previous.transpose(1, 2))
             new[:, None].baddbmm_(again, previous, alpha=-1)
             coefficients = coefficients + again
