@@ -23,7 +23,7 @@ BLOCK_BYTES = 2**21
 """Bytes of state per block and thread. A solve uses about ten vectors of this size."""
 
 LARGEST_SCRATCH = 2**25
-"""Largest number of bytes kept between solves, per thread of PyTorch."""
+"""Largest number of bytes cached between solves, per thread of PyTorch."""
 
 
 def is_cheap_to_read(tensor: Tensor) -> bool:
@@ -35,13 +35,13 @@ def is_cheap_to_read(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-class _KeptBuffer(threading.local):
+class _BufferCache(threading.local):
     """Buffer that this thread keeps between solves."""
 
     buffer: Tensor | None = None
 
 
-_kept = _KeptBuffer()
+_cache = _BufferCache()
 
 
 class Scratch:
@@ -61,20 +61,20 @@ class Scratch:
         if not self._shared:
             self.room = like.new_empty(count)
             return
-        kept, _kept.buffer = _kept.buffer, None
-        if kept is None or kept.numel() < size:
+        cached, _cache.buffer = _cache.buffer, None
+        if cached is None or cached.numel() < size:
             with torch.inference_mode(False):  # inference tensors cannot be used elsewhere
-                kept = torch.empty(size, dtype=torch.uint8)
-        self._buffer = kept
-        self.room = kept[:size].view(like.dtype)
+                cached = torch.empty(size, dtype=torch.uint8)
+        self._buffer = cached
+        self.room = cached[:size].view(like.dtype)
 
     def give_back(self) -> None:
         """Release the memory for the next solve."""
         buffer, self._buffer = self._buffer, None
         del self.room
-        kept = _kept.buffer
-        if buffer is not None and (kept is None or kept.numel() < buffer.numel()):
-            _kept.buffer = buffer
+        cached = _cache.buffer
+        if buffer is not None and (cached is None or cached.numel() < buffer.numel()):
+            _cache.buffer = buffer
 
 
 def sample_blocks(state: State, copies: int = 1) -> list[slice]:

@@ -351,17 +351,17 @@ class Recorder:
 
     def __init__(self, problem: FixedPointProblem, *, states: bool) -> None:
         self.problem = problem
-        self.wants_states = states
+        self.records_states = states
         self.residuals: list[Tensor] = []
         self.states: list[State] = []
 
     def record(self, rows: Rows | OneRow, image: Tensor) -> None:
         latest = rows.latest
         self.residuals.append(latest)
-        if self.wants_states:
+        if self.records_states:
             moved = torch.isnan(latest).logical_not()
             self.states.append(self.problem.unpack(torch.where(moved[:, None], image, rows.best)))
 
     def trace(self) -> Trace:
         residual = torch.stack(self.residuals) if self.residuals else torch.empty(0, 0)
-        return Trace(residual, self.states if self.wants_states else None)
+        return Trace(residual, self.states if self.records_states else None)

@@ -24,8 +24,8 @@ STRONG_CONTRACTION = 0.35
 most nine."""
 
 SMALL_STATE = 4096
-"""Largest size of a sample's state at which Anderson's bookkeeping costs as much as a step of the
-map, and one more stored point costs little memory."""
+"""Largest state size per sample at which a step of the map costs no more than Anderson's
+bookkeeping, and storing one more point costs little."""
 
 LOOSE_TOLERANCE = 1e-4
 """Tolerances above this need few iterations, so the cost per iteration matters most."""
@@ -46,7 +46,7 @@ MIN_DESCENT_ITERATIONS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Anderson):
-    """Choose the solver from the properties that the cell declares; by default `Anderson`.
+    """Automatic choice of the solver from the properties that the cell declares.
 
     | property of the map | solver |
     |---|---|
