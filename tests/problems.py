@@ -1,7 +1,7 @@
-"""A bank of equilibria with known fixed points and derivatives.
+"""Test problems with known fixed points and derivatives.
 
-Each problem is a cell with an input x, its exact fixed point y*(x), and the exact Jacobian dy*/dx
-per sample. Every registered solver and gradient rule is compared with them.
+Each problem is a cell with an input x, the exact fixed point y*(x), and the exact Jacobian dy*/dx
+of each sample. All registered solvers and gradient rules are tested on all of them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from equilibria.context import Context, State
 
 @dataclass(frozen=True)
 class Problem:
-    """A cell with an input x of shape (batch, n), and the exact solution in float64."""
+    """A cell with an input x of shape (batch, n), and the exact result in float64."""
 
     cell: eq.Cell
     x: Tensor
     fixed_point: State
     jacobian: Tensor
-    """d(output)/dx per sample, shape (batch, outputs, n)."""
+    """d(output)/dx of each sample, shape (batch, outputs, n)."""
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Problem:
-        moved = self.fixed_point
-        moved = (
-            moved.to(device, dtype)
-            if isinstance(moved, Tensor)
-            else tuple(t.to(device, dtype) for t in moved)
+        fixed_point = self.fixed_point
+        fixed_point = (
+            fixed_point.to(device, dtype)
+            if isinstance(fixed_point, Tensor)
+            else tuple(t.to(device, dtype) for t in fixed_point)
         )
         return Problem(
             self.cell.to(device=device, dtype=dtype),
             self.x.to(device, dtype),
-            moved,
+            fixed_point,
             self.jacobian.to(device, dtype),
         )
 
@@ -53,9 +53,9 @@ def _symmetric(n: int, norm: float, rank: int | None = None) -> tuple[Tensor, Te
 
 
 def _energy_problem(activation: str, states: Tensor, slack: Tensor, W: Tensor) -> Problem:
-    """Return the energy cell y = σ(WWᵀy + x) with an x whose fixed points are `states`.
+    """Return the energy cell y = σ(WWᵀy + x) with the input x whose fixed points are `states`.
 
-    x = σ⁻¹(y) − WWᵀy. Where σ⁻¹(y) is a set, `slack` selects a point.
+    x = σ⁻¹(y) − WWᵀy, with `slack` as the element of σ⁻¹(y).
     """
     H = W @ W.T
     x = slack - states @ H
@@ -137,7 +137,7 @@ def linear_nonsymmetric() -> Problem:
 
 
 class RotatingPair(eq.Cell):
-    """A state of two tensors of different shapes: a = B b + x, b = tilt(a)/2.
+    """A state of two tensors with different shapes: a = B b + x, b = tilt(a)/2.
 
     The Jacobian is far from symmetric.
     """
@@ -175,7 +175,7 @@ def two_tensors() -> Problem:
 
 
 class CoupledMean(eq.Cell):
-    """y_i = x_i + ½ mean(y): samples depend on each other, so the batch is one problem."""
+    """y_i = x_i + ½ mean(y): every sample depends on all others, so the batch is one problem."""
 
     couples_batch = True
 
@@ -210,5 +210,5 @@ WITH_OBJECTIVE = {name for name in PROBLEMS if name not in ("linear_nonsymmetric
 def layer(
     cell: eq.Cell, solver: str | eq.solvers.Solver = "anderson", **options: object
 ) -> eq.EquilibriumLayer:
-    instance = eq.solvers.get_solver(solver, **options) if isinstance(solver, str) else solver
-    return eq.EquilibriumLayer(cell=cell, solver=instance)
+    method = eq.solvers.get_solver(solver, **options) if isinstance(solver, str) else solver
+    return eq.EquilibriumLayer(cell=cell, solver=method)

@@ -1,4 +1,4 @@
-"""User-defined parts from a file, a folder, a module, or an installed package."""
+"""Imports of user code from a file, a folder, a module or an installed package."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ task: {name: classes-of-mine}
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file with parts, which are forgotten after the test."""
+    """The file with the parts; registrations are undone afterwards."""
     for registry in (
         model_registry._models,
         data_registry._loaders,
@@ -82,42 +82,45 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("parts_of_mine", None)
 
 
-def test_recipe_uses_parts_of_an_imported_file(parts: Path) -> None:
+def test_a_recipe_can_name_parts_of_an_imported_file(parts: Path) -> None:
     result = invoke("train", "recipe.yaml", "--import", parts.name, "--output", "run")
     assert result.exit_code == 0, result.output
-    recorded = json.loads((parts.parent / "run" / "run.json").read_text())["imports"]
-    assert [item["source"] for item in recorded] == ["parts_of_mine.py"]
+    imports = json.loads((parts.parent / "run" / "run.json").read_text())["imports"]
+    assert [item["source"] for item in imports] == ["parts_of_mine.py"]
     assert activations.get_activation("relu-of-mine")(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
     assert "digits-of-mine" in data.list_datasets()
     assert "classes-of-mine" in tasks.list_tasks()
     assert eq.evaluate("run").samples == 40
-    # A run does not import its parts by itself.
-    separate = program(parts.parent, "evaluate", "run")
-    assert separate.returncode == 2
-    assert "needs parts_of_mine.py: add --import parts_of_mine.py" in separate.stderr
-    imported = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
-    assert json.loads(imported.stdout)["samples"] == 40, imported.stderr
+    # A run does not import the parts by itself.
+    unaware = program(parts.parent, "evaluate", "run")
+    assert unaware.returncode == 2
+    assert "needs parts_of_mine.py, which was not imported" in unaware.stderr
+    assert "add --import parts_of_mine.py" in unaware.stderr
+    aware = program(parts.parent, "--import", "parts_of_mine.py", "evaluate", "run", "--json")
+    assert json.loads(aware.stdout)["samples"] == 40, aware.stderr
 
 
-def test_changed_code_is_reported(parts: Path) -> None:
+def test_changed_code_raises_or_warns(parts: Path) -> None:
     eq.train("recipe.yaml", output="run", imports=parts, device="cpu")
-    model = eq.load("run", imports=[parts.name])  # Imported once.
+    model = eq.load("run", imports=[parts.name])  # already imported
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
     parts.write_text(PARTS + "\n# Changed.\n")
-    with pytest.raises(ImportError, match="changed since it was imported: start Python anew"):
+    with pytest.raises(ImportError, match="changed since it was imported: restart Python"):
         eq.load("run", imports=parts)
     with pytest.warns(plugins.PluginWarning, match="has changed since"):
         eq.load("run")
 
 
-def test_folders_and_modules_are_imported(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_and_a_module_can_be_imported(
+    parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = parts.parent / "package_of_mine"
     package.mkdir()
     parts.rename(package / "models.py")
     (package / "__init__.py").write_text("from . import models\n")
     refused = invoke("models", "--import", "package_of_mine")
     assert refused.exit_code == 2
-    assert "a folder with a slash, ./package_of_mine" in " ".join(refused.output.split())
+    assert "./package_of_mine for a folder" in " ".join(refused.output.split())
     listed = invoke("--import", "./package_of_mine", "models", "linear-of-mine")
     assert "One layer." in listed.output
     (before,) = plugins.imported()
@@ -149,7 +152,7 @@ def test_folders_and_modules_are_imported(parts: Path, monkeypatch: pytest.Monke
         ),
     ],
 )
-def test_error_in_a_file_names_its_line(
+def test_an_error_in_a_file_is_reported_with_its_line(
     content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -163,16 +166,16 @@ def test_error_in_a_file_names_its_line(
     assert plugins.imported() == []
 
 
-def test_missing_and_misnamed_files_are_errors(
+def test_a_failed_import_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("")
     for source, message in (
-        ("nothing.py", "there is no file nothing.py to import"),
-        ("nothing.here", "there is no module 'nothing.here'"),
-        ("./json.py", "has the name of another module, 'json': rename it"),
-        ("/", "there is no file"),
+        ("nothing.py", "cannot import nothing.py: there is no such file"),
+        ("nothing.here", "cannot import 'nothing.here': there is no such module"),
+        ("./json.py", "there is another module 'json'; rename the file"),
+        ("/", "there is no such file"),
     ):
         result = invoke("models", "--import", source)
         assert result.exit_code == 2, source
@@ -182,8 +185,8 @@ def test_missing_and_misnamed_files_are_errors(
     assert "--import needs a file or a module" in missing.output
 
 
-def test_installed_packages_provide_parts_by_entry_points(tmp_path: Path) -> None:
-    """They are imported when a name is unknown; a broken one is skipped with a warning."""
+def test_installed_packages_provide_parts_by_an_entry_point(tmp_path: Path) -> None:
+    """They are imported if a name is not known; broken ones are skipped."""
     (tmp_path / "installed_parts.py").write_text(
         "import torch\nimport equilibria as eq\n\n\n"
         "def register():\n    eq.register_model('installed', torch.nn.Identity)\n"
@@ -205,15 +208,13 @@ def test_installed_packages_provide_parts_by_entry_points(tmp_path: Path) -> Non
     first, second, warning = output.splitlines()
     assert first == "False"
     assert second == "Identity True"
-    assert warning.startswith(
-        "the plugin 'broken' (nowhere_to_be_found) is left out: ModuleNotFound"
-    )
+    assert warning.startswith("skipped the plugin 'broken' (nowhere_to_be_found): ModuleNotFound")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the launcher needs POSIX")
-def test_every_process_imports_the_parts(parts: Path) -> None:
-    words = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
-    run = program(parts.parent, *words)
-    assert run.returncode == 0, run.stderr
-    assert "by 2 processes" in run.stdout
+def test_all_processes_import_the_parts(parts: Path) -> None:
+    command = ["train", "recipe.yaml", "--import", parts.name, "--output", "run", "--devices", "2"]
+    result = program(parts.parent, *command)
+    assert result.returncode == 0, result.stderr
+    assert "by 2 processes" in result.stdout

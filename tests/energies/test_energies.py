@@ -258,7 +258,7 @@ def test_input_options() -> None:
     assert torch.equal(term.inject(x)["c"], torch.ones(1, 3))
     with pytest.raises(ValueError, match="pass the bias as a tensor"):
         eq.Input(eq.operators.Identity(), bias=True)
-    with pytest.raises(KeyError, match="the context holds no tensor 'z'; it has"):
+    with pytest.raises(KeyError, match="the context has no tensor 'z'; it has"):
         term.inject(x)["z"]
 
 

@@ -347,7 +347,7 @@ def test_autocast_has_nearly_the_same_outputs() -> None:
 def test_options_are_validated_and_applied() -> None:
     with pytest.raises(ValueError, match="2 widths and 3 scales"):
         geq(scales=(1, 2, 4))
-    with pytest.raises(ValueError, match=r"kernel must be one of gaussian, .* not 'linear'"):
+    with pytest.raises(ValueError, match=r"kernel must be one of gaussian, .* got 'linear'"):
         geq(kernel="linear")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gamma belongs to kernel='gaussian'"):
         geq(kernel="sigmoid", gamma="paper")
