@@ -128,7 +128,7 @@ def test_what_has_no_table_of_its_own_is_drawn_by_one_or_says_why(other: object)
         return
     result = invoke("reproduce", other.id)
     assert result.exit_code != 0
-    assert f"{other.id} ({other.title}) is not run" in " ".join(result.output.split())
+    assert f"{other.id} ({other.title}) cannot be reproduced" in " ".join(result.output.split())
 
 
 def test_every_table_runs_in_both_settings() -> None:

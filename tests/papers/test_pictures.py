@@ -65,7 +65,7 @@ def test_what_is_drawn_exists(drawn: PaperTable) -> None:
     columns = (*drawn.columns, Column(title="Top 5", measure="top5_accuracy"))
     two = replace(drawn, columns=columns, picture=(Panel(show=("Top 5",), over="parameters"),))
     assert [panel.show for panel in two.picture] == [("Top 5",)]
-    with pytest.raises(ValueError, match="no column or measure 'Top 7' to draw"):
+    with pytest.raises(ValueError, match="the picture has no column or measure 'Top 7'"):
         replace(two, picture=(Panel(show=("Top 7",)),))
 
 

@@ -131,7 +131,7 @@ def test_a_table_from_beginning_to_end(
     assert (record["setting"], record["seeds"]) == ("quick", [0, 1])
 
     text = (tmp_path / "digits-t1-quick.md").read_text()
-    assert "another setting than the paper's" in text
+    assert "not the setting of the paper" in text
     assert "120 digits instead of 50,000 images" in text
     assert "equilibria reproduce digits-t1 --quick" in text
     assert "Not run, there is no such model: Other." in text
@@ -210,7 +210,7 @@ def test_a_failing_row_is_named_and_the_rest_goes_on(
     assert "Wrong, seed 0" in told.err
     assert "Right, seed 0, epoch 1/1" in told.out
     text = (tmp_path / "digits-t2.md").read_text()
-    assert "The paper's setting" in text
+    assert "The setting of the paper" in text
     assert "Failed: Wrong, seed 0: TypeError" in text
     assert len(finished(tmp_path)) == 1
 
@@ -233,7 +233,7 @@ def test_a_process_that_dies_is_reported_with_its_job(tmp_path: Path) -> None:
     outcomes = list(run_jobs(planned.unfinished(), workers=1))
     killer.join()
     found = findings(planned, outcomes)
-    assert found.failures == {"Long, seed 0": "its process died (exit code -9)"}
+    assert found.failures == {"Long, seed 0": "the process of this job died (exit code -9)"}
     assert list(found.results) == ["Short"]
 
 

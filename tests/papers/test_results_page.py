@@ -61,17 +61,17 @@ def test_a_quick_table_decides_sizes_and_no_accuracies(tmp_path: Path) -> None:
         file.write_text(json.dumps({"rows": rows}))
 
     smaller = claim_of("λ‖·‖² shrinks the mean of z²")
-    assert cells(smaller, tmp_path)[2:4] == ["not recorded", "*cannot be told here*"]
+    assert cells(smaller, tmp_path)[2:4] == ["not recorded", "*undecided*"]
     for low, high, verdict in (
         ([1.0, 1.1, 1.2], [3.0, 3.1, 3.3], "*holds*"),
         ([3.0, 3.1, 3.3], [1.0, 1.1, 1.2], "*does not*"),
-        ([1.0, 3.1, 1.2], [3.0, 1.1, 1.3], "*cannot be told here*"),
+        ([1.0, 3.1, 1.2], [3.0, 1.1, 1.3], "*undecided*"),
     ):
         recorded({smaller["above"]: low, smaller["below"]: high}, "feature_energy")
         assert cells(smaller, tmp_path)[3] == verdict
     ahead = claim_of("α = 0.8 is ahead of α = 0.01")
     recorded({ahead["above"]: [0.5, 0.5, 0.51], ahead["below"]: [0.1, 0.1, 0.12]}, "accuracy")
-    assert cells(ahead, tmp_path)[3] == "*cannot be told here* (quick: as claimed)"
+    assert cells(ahead, tmp_path)[3] == "*undecided* (quick: as claimed)"
 
 
 def test_a_study_decides_before_a_table(tmp_path: Path) -> None:

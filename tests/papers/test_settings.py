@@ -19,7 +19,7 @@ from equilibria.papers.settings import (
     _all_settings,
     compared_settings,
     full_settings,
-    said_of,
+    stated_in_paper,
 )
 from tests.program import invoke
 
@@ -47,7 +47,7 @@ def test_where_a_note_claims_to_agree_the_recipe_holds_that_value(table_id: str)
         ours = full_settings(row)
         for line in agreeing:
             if row.label in line.rows and line.name in ours:
-                said = said_of(row, line.name)
+                said = stated_in_paper(row, line.name)
                 assert said is not None
                 assert said.paper == ours[line.name]
 
@@ -334,5 +334,5 @@ def test_the_command_prints_paper_ours_and_why() -> None:
     result = invoke("reproduce", "jiio-f6", "--settings")
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
-    for expected in ("Paper", "Ours", "Why", "silent", "384 (B.3)", "E εᵀJᵀJε"):
+    for expected in ("Paper", "Ours", "Why", "not stated", "384 (B.3)", "E εᵀJᵀJε"):
         assert expected in words

@@ -36,10 +36,10 @@ def test_the_settings_of_a_study_are_listed() -> None:
     ("given", "message"),
     [
         (["digits", "modles=[a]"], "no setting 'modles'; did you mean 'models'"),
-        (["digits", "--seeds", "3"], "the study digits has no --seeds: leave it out"),
+        (["digits", "--seeds", "3"], "the study digits has no option --seeds: omit it"),
         (["digits", "epochs=many"], "the study digits: epochs: Input should be a valid integer"),
         (["certified"], "runs: Field required"),
-        (["hdh"], "no table or study 'hdh'; did you mean 'hhd'"),
+        (["hdh"], "unknown table or study 'hdh'; did you mean 'hhd'"),
         (["opteq-t3", "epochs=1"], "a table has no KEY=VALUE settings, got 'epochs=1'"),
         (["digits", "--dry-run"], "the study digits has no --dry-run"),
     ],

@@ -11,8 +11,8 @@ import torch
 import equilibria as eq
 from equilibria.data import load_digits
 from equilibria.papers.studies import digits
-from equilibria.papers.studies.family import FAMILY, Contestant, contestants, left_out
-from equilibria.papers.studies.fitting import fit, studied
+from equilibria.papers.studies.family import FAMILY, Contestant, contestants, unavailable
+from equilibria.papers.studies.fitting import fit, study_settings
 from equilibria.papers.studies.study import Work
 from equilibria.training import TrainingSettings
 
@@ -22,7 +22,7 @@ BUILDABLE = [contestant for contestant in FAMILY if contestant.missing is None]
 def test_names_choose_models() -> None:
     assert len({contestant.name for contestant in FAMILY}) == len(FAMILY)
     assert contestants() == BUILDABLE
-    assert len(left_out()) == len(FAMILY) - len(BUILDABLE)
+    assert len(unavailable()) == len(FAMILY) - len(BUILDABLE)
     perturbed, foreign = contestants(["mopteq-small+pe", "opteq-small"])
     model = perturbed.build(in_channels=1, num_classes=10)
     assert model.layer.cell.refresh_until > 0
@@ -38,7 +38,7 @@ def test_names_choose_models() -> None:
 
 def test_solves_of_every_layer_are_set() -> None:
     model = eq.create_model("opteq-small", in_channels=1)
-    with studied(model, 1e-3):
+    with study_settings(model, 1e-3):
         assert model.layer.solver.tolerance == 1e-3
         assert isinstance(model.layer.gradient, eq.OneStep)
 
@@ -71,7 +71,7 @@ def test_the_same_seed_gives_every_model_the_same_run() -> None:
 def test_the_study_of_digits_writes_a_row_per_model(tmp_path: Path) -> None:
     given = ["models=[dnn-small, opteq-small]", "epochs=1", "budget=1e9", "validate=true"]
     result = digits.STUDY.carry_out(digits.STUDY.configure(given), Work(tmp_path))
-    assert "1010 digits to train on, 337 training images left out" in result.text
+    assert "1010 digits to train on, 337 held-out training images" in result.text
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in result.text.splitlines()

@@ -37,7 +37,7 @@ def test_more_samples_or_a_larger_margin_make_it_smaller() -> None:
     assert pac().by_proof() > pac().printed()
     assert pac(m=1.0).printed(is_opteq=True) == math.inf
     assert pac(m=1.0, mu=1.0).printed() < math.inf
-    with pytest.raises(ValueError, match="delta between 0 and 1"):
+    with pytest.raises(ValueError, match="need samples >= 2"):
         pac(delta=1.0)
 
 

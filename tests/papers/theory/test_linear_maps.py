@@ -22,7 +22,7 @@ def test_norms_of_linear_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert linear_maps.gram_frobenius(mapped, (2, 3)) == pytest.approx(gram)
     least = float(torch.linalg.svdvals(matrix)[-1])
     assert linear_maps.least_singular(mapped, (2, 3)) == pytest.approx(least)
-    monkeypatch.setattr(linear_maps, "MOST_COLUMNS", 5)
+    monkeypatch.setattr(linear_maps, "MAX_MATRIX_COLUMNS", 5)
     assert linear_maps.frobenius(mapped, (2, 3)) == pytest.approx(squares, rel=0.2)
     assert linear_maps.gram_frobenius(mapped, (2, 3)) == pytest.approx(gram, rel=0.3)
     assert linear_maps.least_singular(mapped, (2, 3)) == 0

@@ -76,7 +76,7 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         deep_opteq_of_network([torch.eye(2)], [torch.ones(2)])
     with pytest.raises(ValueError, match="L >= 1 layers"):
         deep_opteq_of_network([torch.eye(2)], [])
-    with pytest.raises(ValueError, match="takes 2 numbers, but layer 1 gives 3"):
+    with pytest.raises(ValueError, match="has 2 columns, but layer 1 has 3 outputs"):
         universal_hidden_units([torch.ones(3, 2), torch.ones(1, 2)])
 
 
