@@ -45,7 +45,7 @@ def test_a_recorded_table_is_drawn_with_all_its_rows(name: str) -> None:
     figure = table_figure(table, record)
     assert len(figure.subfigs) == len(table.picture)
     first = figure.subfigs[0].axes
-    titles = ["here (quick: another setting)", "the paper, as printed"]
+    titles = ["this library (quick setting)", "the paper, as printed"]
     prints = any(row["paper"] for row in record["rows"])  # A figure may print no numbers.
     assert [axis.get_title() for axis in first] == titles[: 2 if prints else 1]
     for part, panel in zip(figure.subfigs, table.picture, strict=True):

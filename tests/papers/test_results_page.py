@@ -69,7 +69,7 @@ def test_a_quick_table_decides_sizes_and_no_accuracies(tmp_path: Path) -> None:
     ):
         recorded({smaller["above"]: low, smaller["below"]: high}, "feature_energy")
         assert cells(smaller, tmp_path)[3] == verdict
-    ahead = claim_of("α = 0.8 is ahead of α = 0.01")
+    ahead = claim_of("α = 0.8 is more accurate than α = 0.01")
     recorded({ahead["above"]: [0.5, 0.5, 0.51], ahead["below"]: [0.1, 0.1, 0.12]}, "accuracy")
     assert cells(ahead, tmp_path)[3] == "*undecided* (quick: as claimed)"
 

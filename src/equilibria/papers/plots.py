@@ -173,7 +173,7 @@ def table_figure(table: PaperTable, record: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(lines), 1, height_ratios=heights, squeeze=False)[:, 0]
     quick = record["setting"] == "quick"
-    titles = ["here (quick: another setting)" if quick else "here", "the paper, as printed"]
+    titles = ["this library (quick setting)" if quick else "this library", "the paper, as printed"]
     for place, (part, line) in enumerate(zip(parts, lines, strict=True)):
         axes = line.draw(part)
         for axis, title in zip(axes, titles if place == 0 else (), strict=False):

@@ -102,8 +102,9 @@ def cells(plan: TablePlan, results: Findings) -> list[list[str]]:
     for column in plan.table.columns:
         if column.measure is not None:
             title, at = measure_of(column.measure).title, "@" in column.measure
-            own = {row.measure(column) for row in plan.table.rows if not row.missing}
-            if len(own) > 1:  # the measure depends on the row
+            measures = {row.measure(column) for row in plan.table.rows if not row.missing}
+            titles = {measure_of(name).title for name in measures if name is not None}
+            if len(titles) > 1:  # the measure depends on the row
                 title, at = column.title, False
             heading.append(f"{title}, {column.title}" if at else title)
         if column.title in printed:
