@@ -102,7 +102,7 @@ class MarginBound:
         return MarginBound(self.slope[classes], self.blur[classes])
 
     def widened(self) -> MarginBound:
-        """Enlarge the bound by the rounding error of its own computation in float64."""
+        """Enlarge the bound by the rounding error of computing it in float64."""
         return MarginBound(self.slope * (1 + NORM_SLACK), self.blur * (1 + NORM_SLACK))
 
     @property
