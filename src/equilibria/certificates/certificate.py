@@ -137,7 +137,7 @@ class Certificate:
 
 
 class NoCertificateError(ValueError):
-    """Nothing about the model can be certified; the message says why."""
+    """Raised if nothing about a model can be certified; the message gives the reason."""
 
 
 Progress: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]

@@ -83,7 +83,7 @@ def layer_constants(prepared: PreparedModel) -> MarginConstants:
 
 
 def contraction_limits(model: nn.Module, image_shape: tuple[int, ...]) -> list[float | None]:
-    """Return a proven q < 1 for each equilibrium layer, or None where none is known."""
+    """Return a proven q < 1 for each equilibrium layer, or None if none is known."""
     exact = copy.deepcopy(model).double().eval()  # no twin, which would share its hooks
     limits: list[float | None] = []
 

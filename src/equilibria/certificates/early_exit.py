@@ -76,6 +76,11 @@ class CertifiedExit(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch, each solved until its class is certain.
+
+        Args:
+            images: Batch of images, shape (B, channels, height, width).
+        """
         logits, self.certified = self._exit(images)
         self._count += len(self.certified)
         self._certain += int(self.certified.sum())

@@ -114,7 +114,7 @@ class RecordedRow:
         return cls(data["label"], data["paper"], data["runs"], data.get("measures", current))
 
     def measure(self, shown: str, default: str | None) -> str | None:
-        """Return the measure of a column, or of a measure's own name."""
+        """Return the measure of a column title; the name of a measure stands for itself."""
         return self.measures.get(shown, shown) or default
 
 

@@ -81,11 +81,25 @@ class Row:
     settings: tuple[Mapping[str, PaperSetting], ...] = ()
 
     def measure(self, column: Column) -> str | None:
-        """Return the measure in the cell of a column."""
+        """Return the measure in the cell of a column.
+
+        Args:
+            column: Column of the table.
+
+        Returns:
+            Name of the measure, or None if nothing is measured.
+        """
         return self.measures.get(column.title, column.measure)
 
     def recipe(self, setting: Setting) -> RecipeData | None:
-        """Return the recipe of the row in a setting."""
+        """Return the recipe of the row.
+
+        Args:
+            setting: "full" for the setting of the paper, "quick" for a small one.
+
+        Returns:
+            The recipe as data, or None if the setting has none.
+        """
         return self.full if setting == "full" else self.quick
 
 
@@ -181,11 +195,19 @@ class PaperTable:
                 )
 
     def remarks(self, setting: Setting) -> tuple[str, ...]:
-        """Return the remarks below the table in a setting."""
+        """Return the remarks below the table.
+
+        Args:
+            setting: "full" or "quick".
+        """
         return self.full_remarks if setting == "full" else self.quick_remarks
 
     def data_sets(self, setting: Setting) -> list[str]:
-        """Return the names of the data sets that the rows need."""
+        """Return the names of the data sets that the rows need.
+
+        Args:
+            setting: "full" or "quick".
+        """
         recipes = [row.recipe(setting) for row in self.rows]
         return list(dict.fromkeys(recipe["data"]["name"] for recipe in recipes if recipe))
 
@@ -282,6 +304,9 @@ def find_table(table_id: str) -> PaperTable:
 
     Args:
         table_id: Id of a table or of another numbered item (`list_elsewhere`).
+
+    Returns:
+        The table.
 
     Raises:
         ValueError: If the id is unknown, or no table covers the item.

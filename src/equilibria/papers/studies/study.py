@@ -97,6 +97,9 @@ class Study:
             overrides: Changes as "key=value", the value in YAML.
             **options: Values from options of the command line; None or False counts as not given.
 
+        Returns:
+            An instance of `settings`.
+
         Raises:
             ValueError: If the study has no setting of that name, or a value has the wrong type.
 
