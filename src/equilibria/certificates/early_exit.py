@@ -265,8 +265,8 @@ def _bound_by_convexity(prepared: PreparedModel, direction: Tensor) -> MarginBou
         return None
     convexity = direction.new_tensor(1 - largest(concavity))
     form = reading.pairs.of_all().form
-    own = reading.pairs.of_all().direction if not is_own else direction
-    per_input = MarginBound.by_convexity(own, convexity, form)
+    lengths = reading.pairs.of_all().direction if not is_own else direction
+    per_input = MarginBound.by_convexity(lengths, convexity, form)
     slope = per_input.slope * steepness
     return MarginBound(slope, per_input.blur if is_own else slope + direction)
 

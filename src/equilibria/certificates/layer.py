@@ -205,9 +205,9 @@ class LayerCertifier:
         context = cell.inject(*inputs)
         if capabilities.refresh_until(cell) or self.prepared.cell.has_moving_signs:
             # Use the signs and scales that the model's own solve froze.
-            own = solved.solution.context.keep(rows)
-            wide = (t.double() if t.is_floating_point() else t for t in own.tensors())
-            context = own.replace(list(wide))
+            solve_context = solved.solution.context.keep(rows)
+            wide = (t.double() if t.is_floating_point() else t for t in solve_context.tensors())
+            context = solve_context.replace(list(wide))
         form = None if self.prepared.objective is None else self.prepared.cell.form(state, context)
         if form is not None and form.cell is cell and self.prepared.cell.is_plain:
             image = form.image

@@ -240,15 +240,15 @@ class Pattern:
             A certified radius per sample, at least the one by `steepness`.
         """
         assert pairs.resolved is not None
-        whole = certain = trial = margins.radius(steepness)
-        whole = whole.clone()
-        remaining, ceiling, pattern = torch.arange(len(whole), device=whole.device), trial, self
+        radius = certain = trial = margins.radius(steepness)
+        radius = radius.clone()
+        remaining, ceiling, pattern = torch.arange(len(radius), device=radius.device), trial, self
         nearest = margins.distances(steepness).topk(
             min(NEAREST_CLASSES, steepness.shape[1] - 1), largest=False
         )
         classes, (samples, count) = nearest.indices, nearest.indices.shape
         if not classes.numel():
-            return whole
+            return radius
         rows, guess = (
             (of[margins.best][:, None] - of[classes])
             for of in (pairs.rows, pairs.resolved.solution)
@@ -275,7 +275,7 @@ class Pattern:
             best_known = torch.minimum(steepness.gather(1, classes), by_pattern)
             new = margins.radius(steepness.scatter(1, classes, best_known))
             certain = torch.maximum(certain, torch.minimum(trial, new))
-            whole[remaining] = certain
+            radius[remaining] = certain
             ceiling = new if step == 0 else ceiling
             unfinished = ceiling > (1 + MIN_RADIUS_GAIN) * certain
             if step + 1 == MAX_PATTERN_STEPS or not bool(unfinished.any()):
@@ -301,4 +301,4 @@ class Pattern:
                 high.solution.view(samples, count, -1)[unfinished],
             )
             rows, samples = rows[unfinished], len(remaining)
-        return whole
+        return radius

@@ -187,8 +187,12 @@ class ReflectionCertifier:
         remaining = list(states)
         for module in modules_of(self.exact):
             if not isinstance(module, EquilibriumLayer):
-                own = getattr(module, "rounding", None)
-                rounding = rounding if own is None else rounding + own(feature, UNIT)
+                module_rounding = getattr(module, "rounding", None)
+                rounding = (
+                    rounding
+                    if module_rounding is None
+                    else rounding + module_rounding(feature, UNIT)
+                )
                 feature = module(feature)
                 continue
             z, cell = remaining.pop(0).double(), module.cell
@@ -217,8 +221,8 @@ class ReflectionCertifier:
         length = self.slopes[logits.argmax(dim=1)] / self.scale
         error = MarginBound(2 * length, length).error(at.residual, at.rounding)
         rounded = accumulated(8 * ROUNDINGS_PER_NUMBER * at.feature[0].numel(), UNIT)
-        own = self.exact.head.bias.abs().max()  # type: ignore[operator]
-        read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * own)
+        largest_bias = self.exact.head.bias.abs().max()  # type: ignore[operator]
+        read = rounded * (2 * norms(at.feature)[:, None] + logits.abs() + 2 * largest_bias)
         return logits, Margins.of(logits, error + read)
 
     def exit(self) -> ReflectionExit:

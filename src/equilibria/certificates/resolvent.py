@@ -90,8 +90,8 @@ class Resolvent:
         packing = replace(self.packing, samples=rows)
 
         def product(v: Tensor) -> Tensor:
-            kept = v if mask is None else v * mask
-            image = packing.pack(energy.descent(packing.unpack(kept), context))
+            masked = v if mask is None else v * mask
+            image = packing.pack(energy.descent(packing.unpack(masked), context))
             return v - (image if mask is None else image * mask)
 
         return product

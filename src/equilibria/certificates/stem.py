@@ -62,8 +62,8 @@ class Step:
     """Factor by which the layers enlarge the Lipschitz constant of the stem, in the pixels."""
     gain: float
     """‖A‖."""
-    own: float = 0.0
-    """Rounding error of the step, per unit of ‖h‖."""
+    rounding: float = 0.0
+    """Rounding error of the layers, per unit of ‖h‖."""
     offset: float = 0.0
     """Norm of b and of the subtracted means, over all pixels."""
     is_affine: bool = True
@@ -155,7 +155,7 @@ class StemBounds:
         size = self._measured(values)
         error = torch.zeros_like(size)
         for step in self.steps:
-            error = (step.gain + step.own) * error + step.own * size
+            error = (step.gain + step.rounding) * error + step.rounding * size
             error = error + 12 * self.unit * step.offset
             for layer in step.layers:
                 values = layer(values)
@@ -255,12 +255,14 @@ def _convolution(
     lipschitz = gain if signal.scale is None else norm_of(kernel * signal.scale[:, None, None])
     window = math.prod(layer.kernel_size)
     spread = math.sqrt(window) * float(torch.linalg.vector_norm(kernel))
-    own = accumulated(layer.in_channels * window + 4, unit) * spread
+    rounding = accumulated(layer.in_channels * window + 4, unit) * spread
     sides = zip(signal.shape[1:], layer.kernel_size, layer.padding, layer.stride, strict=True)
     sizes = ((n + 2 * p - k) // s + 1 for n, k, p, s in sides)
     shape = (layer.out_channels, *sizes)
     offset = size * math.sqrt(math.prod(shape[1:]))
-    return Step(used, lipschitz, gain, own + 12 * unit * (gain + own), offset), Signal(shape)
+    return Step(used, lipschitz, gain, rounding + 12 * unit * (gain + rounding), offset), Signal(
+        shape
+    )
 
 
 def _pooling(
@@ -270,8 +272,8 @@ def _pooling(
     if not isinstance(size, int) or layer.stride != size or layer.padding:
         raise UnboundedError(f"the stem has {layer}, whose norm has no known bound")
     channels, *sides = signal.shape
-    own = accumulated(size**2 + 2, unit) / size
-    step = Step(used, signal.largest_scale / size, 1 / size, own)
+    rounding = accumulated(size**2 + 2, unit) / size
+    step = Step(used, signal.largest_scale / size, 1 / size, rounding)
     return step, Signal((channels, *(side // size for side in sides)))
 
 

@@ -100,9 +100,9 @@ def costs(experiment: Experiment, device: torch.device) -> bytes:
     left, right = figure.subplots(1, 2, sharey=True)
     for place, engine in enumerate(ENGINES):
         seconds, losses = zip(*(next(measurements) for _ in BUDGETS), strict=True)
-        look = {**series(place), "markersize": 5, "linewidth": 1.8}
-        left.plot([1000 * value for value in seconds], losses, label=engine, **look)
-        right.plot(BUDGETS, losses, **look)
+        style = {**series(place), "markersize": 5, "linewidth": 1.8}
+        left.plot([1000 * value for value in seconds], losses, label=engine, **style)
+        right.plot(BUDGETS, losses, **style)
     left.set(xlabel="processor time per image (ms)", ylabel="true loss")
     right.set(xlabel="iterations")
     for axes in (left, right):

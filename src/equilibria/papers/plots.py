@@ -206,7 +206,7 @@ class _Line:
         least = 1.4 if len(panel.show) == 1 else 0.8 + 0.6 * len(panel.show)
         # All rows have the distance that the two neighbors with the longest labels need.
         label_lines = [label.count("\n") + 1 for label in labels]
-        distance = max(((one + other) / 2 for one, other in pairwise(label_lines)), default=1.0)
+        distance = max(((upper + lower) / 2 for upper, lower in pairwise(label_lines)), default=1.0)
         lines = len(labels) * max(least, 1.1 * distance)
         is_list = not (panel.over or panel.along)
         self.labels = labels
@@ -225,7 +225,7 @@ class _Line:
             dress_axes(axis)
         if self.names:
             marks = [
-                Line2D([], [], label=name, markersize=6, **self._look(at))
+                Line2D([], [], label=name, markersize=6, **self._style(at))
                 for at, name in enumerate(self.names)
             ]
             part.legend(
@@ -253,11 +253,11 @@ class _Line:
             ]
         return list(self.panel.show) if len(self.panel.show) > 1 else []
 
-    def _look(self, place: int) -> dict[str, Any]:
-        look = series(place)
+    def _style(self, place: int) -> dict[str, Any]:
+        style = series(place)
         if not self.panel.along:
-            return {**look, "linestyle": "none"}
-        return {**look, **LEVEL} if self.names[place] in self.levels else look
+            return {**style, "linestyle": "none"}
+        return {**style, **LEVEL} if self.names[place] in self.levels else style
 
     def _place(self, row: RecordedRow) -> tuple[str, str]:
         """Split "no Reg, α = 0.4" into "no Reg" and "0.4", or "" if the label has no value."""
@@ -275,17 +275,17 @@ class _Line:
                 if points is None:
                     continue
                 drawn.extend(points.values)
-                look = {"color": series(at if count > 1 else int(not side.is_ours))["color"]}
+                style = {"color": series(at if count > 1 else int(not side.is_ours))["color"]}
                 mark = series(at)["marker"] if count > 1 else "o" if side.is_ours else "D"
                 mark = ">" if points.is_bound else mark
-                _dots(axis, points, place + shift, look | {"marker": mark})
+                _dots(axis, points, place + shift, style | {"marker": mark})
         axis.set_yticks(range(len(self.rows)), self.labels)
         axis.set_ylim(len(self.rows) - 0.4, -0.6)
         shown = self.panel.show[0]
         title = side.title(shown, self.panel.measure)
         if count > 1:  # the legend names the measures
-            own = re.search(r"\((.+)\)$", title)
-            unit = self.panel.unit or (own.group(1) if own else "")
+            match = re.search(r"\((.+)\)$", title)
+            unit = self.panel.unit or (match.group(1) if match else "")
             title = unit if side.is_ours else f"paper: {unit}"
         axis.set_xlabel(title)
         _ticks(axis, "x", drawn, side.measure(shown, self.panel.measure))
@@ -302,10 +302,10 @@ class _Line:
                 continue
             across.extend(x.values)
             along.extend(y.values)
-            look = series(place)
+            style = series(place)
             axis.errorbar(
-                x.mean, y.mean, xerr=x.spread, yerr=y.spread, color=look["color"],
-                marker=look["marker"], markersize=7, linewidth=1.2,
+                x.mean, y.mean, xerr=x.spread, yerr=y.spread, color=style["color"],
+                marker=style["marker"], markersize=7, linewidth=1.2,
             )  # fmt: skip
         axis.set(xlabel=side.title(over, self.panel.measure))
         axis.set(ylabel=side.title(shown, self.panel.measure))
@@ -321,16 +321,16 @@ class _Line:
         curves = [name for name in self.names if name not in levels]
         drawn: list[float] = []
         for place, name in enumerate(self.names):
-            look = series(place)
+            style = series(place)
             points = {
                 value: known
                 for row in self.rows
-                for own, value in [self._place(row)]
-                if own == name and (known := side.points(row, shown)) is not None
+                for row_name, value in [self._place(row)]
+                if row_name == name and (known := side.points(row, shown)) is not None
             }
             drawn += [value for known in points.values() for value in known.values]
             if "" in points:
-                level = {"color": look["color"], **LEVEL}
+                level = {"color": style["color"], **LEVEL}
                 axis.axhline(points[""].mean, linewidth=1.4, **level)
                 continue
             # Curves are shifted a little, so that their bars do not overlap.
@@ -340,7 +340,7 @@ class _Line:
                 [steps.index(value) + shift for value in points],
                 [known.mean for known in points.values()],
                 yerr=[known.spread or 0.0 for known in points.values()],
-                linewidth=1.4, elinewidth=0.9, markersize=5, **look,
+                linewidth=1.4, elinewidth=0.9, markersize=5, **style,
             )  # fmt: skip
         axis.set_xticks(range(len(steps)), steps)
         axis.set(xlabel=self.panel.along, ylabel=side.title(shown, None))
@@ -361,28 +361,28 @@ class _TurnedLine(_Line):
     def _draw_list(self, axis: Any, side: Side) -> None:
         panel, count = self.panel, len(self.rows)
         for at, row in enumerate(self.rows):
-            look = {key: series(at)[key] for key in ("color", "marker")}
+            style = {key: series(at)[key] for key in ("color", "marker")}
             for place, shown in enumerate(panel.show):
                 points = side.points(row, shown, panel.measure)
                 if points is not None:
-                    _dots(axis, points, place + 0.44 * (at / max(1, count - 1) - 0.5), look)
+                    _dots(axis, points, place + 0.44 * (at / max(1, count - 1) - 0.5), style)
         axis.set_yticks(range(len(panel.show)), panel.show)
         axis.set_ylim(len(panel.show) - 0.4, -0.6)
         axis.set_xlabel(panel.unit if side.is_ours else f"paper: {panel.unit}")
         plain_axis(axis, "x")
 
 
-def _dots(axis: Any, points: Points, place: float, look: dict[str, Any]) -> None:
+def _dots(axis: Any, points: Points, place: float, style: dict[str, Any]) -> None:
     """Draw one dot per run with their mean and deviation, or the numbers of a paper."""
     several = len(points.values) > 1
     axis.plot(
         points.values, [place] * len(points.values), linestyle="none",
-        alpha=0.45 if several else 1.0, markersize=5.5, markeredgewidth=0, **look,
+        alpha=0.45 if several else 1.0, markersize=5.5, markeredgewidth=0, **style,
     )  # fmt: skip
     if points.spread:
         axis.errorbar(
             points.mean, place, xerr=points.spread, fmt="|" if several else "none",
-            color=LIGHT.ink if several else look["color"], markersize=10, linewidth=1.2,
+            color=LIGHT.ink if several else style["color"], markersize=10, linewidth=1.2,
         )  # fmt: skip
 
 

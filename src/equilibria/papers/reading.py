@@ -161,10 +161,12 @@ class _File(BaseModel):
         recipe: dict[str, dict[str, Any]] = {}
         options: dict[str, Any] = {}
         for layer in layers:
-            own = layer.full if setting == "full" else layer.quick
-            if own is None:
+            parts_of_setting = layer.full if setting == "full" else layer.quick
+            if parts_of_setting is None:
                 return None
-            for parts in (layer, _Parts(model=own) if isinstance(own, str) else own):
+            if isinstance(parts_of_setting, str):
+                parts_of_setting = _Parts(model=parts_of_setting)
+            for parts in (layer, parts_of_setting):
                 for kind in KINDS:
                     given = getattr(parts, kind)
                     if kind == "model" and isinstance(given, str) and given not in self.models:

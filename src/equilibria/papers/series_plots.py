@@ -77,14 +77,14 @@ class SeriesLine:
             spread = [deviation(values) for values in by_place]
             x = [float(place) for place in places]
             title = label if len(self.panel.show) == 1 else MEASURES[name].title
-            look = {**series(at), "label": title}
+            style = {**series(at), "label": title}
             if len(places) <= MAX_MARKERS:
-                axis.errorbar(x, means, yerr=spread, markersize=5, elinewidth=0.9, **look)
+                axis.errorbar(x, means, yerr=spread, markersize=5, elinewidth=0.9, **style)
                 continue
-            axis.plot(x, means, **{**look, "marker": ""})
+            axis.plot(x, means, **{**style, "marker": ""})
             band = zip(means, spread, strict=True)
             low, high = zip(*((max(m - s, m / 10), m + s) for m, s in band), strict=True)
-            axis.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
         measure = MEASURES[self.panel.show[0]]
         axis.set(xlabel=self.panel.along, ylabel=self.panel.unit or measure.title)
         _scale(axis, "y", measure.log)
@@ -95,8 +95,8 @@ class SeriesLine:
         for at, (label, runs) in enumerate(self.rows):
             y, x = series_of(runs[0], shown), series_of(runs[0], over)
             both = [place for place in y if place in x]
-            look = {**series(at), "linestyle": "none", "markersize": 4, "alpha": 0.6}
-            axis.plot([x[p] for p in both], [y[p] for p in both], label=label, **look)
+            style = {**series(at), "linestyle": "none", "markersize": 4, "alpha": 0.6}
+            axis.plot([x[p] for p in both], [y[p] for p in both], label=label, **style)
         axis.set(xlabel=MEASURES[over].title, ylabel=MEASURES[shown].title)
         _scale(axis, "x", MEASURES[over].log)
         _scale(axis, "y", MEASURES[shown].log)

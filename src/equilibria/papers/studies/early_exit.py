@@ -68,7 +68,7 @@ def saved(run: Path, samples: int, turns: int) -> Saved:
     times: tuple[list[float], list[float]] = ([], [])
     with eq.solving(model, tolerance=TOLERANCES[-1]), torch.no_grad():
         for _ in range(turns):
-            whole, evaluations = _timed(model, images, times[0])
+            full, evaluations = _timed(model, images, times[0])
             early, fewer = _timed(quick, images, times[1])
     return Saved(
         run=run.name,
@@ -77,7 +77,7 @@ def saved(run: Path, samples: int, turns: int) -> Saved:
         evaluations=evaluations,
         early=fewer,
         exits=float(quick.certified.double().mean()),
-        different=int((whole != early).sum()),
+        different=int((full != early).sum()),
         seconds=statistics.median(times[0]),
         early_seconds=statistics.median(times[1]),
     )

@@ -249,26 +249,30 @@ def summary(rows: list[dict[str, Any]]) -> str:
         of_task = [row for row in rows if row["task"] == task]
         ours = {_case(row): row["psnr"] for row in of_task if row["method"] == OURS}
         for method in dict.fromkeys(row["method"] for row in of_task):
-            own = [row for row in of_task if row["method"] == method]
+            of_method = [row for row in of_task if row["method"] == method]
             if ours:
-                own = [row for row in own if _case(row) in ours]
-            if not own:
+                of_method = [row for row in of_method if _case(row) in ours]
+            if not of_method:
                 continue
-            pictures = dict.fromkeys(row["picture"] for row in own)
+            pictures = dict.fromkeys(row["picture"] for row in of_method)
             gains = np.array(
                 [
-                    np.mean([ours[_case(r)] - r["psnr"] for r in own if r["picture"] == picture])
+                    np.mean(
+                        [ours[_case(r)] - r["psnr"] for r in of_method if r["picture"] == picture]
+                    )
                     for picture in (pictures if ours else ())
                 ]
             )
             error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
             compared = ours and method != OURS
             gain = f"{gains.mean():+.2f} ± {error:.2f}" if compared else ""
-            means = [np.mean([row[key] for row in own]) for key in ("psnr", "ssim", "seconds")]
-            learned = own[0]["parameters"]
+            means = [
+                np.mean([row[key] for row in of_method]) for key in ("psnr", "ssim", "seconds")
+            ]
+            learned = of_method[0]["parameters"]
             count = f"{learned:,}" if learned else ""
             lines.append(
-                f"| {task}, {len(pictures)} pictures, {len(own)} cases | {method} "
+                f"| {task}, {len(pictures)} pictures, {len(of_method)} cases | {method} "
                 f"| {means[0]:.2f} | {gain} | {means[1]:.3f} | {means[2]:.2f} | {count} |"
             )
     return "\n".join(lines)

@@ -368,8 +368,8 @@ def measured_lipschitz(
     with torch.enable_grad():
         here = outputs(x)
     z = here.detach()
-    apart = torch.pdist(inputs.flatten(1))
-    pairs = torch.pdist(z)[apart > 0] / apart[apart > 0]
+    distances = torch.pdist(inputs.flatten(1))
+    pairs = torch.pdist(z)[distances > 0] / distances[distances > 0]
     best = float(pairs.max()) if pairs.numel() else 0.0
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

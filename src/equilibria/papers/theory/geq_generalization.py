@@ -241,9 +241,9 @@ def margin_loss(logits: Tensor, labels: Tensor, margin: float) -> float:
         >>> margin_loss(logits, torch.tensor([0, 0]), margin=1.0)
         0.5
     """
-    own = logits.gather(1, labels[:, None])
+    of_label = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -math.inf).amax(dim=1, keepdim=True)
-    return float((own <= margin + others).double().mean())
+    return float((of_label <= margin + others).double().mean())
 
 
 def _head(model: EquilibriumClassifier, branches: list[BranchFacts]) -> tuple[Tensor, Tensor]:
